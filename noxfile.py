@@ -44,7 +44,7 @@ PURE = [
 ]
 PYSPARK = "4.3.*"
 WHEEL_METADATA = ["METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"]
-REQUIRED_IN_WHEEL = {"aiodelay/py.typed", "aiodelay/sqlite/schema.sql", "pyspark_aiodelay/__init__.py"}
+REQUIRED_IN_WHEEL = {"aiodelay/py.typed", "aiodelay/backends/sqlite/schema.sql", "pyspark_aiodelay/__init__.py"}
 STORM_TIMEOUT_S = 3600
 
 

@@ -18,9 +18,9 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from aiodelay import Scheduler
+from aiodelay.operations.json_shapes import read_message
 from aiodelay.service import ApiLimits, admin
 from aiodelay.service.api.bodies import Json
-from aiodelay.shapes import read_message
 
 from .harness import check
 

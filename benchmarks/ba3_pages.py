@@ -13,10 +13,10 @@ import redis
 from starlette.routing import Route
 
 from aiodelay import Scheduler
-from aiodelay.identifiers import new_op
-from aiodelay.model import At, Dead, Envelope, Put
+from aiodelay.backends.redis.connection.scripts import NAMES, STANDALONE, script
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import At, Dead, Envelope, Put
 from aiodelay.redis import RedisStore
-from aiodelay.redis.scripts import NAMES, STANDALONE, script
 from aiodelay.service import admin
 
 from .api_server import running_api

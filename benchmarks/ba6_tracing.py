@@ -21,8 +21,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from aiodelay import Telemetry
-from aiodelay._runtime.leases import LeaseBook
-from aiodelay._runtime.subscription import HandlerSubscription
+from aiodelay.engine.delivery.lease_book import LeaseBook
+from aiodelay.engine.delivery.subscription import HandlerSubscription
 
 from .bp1_redis_dispatch import CONCURRENCY, MESSAGES, typed
 from .harness import Benchmark, Goal, Plan, Row, check, in_turn, per_message_us

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import redis
 
+from aiodelay.backends.redis.connection.scripts import script
+from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.redis import RedisStore
-from aiodelay.redis.keys import Keys
-from aiodelay.redis.scripts import script
 
 from .harness import Benchmark, Goal, Plan, Row, Stopwatch, check, in_turn, per_message_us, ratios
 from .redis_server import MESSAGES_KEY, empty

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from aiodelay.redis.keys import Keys
+from aiodelay.backends.redis.records.keys import Keys
 
 from .harness import Benchmark, Goal, Plan, Row, Stopwatch, check, in_turn, per_message_us, ratios
 from .redis_server import MESSAGES_KEY, empty

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiodelay import Context, Message, Scheduler
+from aiodelay.core.durations import from_epoch_ms
 from aiodelay.redis import RedisStore
-from aiodelay.timeunits import from_epoch_ms
 
 from .harness import (
     Benchmark,

@@ -10,10 +10,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from aiodelay import Message, Scheduler
-from aiodelay.clock import SystemClock
+from aiodelay.backends.kafka.client import Outgoing
 from aiodelay.kafka import KafkaStore
-from aiodelay.kafka.client import Outgoing
 from aiodelay.kafka.records import encode_end, java_partition, key_of, partition_of
+from aiodelay.ports.clock import SystemClock
 
 from .harness import (
     Benchmark,

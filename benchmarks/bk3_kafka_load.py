@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.values import Envelope, Record
 from aiodelay.kafka import KafkaStore
 from aiodelay.kafka.records import encode_record, partition_of
-from aiodelay.model import Envelope, Record
-from aiodelay.transitions import NO_OP
 
 from .harness import Benchmark, Goal, Plan, Row, Stopwatch, check, per_message_us, ratios, raw_payload
 from .kafka_server import LINGER, producing, topics

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from aiodelay.kafka.record_reader import RecordReader
+from aiodelay.backends.kafka.pending.record_reader import RecordReader
 from aiodelay.kafka.records import Read
 
 from .bk3_kafka_load import LONGEST_S, MONTH, PARTITIONS, fill, opened_and_ready

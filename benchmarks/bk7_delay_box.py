@@ -7,8 +7,8 @@ import json
 
 from aiokafka import AIOKafkaConsumer
 
+from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.delay_box import DelayBox
-from aiodelay.redis.keys import Keys
 
 from .bk2_redis_to_kafka import bare as bare_producer
 from .bp3_redis_schedule import bare as bare_put

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from aiodelay import Context, Message, Scheduler, Telemetry
-from aiodelay.clock import Clock, SystemClock
+from aiodelay.ports.clock import Clock, SystemClock
 from aiodelay.redis import RedisStore
 
 from .harness import (

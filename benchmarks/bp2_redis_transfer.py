@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from aiodelay import Message, Scheduler
-from aiodelay.clock import Clock, SystemClock
+from aiodelay.backends.redis.records.elements import decode_element
+from aiodelay.ports.clock import Clock, SystemClock
 from aiodelay.redis import RedisListSink, RedisStore
-from aiodelay.redis.elements import decode_element
 
 from .harness import (
     Benchmark,

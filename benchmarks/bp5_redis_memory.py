@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from itertools import chain
 
-from aiodelay.identifiers import new_id, new_op
-from aiodelay.model import At, Envelope, Put, Stored
+from aiodelay.core.ids import new_id, new_op
+from aiodelay.core.values import At, Envelope, Put, Stored
 from aiodelay.redis import RedisStore
 
 from .harness import PAYLOAD_BYTES, Benchmark, Goal, Plan, Row, check, quantile, raw_payload

@@ -6,8 +6,10 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from aiodelay.identifiers import new_id, new_op
-from aiodelay.model import (
+from aiodelay.backends.redis.connection.scripts import NAMES, script
+from aiodelay.core.ids import new_id, new_op
+from aiodelay.core.transitions import token_counter, token_for
+from aiodelay.core.values import (
     LEASE_MS,
     MAX_CLAIM_MESSAGES,
     After,
@@ -31,8 +33,6 @@ from aiodelay.model import (
 )
 from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
-from aiodelay.redis.scripts import NAMES, script
-from aiodelay.transitions import token_counter, token_for
 
 from .growth import LANE, MANY, VERY_MANY, ahead, apply, fill, grown
 from .harness import Benchmark, Goal, Plan, Row, check, quantile, raw_payload

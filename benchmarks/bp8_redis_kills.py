@@ -19,9 +19,9 @@ import msgspec
 from redis.asyncio import Redis
 
 from aiodelay import Context, Scheduler
-from aiodelay.model import LEASE_MS
+from aiodelay.backends.redis.records.keys import Keys, text_of
+from aiodelay.core.values import LEASE_MS
 from aiodelay.redis import RedisStore
-from aiodelay.redis.keys import Keys, text_of
 
 from .harness import Benchmark, Goal, Order, Plan, Row, check, order
 from .redis_server import Client, emptied

@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
 from aiodelay import Message, Scheduler
+from aiodelay.backends.redis.fanout.sink import TopicKeys
+from aiodelay.backends.redis.records.elements import decode_element
+from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisStore
-from aiodelay.redis.elements import decode_element
-from aiodelay.redis.fanout import TopicKeys
-from aiodelay.redis.keys import Keys
 
 from .harness import (
     Benchmark,

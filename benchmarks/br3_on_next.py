@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from aiodelay import Message, Received, Scheduler
-from aiodelay._runtime.dispatcher import Dispatcher
-from aiodelay._runtime.leases import Held, LeaseBook
-from aiodelay._runtime.runners import Runners
-from aiodelay.clock import SystemClock
+from aiodelay.core.values import LEASE_MS, MAX_CLAIM_MESSAGES, MAX_LAPSES, Demand, Done, SettleOutcome
+from aiodelay.engine.delivery.dispatcher import Dispatcher
+from aiodelay.engine.delivery.lease_book import Held, LeaseBook
+from aiodelay.engine.delivery.runners import Runners
 from aiodelay.memory import MemoryStore
-from aiodelay.model import LEASE_MS, MAX_CLAIM_MESSAGES, MAX_LAPSES, Demand, Done, SettleOutcome
+from aiodelay.ports.clock import SystemClock
 from aiodelay.reactive import Subscription
 
 from .harness import (

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
-from aiodelay.identifiers import new_id, new_op
-from aiodelay.model import LEASE_MS, At, Cancel, Command, Demand, Done, Envelope, Put, SettleOutcome, Stored
+from aiodelay.core.ids import new_id, new_op
+from aiodelay.core.values import LEASE_MS, At, Cancel, Command, Demand, Done, Envelope, Put, SettleOutcome, Stored
 from aiodelay.ports import Store, Work
 
 from .harness import Goal, Plan, Row, Stopwatch, check, quantile, raw_payload

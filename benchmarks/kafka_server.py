@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
-from aiodelay.kafka.topic import SETTINGS
+from aiodelay.backends.kafka.topics.topic import SETTINGS
 from tests.support import kafka
 
 from .harness import check

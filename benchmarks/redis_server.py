@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import redis
 from redis.asyncio import Redis
 
-from aiodelay.clock import SystemClock
-from aiodelay.redis.keys import Keys
+from aiodelay.backends.redis.records.keys import Keys
+from aiodelay.ports.clock import SystemClock
 from aiodelay.testing.servers import Found, redis_servers, serving
 
 from .harness import check

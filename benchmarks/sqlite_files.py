@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from aiodelay.sqlite.connection import Database
+from aiodelay.backends.sqlite.connection import Database
 
 from .harness import Stopwatch, check
 

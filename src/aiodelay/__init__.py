@@ -5,12 +5,29 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ._version import __version__
+from .core.version import __version__
 
 if TYPE_CHECKING:
-    from .alarm import Alarm
-    from .context import Later, Reject
-    from .dependencies import Depends
+    from .core.durations import Duration
+    from .core.recurrence import Cron, Every
+    from .core.retry import Retry
+    from .core.values import (
+        Alarm,
+        CancelOutcome,
+        Conflict,
+        DeadKey,
+        DeadLetter,
+        FireOutcome,
+        Late,
+        Message,
+        PartlyScheduledError,
+        Rejected,
+        RescheduleOutcome,
+        Scheduled,
+        ScheduleOutcome,
+        Snapshot,
+        State,
+    )
     from .errors import (
         AiodelayError,
         BlockingCallError,
@@ -45,25 +62,11 @@ if TYPE_CHECKING:
         UnsupportedByStoreError,
         WrongLoopError,
     )
-    from .handlers import event
-    from .message import Message, PartlyScheduledError, Rejected, Scheduled
-    from .model import (
-        CancelOutcome,
-        Conflict,
-        DeadKey,
-        DeadLetter,
-        FireOutcome,
-        Late,
-        RescheduleOutcome,
-        ScheduleOutcome,
-        Snapshot,
-        State,
-    )
-    from .recurrence import Cron, Every
-    from .retry import Retry
+    from .handlers.context import Later, Reject
+    from .handlers.dependencies import Depends
+    from .handlers.registration import event
     from .scheduler import Context, Received, Scheduler
     from .telemetry.settings import Telemetry
-    from .timeunits import Duration
 
 __all__ = [
     "AiodelayError",
@@ -130,50 +133,50 @@ __all__ = [
 
 _HOMES = {
     "AiodelayError": "errors",
-    "Alarm": "alarm",
+    "Alarm": "core.values",
     "BlockingCallError": "errors",
-    "CancelOutcome": "model",
+    "CancelOutcome": "core.values",
     "ClosedError": "errors",
     "CodecError": "errors",
     "ConfigurationError": "errors",
-    "Conflict": "model",
+    "Conflict": "core.values",
     "Context": "scheduler",
-    "Cron": "recurrence",
-    "DeadKey": "model",
-    "DeadLetter": "model",
-    "Depends": "dependencies",
+    "Cron": "core.recurrence",
+    "DeadKey": "core.values",
+    "DeadLetter": "core.values",
+    "Depends": "handlers.dependencies",
     "DuplicateHandlerError": "errors",
     "DuplicateIdError": "errors",
-    "Duration": "timeunits",
-    "Every": "recurrence",
-    "FireOutcome": "model",
+    "Duration": "core.durations",
+    "Every": "core.recurrence",
+    "FireOutcome": "core.values",
     "HandlerResultError": "errors",
     "HandlerSignatureError": "errors",
     "HandlerTimeoutError": "errors",
     "HeaderError": "errors",
     "InputError": "errors",
-    "Late": "model",
-    "Later": "context",
-    "Message": "message",
+    "Late": "core.values",
+    "Later": "handlers.context",
+    "Message": "core.values",
     "MessageIdError": "errors",
     "MissingExtraError": "errors",
     "OutcomeUnknownError": "errors",
-    "PartlyScheduledError": "message",
+    "PartlyScheduledError": "core.values",
     "PayloadTooLargeError": "errors",
     "PayloadTypeError": "errors",
     "Received": "scheduler",
     "RecordFormatError": "errors",
-    "Reject": "context",
-    "Rejected": "message",
-    "RescheduleOutcome": "model",
-    "Retry": "retry",
-    "ScheduleOutcome": "model",
+    "Reject": "handlers.context",
+    "Rejected": "core.values",
+    "RescheduleOutcome": "core.values",
+    "Retry": "core.retry",
+    "ScheduleOutcome": "core.values",
     "ScheduleTimeError": "errors",
-    "Scheduled": "message",
+    "Scheduled": "core.values",
     "Scheduler": "scheduler",
     "SinkUnavailableError": "errors",
-    "Snapshot": "model",
-    "State": "model",
+    "Snapshot": "core.values",
+    "State": "core.values",
     "StoreBusyError": "errors",
     "StoreDamagedError": "errors",
     "StoreError": "errors",
@@ -187,7 +190,7 @@ _HOMES = {
     "UnknownSinkError": "errors",
     "UnsupportedByStoreError": "errors",
     "WrongLoopError": "errors",
-    "event": "handlers",
+    "event": "handlers.registration",
 }
 """Public names, and the modules that define them: imported when a name is first asked for."""
 

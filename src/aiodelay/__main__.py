@@ -1,6 +1,6 @@
 """`python -m aiodelay` is `aiodelay`."""
 
-from aiodelay.cli import main
+from .cli import main
 
 if __name__ == "__main__":
     main()

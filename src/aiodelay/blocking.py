@@ -15,9 +15,9 @@ from typing import Final, Literal, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal
 
-from .errors import BlockingCallError, ConfigurationError, InputError, kind_of
-from .message import Message, PartlyScheduledError, Rejected, Scheduled
-from .model import (
+from .core.durations import Duration
+from .core.recurrence import Cron, Every
+from .core.values import (
     NO_HEADERS,
     Blocked,
     CancelOutcome,
@@ -30,15 +30,18 @@ from .model import (
     LaneCounts,
     Late,
     LoadBucket,
+    Message,
     Outcome,
+    PartlyScheduledError,
+    Rejected,
     RescheduleOutcome,
+    Scheduled,
     Snapshot,
 )
-from .operations import PAGE
+from .engine.control import PAGE
+from .errors import BlockingCallError, ConfigurationError, InputError, kind_of
 from .ports import Sink
-from .recurrence import Cron, Every
 from .scheduler import Scheduler
-from .timeunits import Duration
 
 __all__ = ["BlockingScheduler"]
 

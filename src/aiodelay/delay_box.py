@@ -12,26 +12,26 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from . import registry
+from .backends import registry
+from .core.urls import UrlOptions
+from .core.validation import check_count, listed
+from .core.values import Put
 from .errors import ConfigurationError, UnsupportedByStoreError, kind_of, missing_extra, shortened
-from .inputs import check_count, listed
-from .model import Put
 from .ports import Store
 from .scheduler import MOST_PAYLOAD, Scheduler
-from .urls import UrlOptions
 
 try:
     from aiokafka import TopicPartition
 
-    from .kafka.group import Group
-    from .kafka.intake import Intake
-    from .kafka.options import Cluster, read_cluster, read_topics
-    from .kafka.records import SINK
-    from .kafka.requests import Rules, read_request
-    from .kafka.sink import KafkaSink, check_topic
-    from .kafka.store import KafkaStore
-    from .kafka.topic import prepare_intake
-    from .kafka.writer import Writer
+    from .backends.kafka.client.options import Cluster, read_cluster, read_topics
+    from .backends.kafka.records import SINK
+    from .backends.kafka.sink import KafkaSink, check_topic
+    from .backends.kafka.store.store import KafkaStore
+    from .backends.kafka.topics.group import Group
+    from .backends.kafka.topics.intake import Intake
+    from .backends.kafka.topics.requests import Rules, read_request
+    from .backends.kafka.topics.topic import prepare_intake
+    from .backends.kafka.topics.writer import Writer
 except ImportError as _error:
     raise missing_extra(_error, "aiodelay.delay_box", "kafka") from _error
 

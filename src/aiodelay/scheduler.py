@@ -30,16 +30,56 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from msgspec import structs
 
-from . import registry
-from ._runtime.handler_spec import HandlerSpec
-from ._runtime.lifecycle import Running
-from ._runtime.loops import RuntimeOptions
-from .alarm import Alarm
-from .bulk import schedule_in_chunks
-from .clock import Clock, SystemClock
-from .codecs import codec_named
-from .commands import Commands, answer_of
-from .context import RunContext
+from .backends import registry
+from .core.durations import Duration, parse_duration
+from .core.event_codecs import codec_named
+from .core.ids import new_op
+from .core.recurrence import Cron, Every
+from .core.retry import Retry
+from .core.validation import (
+    Targets,
+    check_count,
+    check_flag,
+    check_id,
+    check_namespace,
+    check_type_name,
+    due_of,
+    listed,
+    split_target,
+)
+from .core.values import (
+    NO_HEADERS,
+    Alarm,
+    Cancel,
+    CancelOutcome,
+    Claim,
+    Command,
+    Conflict,
+    DeadLetter,
+    Fire,
+    FireOutcome,
+    Lane,
+    Late,
+    Message,
+    Promise,
+    Put,
+    Reach,
+    Record,
+    Refused,
+    Reschedule,
+    RescheduleOutcome,
+    Scheduled,
+    Stored,
+    WorkStatus,
+)
+from .core.wakeup import WakeUp
+from .engine.control import Control
+from .engine.delivery.message_stream import Messages
+from .engine.lifecycle import Running
+from .engine.loops import RuntimeOptions
+from .engine.sending.command_sender import CommandSender, answer_of
+from .engine.sending.composer import Composer, check_rule, names_of
+from .engine.sending.schedule_many import schedule_in_chunks
 from .errors import (
     AiodelayError,
     ClosedError,
@@ -54,7 +94,10 @@ from .errors import (
     kind_of,
     shortened,
 )
-from .handlers import (
+from .handlers.context import RunContext
+from .handlers.middleware import Middleware, chained
+from .handlers.received import HeldMessage
+from .handlers.registration import (
     Decoder,
     EventTypes,
     Handler,
@@ -65,53 +108,11 @@ from .handlers import (
     taker_spec,
     type_name,
 )
-from .identifiers import new_op
-from .inputs import (
-    Targets,
-    check_count,
-    check_flag,
-    check_id,
-    check_namespace,
-    check_type_name,
-    due_of,
-    listed,
-    split_target,
-)
-from .message import Message, Scheduled
-from .messages import Composer, check_rule, names_of
-from .middleware import Middleware, chained
-from .model import (
-    NO_HEADERS,
-    Cancel,
-    CancelOutcome,
-    Claim,
-    Command,
-    Conflict,
-    DeadLetter,
-    Fire,
-    FireOutcome,
-    Lane,
-    Late,
-    Promise,
-    Put,
-    Reach,
-    Record,
-    Refused,
-    Reschedule,
-    RescheduleOutcome,
-    Stored,
-    WorkStatus,
-)
-from .operations import Operations
+from .handlers.spec import HandlerSpec
 from .ports import Endpoints, Loads, Sink, Source, Store, Transfer
-from .reactive import Subscriber
-from .received import HeldMessage
-from .receiving import Messages
-from .recurrence import Cron, Every
-from .retry import Retry
+from .ports.clock import Clock, SystemClock
+from .ports.reactive import Subscriber
 from .telemetry import Telemetry
-from .timeunits import Duration, parse_duration
-from .wakeup import WakeUp
 
 if TYPE_CHECKING:
     from .telemetry.commands import Carrier
@@ -155,7 +156,7 @@ ARM_AGAIN_S = 1.0
 MOST_PAYLOAD = 1_000_000_000
 
 
-class Scheduler(Operations):
+class Scheduler(Control):
     """Schedules messages, and dispatches them while its `async with` block lasts.
 
     Not thread-safe: use it on the event loop that opened it. It may be opened again after it was closed.
@@ -811,7 +812,7 @@ class Scheduler(Operations):
         finally:
             self._opening = None
         self._running, self._closing = running, asyncio.Lock()
-        commands = Commands(
+        commands = CommandSender(
             running.commit, self._store.name, options.clock, options.store_timeout_ms, running.supersede
         )
         self._commands = commands if observer is None else observer.commands(commands)

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 from playwright.async_api import Page, expect
 
-from aiodelay.model import Command, Outcome, SourcePosition
+from aiodelay.core.values import Command, Outcome, SourcePosition
 from aiodelay.service import Token, hash_token
 from aiodelay.service.api import bulk
 from tests.browser.conftest import Viewer, Watch

@@ -16,10 +16,10 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from aiodelay import Scheduler, StoreUnavailableError, UnsupportedByStoreError
-from aiodelay.identifiers import new_op
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Again, At, Cancel, Dead, Demand, Done, Envelope, Lane, LaneCounts, Put
 from aiodelay.kafka import KafkaStore
 from aiodelay.memory import MemoryStore
-from aiodelay.model import After, Again, At, Cancel, Dead, Demand, Done, Envelope, Lane, LaneCounts, Put
 from aiodelay.service import ApiLimits, Token, Tokens, admin, hash_token
 from aiodelay.service.page import live
 from aiodelay.service.page.live import EVERY_S

@@ -11,15 +11,15 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from aiodelay import Received, Scheduler
+from aiodelay.backends.kafka.client import Outgoing, Transactions
+from aiodelay.core.transitions import NO_OP, occurrence_id
+from aiodelay.core.values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Demand, Envelope, Record
 from aiodelay.kafka import KafkaSink, open_store
-from aiodelay.kafka.client import Outgoing, Transactions
-from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Demand, Envelope, Record
 from aiodelay.ports import Sink, Store
 from aiodelay.reactive import Publisher
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import StoreConformance, TransferConformance
 from aiodelay.testing.conformance.stage import Stage, again, staged
-from aiodelay.transitions import NO_OP, occurrence_id
 from tests.support.kafka import create_topic, new_name
 from tests.support.publishing import MessagesConformance
 from tests.support.subscribing import SinkConformance

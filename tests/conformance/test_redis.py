@@ -6,10 +6,10 @@ from uuid import uuid4
 import pytest
 from redis import Redis
 
-from aiodelay.model import Record
+from aiodelay.backends.redis.records.elements import decode_element
+from aiodelay.core.values import Record
 from aiodelay.ports import Sink, Store
 from aiodelay.redis import RedisFanoutSink, RedisListSink, RedisLog, RedisStore, open_store
-from aiodelay.redis.elements import decode_element
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import StoreConformance, TransferConformance
 from aiodelay.testing.conformance.stage import Stage

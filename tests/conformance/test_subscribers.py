@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable
 
 from aiodelay import Context, Retry, Scheduler
-from aiodelay._runtime.dispatcher import Subscription as Place
-from aiodelay._runtime.runners import Runners
-from aiodelay._runtime.subscription import HandlerSubscription
-from aiodelay.clock import SystemClock
-from aiodelay.handlers import EventTypes, Handler, spec_of
+from aiodelay.backends.stdout import StdoutSink
+from aiodelay.core.values import Demand
+from aiodelay.engine.delivery.dispatcher import Subscription as Place
+from aiodelay.engine.delivery.runners import Runners
+from aiodelay.engine.delivery.subscription import HandlerSubscription
+from aiodelay.handlers.registration import EventTypes, Handler, spec_of
 from aiodelay.memory import MemoryStore
-from aiodelay.model import Demand
 from aiodelay.ports import Sink
-from aiodelay.sinks import StdoutSink
+from aiodelay.ports.clock import SystemClock
 from aiodelay.testing import RecordingSink
 from tests.support.subscribing import LANE, PlaceConformance, SinkConformance
 

@@ -13,17 +13,16 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from aiodelay import __version__, features
-from aiodelay import transitions as t
-from aiodelay.core.dict_claims import DictClaiming, LaneHeads
-from aiodelay.core.dict_table import DictTable, Worker
-from aiodelay.core.entries import Entry, ExpiringDict
+from aiodelay import __version__
+from aiodelay.backends.memory.store import _MemoryWork
+from aiodelay.core import features
+from aiodelay.core import transitions as t
+from aiodelay.core.dict_table.claims import DictClaiming, LaneHeads
+from aiodelay.core.dict_table.entries import Entry, ExpiringDict
+from aiodelay.core.dict_table.table import DictTable, Worker
 from aiodelay.core.fair_share import FairShare
 from aiodelay.core.rules import Rules
-from aiodelay.errors import StoreTooNewError
-from aiodelay.memory import MemoryStore
-from aiodelay.memory.store import _MemoryWork
-from aiodelay.model import (
+from aiodelay.core.values import (
     Cancel,
     Claim,
     Claimed,
@@ -45,6 +44,8 @@ from aiodelay.model import (
     Tidied,
     WorkStatus,
 )
+from aiodelay.errors import StoreTooNewError
+from aiodelay.memory import MemoryStore
 from aiodelay.ports import Store, Work
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
 from aiodelay.testing.conformance import SAME_ID_TABLE, Stage, StoreConformance

@@ -15,10 +15,14 @@ from uuid import uuid4
 import pytest
 from msgspec.structs import replace
 
-from aiodelay.core.entries import Entry
+from aiodelay.backends.redis import RedisStore
+from aiodelay.backends.redis.connection import scripts
+from aiodelay.backends.sqlite import SqliteStore, commands, settling
+from aiodelay.backends.sqlite.rows import Row
+from aiodelay.backends.sqlite.tables import Tables
+from aiodelay.core.dict_table.entries import Entry
 from aiodelay.core.rules import Rules
-from aiodelay.memory import MemoryStore
-from aiodelay.model import (
+from aiodelay.core.values import (
     Again,
     Command,
     Conflict,
@@ -34,10 +38,7 @@ from aiodelay.model import (
     SettleOutcome,
     Stored,
 )
-from aiodelay.redis import RedisStore, scripts
-from aiodelay.sqlite import SqliteStore, commands, settling
-from aiodelay.sqlite.rows import Row
-from aiodelay.sqlite.tables import Tables
+from aiodelay.memory import MemoryStore
 from aiodelay.testing.clock import VirtualClock
 from tests.support.servers import redis_servers, serving
 from tests.support.vector_store import MakeStore, play

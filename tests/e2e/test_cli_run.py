@@ -47,7 +47,7 @@ WAIT_FOR_GO = "while not Path('go').exists(): await asyncio.sleep(0.01)"
 NEVER_END = "await asyncio.Event().wait()"
 BLOCK = "time.sleep(3600)"
 GO_ON = """
-from aiodelay._runtime import lifecycle
+from aiodelay.engine import lifecycle
 
 lifecycle.CANCEL_S = 0.4
 

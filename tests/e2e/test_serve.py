@@ -197,7 +197,7 @@ async def pending(path: Path) -> list[str]:
 def test_requests_that_the_end_cuts_off_are_told_so(tmp_path: Path, redis: RedisServer) -> None:
     text = f'store = "{redis.url}?timeout_ms=20000"\n{OPEN}[limits]\ndrain = "1s"\n'
     requests = [("POST", "/v1/messages", {"to": "stdout:x", "payload": "x", "delay": "1h"}), ("GET", "/v1/dead", None)]
-    periods = {"aiodelay.service.connections.REQUESTS_END_S": 1, "aiodelay._runtime.lifecycle.CANCEL_S": 2}
+    periods = {"aiodelay.service.connections.REQUESTS_END_S": 1, "aiodelay.engine.lifecycle.CANCEL_S": 2}
     with (
         Service(tmp_path, text, periods=periods) as service,
         service.client() as client,
@@ -249,7 +249,7 @@ def test_it_says_that_it_leaves_and_a_later_signal_ends_it_at_once(tmp_path: Pat
 
 def test_a_backlog_is_an_alarm_and_no_reason_not_to_be_ready(tmp_path: Path) -> None:
     asyncio.run(leave_overdue(tmp_path / "aiodelay.db"))
-    periods = {"aiodelay._runtime.housekeeping.STEP_S": 0.5}
+    periods = {"aiodelay.engine.housekeeping.STEP_S": 0.5}
     with Service(tmp_path, '[limits]\noverdue = "100ms"\n', periods=periods) as service, service.client() as client:
         service.err.wait_for("the oldest overdue message of nobody has waited")
         answer = until(client, lambda answer: answer.json()["stores"]["default"]["overdue_ms"] > 100)

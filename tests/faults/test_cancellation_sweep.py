@@ -19,9 +19,10 @@ from typing import Any, Literal, TypeAlias
 
 import pytest
 
-from aiodelay import CancelOutcome, Context, Message, RescheduleOutcome, Scheduler, bulk
+from aiodelay import CancelOutcome, Context, Message, RescheduleOutcome, Scheduler
+from aiodelay.core.values import MAX_CLAIM_MESSAGES, Query, State
+from aiodelay.engine.sending import schedule_many
 from aiodelay.memory import MemoryStore
-from aiodelay.model import MAX_CLAIM_MESSAGES, Query, State
 from aiodelay.sqlite import SqliteStore
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
 from tests.support.disks import IN_MEMORY
@@ -237,8 +238,8 @@ def test_f5_many_calls_that_share_a_round_trip(sweep: Sweep, kind: str) -> None:
 @pytest.mark.parametrize("chunk", [50, pytest.param(MAX_CLAIM_MESSAGES, marks=pytest.mark.nightly)])
 def test_f5_schedule_many(sweep: Sweep, monkeypatch: pytest.MonkeyPatch, kind: str, is_async: bool, chunk: int) -> None:
     """Of more chunks than are on their way at once."""
-    monkeypatch.setattr("aiodelay.bulk.MAX_CLAIM_MESSAGES", chunk)
-    n = chunk * (bulk.CHUNKS_AT_ONCE + 1) + chunk // 5
+    monkeypatch.setattr("aiodelay.engine.sending.schedule_many.MAX_CLAIM_MESSAGES", chunk)
+    n = chunk * (schedule_many.CHUNKS_AT_ONCE + 1) + chunk // 5
     messages = [Message(b"", to="handler:work", delay="60s", id=f"m{number}") for number in range(n)]
 
     async def slowly() -> AsyncGenerator[Message, None]:

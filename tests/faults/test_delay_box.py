@@ -19,11 +19,11 @@ from aiokafka import TopicPartition
 from confluent_kafka import Message
 from confluent_kafka.admin import AdminClient
 
+from aiodelay.backends.kafka.topics import intake
+from aiodelay.backends.kafka.topics.intake import DEAD_FROM
+from aiodelay.core.values import Query
 from aiodelay.delay_box import DelayBox
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.kafka import intake
-from aiodelay.kafka.intake import DEAD_FROM
-from aiodelay.model import Query
 from tests.faults.programs.delay_box import BATCH, Plan, with_short_lease
 from tests.support.boxes import Out, headers_of, request, send
 from tests.support.kafka import Broker, create_topic, new_name

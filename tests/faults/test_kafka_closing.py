@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 
-from aiodelay.kafka.client import Transactions, consumer_of, stop
-from aiodelay.kafka.fetcher import Fetcher
-from aiodelay.kafka.options import read_url
+from aiodelay.backends.kafka.client import Transactions, consumer_of, stop
+from aiodelay.backends.kafka.client.options import read_url
+from aiodelay.backends.kafka.store.assignment.fetcher import Fetcher
 from tests.support.kafka import create_topic, new_name
 
 pytestmark = pytest.mark.asyncio

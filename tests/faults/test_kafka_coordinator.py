@@ -13,10 +13,10 @@ from typing import NamedTuple
 import pytest
 from aiokafka import AIOKafkaConsumer
 
+from aiodelay.core.values import Stored
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.kafka import KafkaStore
 from aiodelay.kafka.records import BARRIER
-from aiodelay.model import Stored
 from tests.support.kafka import Broker, create_topic, new_name, read, started
 from tests.support.proxy import Proxy, proxied_by_thread
 

@@ -15,14 +15,26 @@ import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 
 from aiodelay import Conflict, Context, Every, RescheduleOutcome, Scheduler, event
+from aiodelay.backends.kafka import KafkaStore
+from aiodelay.backends.kafka.pending.repairs import Repairs
+from aiodelay.backends.kafka.store.partition import Partition, stall_watch
+from aiodelay.backends.kafka.topics import group
+from aiodelay.backends.kafka.topics.group import SESSION_MS
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import (
+    After,
+    Cancel,
+    Demand,
+    Done,
+    Envelope,
+    Put,
+    Renewal,
+    RenewOutcome,
+    SettleOutcome,
+    Stored,
+)
 from aiodelay.errors import ClosedError, StoreUnavailableError, UnsupportedByStoreError
-from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore, group
-from aiodelay.kafka.group import SESSION_MS
-from aiodelay.kafka.partition import Partition, stall_watch
 from aiodelay.kafka.records import Read, partition_of
-from aiodelay.kafka.repairs import Repairs
-from aiodelay.model import After, Cancel, Demand, Done, Envelope, Put, Renewal, RenewOutcome, SettleOutcome, Stored
 from aiodelay.ports import Work
 from tests.faults.programs.kafka_owner import Plan
 from tests.faults.test_kafka_members import deliver, values

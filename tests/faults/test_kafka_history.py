@@ -12,10 +12,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
 from aiodelay import CancelOutcome, Scheduler
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Demand, Envelope, JournalEntry, Put
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError
-from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore
-from aiodelay.model import After, Demand, Envelope, JournalEntry, Put
 from tests.support.kafka import create_topic, new_name
 
 pytestmark = pytest.mark.asyncio

@@ -12,12 +12,13 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from msgspec.structs import replace
 
-from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore, paced_lanes
-from aiodelay.kafka.assignment import look_ahead
-from aiodelay.kafka.pace import Pace
-from aiodelay.kafka.pending_index import PendingIndex
-from aiodelay.model import At, Cancel, Conflict, Fire, Late, Query, Refused, Reschedule, State, Stored
+from aiodelay.backends.kafka import KafkaStore
+from aiodelay.backends.kafka.pending import paced_lanes
+from aiodelay.backends.kafka.pending.pending_index import PendingIndex
+from aiodelay.backends.kafka.pending.rate_limit import RateLimit
+from aiodelay.backends.kafka.store.assignment import look_ahead
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import At, Cancel, Conflict, Fire, Late, Query, Refused, Reschedule, State, Stored
 from tests.support.kafka import create_topic, new_name, read
 from tests.support.waiting import until
 
@@ -245,7 +246,7 @@ async def test_what_is_overdue_leaves_oldest_first_at_its_pace_and_holds_up_noth
 
 
 async def test_a_pace_is_kept_whatever_the_clock_does() -> None:
-    pace = Pace(1000)
+    pace = RateLimit(1000)
     pace.take(5000)
     assert [pace.take(5000 + 10 * i) for i in range(1, 4)] == [10, 10, 10]
     pace.give_back(4)
@@ -253,6 +254,6 @@ async def test_a_pace_is_kept_whatever_the_clock_does() -> None:
     assert pace.take(4000) == 0
     assert pace.take(4010) == 10
     assert pace.take(9_000_000) == 100
-    slow = Pace(2)
+    slow = RateLimit(2)
     slow.take(0)
     assert sum(slow.take(10 * i) for i in range(1, 301)) in (6, 7)

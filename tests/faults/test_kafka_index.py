@@ -13,16 +13,17 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
-from aiodelay.clock import SystemClock
+from aiodelay.backends.kafka import KafkaStore
+from aiodelay.backends.kafka.pending import far_index
+from aiodelay.backends.kafka.pending.pending_index import PendingIndex
+from aiodelay.backends.kafka.pending.record_reader import RecordReader
+from aiodelay.backends.kafka.store.assignment import look_ahead
+from aiodelay.backends.kafka.topics.topic import SETTINGS
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import Cancel, Query, Snapshot, Stored
 from aiodelay.errors import ConfigurationError
-from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore, far
-from aiodelay.kafka.assignment import look_ahead
-from aiodelay.kafka.pending_index import PendingIndex
-from aiodelay.kafka.record_reader import RecordReader
 from aiodelay.kafka.records import Read
-from aiodelay.kafka.topic import SETTINGS
-from aiodelay.model import Cancel, Query, Snapshot, Stored
+from aiodelay.ports.clock import SystemClock
 from tests.support.kafka import create_topic, new_name, read
 from tests.support.processes import Crew
 from tests.support.waiting import until
@@ -174,7 +175,7 @@ def flipped(path: Path, at: int) -> None:
 
 def of_later_version(path: Path) -> None:
     with closing(sqlite3.connect(path)) as table:
-        table.execute(f"PRAGMA user_version = {far.FORMAT + 1}")
+        table.execute(f"PRAGMA user_version = {far_index.FORMAT + 1}")
 
 
 def with_other_rows(path: Path) -> None:
@@ -259,11 +260,11 @@ async def test_a_topic_that_was_made_anew_is_read_from_its_start(
 async def test_a_file_that_another_process_has_open_is_left_to_it(
     kafka: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(far, "BUSY_S", 0.1)
+    monkeypatch.setattr(far_index, "BUSY_S", 0.1)
     schedules = new_name("schedules")
     left = await fill(kafka, schedules, tmp_path)
     file = tmp_path / f"{schedules}-0.index"
-    held = far.Far(f"{file}")
+    held = far_index.FarIndex(f"{file}")
     async with opened(kafka, schedules, tmp_path) as store:
         assert list(await store.search(Query(limit=1000))) == left
         assert not index_of(store).state.far.is_in_file

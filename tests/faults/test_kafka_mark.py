@@ -11,14 +11,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore, records
-from aiodelay.kafka import topic as topics
-from aiodelay.kafka.client import Transactions
-from aiodelay.kafka.mark import Mark
-from aiodelay.kafka.partition import Partition, change_writer
-from aiodelay.kafka.reader import Reader
-from aiodelay.model import Cancel, Query
+from aiodelay.backends.kafka import KafkaStore, records
+from aiodelay.backends.kafka.client import Transactions
+from aiodelay.backends.kafka.store.assignment.reader import Reader
+from aiodelay.backends.kafka.store.partition import Partition, change_writer
+from aiodelay.backends.kafka.topics import topic as topics
+from aiodelay.backends.kafka.watermark import Watermark
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import Cancel, Query
 from tests.support.kafka import create_topic, new_name, read
 
 from .test_kafka_store import ALL, joined, moved, now_ms, opened, put, transfer
@@ -88,9 +88,9 @@ async def until_only_the_mark_is_left(kafka: str, schedules: str) -> None:
     assert any(record.key == records.MARK for record in await read(kafka, schedules))
 
 
-async def mark_of(kafka: str, schedules: str) -> Mark:
+async def mark_of(kafka: str, schedules: str) -> Watermark:
     marks = [records.mark_of(record.value) for record in await read(kafka, schedules) if record.key == records.MARK]
-    return marks[-1] if marks else Mark()
+    return marks[-1] if marks else Watermark()
 
 
 @asynccontextmanager
@@ -184,7 +184,7 @@ async def test_f30_a_log_without_its_tombstones(kafka: str, caplog: pytest.LogCa
     due, far = now_ms() - 60_000, now_ms() + FAR_MS
     async with KafkaStore(f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1") as store:
         await store.apply([put(1, target, due), put(2, target, far)])
-        mark = records.encode_mark(Mark(due, 2))
+        mark = records.encode_mark(Watermark(due, 2))
         async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
             await producer.send_and_wait(schedules, mark.value, mark.key)
             await producer.send_and_wait(schedules, b"not a mark", records.MARK)

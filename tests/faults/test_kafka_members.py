@@ -13,10 +13,10 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.protocol.group import LeaveGroupRequest
 
 from aiodelay import Conflict, UnsupportedByStoreError
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Demand, Envelope, Put, Stored, WorkStatus
 from aiodelay.errors import ConfigurationError, StoreUnavailableError
-from aiodelay.identifiers import new_op
 from aiodelay.kafka import KafkaStore
-from aiodelay.model import After, Demand, Envelope, Put, Stored, WorkStatus
 from tests.faults.programs.kafka_owner import Plan
 from tests.support.kafka import create_topic, new_name
 from tests.support.processes import Crew

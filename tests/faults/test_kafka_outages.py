@@ -13,10 +13,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from aiodelay import OutcomeUnknownError, Scheduler, StoreBusyError, StoreUnavailableError
-from aiodelay.identifiers import new_op
+from aiodelay.backends.kafka.store.partition import stall_watch
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Envelope, Put, Query, Stored, Unknown
 from aiodelay.kafka import KafkaStore
-from aiodelay.kafka.partition import stall_watch
-from aiodelay.model import After, Envelope, Put, Query, Stored, Unknown
 from tests.support.kafka import Broker, create_topic, ids_in, new_name
 
 pytestmark = pytest.mark.asyncio

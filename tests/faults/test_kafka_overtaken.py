@@ -10,9 +10,9 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from aiodelay import Scheduler
-from aiodelay.kafka import KafkaStore, records
-from aiodelay.kafka.client import Outgoing, Transactions
-from aiodelay.kafka.partition.user_changes import MOST_OVERTAKEN
+from aiodelay.backends.kafka import KafkaStore, records
+from aiodelay.backends.kafka.client import Outgoing, Transactions
+from aiodelay.backends.kafka.store.partition.user_changes import MOST_OVERTAKEN
 from tests.faults.test_kafka_refused import arrived
 from tests.support.kafka import create_topic, new_name
 from tests.support.waiting import until

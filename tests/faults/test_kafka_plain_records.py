@@ -11,8 +11,8 @@ from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 from confluent_kafka import Producer
 
 from aiodelay import Retry, Scheduler
+from aiodelay.core.values import DeadLetter, LaneCounts
 from aiodelay.kafka.records import key_of
-from aiodelay.model import DeadLetter, LaneCounts
 from tests.support.kafka import create_topic, new_name
 from tests.support.waiting import until
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from aiodelay import CancelOutcome, Conflict, Scheduler, UnsupportedByStoreError
-from aiodelay.identifiers import new_op
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Cancel, Demand, Envelope, Fire, Put, Refused, Stored
 from aiodelay.kafka import KafkaStore
-from aiodelay.model import After, Cancel, Demand, Envelope, Fire, Put, Refused, Stored
 from tests.support.kafka import Broker, create_topic, new_name
 
 pytestmark = pytest.mark.asyncio

@@ -12,10 +12,10 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import MessageSizeTooLargeError, OutOfOrderSequenceNumber
 
 from aiodelay import Every, Scheduler
-from aiodelay.kafka import targets
-from aiodelay.kafka.client import INVALID_RECORD, AbortedError, FencedError, Outgoing, Transactions
-from aiodelay.kafka.options import Cluster, read_url
-from aiodelay.model import DeadLetter
+from aiodelay.backends.kafka.client import INVALID_RECORD, AbortedError, FencedError, Outgoing, Transactions
+from aiodelay.backends.kafka.client.options import Cluster, read_url
+from aiodelay.backends.kafka.topics import targets
+from aiodelay.core.values import DeadLetter
 from tests.faults.test_kafka_rights import OWNER, rights_on
 from tests.support.kafka import Broker, create_topic, new_name
 from tests.support.topics import set_config

@@ -23,9 +23,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
 )
 
 from aiodelay import Scheduler
+from aiodelay.backends.kafka.client._overrides import connection
 from aiodelay.errors import AiodelayError, StoreUnavailableError
 from aiodelay.kafka import KafkaStore
-from aiodelay.kafka.client._overrides import connection
 from tests.support.kafka import Broker, create_topic, new_name
 from tests.support.kafka_rights import grant, revoke
 from tests.support.service import Service

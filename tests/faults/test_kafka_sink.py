@@ -14,10 +14,10 @@ from aiokafka.errors import KafkaConnectionError
 from confluent_kafka import Producer as OtherProducer
 
 from aiodelay import Scheduler, SinkUnavailableError
+from aiodelay.backends.kafka.client import REQUEST_BYTES, Outgoing, Producer
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.core.values import Delivery, Envelope, Failed, SendOutcome, Sent
 from aiodelay.kafka import KafkaSink
-from aiodelay.kafka.client import REQUEST_BYTES, Outgoing, Producer
-from aiodelay.kafka.options import Cluster
-from aiodelay.model import Delivery, Envelope, Failed, SendOutcome, Sent
 from tests.support.kafka import Broker, create_topic, new_name, read
 
 pytestmark = pytest.mark.asyncio

@@ -11,11 +11,12 @@ import pytest
 from msgspec.structs import replace
 
 from aiodelay import Context, Scheduler
-from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore, group
-from aiodelay.kafka import store as store_module
-from aiodelay.kafka.partition import Partition
-from aiodelay.model import After, Cancel, Demand, Envelope, Put, Stored
+from aiodelay.backends.kafka import KafkaStore
+from aiodelay.backends.kafka.store import store as store_module
+from aiodelay.backends.kafka.store.partition import Partition
+from aiodelay.backends.kafka.topics import group
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Cancel, Demand, Envelope, Put, Stored
 from tests.support.kafka import new_name
 from tests.support.waiting import until
 

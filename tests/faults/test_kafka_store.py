@@ -22,17 +22,18 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
 )
 
 from aiodelay import Scheduler
+from aiodelay.backends.kafka import KafkaStore
+from aiodelay.backends.kafka.client import Outgoing, Transactions
+from aiodelay.backends.kafka.pending import record_reader
+from aiodelay.backends.kafka.pending.changes import Change
+from aiodelay.backends.kafka.pending.record_reader import RecordReader
+from aiodelay.backends.kafka.store.partition import Partition
+from aiodelay.backends.kafka.topics import topic as topics
+from aiodelay.core.ids import new_op
+from aiodelay.core.transitions import occurrence_id
+from aiodelay.core.values import At, Cancel, DeadLetter, Demand, Done, Envelope, Fire, Put, Query, Stored
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore, record_reader
-from aiodelay.kafka import topic as topics
-from aiodelay.kafka.changes import Change
-from aiodelay.kafka.client import Outgoing, Transactions
-from aiodelay.kafka.partition import Partition
-from aiodelay.kafka.record_reader import RecordReader
 from aiodelay.kafka.records import Read
-from aiodelay.model import At, Cancel, DeadLetter, Demand, Done, Envelope, Fire, Put, Query, Stored
-from aiodelay.transitions import occurrence_id
 from tests.support.kafka import create_topic, new_name, read, started
 from tests.support.kafka_rights import grant, revoke
 from tests.support.topics import set_config
@@ -448,7 +449,7 @@ async def test_f28_an_owner_reads_what_users_write_around_its_own_ends(
     kafka: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own it takes in without reading them, and the marker of the transaction before; nothing else."""
-    monkeypatch.setattr("aiodelay.kafka.partition.unread_changes.MANY_OWN", 1)
+    monkeypatch.setattr("aiodelay.backends.kafka.store.partition.unread_changes.MANY_OWN", 1)
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     begin, commit, read_own = Transactions.begin, Transactions.commit, RecordReader.read_own
     turns = cycle([(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0), (0, 0, 0)])

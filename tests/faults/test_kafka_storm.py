@@ -18,8 +18,8 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 
 from aiodelay import Message, Scheduler
+from aiodelay.backends.kafka.topics import topic as topics
 from aiodelay.errors import StoreError
-from aiodelay.kafka import topic as topics
 from aiodelay.kafka.records import BARRIER, encode, partition_of
 from tests.faults.programs.kafka_owner import Plan, Run
 from tests.support.kafka import Broker, create_topic, new_name, read

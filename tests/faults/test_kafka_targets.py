@@ -17,11 +17,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
 )
 
 from aiodelay import Scheduler
-from aiodelay.kafka import records, topic
-from aiodelay.kafka.client import Outgoing, Producer, consumer_of, stop
-from aiodelay.kafka.client._overrides.connection import OwnConnection
-from aiodelay.kafka.options import read_url
-from aiodelay.kafka.writer import Writer
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client import Outgoing, Producer, consumer_of, stop
+from aiodelay.backends.kafka.client._overrides.connection import OwnConnection
+from aiodelay.backends.kafka.client.options import read_url
+from aiodelay.backends.kafka.topics import topic
+from aiodelay.backends.kafka.topics.writer import Writer
 from tests.support.kafka import Broker, create_topic, new_name, started
 from tests.support.topics import set_config
 from tests.support.waiting import until, until_sync

@@ -13,7 +13,12 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
 from aiodelay import Alarm, CancelOutcome, FireOutcome, Scheduler
-from aiodelay._runtime import data_watch, housekeeping
+from aiodelay.backends.kafka import KafkaStore
+from aiodelay.backends.kafka.store.assignment import reader
+from aiodelay.backends.kafka.topics import topic_watch
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Cancel, Dead, Demand, Envelope, Put, Refused, Stored, WorkStatus
+from aiodelay.engine import data_watch, housekeeping
 from aiodelay.errors import (
     AiodelayError,
     StoreMismatchError,
@@ -21,9 +26,6 @@ from aiodelay.errors import (
     TargetNotAllowedError,
     UnsupportedByStoreError,
 )
-from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore, reader, topic_watch
-from aiodelay.model import After, Cancel, Dead, Demand, Envelope, Put, Refused, Stored, WorkStatus
 from aiodelay.testing.clock import VirtualClock
 from tests.support.kafka import create_topic, new_name
 from tests.support.waiting import until
@@ -172,7 +174,7 @@ async def test_f32_partitions_added_while_running_end_delivery_loudly(
     kafka: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(reader, "METADATA_MS", 200)
-    monkeypatch.setattr("aiodelay.kafka.store.METADATA_MS", 200)
+    monkeypatch.setattr("aiodelay.backends.kafka.store.store.METADATA_MS", 200)
     topic = new_name("schedules")
     async with (
         KafkaStore(url_of(kafka, topic)) as store,

@@ -12,14 +12,11 @@ from contextlib import asynccontextmanager
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
-from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
-from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore
-from aiodelay.kafka.client import consumer_of, stop
-from aiodelay.kafka.group import SESSION_MS
-from aiodelay.kafka.options import Cluster
-from aiodelay.kafka.records import Read
-from aiodelay.model import (
+from aiodelay.backends.kafka.client import consumer_of, stop
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.topics.group import SESSION_MS
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import (
     After,
     At,
     Cancel,
@@ -34,6 +31,9 @@ from aiodelay.model import (
     Stored,
     Unknown,
 )
+from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
+from aiodelay.kafka import KafkaStore
+from aiodelay.kafka.records import Read
 from tests.support.kafka import create_topic, ids_in, new_name
 from tests.support.proxy import proxied
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from aiodelay import Reject, Retry, Scheduler
-from aiodelay.model import LEASE_MS
-from aiodelay.transitions import KILLS_TO_DEATH, SUSPECT_LAPSES
+from aiodelay.core.transitions import KILLS_TO_DEATH, SUSPECT_LAPSES
+from aiodelay.core.values import LEASE_MS
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import RedisScene, Scene
 from tests.support.checker import Limits

@@ -17,9 +17,10 @@ import pytest
 from msgspec.structs import replace
 
 from aiodelay import Scheduler
-from aiodelay.errors import AiodelayError, StoreMismatchError, StoreUnavailableError
-from aiodelay.identifiers import new_op
-from aiodelay.model import (
+from aiodelay.backends.redis import RedisStore
+from aiodelay.backends.redis.connection import wakeup_listener
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import (
     After,
     Cancel,
     Claimed,
@@ -35,8 +36,8 @@ from aiodelay.model import (
     Stored,
     Unknown,
 )
+from aiodelay.errors import AiodelayError, StoreMismatchError, StoreUnavailableError
 from aiodelay.ports import Work
-from aiodelay.redis import RedisStore, waking
 from tests.support.proxy import proxied
 from tests.support.servers import RedisServer, replicate, start
 from tests.support.waiting import until, until_sync
@@ -538,23 +539,23 @@ async def test_f18_wake_ups_come_back_after_the_connection_was_killed(server: Re
 def test_wake_ups_that_stay_away_are_told_once(
     server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waking, "LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr(wakeup_listener, "LONGEST_PAUSE_S", 0.2)
     tries = 0
 
-    read = waking.Listener._read
+    read = wakeup_listener.WakeupListener._read
 
-    async def counted(self: waking.Listener, connection: object) -> None:
+    async def counted(self: wakeup_listener.WakeupListener, connection: object) -> None:
         nonlocal tries
         tries += 1
         await read(self, connection)
 
-    monkeypatch.setattr(waking.Listener, "_read", counted)
+    monkeypatch.setattr(wakeup_listener.WakeupListener, "_read", counted)
     server.command("ACL", "SETUSER", "deaf", "on", "nopass", "~*", "+@all", "-xread")
 
     async def play() -> None:
         url = f"redis://deaf:any@127.0.0.1:{server.port}"
         async with RedisStore(url, namespace="faults") as store, store.work("w", [LANE]):
-            await until(lambda: tries > 3 * waking.LASTING, "it tries again and again")
+            await until(lambda: tries > 3 * wakeup_listener.LASTING, "it tries again and again")
 
     with caplog.at_level(logging.WARNING, "aiodelay.redis"):
         asyncio.run(play())

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from aiodelay import Context, Scheduler
-from aiodelay.identifiers import new_op
-from aiodelay.model import After, Claim, Demand, Done, Envelope, Put, SettleOutcome, State
+from aiodelay.core.ids import new_op
+from aiodelay.core.transitions import RIGHTING_MS
+from aiodelay.core.values import After, Claim, Demand, Done, Envelope, Put, SettleOutcome, State
 from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
-from aiodelay.transitions import RIGHTING_MS
 from tests.support.server_clock import ServerClock, SteppedClock, serving_with_clock
 from tests.support.servers import redis_programs
 from tests.support.waiting import until

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from aiodelay.identifiers import new_op
-from aiodelay.model import (
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import (
     After,
     Cancel,
     Command,

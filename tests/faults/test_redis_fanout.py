@@ -8,9 +8,10 @@ from collections import Counter
 import pytest
 
 from aiodelay import Message, Scheduler
+from aiodelay.backends.redis import RedisFanout, RedisFanoutSink, RedisFanoutSource, RedisStore
+from aiodelay.backends.redis.fanout import publishing
+from aiodelay.core.values import Demand, Done
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.model import Demand, Done
-from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisFanoutSource, RedisStore, publishing
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.faults.test_redis import in_loop

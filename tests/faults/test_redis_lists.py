@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from aiodelay import Scheduler
+from aiodelay.backends.redis.records.elements import decode_element
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Delivery, Demand, Done, Envelope, Put, Query, Transferred
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.identifiers import new_op
-from aiodelay.model import After, Delivery, Demand, Done, Envelope, Put, Query, Transferred
 from aiodelay.redis import RedisListSink, RedisListSource, RedisStore
-from aiodelay.redis.elements import decode_element
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.faults.test_poison import most_deaths

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from aiodelay import Scheduler
+from aiodelay.core.values import Demand, Done
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.model import Demand, Done
 from aiodelay.redis import LogMessage, RedisLog, RedisStore
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene

@@ -14,8 +14,9 @@ import pytest
 from msgspec.structs import replace
 
 from aiodelay import Context, Scheduler
-from aiodelay.identifiers import new_op
-from aiodelay.model import (
+from aiodelay.core.ids import new_op
+from aiodelay.core.transitions import token_for
+from aiodelay.core.values import (
     After,
     Again,
     Claim,
@@ -31,7 +32,6 @@ from aiodelay.model import (
 )
 from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
-from aiodelay.transitions import token_for
 from tests.support.servers import redis_products, serving
 
 LANE = "work"

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from aiodelay import Message, Retry, Scheduler
-from aiodelay.model import Delivery, SendOutcome
+from aiodelay.core.values import Delivery, SendOutcome
 from tests.support.servers import RedisServer
 from tests.support.sinks import BadSink
 from tests.support.waiting import until

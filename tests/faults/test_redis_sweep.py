@@ -10,11 +10,23 @@ from itertools import count
 import pytest
 
 from aiodelay import Context, Scheduler
-from aiodelay.identifiers import new_op
-from aiodelay.model import After, Cancel, Command, Demand, Done, Envelope, Put, Query, Renewal, SettleOutcome, Stored
+from aiodelay.core.ids import new_op
+from aiodelay.core.transitions import token_for
+from aiodelay.core.values import (
+    After,
+    Cancel,
+    Command,
+    Demand,
+    Done,
+    Envelope,
+    Put,
+    Query,
+    Renewal,
+    SettleOutcome,
+    Stored,
+)
 from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
-from aiodelay.transitions import token_for
 from tests.faults.test_cancellation_sweep import MOST, STRIKES, Strike, Striker
 from tests.support.servers import RedisServer, redis_products, start
 from tests.support.waiting import until_sync

@@ -15,9 +15,9 @@ import pytest
 from msgspec.structs import replace
 
 from aiodelay import Scheduler
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Demand, Done, Envelope, Put, SettleOutcome, Stored
 from aiodelay.errors import AiodelayError, StoreUnavailableError
-from aiodelay.identifiers import new_op
-from aiodelay.model import After, Demand, Done, Envelope, Put, SettleOutcome, Stored
 from aiodelay.redis import RedisStore, open_store
 from tests.support.clear_errors import PASSWORD
 from tests.support.servers import Found, RedisServer, redis_programs, start

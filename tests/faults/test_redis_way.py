@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
+from aiodelay.backends.redis import RedisStore
+from aiodelay.backends.redis.connection import wakeup_listener
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Demand, Done, Envelope, Put, Query, Refused, SettleOutcome, Stored, Unknown
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.identifiers import new_op
-from aiodelay.model import After, Demand, Done, Envelope, Put, Query, Refused, SettleOutcome, Stored, Unknown
-from aiodelay.redis import RedisStore, waking
 from tests.faults.programs.worker import Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.support.checker import Limits
@@ -92,8 +93,8 @@ def test_f11_half_open_connections_are_noticed_also_by_the_one_that_listens(
     product: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RedisStore, "traits", replace(RedisStore.traits, safety_poll_ms=600_000))  # nobody looks
-    monkeypatch.setattr(waking, "BLOCK_MS", 500)
-    monkeypatch.setattr(waking, "GRACE_S", 0.5)
+    monkeypatch.setattr(wakeup_listener, "BLOCK_MS", 500)
+    monkeypatch.setattr(wakeup_listener, "GRACE_S", 0.5)
 
     async def play() -> None:
         loop = asyncio.get_running_loop()

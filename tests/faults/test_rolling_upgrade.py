@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from aiodelay import Message, Scheduler, features
+from aiodelay import Message, Scheduler
+from aiodelay.core import features
 from tests.faults.programs.kafka_owner import Plan, Run
 from tests.faults.programs.worker import Burst, Stream
 from tests.faults.scene import Scene

@@ -23,7 +23,7 @@ from aiokafka import AIOKafkaConsumer
 from confluent_kafka.admin import AdminClient
 from redis.asyncio import Redis
 
-from aiodelay.redis.elements import decode_element
+from aiodelay.backends.redis.records.elements import decode_element
 from aiodelay.service import hash_token
 from aiodelay.testing.servers import free_port, redis_programs
 from tests.support.asked import NEVER, Delivered, Fault, State, Wanted, judge, payload_of

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pytest
 
 from aiodelay import Context, OutcomeUnknownError, Scheduler, StoreUnavailableError
+from aiodelay.core.values import Query
 from aiodelay.memory import MemoryStore
-from aiodelay.model import Query
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.faults import Fault, FaultyStore, Injection, Step
 

@@ -13,8 +13,8 @@ from typing import Self
 import pytest
 
 from aiodelay import CancelOutcome, Context, Every, Retry, ScheduleOutcome, Scheduler
+from aiodelay.core.values import Claimed, Delivery, Demand, Lane, RenewOutcome, SendOutcome, Sent, State
 from aiodelay.memory import MemoryStore
-from aiodelay.model import Claimed, Delivery, Demand, Lane, RenewOutcome, SendOutcome, Sent, State
 from aiodelay.ports import Work
 from tests.faults.programs.holder import LANE, Plan
 from tests.support.judging import url_of

@@ -13,9 +13,9 @@ import pytest
 import redis as redis_py
 
 from aiodelay import Alarm, Scheduler, StoreUnavailableError
-from aiodelay._runtime import data_watch
-from aiodelay.identifiers import new_op
-from aiodelay.model import After, Envelope, Put, SourcePosition
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Envelope, Put, SourcePosition
+from aiodelay.engine import data_watch
 from tests.support.cli import Cli
 from tests.support.servers import Found, redis_servers
 from tests.support.service import Service, until_ready

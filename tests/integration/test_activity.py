@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from aiodelay import Context, Later, Retry, Scheduler
-from aiodelay.activity import ActivityMeter
-from aiodelay.model import Failed, NotTaken
+from aiodelay.core.values import Failed, NotTaken
+from aiodelay.operations.activity import ActivityMeter
 from aiodelay.service import admin
 from aiodelay.testing import RecordingSink
 from tests.support.api import client_of, serving_app

@@ -18,20 +18,9 @@ import pytest
 from fastapi import FastAPI
 
 from aiodelay import Reject, Retry, Scheduler
-from aiodelay.identifiers import new_op
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import At, Cancel, Command, Demand, Envelope, Outcome, Put, Refused, SourcePosition, Stored
 from aiodelay.memory import MemoryStore
-from aiodelay.model import (
-    At,
-    Cancel,
-    Command,
-    Demand,
-    Envelope,
-    Outcome,
-    Put,
-    Refused,
-    SourcePosition,
-    Stored,
-)
 from aiodelay.redis import RedisFanout, RedisLog
 from aiodelay.service import ApiLimits, admin
 from aiodelay.service.api import bulk, models, plans

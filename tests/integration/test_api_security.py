@@ -14,8 +14,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from aiodelay import Scheduler, StoreUnavailableError
+from aiodelay.core.values import Command, SourcePosition, Unknown
 from aiodelay.memory import MemoryStore
-from aiodelay.model import Command, SourcePosition, Unknown
 from aiodelay.service import ApiLimits, Token, Tokens, admin, hash_token
 from aiodelay.service.api.application import ROUTERS
 from aiodelay.service.api.schemas import scopes_of

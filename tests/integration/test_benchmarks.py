@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from aiodelay.codecs import JSON
+from aiodelay.core.event_codecs import JSON
 from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.bd9_spark_break_even import break_even
 from benchmarks.harness import (

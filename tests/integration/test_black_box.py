@@ -15,10 +15,10 @@ from confluent_kafka import Consumer, Producer
 
 from aiodelay.delay_box import DelayBox
 from aiodelay.errors import ConfigurationError, StoreUnavailableError
-from aiodelay.imports import Imported
+from aiodelay.importers.black_box import take_over_black_box
+from aiodelay.importers.put_all import Imported
 from aiodelay.memory import MemoryStore
 from aiodelay.redis import RedisStore
-from aiodelay.redis.black_box import take_over_black_box
 from tests.support.boxes import Out, request, send
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import RedisServer, redis_products, start
@@ -127,7 +127,7 @@ async def test_a_server_that_ends_meanwhile_leaves_nothing_half_moved(server: Re
     found: set[str] = set()
     for lost in range(1, 5):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("aiodelay.redis.client.Client.command", _failing_after(lost))
+            patch.setattr("aiodelay.backends.redis.connection.client.Client.command", _failing_after(lost))
             with pytest.raises(StoreUnavailableError):
                 await take_over_black_box(server.url, store, allow=["T"])
         found |= {key.decode() for key in box.redis.zrange(f"{KEY}:taken", 0, -1)}
@@ -139,8 +139,8 @@ async def test_a_server_that_ends_meanwhile_leaves_nothing_half_moved(server: Re
 
 
 def _failing_after(n: int) -> object:
-    from aiodelay.redis.client import Client  # noqa: PLC0415 - what is patched
-    from aiodelay.redis.faults import Fault  # noqa: PLC0415
+    from aiodelay.backends.redis.connection.client import Client  # noqa: PLC0415 - what is patched
+    from aiodelay.backends.redis.connection.faults import Fault  # noqa: PLC0415
 
     command, left = Client.command, [n]
 

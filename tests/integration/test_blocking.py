@@ -29,12 +29,12 @@ from aiodelay import (
     ScheduleTimeError,
     StoreUnavailableError,
 )
+from aiodelay.backends.registry import open_store
 from aiodelay.blocking import BlockingScheduler
-from aiodelay.identifiers import new_op
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import Dead, Demand, Fire, Stored
+from aiodelay.engine.control import Control
 from aiodelay.memory import MemoryStore
-from aiodelay.model import Dead, Demand, Fire, Stored
-from aiodelay.operations import Operations
-from aiodelay.registry import open_store
 from tests.support.command import DEADLINE_S, Program
 from tests.support.servers import Found, redis_servers, serving
 
@@ -104,7 +104,7 @@ def test_what_it_schedules_is_what_a_scheduler_delivers(url: str) -> None:
 
 
 LISTED = ("pending", "dead_letters")
-OPERATIONS = [name for name in vars(Operations) if not name.startswith("_") and name != "opened_store"]
+OPERATIONS = [name for name in vars(Control) if not name.startswith("_") and name != "opened_store"]
 ALIKE = ("schedule", "cancel", "reschedule", "fire", *OPERATIONS)
 
 

@@ -12,7 +12,7 @@ import pytest
 import redis as redis_py
 
 from aiodelay import Reject, Retry, Scheduler
-from aiodelay.handlers import Handler
+from aiodelay.handlers.registration import Handler
 from tests.support.cli import Cli
 from tests.support.servers import Found, redis_servers
 from tests.support.waiting import until

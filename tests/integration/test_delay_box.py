@@ -15,6 +15,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from aiodelay import ConfigurationError, Scheduler
+from aiodelay.backends.kafka.records import DEAD_REASON
+from aiodelay.backends.kafka.topics.intake import DEAD_FROM, DEAD_TIMESTAMP
 from aiodelay.delay_box import DelayBox
 from aiodelay.errors import (
     SinkUnavailableError,
@@ -24,8 +26,6 @@ from aiodelay.errors import (
     UnknownSinkError,
 )
 from aiodelay.kafka import KafkaSink
-from aiodelay.kafka.intake import DEAD_FROM, DEAD_TIMESTAMP
-from aiodelay.kafka.records import DEAD_REASON
 from aiodelay.testing.servers import Found, redis_servers
 from tests.support.bad_requests import BAD
 from tests.support.boxes import Out, headers_of, request, send

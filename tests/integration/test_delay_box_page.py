@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aiodelay.kafka.requests import FIELDS
+from aiodelay.backends.kafka.topics.requests import FIELDS
 from aiodelay.testing.servers import redis_servers, serving
 from tests.support.command import Program
 from tests.support.kafka import create_topic

@@ -9,11 +9,11 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 
 from aiodelay import Message
-from aiodelay.identifiers import new_op
-from aiodelay.kafka import records
-from aiodelay.kafka.store import KafkaStore
-from aiodelay.kafka.topic import SETTINGS
-from aiodelay.model import After, Cancel, Envelope, Put, Refused, Reschedule, Stored
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.store.store import KafkaStore
+from aiodelay.backends.kafka.topics.topic import SETTINGS
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Cancel, Envelope, Put, Refused, Reschedule, Stored
 from tests.support.kafka import create_topic, new_name
 from tests.support.waiting import until
 

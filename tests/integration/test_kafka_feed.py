@@ -8,10 +8,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from aiodelay.errors import StoreUnavailableError
-from aiodelay.kafka import KafkaSource
-from aiodelay.memory import MemoryStore
-from aiodelay.model import (
+from aiodelay.core.transitions import token_counter, token_for
+from aiodelay.core.values import (
     Again,
     Claim,
     Dead,
@@ -24,8 +22,10 @@ from aiodelay.model import (
     SettleOutcome,
     Stored,
 )
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.kafka import KafkaSource
+from aiodelay.memory import MemoryStore
 from aiodelay.ports import Feed
-from aiodelay.transitions import token_counter, token_for
 from tests.support.kafka import create_topic, new_name
 from tests.support.topics import committed, fill, lasting_producer
 

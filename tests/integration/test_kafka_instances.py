@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from aiodelay import Scheduler
+from aiodelay.core.values import Instance
 from aiodelay.kafka import KafkaStore, open_store
-from aiodelay.model import Instance
 from aiodelay.service import admin
 from tests.support.api import client_of, serving_app
 from tests.support.kafka import new_name

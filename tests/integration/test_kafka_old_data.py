@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aiodelay.record_format import FIELDS
+from aiodelay.core.record_format import FIELDS
 from tests.support.old_data.answers import CHAPTERS, FIXTURES, answered, answers, told_of
 from tests.support.old_data.kafka import OldKafka, records_of
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aiodelay.kafka.topic import SETTINGS
+from aiodelay.backends.kafka.topics.topic import SETTINGS
 from tests.support.kafka import create_topic
 
 PAGE = (Path(__file__).parents[2] / "docs" / "kafka.md").read_text()

@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from aiodelay.identifiers import new_op
-from aiodelay.kafka import KafkaStore, records
-from aiodelay.model import After, Envelope, Put, Refused, SourcePosition, Stored
+from aiodelay.backends.kafka import KafkaStore, records
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Envelope, Put, Refused, SourcePosition, Stored
 from tests.support.kafka import new_name
 
 pytestmark = pytest.mark.asyncio

@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from aiodelay.identifiers import new_op
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Claim, Demand, Envelope, Put, PutBack, Record, Stored
 from aiodelay.kafka import KafkaStore
-from aiodelay.model import After, Claim, Demand, Envelope, Put, PutBack, Record, Stored
 from aiodelay.ports import Work
 from tests.support.kafka import new_name
 from tests.support.waiting import until

@@ -9,10 +9,10 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 
 from aiodelay import CancelOutcome, Conflict, Context, DuplicateIdError, Every, Retry, Scheduler
+from aiodelay.backends.kafka.client import Producer
+from aiodelay.backends.kafka.topics.writer import Writer
+from aiodelay.core.values import Promise
 from aiodelay.kafka import KafkaSink
-from aiodelay.kafka.client import Producer
-from aiodelay.kafka.writer import Writer
-from aiodelay.model import Promise
 from tests.support.kafka import create_topic, new_name
 from tests.support.proxy import proxied
 

@@ -15,9 +15,10 @@ from aiokafka.consumer.fetcher import FetchResult
 from aiokafka.errors import TopicAlreadyExistsError
 
 from aiodelay import ConfigurationError, Context, Reject, Retry, Scheduler
+from aiodelay.backends.kafka import KafkaSink
+from aiodelay.backends.kafka.topics import feed_reader
+from aiodelay.backends.kafka.topics.feed_part import MOST_AHEAD
 from aiodelay.errors import TargetError
-from aiodelay.kafka import KafkaSink, feed_reader
-from aiodelay.kafka.feed_part import MOST_AHEAD
 from tests.support import waiting
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import redis_servers, serving
@@ -377,7 +378,7 @@ async def test_k23_what_was_read_beside_a_batch_that_cannot_be_read_is_read_agai
 
 
 async def test_a_topic_that_is_not_there_yet_is_waited_for(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodelay.kafka.group.METADATA_MS", 200)
+    monkeypatch.setattr("aiodelay.backends.kafka.topics.group.METADATA_MS", 200)
     at = Scene(kafka, new_name(), 1)
     async with at.handled_by(nothing):
         await asyncio.sleep(0.5)  # the cluster must have been asked for a topic that is missing

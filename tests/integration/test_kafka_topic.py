@@ -13,11 +13,11 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import UnknownTopicOrPartitionError
 
+from aiodelay.backends.kafka.client.options import Cluster, read_cluster
+from aiodelay.backends.kafka.topics import topic as topics
+from aiodelay.backends.kafka.topics.topic import SETTINGS, Topic, check, prepare, problems
+from aiodelay.core.urls import UrlOptions
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
-from aiodelay.kafka import topic as topics
-from aiodelay.kafka.options import Cluster, read_cluster
-from aiodelay.kafka.topic import SETTINGS, Topic, check, prepare, problems
-from aiodelay.urls import UrlOptions
 from tests.support.kafka import create_topic, new_name, started
 
 GOOD = Topic("schedules", 6, 3, {**SETTINGS, "min.insync.replicas": "2"})

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from aiodelay import Reject, Scheduler
-from aiodelay.model import DeadLetter, Refused
+from aiodelay.core.values import DeadLetter, Refused
 from tests.support.api import ALL, serving_api
 from tests.support.cli import Cli
 from tests.support.kafka import create_topic, new_name

@@ -13,10 +13,10 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from aiodelay import Context, Retry, Scheduler
-from aiodelay.identifiers import new_op
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Envelope, Put
 from aiodelay.memory import MemoryStore
-from aiodelay.model import After, Envelope, Put
-from aiodelay.queries import LATENESS_WINDOW_MS, LatenessMeter
+from aiodelay.operations.queries import LATENESS_WINDOW_MS, LatenessMeter
 from aiodelay.testing import VirtualClock
 from tests.support.api import serving_api
 from tests.support.cli import Cli

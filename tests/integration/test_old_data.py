@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from aiodelay.record_format import FIELDS
+from aiodelay.core.record_format import FIELDS
 from aiodelay.testing.conformance import Stage
 from tests.support.cli import Cli
 from tests.support.old_data.answers import CHAPTERS, FIXTURES, answered, answers, told_of

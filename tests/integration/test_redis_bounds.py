@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from aiodelay.identifiers import new_op
-from aiodelay.model import After, Claim, Dead, Demand, Envelope, Late, Put, Query, Renewal, RenewOutcome, Stored
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Claim, Dead, Demand, Envelope, Late, Put, Query, Renewal, RenewOutcome, Stored
 from aiodelay.redis import RedisStore
-from aiodelay.redis.scripts import Arg
 from aiodelay.testing.clock import VirtualClock
 from tests.support.servers import Found, redis_servers
 

@@ -11,10 +11,10 @@ from uuid import uuid4
 import pytest
 
 from aiodelay import OutcomeUnknownError, Scheduler, StoreDamagedError, StoreMismatchError
-from aiodelay.redis.client import Client
-from aiodelay.redis.key_types import KEY_TYPES, overwritten_key
-from aiodelay.redis.keys import DERIVED, FIXED, Keys, keys_of
-from aiodelay.redis.options import read_url
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.key_types import KEY_TYPES, overwritten_key
+from aiodelay.backends.redis.connection.options import read_url
+from aiodelay.backends.redis.records.keys import DERIVED, FIXED, Keys, keys_of
 from tests.support.servers import Found, redis_servers
 from tests.support.waiting import until
 

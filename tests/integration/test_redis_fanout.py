@@ -13,10 +13,9 @@ from uuid import uuid4
 
 import pytest
 
-from aiodelay.errors import ConfigurationError, TargetError
-from aiodelay.identifiers import new_op
-from aiodelay.memory import MemoryStore
-from aiodelay.model import (
+from aiodelay.core.ids import new_op
+from aiodelay.core.transitions import SILENT_LEASES
+from aiodelay.core.values import (
     After,
     Again,
     Claim,
@@ -32,9 +31,10 @@ from aiodelay.model import (
     Settlement,
     SettleOutcome,
 )
+from aiodelay.errors import ConfigurationError, TargetError
+from aiodelay.memory import MemoryStore
 from aiodelay.ports import Feed
 from aiodelay.redis import Consumer, RedisFanout, RedisFanoutSink, RedisFanoutSource, RedisStore
-from aiodelay.transitions import SILENT_LEASES
 from tests.integration.test_redis_list_bounds import called_by_scripts
 from tests.support.servers import Found, redis_servers
 from tests.support.waiting import until

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from aiodelay import Context, Message, Reject, Retry, Scheduler, event
-from aiodelay.model import Promise
+from aiodelay.core.values import Promise
 from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisFanoutSource
 from tests.support.servers import Found, redis_servers
 from tests.support.waiting import until

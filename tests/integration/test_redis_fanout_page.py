@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from aiodelay.backends.redis.connection.scripts import script
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Again, Delivery, Demand, Done, Envelope, Put, Sent, SettleOutcome
 from aiodelay.errors import SinkUnavailableError, StoreMismatchError, StoreUnavailableError
-from aiodelay.identifiers import new_op
-from aiodelay.model import After, Again, Delivery, Demand, Done, Envelope, Put, Sent, SettleOutcome
 from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisFanoutSource, RedisStore
-from aiodelay.redis.scripts import script
 from tests.integration.test_redis_page import send
 from tests.support.servers import RedisServer, redis_programs, start
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from aiodelay import Context, Scheduler
+from aiodelay.core.values import Query
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.imports import Imported
+from aiodelay.importers.fred84 import import_fred84, simple_name
+from aiodelay.importers.put_all import Imported
 from aiodelay.memory import MemoryStore
-from aiodelay.model import Query
 from aiodelay.redis import RedisStore
-from aiodelay.redis.fred84 import import_fred84, simple_name
 from tests.support.servers import RedisServer, redis_products, start
 
 CLASS = "com.shop.events.OrderPlaced"

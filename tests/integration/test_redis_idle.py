@@ -9,11 +9,12 @@ from uuid import uuid4
 
 import pytest
 
-from aiodelay.identifiers import new_id, new_op
-from aiodelay.model import After, Demand, Envelope, Put, Stored
+from aiodelay.backends.redis import RedisListSink, RedisStore
+from aiodelay.backends.redis.store import transfer
+from aiodelay.backends.redis.store.work import RedisWork
+from aiodelay.core.ids import new_id, new_op
+from aiodelay.core.values import After, Demand, Envelope, Put, Stored
 from aiodelay.ports import Transferring, Work
-from aiodelay.redis import RedisListSink, RedisStore, transfer
-from aiodelay.redis.work import RedisWork
 from tests.support.servers import Found, redis_servers
 
 POLL_S = 2.0

@@ -10,11 +10,11 @@ from itertools import pairwise
 import pytest
 from redis.asyncio import Redis
 
-from aiodelay.identifiers import new_op
-from aiodelay.model import After, Delivery, Demand, Envelope, Put
+from aiodelay.backends.redis.records.elements import encode_element
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Delivery, Demand, Envelope, Put
 from aiodelay.ports import Feed
 from aiodelay.redis import RedisListSource, RedisStore
-from aiodelay.redis.elements import encode_element
 from tests.support.servers import Found, redis_servers
 
 SINK, LANE = "redis-list", "work"

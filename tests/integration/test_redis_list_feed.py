@@ -12,9 +12,9 @@ from uuid import uuid4
 import pytest
 from msgspec.structs import replace
 
-from aiodelay.errors import StoreDamagedError, StoreUnavailableError
-from aiodelay.memory import MemoryStore
-from aiodelay.model import (
+from aiodelay.backends.redis.records.elements import decode_element, encode_element
+from aiodelay.core.transitions import RIGHTING_MS, delivery_id, token_counter, token_for
+from aiodelay.core.values import (
     After,
     Again,
     Claim,
@@ -33,11 +33,11 @@ from aiodelay.model import (
     SettleOutcome,
     Stored,
 )
+from aiodelay.errors import StoreDamagedError, StoreUnavailableError
+from aiodelay.memory import MemoryStore
 from aiodelay.ports import Feed
 from aiodelay.redis import RedisListSource, RedisStore
-from aiodelay.redis.elements import decode_element, encode_element
 from aiodelay.testing.faults import FaultyStore
-from aiodelay.transitions import RIGHTING_MS, delivery_id, token_counter, token_for
 from tests.support.servers import Found, redis_servers
 
 LANE = "orders"

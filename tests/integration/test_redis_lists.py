@@ -31,13 +31,13 @@ from aiodelay import (
     UnknownSinkError,
     event,
 )
-from aiodelay.model import LEASE_MS, Delivery, Envelope, Promise, State
+from aiodelay.backends.redis.records.elements import Element, decode_element, encode_element
+from aiodelay.core.transitions import delivery_id
+from aiodelay.core.values import LEASE_MS, Delivery, Envelope, Promise, State
 from aiodelay.ports import Sink, Transferring
 from aiodelay.redis import RedisListSink, RedisListSource, RedisStore
-from aiodelay.redis.elements import Element, decode_element, encode_element
 from aiodelay.testing import on_virtual_time
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
-from aiodelay.transitions import delivery_id
 from tests.support.servers import Found, redis_servers
 from tests.support.waiting import until
 

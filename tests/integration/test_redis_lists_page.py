@@ -14,11 +14,23 @@ from pathlib import Path
 
 import pytest
 
+from aiodelay.backends.redis.records.elements import decode_element
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import (
+    After,
+    Again,
+    At,
+    Delivery,
+    Demand,
+    Done,
+    Envelope,
+    NotTaken,
+    Put,
+    Renewal,
+    SettleOutcome,
+)
 from aiodelay.errors import SinkUnavailableError, StoreMismatchError, StoreUnavailableError
-from aiodelay.identifiers import new_op
-from aiodelay.model import After, Again, At, Delivery, Demand, Done, Envelope, NotTaken, Put, Renewal, SettleOutcome
 from aiodelay.redis import RedisListSink, RedisListSource, RedisStore
-from aiodelay.redis.elements import decode_element
 from aiodelay.testing.clock import VirtualClock
 from tests.support.servers import RedisServer, redis_programs, start
 

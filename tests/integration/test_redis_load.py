@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from aiodelay.identifiers import new_op
-from aiodelay.model import After, Conflict, Envelope, Put, Stored
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Conflict, Envelope, Put, Stored
 from aiodelay.redis import RedisStore
 from tests.support.servers import RedisServer, redis_products, start
 

@@ -14,13 +14,13 @@ from uuid import uuid4
 
 import pytest
 
+from aiodelay.core.ids import new_op
+from aiodelay.core.transitions import SILENT_LEASES
+from aiodelay.core.values import After, Dead, Delivery, Demand, Done, Envelope, NotTaken, Put, Sent, SettleOutcome
 from aiodelay.errors import ConfigurationError, InputError, StoreUnavailableError, TargetError
-from aiodelay.identifiers import new_op
 from aiodelay.memory import MemoryStore
-from aiodelay.model import After, Dead, Delivery, Demand, Done, Envelope, NotTaken, Put, Sent, SettleOutcome
 from aiodelay.ports import Feed
 from aiodelay.redis import LogConsumer, LogEntry, LogMessage, LogTopic, RedisLog, RedisStore
-from aiodelay.transitions import SILENT_LEASES
 from tests.integration.test_redis_fanout import (
     MANY,
     SHORT_MS,

@@ -13,8 +13,8 @@ from uuid import uuid4
 import pytest
 
 from aiodelay import Context, Message, Reject, Retry, Scheduler, event
+from aiodelay.core.values import Promise
 from aiodelay.errors import TargetError
-from aiodelay.model import Promise
 from aiodelay.redis import LogConsumer, RedisLog
 from tests.support.servers import Found, redis_servers
 from tests.support.waiting import until

@@ -9,11 +9,23 @@ from typing import Any
 
 import pytest
 
-from aiodelay.identifiers import new_op
-from aiodelay.model import After, Cancel, Dead, DeadKey, Demand, Envelope, Put, Query, Refused, Reschedule, Snapshot
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.records.keys import Keys
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import (
+    After,
+    Cancel,
+    Dead,
+    DeadKey,
+    Demand,
+    Envelope,
+    Put,
+    Query,
+    Refused,
+    Reschedule,
+    Snapshot,
+)
 from aiodelay.redis import RedisStore
-from aiodelay.redis.keys import Keys
-from aiodelay.redis.scripts import Arg
 from tests.support.servers import redis_servers, serving
 
 LANE = "work"

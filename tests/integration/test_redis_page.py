@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from aiodelay.errors import StoreMismatchError, StoreUnavailableError
-from aiodelay.identifiers import new_op
-from aiodelay.model import (
+from aiodelay.backends.redis.connection.scripts import script
+from aiodelay.backends.redis.records.keys import DERIVED, FIXED, Keys
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import (
     After,
     Again,
     Cancel,
@@ -33,10 +34,9 @@ from aiodelay.model import (
     SettleOutcome,
     Stored,
 )
+from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
-from aiodelay.redis.keys import DERIVED, FIXED, Keys
-from aiodelay.redis.scripts import script
 from tests.support.servers import RedisServer, redis_programs, start
 
 FORMATS = Path(__file__).parents[2] / "docs" / "formats.md"

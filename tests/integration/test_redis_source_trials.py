@@ -15,8 +15,9 @@ from uuid import uuid4
 import pytest
 from msgspec.structs import replace
 
-from aiodelay.memory import MemoryStore
-from aiodelay.model import (
+from aiodelay.backends.redis.lists.list_consumer import ListConsumer
+from aiodelay.core.transitions import KILLS_TO_DEATH, SILENT_LEASES, SUSPECT_LAPSES, TRIAL_MS, token_counter, token_for
+from aiodelay.core.values import (
     LEASE_MS,
     MAX_LAPSES,
     Again,
@@ -31,10 +32,9 @@ from aiodelay.model import (
     Sent,
     SettleOutcome,
 )
+from aiodelay.memory import MemoryStore
 from aiodelay.ports import Sink, Source
 from aiodelay.redis import RedisFanoutSink, RedisFanoutSource, RedisListSink, RedisListSource, RedisLog, RedisStore
-from aiodelay.redis.taking import TakingFeed
-from aiodelay.transitions import KILLS_TO_DEATH, SILENT_LEASES, SUSPECT_LAPSES, TRIAL_MS, token_counter, token_for
 from tests.support.servers import Found, redis_servers
 
 LANE = "work"
@@ -57,7 +57,7 @@ class Scene:
         self.letters = MemoryStore()
         self.direct = RedisStore(url, namespace=self.namespace)
         self.now = 1_893_456_000_000
-        self._feeds: list[TakingFeed] = []
+        self._feeds: list[ListConsumer] = []
 
     async def open(self) -> None:
         self.source: Source
@@ -76,11 +76,11 @@ class Scene:
         for each in (self.letters, self.direct, self.source, self.sink):
             await self._opened.enter_async_context(each)
 
-    async def process(self, *, options: str = "") -> TakingFeed:
+    async def process(self, *, options: str = "") -> ListConsumer:
         """Start a process; with the first one, the consumer of a topic is registered."""
         opening = self.source.feed(f"{self.address}{options}", uuid4().hex, self.letters.put_back, self.letters.now_ms)
         feed = await self._opened.enter_async_context(opening)
-        assert isinstance(feed, TakingFeed)
+        assert isinstance(feed, ListConsumer)
         feed._server_ms = self.now
         self._feeds.append(feed)
         await taken(feed, 0)
@@ -119,12 +119,12 @@ class Scene:
         return found
 
 
-async def taken(feed: TakingFeed, messages: int = 500, *, max_lapses: int = MAX_LAPSES) -> Claimed:
+async def taken(feed: ListConsumer, messages: int = 500, *, max_lapses: int = MAX_LAPSES) -> Claimed:
     demand = {LANE: Demand(messages, max_lapses=max_lapses)}
     return await feed.claim(demand, request=f"r{next(requests)}", lease_ms=LEASE_MS)
 
 
-async def take(feed: TakingFeed, messages: int = 500, *, max_lapses: int = MAX_LAPSES) -> list[Claim]:
+async def take(feed: ListConsumer, messages: int = 500, *, max_lapses: int = MAX_LAPSES) -> list[Claim]:
     return list((await taken(feed, messages, max_lapses=max_lapses)).claims)
 
 
@@ -132,18 +132,18 @@ def ids_of(claims: Sequence[Claim]) -> list[str]:
     return [each.record.id for each in claims]
 
 
-async def end(feed: TakingFeed, claims: Sequence[Claim]) -> None:
+async def end(feed: ListConsumer, claims: Sequence[Claim]) -> None:
     ends = [Done(each.record.id, each.record.revision, each.token) for each in claims]
     assert list(await feed.settle(ends)) == [SettleOutcome.SETTLED] * len(claims)
 
 
-async def give_back(feed: TakingFeed, claims: Sequence[Claim]) -> None:
+async def give_back(feed: ListConsumer, claims: Sequence[Claim]) -> None:
     records = [(each.record, each.token) for each in claims]
     releases = [Again(each.id, each.revision, token, each.due_ms, each.attempt) for each, token in records]
     assert list(await feed.settle(releases)) == [SettleOutcome.SETTLED] * len(claims)
 
 
-async def renew(feed: TakingFeed, claim: Claim, *, ends_trial: bool = False) -> RenewOutcome:
+async def renew(feed: ListConsumer, claim: Claim, *, ends_trial: bool = False) -> RenewOutcome:
     to = token_for(feed._now_ms() + LEASE_MS, token_counter(claim.token))
     renewal = Renewal(claim.record.id, claim.record.revision, claim.token, to, ends_trial)
     (outcome,) = await feed.renew([renewal])

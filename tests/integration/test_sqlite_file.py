@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from aiodelay.backends.sqlite.connection import APPLICATION_ID, LATER_COLUMNS, SCHEMA_VERSION
+from aiodelay.core.table_scan import Scan
+from aiodelay.core.values import FIELDS, After, Again, Cancel, Demand, Envelope, Put, Stored
 from aiodelay.errors import (
     ClosedError,
     ConfigurationError,
@@ -21,10 +24,7 @@ from aiodelay.errors import (
     UnsupportedByStoreError,
     WrongLoopError,
 )
-from aiodelay.model import FIELDS, After, Again, Cancel, Demand, Envelope, Put, Stored
-from aiodelay.scanning import Scan
 from aiodelay.sqlite import SqliteStore, open_store
-from aiodelay.sqlite.connection import APPLICATION_ID, LATER_COLUMNS, SCHEMA_VERSION
 
 
 def put(message_id: str = "m", op: bytes = b"12345678", payload: bytes = b"payload") -> Put:
@@ -255,7 +255,7 @@ async def test_opening_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> 
 
 def test_the_columns_are_those_of_the_record(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "delay.db")) as connection:
-        connection.executescript(files("aiodelay.sqlite").joinpath("schema.sql").read_text())
+        connection.executescript(files("aiodelay.backends.sqlite").joinpath("schema.sql").read_text())
         columns = {row[1] for row in connection.execute("PRAGMA table_info (messages)")}
     fields = {field.column.name for field in FIELDS if field.column is not None}
     assert fields <= columns

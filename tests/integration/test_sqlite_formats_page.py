@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from aiodelay.model import (
+from aiodelay.core.durations import from_epoch_ms
+from aiodelay.core.values import (
     Again,
     At,
     Cancel,
@@ -29,7 +30,6 @@ from aiodelay.model import (
 )
 from aiodelay.sqlite import SqliteStore
 from aiodelay.testing.clock import VirtualClock
-from aiodelay.timeunits import from_epoch_ms
 
 PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8").partition("\n## SQLite\n")[2]
 (SQL,) = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
@@ -48,7 +48,7 @@ def put(values: str, columns: str = "id, lane, due_ms, payload") -> str:
 
 def test_the_tables_of_the_page_are_those_of_the_schema() -> None:
     with closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript(files("aiodelay.sqlite").joinpath("schema.sql").read_text())
+        connection.executescript(files("aiodelay.backends.sqlite").joinpath("schema.sql").read_text())
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
         columns = {row[1] for row in connection.execute("PRAGMA table_info (schedule)")}
     columns_part, tables_part = PAGE.split("\n### Tables\n")

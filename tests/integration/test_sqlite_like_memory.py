@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import pytest
 from msgspec.structs import replace
 
-from aiodelay.memory import MemoryStore
-from aiodelay.model import (
+from aiodelay.core.transitions import token_counter, token_for
+from aiodelay.core.values import (
     After,
     Again,
     At,
@@ -37,10 +37,10 @@ from aiodelay.model import (
     Settlement,
     SourcePosition,
 )
+from aiodelay.memory import MemoryStore
 from aiodelay.ports import Work
 from aiodelay.sqlite import SqliteStore
 from aiodelay.testing.clock import VirtualClock
-from aiodelay.transitions import token_counter, token_for
 from tests.support.disks import IN_MEMORY
 
 LANES, IDS, ADDRESSES = ("a", "b", "c"), ("v", "w", "x", "y", "z"), ("", "p", "q")

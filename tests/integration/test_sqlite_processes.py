@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from aiodelay.model import After, Demand, Done, Envelope, Put
+from aiodelay.core.values import After, Demand, Done, Envelope, Put
 from aiodelay.ports import Work
 from aiodelay.sqlite import SqliteStore
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio
 
 PRODUCE = """
 import asyncio, sys
-from aiodelay.model import After, Envelope, Put
+from aiodelay.core.values import After, Envelope, Put
 from aiodelay.sqlite import SqliteStore
 
 async def main():
@@ -37,7 +37,7 @@ asyncio.run(main())
 """
 CONSUME = """
 import asyncio, sys
-from aiodelay.model import Demand, Done
+from aiodelay.core.values import Demand, Done
 from aiodelay.sqlite import SqliteStore
 
 async def main():

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from aiodelay.model import (
+from aiodelay.backends.sqlite import SqliteStore, upkeep
+from aiodelay.backends.sqlite.connection import Database
+from aiodelay.backends.sqlite.reading import Reader
+from aiodelay.core.transitions import occurrence_id
+from aiodelay.core.values import (
     RETRY_WINDOW_MS,
     After,
     Again,
@@ -33,11 +37,7 @@ from aiodelay.model import (
     Unknown,
 )
 from aiodelay.ports import Work
-from aiodelay.sqlite import SqliteStore, upkeep
-from aiodelay.sqlite.connection import Database
-from aiodelay.sqlite.reading import Reader
 from aiodelay.testing.clock import VirtualClock
-from aiodelay.transitions import occurrence_id
 
 LANE = {"lane": Demand(500)}
 SCAN = re.compile(r"SCAN (TABLE )?(m|messages|q|queue)\b")

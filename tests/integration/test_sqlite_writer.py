@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from aiodelay.clock import SystemClock
+from aiodelay.backends.sqlite import SqliteStore, connection
+from aiodelay.backends.sqlite.connection import Database
+from aiodelay.core.values import After, Claimed, Demand, Done, Envelope, Outcome, Put, Refused, Stored, Unknown
 from aiodelay.errors import ClosedError, StoreUnavailableError
-from aiodelay.model import After, Claimed, Demand, Done, Envelope, Outcome, Put, Refused, Stored, Unknown
 from aiodelay.ports import Work
-from aiodelay.sqlite import SqliteStore, connection
-from aiodelay.sqlite.connection import Database
+from aiodelay.ports.clock import SystemClock
 
 pytestmark = pytest.mark.asyncio
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from aiodelay.backends.registry import open_store
+from aiodelay.core.values import JournalEntry
 from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
-from aiodelay.model import JournalEntry
 from aiodelay.ports import Store, Trail
-from aiodelay.registry import open_store
 from tests.support.journals import note
 from tests.support.stores import SHARED_STORES, empty_store
 

@@ -13,12 +13,13 @@ from uuid import uuid4
 import pytest
 import redis as redis_py
 
-from aiodelay import Scheduler, StoreTooNewError, StoreUnavailableError, __version__, features
-from aiodelay.identifiers import new_op
-from aiodelay.model import After, Demand, Envelope, Put, Refused
+from aiodelay import Scheduler, StoreTooNewError, StoreUnavailableError, __version__
+from aiodelay.backends.registry import open_store
+from aiodelay.core import features
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Demand, Envelope, Put, Refused
 from aiodelay.ports import Upgradable
 from aiodelay.redis import RedisListSink, RedisStore
-from aiodelay.registry import open_store
 from aiodelay.sqlite import SqliteStore
 from tests.support.cli import Cli
 from tests.support.kafka import new_name

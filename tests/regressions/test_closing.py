@@ -13,9 +13,9 @@ from typing import Self, TypeAlias
 import pytest
 
 from aiodelay import ClosedError, Context, OutcomeUnknownError, Scheduler, StoreUnavailableError
-from aiodelay._runtime.lifecycle import CANCEL_S, CLOSE_S
+from aiodelay.core.values import Delivery, Demand, SendOutcome, Sent, State
+from aiodelay.engine.lifecycle import CANCEL_S, CLOSE_S
 from aiodelay.memory import MemoryStore
-from aiodelay.model import Delivery, Demand, SendOutcome, Sent, State
 from aiodelay.testing import Fault, FaultyStore
 from aiodelay.testing.clock import VirtualClock
 from tests.support.waiting import until

@@ -9,7 +9,7 @@ from typing import Any, Self
 import pytest
 
 from aiodelay import AiodelayError, ClosedError, Context, ScheduleOutcome, Scheduler
-from aiodelay.model import Command, Delivery, Demand, Outcome, SendOutcome, SourcePosition
+from aiodelay.core.values import Command, Delivery, Demand, Outcome, SendOutcome, SourcePosition
 from aiodelay.testing.clock import VirtualClock
 from tests.support.noted import Name, NotedStore
 

@@ -33,11 +33,12 @@ from aiodelay import (
     Scheduler,
     ScheduleTimeError,
 )
-from aiodelay.identifiers import new_op
-from aiodelay.model import After, Claim, Command, Demand, Done, Envelope, Outcome, Put, SettleOutcome, Stored
-from aiodelay.redis import RedisStore, waking
-from aiodelay.redis.keys import DERIVED, FIXED, Keys
-from aiodelay.redis.scripts import NAMES, script
+from aiodelay.backends.redis import RedisStore
+from aiodelay.backends.redis.connection import wakeup_listener
+from aiodelay.backends.redis.connection.scripts import NAMES, script
+from aiodelay.backends.redis.records.keys import DERIVED, FIXED, Keys
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Claim, Command, Demand, Done, Envelope, Outcome, Put, SettleOutcome, Stored
 from aiodelay.testing.faults import FaultyStore
 from tests.support.server_clock import SteppedClock
 from tests.support.servers import redis_servers, serving
@@ -511,7 +512,7 @@ def test_r29_with_every_wake_up_lost_the_safety_poll_finds_what_is_due(
 def test_r30_a_blocking_read_that_found_nothing_hears_what_comes_later(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waking, "BLOCK_MS", 100)
+    monkeypatch.setattr(wakeup_listener, "BLOCK_MS", 100)
     safety_poll(monkeypatch, ms=600_000)
 
     async def play() -> None:

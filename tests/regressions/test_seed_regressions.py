@@ -33,8 +33,8 @@ from aiodelay import (
     Scheduler,
     ScheduleTimeError,
 )
+from aiodelay.core.values import Demand, Done, SettleOutcome
 from aiodelay.memory import MemoryStore
-from aiodelay.model import Demand, Done, SettleOutcome
 from aiodelay.ports import Store, Work
 from aiodelay.sqlite import SqliteStore
 from aiodelay.testing.clock import VirtualClock

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 
-from aiodelay.identifiers import new_op
-from aiodelay.model import Cancel, Demand, Done, Query, Record
-from aiodelay.registry import open_store
-from aiodelay.transitions import NO_OP
+from aiodelay.backends.registry import open_store
+from aiodelay.core.ids import new_op
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.values import Cancel, Demand, Done, Query, Record
 
 __all__ = ["TO", "end_some", "frame_of", "given", "stored"]
 

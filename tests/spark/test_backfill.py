@@ -14,14 +14,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
 from aiodelay import AiodelayError, CancelOutcome, ConfigurationError, Scheduler
-from aiodelay.clock import SystemClock
-from aiodelay.inputs import check_headers, check_id, check_key, check_type_name, split_target
+from aiodelay.core.durations import MAX_HORIZON_MS
+from aiodelay.core.validation import check_headers, check_id, check_key, check_type_name, split_target
+from aiodelay.ports.clock import SystemClock
 from aiodelay.spark.jobs import backfill
 from aiodelay.spark.jobs.checking import Rules, accepted, judged, rejected
 from aiodelay.spark.jobs.mapping import given, mapped, read_mapping
 from aiodelay.spark.jobs.sources import read_source
 from aiodelay.spark.summary import Summary
-from aiodelay.timeunits import MAX_HORIZON_MS
 
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000

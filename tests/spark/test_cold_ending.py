@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from aiodelay.backends.registry import open_store
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.values import At, Cancel, Conflict, Demand, Done, Envelope, Outcome, Put, Refused, Stored
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.model import At, Cancel, Conflict, Demand, Done, Envelope, Outcome, Put, Refused, Stored
 from aiodelay.ports import BulkLoad, Store
-from aiodelay.registry import open_store
 from aiodelay.spark import ending
 from aiodelay.spark.ending import Ending, end_in
-from aiodelay.transitions import NO_OP
 from tests.support.servers import RedisServer, redis_products, start
 
 LANE = "redis-list"

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from aiodelay.core.values import After, At
 from aiodelay.errors import InputError
-from aiodelay.model import After, At
 from aiodelay.spark.composing import parts_of, puts_of
 from aiodelay.spark.write_settings import WriteSettings
 

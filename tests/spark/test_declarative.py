@@ -17,9 +17,9 @@ import pyspark
 import pytest
 from pyspark.sql import Row, SparkSession
 
-from aiodelay.identifiers import new_op
-from aiodelay.model import At, Envelope, Put
-from aiodelay.registry import open_store
+from aiodelay.backends.registry import open_store
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import At, Envelope, Put
 from tests.spark.connect import Client
 from tests.spark.messages import end_some, stored
 from tests.spark.program import OWN_PORT

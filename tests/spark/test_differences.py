@@ -7,8 +7,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from aiodelay.core.durations import to_epoch_ms
 from aiodelay.spark.jobs.differences import judged, tallied
-from aiodelay.timeunits import to_epoch_ms
 
 NOON = datetime(2031, 5, 4, 12, tzinfo=UTC)
 DUE = NOON + timedelta(hours=1)

@@ -12,9 +12,9 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.tws_tester import TwsTester
 
 from aiodelay import Late, Message
-from aiodelay.kafka import records
-from aiodelay.kafka.intake import DEAD_FROM, DEAD_TIMESTAMP
-from aiodelay.kafka.records import DEAD_REASON, Headers
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.records import DEAD_REASON, Headers
+from aiodelay.backends.kafka.topics.intake import DEAD_FROM, DEAD_TIMESTAMP
 from aiodelay.spark.engine import SlotScheduler, _given
 from aiodelay.spark.slots import WAS_DUE, Given, Slots
 from aiodelay.spark.topic_reading import _batch

@@ -19,8 +19,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from aiodelay import Scheduler
+from aiodelay.core.values import JournalEntry
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError
-from aiodelay.model import JournalEntry
 from aiodelay.spark.events import EventReader, _batch, stream_reader_of
 from aiodelay.spark.following import EventsLostError
 from aiodelay.spark.schemas import EVENTS

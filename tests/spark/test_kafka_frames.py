@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from msgspec.structs import replace
 from pyspark.sql import Row, SparkSession
 
+from aiodelay.core.values import JournalEntry
 from aiodelay.kafka.records import decode_history, encode_history
-from aiodelay.model import JournalEntry
 from aiodelay.spark.kafka import kafka_to_events
 
 KAFKA = (

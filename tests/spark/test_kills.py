@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from aiodelay.identifiers import new_op
-from aiodelay.model import At, Cancel, Conflict, Envelope, Put, Query
-from aiodelay.registry import open_store
+from aiodelay.backends.registry import open_store
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import At, Cancel, Conflict, Envelope, Put, Query
 from aiodelay.spark.jobs import archive, engine, migrate
 from aiodelay.spark.writing import write_frame
 from tests.spark.messages import end_some, frame_of, given, stored

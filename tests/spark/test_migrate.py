@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from aiodelay import CancelOutcome, Context, Scheduler
-from aiodelay.kafka.topic import SETTINGS
+from aiodelay.backends.kafka.topics.topic import SETTINGS
 from aiodelay.spark.jobs import migrate
 from aiodelay.spark.summary import Summary
 from tests.support.kafka import create_topic, new_name

@@ -12,13 +12,13 @@ from msgspec import structs
 from pyspark.sql import SparkSession
 
 from aiodelay import AiodelayError
-from aiodelay.identifiers import new_op
-from aiodelay.model import Again, At, Cancel, Conflict, Demand, Envelope, Late, Put, Record, Stored
+from aiodelay.backends.registry import open_store
+from aiodelay.core.ids import new_op
+from aiodelay.core.transitions import occurrence_id
+from aiodelay.core.values import Again, At, Cancel, Conflict, Demand, Envelope, Late, Put, Record, Stored
 from aiodelay.recurrence import Cron, encode_rule
-from aiodelay.registry import open_store
 from aiodelay.spark.jobs import migrate
 from aiodelay.spark.moving import MOVED
-from aiodelay.transitions import occurrence_id
 from tests.spark.messages import stored
 from tests.spark.test_kills import running, wait_for_rows
 from tests.spark.test_reading import EVERYTHING

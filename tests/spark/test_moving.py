@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from aiodelay.clock import SystemClock
-from aiodelay.identifiers import new_op
-from aiodelay.model import At, Conflict, Envelope, Put, Record, Stored
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import At, Conflict, Envelope, Put, Record, Stored
+from aiodelay.ports.clock import SystemClock
 from aiodelay.spark.moving import MOVED, Copier, Place, Taker, Withdrawer
 from tests.spark.messages import stored
 

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from aiodelay.backends.kafka.client import Outgoing
+from aiodelay.backends.kafka.client.options import read_url
+from aiodelay.backends.kafka.records import DEAD_REASON
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.kafka.client import Outgoing
-from aiodelay.kafka.options import read_url
-from aiodelay.kafka.records import DEAD_REASON
 from aiodelay.spark.producing import AT_ONCE, dead_reason, produce
 from tests.support.kafka import create_topic, new_name, read
 

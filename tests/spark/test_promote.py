@@ -17,9 +17,9 @@ from msgspec import structs
 from pyspark.sql import DataFrame, SparkSession
 
 from aiodelay import Context, Scheduler
-from aiodelay.clock import SystemClock
+from aiodelay.core.values import TOMBSTONE_WINDOW_MS, Put, Unknown
 from aiodelay.errors import ConfigurationError
-from aiodelay.model import TOMBSTONE_WINDOW_MS, Put, Unknown
+from aiodelay.ports.clock import SystemClock
 from aiodelay.spark import loading
 from aiodelay.spark.cold import Tier
 from aiodelay.spark.errors import clear_error

@@ -39,8 +39,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from aiodelay.identifiers import new_op
-from aiodelay.model import (
+from aiodelay.backends.registry import open_store
+from aiodelay.core.ids import new_op
+from aiodelay.core.table_scan import BATCH_BYTES
+from aiodelay.core.values import (
     Again,
     At,
     Cancel,
@@ -56,11 +58,9 @@ from aiodelay.model import (
     Reschedule,
     Settlement,
 )
+from aiodelay.operations.json_shapes import read_rule
 from aiodelay.ports import Store
 from aiodelay.recurrence import Cron, encode_rule
-from aiodelay.registry import open_store
-from aiodelay.scanning import BATCH_BYTES
-from aiodelay.shapes import read_rule
 from aiodelay.spark.columns import _types_of
 from aiodelay.spark.reading import PushingReader, Reader, reader_of
 from tests.support.servers import redis_products, serving

@@ -13,8 +13,8 @@ import redis
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from aiodelay.core.values import Envelope
 from aiodelay.errors import AiodelayError, ConfigurationError, StoreMismatchError, StoreUnavailableError
-from aiodelay.model import Envelope
 from aiodelay.spark.errors import clear_error
 from aiodelay.spark.reading import reader_of
 from tests.spark.test_reading import DUE, numbered, put, reader, rows, schema_of, store_all

@@ -9,16 +9,16 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from aiodelay import Message
-from aiodelay.clock import SystemClock
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.store.table_scan import Scanner
+from aiodelay.backends.kafka.topics.topic import SETTINGS
+from aiodelay.core.ids import new_op
+from aiodelay.core.table_scan import Scan
+from aiodelay.core.values import Again, Cancel, Dead, Demand, Done, Envelope, Stored
 from aiodelay.errors import StoreMismatchError
-from aiodelay.identifiers import new_op
-from aiodelay.kafka import records
-from aiodelay.kafka.options import Cluster
-from aiodelay.kafka.scanning import Scanner
-from aiodelay.kafka.topic import SETTINGS
-from aiodelay.model import Again, Cancel, Dead, Demand, Done, Envelope, Stored
 from aiodelay.ports import Store
-from aiodelay.scanning import Scan
+from aiodelay.ports.clock import SystemClock
 from tests.spark.test_reading import DUE, DUE_MS, EVERYTHING, parts_of, put, reader, rows, within
 from tests.support.kafka import create_topic, new_name
 

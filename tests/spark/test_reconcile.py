@@ -16,12 +16,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from aiodelay import Scheduler
+from aiodelay.core.durations import to_epoch_ms
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import At, Envelope, Put
 from aiodelay.errors import ConfigurationError, InputError
-from aiodelay.identifiers import new_op
-from aiodelay.model import At, Envelope, Put
 from aiodelay.spark.jobs import reconcile
 from aiodelay.spark.writing import write_frame
-from aiodelay.timeunits import to_epoch_ms
 from tests.support.planted import DUE, LANE, MAPPING, TO, apply, orders, plant
 
 

@@ -15,18 +15,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
-from aiodelay.clock import SystemClock
+from aiodelay.backends.sqlite.store import SqliteStore
+from aiodelay.core.ids import new_op
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.values import At, Cancel, Conflict, Envelope, Fire, Outcome, Put, Record, Reschedule, Snapshot, State
 from aiodelay.errors import ConfigurationError, InputError, UnsupportedByStoreError
-from aiodelay.identifiers import new_op
-from aiodelay.model import At, Cancel, Conflict, Envelope, Fire, Outcome, Put, Record, Reschedule, Snapshot, State
+from aiodelay.ports.clock import SystemClock
 from aiodelay.spark.jobs import reconcile, repair
 from aiodelay.spark.jobs.mapping import mapped
 from aiodelay.spark.repairing import Found, Repairer, repair_of
 from aiodelay.spark.summary import Summary
 from aiodelay.spark.write_settings import read_settings
 from aiodelay.spark.writing import write_frame
-from aiodelay.sqlite.store import SqliteStore
-from aiodelay.transitions import NO_OP
 from tests.support.planted import LANE, MAPPING, TO, apply, deliver, get, orders, plant
 
 DAY_MS = 86_400_000

@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
 from aiodelay import Scheduler
+from aiodelay.backends.registry import open_store
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import Again, At, Conflict, Dead, Delivery, Demand, Envelope, Late, Put, Snapshot
 from aiodelay.errors import ConfigurationError
-from aiodelay.identifiers import new_op
-from aiodelay.model import Again, At, Conflict, Dead, Delivery, Demand, Envelope, Late, Put, Snapshot
-from aiodelay.registry import open_store
 from aiodelay.spark.jobs import archive, replay, snapshot
 from aiodelay.testing import RecordingSink
 

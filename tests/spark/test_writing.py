@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from aiodelay.core.values import LateAction
 from aiodelay.errors import ConfigurationError
-from aiodelay.model import LateAction
 from aiodelay.recurrence import Every, encode_rule
 from aiodelay.spark.errors import clear_error
 from aiodelay.spark.schemas import DEAD, MESSAGES

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from aiodelay.model import (
+from aiodelay.core.values import (
     Again,
     At,
     Cancel,

@@ -11,14 +11,13 @@ from itertools import count, product
 
 import pytest
 
-from aiodelay.core.dict_table import Worker
-from aiodelay.kafka import records
-from aiodelay.kafka.changes import Change
-from aiodelay.kafka.checkpoint import Witness, checkpoint_of
-from aiodelay.kafka.pending_index import PendingIndex
-from aiodelay.kafka.placement import Placement
-from aiodelay.kafka.records import Read, Wire, encode_cancel, encode_record
-from aiodelay.model import (
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.pending.changes import Change
+from aiodelay.backends.kafka.pending.checkpoint import Witness, checkpoint_of
+from aiodelay.backends.kafka.pending.pending_index import PendingIndex
+from aiodelay.backends.kafka.pending.placement import Placement
+from aiodelay.core.dict_table.table import Worker
+from aiodelay.core.values import (
     Again,
     At,
     Cancel,
@@ -34,6 +33,7 @@ from aiodelay.model import (
     SettleOutcome,
     Stored,
 )
+from aiodelay.kafka.records import Read, Wire, encode_cancel, encode_record
 from aiodelay.testing.clock import VirtualClock
 
 LANE, LEASE_MS = "work", 15_000

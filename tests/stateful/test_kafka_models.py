@@ -11,9 +11,9 @@ from typing import NamedTuple, TypeVar
 
 import pytest
 
-from aiodelay.kafka.mark import Mark
-from aiodelay.kafka.session import Session
-from aiodelay.kafka.standing import Seen, Standing, after, is_forgettable
+from aiodelay.backends.kafka.pending.precedence import Precedence, Seen, after, is_forgettable
+from aiodelay.backends.kafka.store.partition.session import Session
+from aiodelay.backends.kafka.watermark import Watermark
 
 S = TypeVar("S", bound=Hashable)
 
@@ -82,7 +82,7 @@ class Owner(NamedTuple):
 
     read_to: int
     ready_at: int
-    standing: Standing | None = None
+    standing: Precedence | None = None
     version: int = 0
     run: int = 0
     plan: Plan | None = None
@@ -93,7 +93,7 @@ class Owner(NamedTuple):
 
 class State(NamedTuple):
     log: tuple[Line, ...]  # what the cleaner has left
-    whole: tuple[Standing | None, int]  # how the key stands by all that was ever written, and the version that stands
+    whole: tuple[Precedence | None, int]  # how the key stands by all that was ever written, and the version that stands
     end: int
     written: int  # how many of the user's steps are done
     owner: Owner
@@ -101,15 +101,15 @@ class State(NamedTuple):
     barriers: tuple[int, ...]
     delivered: frozenset[tuple[int, int]]
     twice: bool
-    marks: tuple[tuple[int, Mark], ...] = ()  # at which offsets the owner told what is finished
+    marks: tuple[tuple[int, Watermark], ...] = ()  # at which offsets the owner told what is finished
     asked: tuple[int, int] = (-1, 0)  # where a put unless one stands was written, under a key of its own; its version
     answered: int = -1  # and where its end was
     is_kept: bool = False  # it ended without a put, because one stood
     replaced: bool = False  # it took the place of one that stood
 
     @property
-    def mark(self) -> Mark:
-        return self.marks[-1][1] if self.marks else Mark()
+    def mark(self) -> Watermark:
+        return self.marks[-1][1] if self.marks else Watermark()
 
 
 class Rules(NamedTuple):
@@ -163,7 +163,7 @@ def marked(s: State, rules: Rules) -> Iterator[State]:
     is_waiting = owner.plan is not None or (owner.standing is not None and owner.standing.seen.is_put)
     if s.marks or owner.read_to <= owner.ready_at or (rules.marks == "what has ended" and is_waiting):
         return
-    yield s._replace(marks=((s.end, Mark(0, owner.read_to)),), end=s.end + 1)
+    yield s._replace(marks=((s.end, Watermark(0, owner.read_to)),), end=s.end + 1)
 
 
 def vanished(s: State, rules: Rules) -> Iterator[State]:
@@ -207,7 +207,7 @@ def seen(line: Line, rules: Rules) -> Seen:
     return Seen(line.offset, line.is_put, read_to)
 
 
-def plans(owner: Owner, rules: Rules, runs: int, mark: Mark) -> Iterator[Plan]:
+def plans(owner: Owner, rules: Rules, runs: int, mark: Watermark) -> Iterator[Plan]:
     """What an owner may decide; that it drops a plan again, because the transaction was aborted, changes nothing."""
     standing = owner.standing
     if owner.read_to <= owner.ready_at or (rules.reads_back and owner.unread >= 0):
@@ -274,8 +274,8 @@ def cleaned(s: State, rules: Rules) -> Iterator[State]:
 
 
 def stands(
-    lines: tuple[Line, ...], rules: Rules, before: tuple[Standing | None, int] = (None, 0)
-) -> tuple[Standing | None, int]:
+    lines: tuple[Line, ...], rules: Rules, before: tuple[Precedence | None, int] = (None, 0)
+) -> tuple[Precedence | None, int]:
     standing, version = before
     for line in lines:
         standing = after(standing, seen(line, rules))
@@ -310,7 +310,7 @@ def check(s: State, script: str, rules: Rules) -> None:
         require("the newest version stands", holds=version == last)
 
 
-def standing_version(standing: Standing | None, version: int, s: State, rules: Rules) -> int:
+def standing_version(standing: Precedence | None, version: int, s: State, rules: Rules) -> int:
     """Return the version that stands for a reader; 0: none."""
     if standing is None or not standing.seen.is_put:
         return 0

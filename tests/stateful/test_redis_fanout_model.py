@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from aiodelay.identifiers import new_op
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Again, Claim, Delivery, Demand, Done, Envelope, Put, Sent, SettleOutcome
 from aiodelay.memory import MemoryStore
-from aiodelay.model import After, Again, Claim, Delivery, Demand, Done, Envelope, Put, Sent, SettleOutcome
 from aiodelay.ports import Feed
 from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisFanoutSource, RedisStore
 from tests.stateful.test_store_machine import WALKS

@@ -23,8 +23,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aiodelay.memory import MemoryStore
-from aiodelay.model import (
+from aiodelay.core.transitions import token_counter, token_for
+from aiodelay.core.values import (
     MAX_LAPSES,
     After,
     Again,
@@ -50,10 +50,10 @@ from aiodelay.model import (
     Snapshot,
     SourcePosition,
 )
+from aiodelay.memory import MemoryStore
 from aiodelay.ports import Store, Work
 from aiodelay.sqlite import open_store
 from aiodelay.testing.clock import VirtualClock
-from aiodelay.transitions import token_counter, token_for
 from tests.stateful.plain_store import PlainStore
 from tests.support.disks import IN_MEMORY
 

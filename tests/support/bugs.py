@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiodelay.clock import SystemClock
-from aiodelay.model import (
+from aiodelay.core.values import (
     Cancel,
     Claimed,
     Command,
@@ -22,6 +21,7 @@ from aiodelay.model import (
     Stored,
 )
 from aiodelay.ports import Work
+from aiodelay.ports.clock import SystemClock
 from aiodelay.sqlite import SqliteStore
 
 __all__ = ["BUGS", "AcknowledgesEarly", "DeliversEarly", "IgnoresCancels", "SettlesFirst"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from aiodelay.transitions import token_deadline_ms
+from aiodelay.core.transitions import token_deadline_ms
 
 from .history import Event
 from .story import NEVER, Attempt, Lease, Operation, Story

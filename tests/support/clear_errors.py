@@ -10,8 +10,8 @@ from datetime import timedelta
 from typing import Any, Self
 
 from aiodelay import AiodelayError, ConfigurationError, InputError, Scheduler, TargetError
+from aiodelay.core.values import Command, Delivery, Demand, Outcome, Sent, SourcePosition
 from aiodelay.memory import MemoryStore
-from aiodelay.model import Command, Delivery, Demand, Outcome, Sent, SourcePosition
 from aiodelay.testing.clock import VirtualClock
 
 SECRETS = PAYLOAD, HEADER, KEY, PASSWORD = ("visa-4111", "bearer-7f3a", "customer-0815", "hunter2")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-from aiodelay.clock import Clock
-from aiodelay.identifiers import new_op
-from aiodelay.model import After, Envelope, Put
-from aiodelay.registry import open_store
+from aiodelay.backends.registry import open_store
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Envelope, Put
+from aiodelay.ports.clock import Clock
 
 __all__ = ["note"]
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from aiodelay.model import Query
-from aiodelay.registry import open_store
+from aiodelay.backends.registry import open_store
+from aiodelay.core.values import Query
 
 from . import history as h
 from .checker import Limits, Report, check

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from importlib.resources import files
 
-from aiodelay.redis.scripts import source_of
+from aiodelay.backends.redis.connection.scripts import source_of
 
 __all__ = ["LUA", "arguments_at", "calls", "code_of"]
 
-LUA = sorted(each.name.removesuffix(".lua") for each in files("aiodelay.redis").joinpath("lua").iterdir())
+LUA = sorted(each.name.removesuffix(".lua") for each in files("aiodelay.backends.redis").joinpath("lua").iterdir())
 """The names of all files, scripts and parts of scripts."""
 
 

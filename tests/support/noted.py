@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from aiodelay.memory import MemoryStore
-from aiodelay.model import (
+from aiodelay.core.values import (
     Claimed,
     Command,
     Demand,
@@ -23,6 +22,7 @@ from aiodelay.model import (
     Tidied,
     WorkStatus,
 )
+from aiodelay.memory import MemoryStore
 from aiodelay.ports import Work
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.faults import FaultyStore

@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn, Self, TypeAlias
 
 from msgspec import Struct
 
-from aiodelay.model import (
+from aiodelay.core.values import (
     Again,
     Claimed,
     Command,

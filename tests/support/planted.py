@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from aiodelay.model import Command, Demand, Done, Outcome, SettleOutcome, Snapshot
-from aiodelay.registry import open_store
+from aiodelay.backends.registry import open_store
+from aiodelay.core.values import Command, Demand, Done, Outcome, SettleOutcome, Snapshot
 from aiodelay.spark.jobs.mapping import mapped
 from aiodelay.spark.writing import write_frame
 

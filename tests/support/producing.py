@@ -7,9 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from aiodelay import Conflict, Scheduler
+from aiodelay.core.values import CancelOutcome, RescheduleOutcome, Scheduled
 from aiodelay.errors import AiodelayError, OutcomeUnknownError
-from aiodelay.message import Scheduled
-from aiodelay.model import CancelOutcome, RescheduleOutcome
 
 from . import history as h
 

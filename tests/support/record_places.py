@@ -22,14 +22,16 @@ import msgspec
 from msgspec.structs import fields as attributes_of
 from msgspec.structs import replace
 
-from aiodelay import Every, codecs, shapes
+from aiodelay import Every
+from aiodelay.backends.kafka import records
+from aiodelay.backends.sqlite import commands, rows
+from aiodelay.backends.sqlite.connection import LATER_COLUMNS
+from aiodelay.core import record_codec
+from aiodelay.core.record_format import PREFIX, Field, body_keys, prefix_of
+from aiodelay.core.values import DeadLetter, Envelope, LateAction, Record
 from aiodelay.errors import AiodelayError
-from aiodelay.kafka import records
-from aiodelay.model import DeadLetter, Envelope, LateAction, Record
-from aiodelay.record_format import PREFIX, Field, body_keys, prefix_of
+from aiodelay.operations import json_shapes
 from aiodelay.recurrence import encode_rule
-from aiodelay.sqlite import commands, rows
-from aiodelay.sqlite.connection import LATER_COLUMNS
 
 from .lua_code import LUA, calls, code_of
 
@@ -88,7 +90,7 @@ def in_model(fields: Fields) -> Iterator[str]:
     written |= {name: kind for name, kind in Record.__annotations__.items() if name != "envelope"}
     written = {path: kind.replace('"', "'") for path, kind in written.items()}
     for path in declared.keys() - written.keys():
-        yield f"model.py: {'Envelope' if '.' in path else 'Record'} has no attribute {path.rpartition('.')[2]}"
+        yield f"record.py: {'Envelope' if '.' in path else 'Record'} has no attribute {path.rpartition('.')[2]}"
     for path in written.keys() - declared.keys():
         yield f"record_format.py: FIELDS lacks {path}"
     for path in declared.keys() & written.keys():
@@ -98,33 +100,33 @@ def in_model(fields: Fields) -> Iterator[str]:
 
 def in_codec(fields: Fields) -> Iterator[str]:
     """Compare the record's bytes."""
-    if codecs._PREFIX_READ.size != prefix_of(fields).size:
-        yield "codecs.py: _PREFIX_READ has another size than the prefix"
-    if (packed := len(_call_in(codecs.encode_record, "pack").args)) != fixed_numbers(fields):
-        yield f"codecs.py: encode_record packs {packed} numbers"
-    data = codecs.encode_record(FULL, 1)
+    if record_codec._PREFIX_READ.size != prefix_of(fields).size:
+        yield "record_codec.py: _PREFIX_READ has another size than the prefix"
+    if (packed := len(_call_in(record_codec.encode_record, "pack").args)) != fixed_numbers(fields):
+        yield f"record_codec.py: encode_record packs {packed} numbers"
+    data = record_codec.encode_record(FULL, 1)
     flags_at, end = PREFIX.places["flags"].at, PREFIX.places["version"].end
     body: dict[str, Any] = msgspec.msgpack.decode(data[end:])
     keys = body_keys(fields)
-    if list(keys.values()) != [each.name for each in attributes_of(codecs._Body)]:
-        yield "codecs.py: _Body has other keys, or the same in another order"
+    if list(keys.values()) != [each.name for each in attributes_of(record_codec._Body)]:
+        yield "record_codec.py: _Body has other keys, or the same in another order"
     for name, key in keys.items():
         if key not in body:
-            yield f"codecs.py: encode_body writes no {name}"
+            yield f"record_codec.py: encode_body writes no {name}"
         without = {each: value for each, value in body.items() if each != key}
         if _read(data[:end] + msgspec.msgpack.encode(without)) == FULL:
-            yield f"codecs.py: decode_record reads no {name}"
+            yield f"record_codec.py: decode_record reads no {name}"
     for name, flag in prefix_of(fields).flags.items():
         if not data[flags_at] & flag.mask:
-            yield f"codecs.py: _flags sets no bit of {name}"
+            yield f"record_codec.py: _flags sets no bit of {name}"
         flipped = bytes([data[flags_at] ^ flag.mask])
         if name not in keys and _read(data[:flags_at] + flipped + data[flags_at + 1 :]) == FULL:
-            yield f"codecs.py: decode_record reads no flag of {name}"
+            yield f"record_codec.py: decode_record reads no flag of {name}"
 
 
 def _read(data: bytes) -> Record | None:
     try:
-        return codecs.decode_record(data, message_id=FULL.id, lane={1: FULL.envelope.lane}.__getitem__)
+        return record_codec.decode_record(data, message_id=FULL.id, lane={1: FULL.envelope.lane}.__getitem__)
     except AiodelayError:
         return None
 
@@ -195,7 +197,7 @@ def in_sqlite(fields: Fields) -> Iterator[str]:
 
 
 def _in_schema(declared: Mapping[str, str]) -> Iterator[str]:
-    schema = files("aiodelay.sqlite").joinpath("schema.sql").read_text(encoding="utf-8")
+    schema = files("aiodelay.backends.sqlite").joinpath("schema.sql").read_text(encoding="utf-8")
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(schema)
         found = {name: kind for _, name, kind, *_ in connection.execute("PRAGMA table_info (messages)")}
@@ -266,7 +268,7 @@ def in_spark(fields: Fields) -> Iterator[str]:
         if each.name not in (columns._SOURCES[name].needs if name in columns._SOURCES else (name,)):
             yield f"spark/columns.py: _SOURCES makes {name} without {each.name}"
         if each.body is None and each.name not in readable:
-            yield f"codecs.py: decode_columns reads no {each.name}"
+            yield f"record_codec.py: decode_columns reads no {each.name}"
         yield from _in_spark_writing(name)
     for name in columns._types_of("messages").keys() - both - _OF_TABLE:
         yield f"record_format.py: FIELDS lacks the Spark column {name}"
@@ -303,26 +305,28 @@ def in_json(fields: Fields) -> Iterator[str]:
     letter = DeadLetter(FULL, "rejected", DUE_MS)
     # Of a key and a payload that are no text the other of two keys is there.
     binary = replace(FULL, envelope=replace(FULL.envelope, key=b"\xff", payload=b"\xff"))
-    written = shapes.dead_letter_shape(letter) | shapes.dead_letter_shape(DeadLetter(binary, "rejected", DUE_MS))
+    written = json_shapes.dead_letter_shape(letter) | json_shapes.dead_letter_shape(
+        DeadLetter(binary, "rejected", DUE_MS)
+    )
     models = importlib.import_module("aiodelay.service.api.models")
     of_message, of_letter = (_names(models.MessageOut), _names(models.DeadOut))
     declared = {key for each in fields for key in each.json}
     for each in fields:
         for key in each.json:
             if key not in written:
-                yield f"shapes.py: record_shape writes no {key}"
+                yield f"json_shapes.py: record_shape writes no {key}"
             if key not in of_letter or key not in of_message | (of_letter if each.only_dead else set()):
                 yield f"service/api/models.py: RecordOut has no {key}"
-            if not _is_read(key, shapes.dead_letter_shape(letter)) and not _is_read(key, written):
-                yield f"shapes.py: read_record reads no {key}"
+            if not _is_read(key, json_shapes.dead_letter_shape(letter)) and not _is_read(key, written):
+                yield f"json_shapes.py: read_record reads no {key}"
     for key in written.keys() - declared - {"id", "reason", "given_up"}:
         yield f"record_format.py: FIELDS lacks the JSON key {key}"
     for key in (of_message | of_letter) - written.keys() - {"state", "next_attempt"}:
         yield f"service/api/models.py: {key} is written by no shape"
     for shape, modules in _SHAPES.items():
         for module in modules:
-            if getattr(importlib.import_module(f"aiodelay.{module}"), shape, None) is not getattr(shapes, shape):
-                yield f"{module.replace('.', '/')}.py: does not write {shape} of shapes.py"
+            if getattr(importlib.import_module(f"aiodelay.{module}"), shape, None) is not getattr(json_shapes, shape):
+                yield f"{module.replace('.', '/')}.py: does not write {shape} of json_shapes.py"
 
 
 def _names(model: type[msgspec.Struct]) -> set[str]:
@@ -339,7 +343,7 @@ def _is_read(key: str, shape: Mapping[str, Any]) -> bool:
 def _read_shape(shape: Mapping[str, Any]) -> Record | None:
     both = {name for name in ("key", "payload") if {name, f"{name}_base64"} <= shape.keys()}
     try:
-        return shapes.read_record({name: value for name, value in shape.items() if name not in both})
+        return json_shapes.read_record({name: value for name, value in shape.items() if name not in both})
     except AiodelayError:
         return None
 

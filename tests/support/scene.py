@@ -9,9 +9,8 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 
 from aiodelay import Cron, Every
-from aiodelay.identifiers import new_op
-from aiodelay.memory import MemoryStore
-from aiodelay.model import (
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import (
     Again,
     At,
     Claim,
@@ -26,6 +25,7 @@ from aiodelay.model import (
     Settlement,
     Stored,
 )
+from aiodelay.memory import MemoryStore
 from aiodelay.ports import Work
 from aiodelay.recurrence import Rule, encode_rule
 from aiodelay.testing.clock import VirtualClock

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from aiodelay.kafka import group
-from aiodelay.kafka.partition import ownership
+from aiodelay.backends.kafka.store.partition import ownership
+from aiodelay.backends.kafka.topics import group
 
 __all__ = ["SESSION_MS", "shorten_sessions"]
 

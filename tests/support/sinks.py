@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from aiodelay import SinkUnavailableError
-from aiodelay.model import Delivery, Demand, Failed, SendOutcome, Sent
+from aiodelay.core.values import Delivery, Demand, Failed, SendOutcome, Sent
 
 __all__ = ["BadSink"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodelay.sqlite.connection import Database
+from aiodelay.backends.sqlite.connection import Database
 
 from .observed import FailurePoints
 

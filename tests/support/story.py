@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from aiodelay.transitions import base_id, token_deadline_ms
+from aiodelay.core.transitions import base_id, token_deadline_ms
 
 from .history import (
     Blocked,

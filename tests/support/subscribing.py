@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from aiodelay import Retry
-from aiodelay._runtime.dispatcher import Subscription as Place
-from aiodelay._runtime.leases import LeaseBook
-from aiodelay._runtime.runners import Runners
-from aiodelay._runtime.sink_subscription import SinkSubscription
-from aiodelay.clock import SystemClock
-from aiodelay.model import LEASE_MS, Claim, Envelope, Record, Settlement, SettleOutcome
+from aiodelay.core.transitions import token_for
+from aiodelay.core.values import LEASE_MS, Claim, Envelope, Record, Settlement, SettleOutcome
+from aiodelay.engine.delivery.dispatcher import Subscription as Place
+from aiodelay.engine.delivery.lease_book import LeaseBook
+from aiodelay.engine.delivery.runners import Runners
+from aiodelay.engine.delivery.sink_subscription import SinkSubscription
 from aiodelay.ports import Feed, Sink
+from aiodelay.ports.clock import SystemClock
 from aiodelay.reactive import Subscriber, Subscription
 from aiodelay.testing.conformance import SubscriberConformance
-from aiodelay.transitions import token_for
 
 __all__ = ["LANE", "PlaceConformance", "SinkConformance"]
 

@@ -14,9 +14,19 @@ from itertools import count, product
 
 from msgspec.structs import replace
 
-from aiodelay.identifiers import new_id
-from aiodelay.memory import MemoryStore
-from aiodelay.model import (
+from aiodelay.core.ids import new_id
+from aiodelay.core.transitions import (
+    LONGEST_TRIAL_MS,
+    NO_OP,
+    SILENT_LEASES,
+    SUSPECT_LAPSES,
+    TRIAL_MS,
+    is_suspect,
+    token_counter,
+    token_for,
+    trial_ms,
+)
+from aiodelay.core.values import (
     LEASE_MS,
     MAX_LAPSES,
     After,
@@ -30,19 +40,9 @@ from aiodelay.model import (
     Renewal,
     RenewOutcome,
 )
+from aiodelay.memory import MemoryStore
 from aiodelay.ports import Work
 from aiodelay.testing.clock import VirtualClock
-from aiodelay.transitions import (
-    LONGEST_TRIAL_MS,
-    NO_OP,
-    SILENT_LEASES,
-    SUSPECT_LAPSES,
-    TRIAL_MS,
-    is_suspect,
-    token_counter,
-    token_for,
-    trial_ms,
-)
 
 __all__ = ["RESTART_MS", "Cost", "Play", "cost_of"]
 

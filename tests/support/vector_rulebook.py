@@ -10,13 +10,13 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from aiodelay import transitions as t
-from aiodelay.core.dict_claims import DictClaiming, LaneHeads
-from aiodelay.core.dict_inspection import DictInspection
-from aiodelay.core.dict_table import DictTable, Worker, Workers
-from aiodelay.core.entries import Entry
+from aiodelay.core import transitions as t
+from aiodelay.core.dict_table.claims import DictClaiming, LaneHeads
+from aiodelay.core.dict_table.entries import Entry
+from aiodelay.core.dict_table.inspection import DictInspection
+from aiodelay.core.dict_table.table import DictTable, Worker, Workers
 from aiodelay.core.rules import Rules
-from aiodelay.model import (
+from aiodelay.core.values import (
     LEASE_MS,
     Again,
     Cancel,

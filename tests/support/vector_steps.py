@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from aiodelay import transitions as t
-from aiodelay.model import (
+from aiodelay.core import transitions as t
+from aiodelay.core.values import (
     After,
     Again,
     At,

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from aiodelay import transitions as t
-from aiodelay.model import (
+from aiodelay.core import transitions as t
+from aiodelay.core.values import (
     LEASE_MS,
     Again,
     Cancel,

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from aiodelay.model import Lane
+from aiodelay.core.values import Lane
 from tests.support.vector_rulebook import Action, Play, Seen
 from tests.support.vector_steps import LEAPS, PAUSED, STEPS, UNTIDIED
 

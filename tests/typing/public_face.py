@@ -44,13 +44,13 @@ from aiodelay import (
     State,
     event,
 )
+from aiodelay.backends.stdout import StdoutSink
 from aiodelay.blocking import BlockingScheduler
-from aiodelay.codecs import Codec, JsonCodec, MessagePackCodec
+from aiodelay.core.event_codecs import Codec, JsonCodec, MessagePackCodec
+from aiodelay.core.values import JournalEntry, LaneCounts, LoadBucket, Outcome
 from aiodelay.memory import MemoryStore
-from aiodelay.model import JournalEntry, LaneCounts, LoadBucket, Outcome
 from aiodelay.ports import DeadLetters, Holds, Inspectable, Journal, Sink, Store
 from aiodelay.reactive import Publisher, Subscription
-from aiodelay.sinks import StdoutSink
 from aiodelay.sqlite import SqliteStore
 
 NOON = datetime(2031, 1, 1, 12, tzinfo=UTC)

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 import pytest
 from msgspec import structs
 
-from aiodelay.activity import MINUTES, ActivityMeter, drain_ms
-from aiodelay.model import JournalEntry
+from aiodelay.core.values import JournalEntry
+from aiodelay.operations.activity import MINUTES, ActivityMeter, drain_ms
 
 pytestmark = pytest.mark.asyncio
 

@@ -22,7 +22,7 @@ from aiodelay import (
     TargetError,
     TargetNotAllowedError,
 )
-from aiodelay.model import Put
+from aiodelay.core.values import Put
 from aiodelay.testing.clock import START, VirtualClock
 from tests.support.clear_errors import HEADER, HORIZON, MOST_PAYLOAD, PAYLOAD, Bad, Pay, assert_clear, at, call, opened
 

@@ -32,11 +32,11 @@ from aiodelay import (
     Scheduler,
     ScheduleTimeError,
     event,
-    registry,
 )
+from aiodelay.backends import registry
+from aiodelay.backends.stdout import StdoutSink, open_stdout
 from aiodelay.errors import masked_url, shortened
 from aiodelay.memory import MemoryStore, open_store
-from aiodelay.sinks import StdoutSink, open_stdout
 from tests.support.clear_errors import PASSWORD, PAYLOAD, Bad, Pay, assert_clear, assert_no_secret
 
 Call: TypeAlias = Callable[[], object]

@@ -17,9 +17,9 @@ from aiodelay import (
     Scheduler,
     UnknownSinkError,
 )
-from aiodelay.bulk import CHUNKS_AT_ONCE
+from aiodelay.core.values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES
+from aiodelay.engine.sending.schedule_many import CHUNKS_AT_ONCE
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES
 from aiodelay.testing.faults import FaultyStore
 from aiodelay.testing.kit import kit_of
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodelay.clock import Clock, SystemClock
 from aiodelay.errors import ConfigurationError, InputError, WrongLoopError
+from aiodelay.ports.clock import Clock, SystemClock
 from aiodelay.testing.clock import START, VirtualClock
 from aiodelay.testing.loop import VirtualLoop
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aiodelay.completion import run_to_completion
+from aiodelay.core.completion import run_to_completion
 
 pytestmark = pytest.mark.asyncio
 

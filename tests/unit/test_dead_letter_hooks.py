@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import pytest
 
 from aiodelay import ClosedError, ConfigurationError, Every, Retry, Scheduler
-from aiodelay._runtime import dead_letter_hooks
+from aiodelay.core.values import DeadLetter, Delivery, SendOutcome
+from aiodelay.engine.delivery import dead_letter_hooks
 from aiodelay.memory import MemoryStore
-from aiodelay.model import DeadLetter, Delivery, SendOutcome
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.sinks import RecordingSink
 

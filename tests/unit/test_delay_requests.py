@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodelay.kafka.requests import BadRequestError, Rules, read_request
-from aiodelay.model import After, At, Put
-from aiodelay.timeunits import MAX_HORIZON_MS
+from aiodelay.backends.kafka.topics.requests import BadRequestError, Rules, read_request
+from aiodelay.core.durations import MAX_HORIZON_MS
+from aiodelay.core.values import After, At, Put
 from tests.support.bad_requests import ARTICLE, BAD, with_field
 from tests.support.clear_errors import PYTHON_WORDS
 

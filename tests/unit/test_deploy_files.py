@@ -9,8 +9,8 @@ import tomllib
 from configparser import RawConfigParser
 from pathlib import Path
 
-from aiodelay._runtime.lifecycle import CANCEL_S, CLOSE_S
 from aiodelay.cli.app import app
+from aiodelay.engine.lifecycle import CANCEL_S, CLOSE_S
 from aiodelay.service.config import Limits
 from aiodelay.service.connections import REQUESTS_END_S
 

@@ -12,12 +12,12 @@ from typing import Literal
 import pytest
 
 from aiodelay import Context, Message, Scheduler
-from aiodelay.identifiers import new_id, new_op
+from aiodelay.core.ids import new_id, new_op
+from aiodelay.core.transitions import LONGEST_TRIAL_MS, NO_OP, SILENT_LEASES, Trials
+from aiodelay.core.values import LEASE_MS, After, Demand, Envelope, Put, PutBack, Query, Record
 from aiodelay.memory import MemoryStore
-from aiodelay.model import LEASE_MS, After, Demand, Envelope, Put, PutBack, Query, Record
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
 from aiodelay.testing.faults import Fault
-from aiodelay.transitions import LONGEST_TRIAL_MS, NO_OP, SILENT_LEASES, Trials
 from tests.support.noted import NotedStore
 
 pytestmark = pytest.mark.asyncio

@@ -154,11 +154,11 @@ def test_every_error_is_raised_somewhere() -> None:
 def test_no_builtin_error_is_raised_for_callers() -> None:
     internal = {
         ("__init__.py", "AttributeError"),  # of a name that the package does not have
-        ("codecs.py", "TypeError"),  # what msgspec wants of a hook
-        ("codecs.py", "ValueError"),  # mapped to RecordFormatError by the caller
-        ("operations.py", "NotImplementedError"),  # a method that the subclass gives
+        ("event_codecs.py", "TypeError"),  # what msgspec wants of a hook
+        ("record_codec.py", "ValueError"),  # mapped to RecordFormatError by the caller
+        ("control.py", "NotImplementedError"),  # a method that the subclass gives
         ("rebound.py", "ImportError"),  # at import, where aiokafka has another inside than a tested version
-        ("receiving.py", "TypeError"),  # of a subscriber that is None, as the specification has it (D6)
+        ("message_stream.py", "TypeError"),  # of a subscriber that is None, as the specification has it (D6)
         ("recurrence.py", "TypeError"),  # mapped to RecordFormatError by the caller
         ("recurrence.py", "ValueError"),  # mapped to ScheduleTimeError by the caller
         ("subscription.py", "RuntimeError"),  # a handler's failure, in the words of a coroutine's

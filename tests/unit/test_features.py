@@ -10,16 +10,17 @@ from itertools import count
 
 import pytest
 
-from aiodelay import Alarm, Scheduler, StoreTooNewError, __version__, features
-from aiodelay.core.dict_table import Worker
-from aiodelay.kafka import records
-from aiodelay.kafka.checkpoint import Witness, checkpoint_of
-from aiodelay.kafka.pending_index import PendingIndex
-from aiodelay.kafka.placement import Placement
+from aiodelay import Alarm, Scheduler, StoreTooNewError, __version__
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.pending.checkpoint import Witness, checkpoint_of
+from aiodelay.backends.kafka.pending.pending_index import PendingIndex
+from aiodelay.backends.kafka.pending.placement import Placement
+from aiodelay.backends.memory.store import _MemoryWork
+from aiodelay.core import features
+from aiodelay.core.dict_table.table import Worker
+from aiodelay.core.values import Claimed, Demand, Lane, Tidied, WorkStatus
 from aiodelay.kafka.records import Kind, Read
 from aiodelay.memory import MemoryStore
-from aiodelay.memory.store import _MemoryWork
-from aiodelay.model import Claimed, Demand, Lane, Tidied, WorkStatus
 from aiodelay.ports import Work
 from aiodelay.testing import VirtualClock
 

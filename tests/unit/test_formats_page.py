@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aiodelay.record_format import FIELDS
+from aiodelay.core.record_format import FIELDS
 from tests.support.record_places import table_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"

@@ -20,11 +20,8 @@ from aiodelay import (
     StoreBusyError,
     StoreUnavailableError,
 )
-from aiodelay._runtime.group_commit import COMMAND_BYTES, MAX_WAITING_BYTES, GroupCommit
-from aiodelay.errors import ClosedError
-from aiodelay.identifiers import new_op
-from aiodelay.memory import MemoryStore
-from aiodelay.model import (
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import (
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
     Cancel,
@@ -34,6 +31,9 @@ from aiodelay.model import (
     SourcePosition,
     Unknown,
 )
+from aiodelay.engine.sending.group_commit import COMMAND_BYTES, MAX_WAITING_BYTES, GroupCommit
+from aiodelay.errors import ClosedError
+from aiodelay.memory import MemoryStore
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.faults import FaultyStore
 

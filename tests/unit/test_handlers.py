@@ -15,7 +15,7 @@ import pydantic
 import pytest
 
 from aiodelay import CodecError, Context, Every, Retry, Scheduler, event
-from aiodelay.model import State
+from aiodelay.core.values import State
 from aiodelay.testing import VirtualClock, assert_delivered, assert_scheduled
 
 pytestmark = pytest.mark.asyncio

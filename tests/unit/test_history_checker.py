@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from aiodelay.transitions import token_for
+from aiodelay.core.transitions import token_for
 from tests.support import history as h
 from tests.support.checker import RULES, Limits, Report, check
 

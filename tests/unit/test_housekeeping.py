@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import pytest
 
 from aiodelay import Alarm, Late, Message, Retry, Scheduler
-from aiodelay._runtime.housekeeping import STEP_LIMIT, STEP_S, LoopLag
+from aiodelay.backends.memory.store import _MemoryWork
+from aiodelay.core.values import LaneCounts, WorkStatus
+from aiodelay.engine.housekeeping import STEP_LIMIT, STEP_S, LoopLag
 from aiodelay.memory import MemoryStore
-from aiodelay.memory.store import _MemoryWork
-from aiodelay.model import LaneCounts, WorkStatus
 from aiodelay.reactive import Subscription
 from aiodelay.scheduler import Received
 from aiodelay.testing import Fault, FaultyStore, VirtualClock

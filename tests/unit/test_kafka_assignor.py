@@ -7,7 +7,7 @@ from aiokafka.cluster import ClusterMetadata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodelay.kafka.client.assignor import ASSIGNOR, shared
+from aiodelay.backends.kafka.client.assignor import ASSIGNOR, shared
 
 MEMBERS = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=6, unique=True)
 

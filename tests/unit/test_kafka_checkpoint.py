@@ -15,16 +15,16 @@ import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aiodelay.kafka import records
-from aiodelay.kafka.checkpoint import Checkpoint, Witness, checkpoint_of
-from aiodelay.kafka.far import Far, open_far
-from aiodelay.kafka.mark import Mark
-from aiodelay.kafka.pending_index import PendingIndex
-from aiodelay.kafka.placement import Placement
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.pending.checkpoint import Checkpoint, Witness, checkpoint_of
+from aiodelay.backends.kafka.pending.far_index import FarIndex, open_far
+from aiodelay.backends.kafka.pending.pending_index import PendingIndex
+from aiodelay.backends.kafka.pending.placement import Placement
+from aiodelay.backends.kafka.watermark import Watermark
+from aiodelay.core.transitions import NO_OP, occurrence_id
+from aiodelay.core.values import DeadKey, DeadLetter, Envelope, Record, Stored
 from aiodelay.kafka.records import Memory, Read, Wire
-from aiodelay.model import DeadKey, DeadLetter, Envelope, Record, Stored
 from aiodelay.testing.clock import VirtualClock
-from aiodelay.transitions import NO_OP, occurrence_id
 from tests.support.disks import IN_MEMORY
 
 NOW = VirtualClock().now_ms()
@@ -106,7 +106,7 @@ class World:
                 address = "t" if step.n else None
                 return records.encode_hold("kafka", address, is_held=step.what == "hold")
             case "mark":
-                return records.encode_mark(Mark(NOW - 50 + 20 * step.n, self.read_to))
+                return records.encode_mark(Watermark(NOW - 50 + 20 * step.n, self.read_to))
             case "barrier":
                 return Wire(records.BARRIER, b"", [])
             case "partitions":
@@ -118,7 +118,7 @@ class World:
         return None
 
 
-def make_index(far: Far | None = None) -> PendingIndex:
+def make_index(far: FarIndex | None = None) -> PendingIndex:
     index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1), far=far)
     index.far.look_ahead(NOW + HORIZON_MS)
     return index
@@ -212,7 +212,7 @@ def leave_and_go_on(path: Path, before: Sequence[Step], after: Sequence[Step]) -
     world = World()
     first = [(step, world.write(step)) for step in before]
     then = [(step, world.write(step)) for step in after]
-    stayed, leaving = make_index(), make_index(Far(str(path)))
+    stayed, leaving = make_index(), make_index(FarIndex(str(path)))
     for index in (stayed, leaving):
         play(index, world, first)
     if not leaving.state.read_to:
@@ -239,7 +239,7 @@ def stands(index: PendingIndex, world: World) -> dict[str, Any]:
 
 LOAD = """
 import sqlite3, sys
-from aiodelay.kafka.far import open_far
+from aiodelay.backends.kafka.pending.far_index import open_far
 sqlite3.connect(":memory:").execute("PRAGMA hard_heap_limit = 4500000")
 far, state = open_far(sys.argv[1])
 print(len(far), state)
@@ -248,7 +248,7 @@ print(len(far), state)
 
 def test_the_memory_in_which_a_file_is_checked_does_not_grow_with_its_rows(tmp_path: Path) -> None:
     path, n = f"{tmp_path / 'index'}", 80_000
-    far = Far(path)
+    far = FarIndex(path)
     for i in range(n):
         far.put(b"%d" % i, NOW + FAR_MS, i, "kafka", is_users=True)
     far.commit(b"state")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from aiodelay.kafka.client import Outgoing
+from aiodelay.backends.kafka.client import Outgoing
 
 
 @pytest.mark.parametrize("key", [None, b"", b"k" * 300])

@@ -10,26 +10,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aiodelay.core.dict_table import Worker
-from aiodelay.kafka import records
-from aiodelay.kafka.changes import Change
-from aiodelay.kafka.client import Outgoing
-from aiodelay.kafka.far import Far
-from aiodelay.kafka.mark import Mark
-from aiodelay.kafka.pace import OVERDUE_MS, Pace
-from aiodelay.kafka.pending_index import PendingIndex
-from aiodelay.kafka.placement import Placement
-from aiodelay.kafka.records import (
-    KEEP,
-    Memory,
-    Read,
-    encode_cancel,
-    encode_end,
-    encode_keep,
-    encode_mark,
-    encode_record,
-)
-from aiodelay.model import (
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client import Outgoing
+from aiodelay.backends.kafka.pending.changes import Change
+from aiodelay.backends.kafka.pending.far_index import FarIndex
+from aiodelay.backends.kafka.pending.pending_index import PendingIndex
+from aiodelay.backends.kafka.pending.placement import Placement
+from aiodelay.backends.kafka.pending.rate_limit import OVERDUE_MS, RateLimit
+from aiodelay.backends.kafka.watermark import Watermark
+from aiodelay.core.dict_table.table import Worker
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.values import (
     Again,
     At,
     Cancel,
@@ -49,8 +40,17 @@ from aiodelay.model import (
     SettleOutcome,
     Stored,
 )
+from aiodelay.kafka.records import (
+    KEEP,
+    Memory,
+    Read,
+    encode_cancel,
+    encode_end,
+    encode_keep,
+    encode_mark,
+    encode_record,
+)
 from aiodelay.testing.clock import VirtualClock
-from aiodelay.transitions import NO_OP
 
 ALL = Demand(100)
 NOW = VirtualClock().now_ms()
@@ -117,7 +117,7 @@ def test_a_partition_that_is_read_anew_is_told_to_hold_keys_of_others_only_if_it
     index = PendingIndex(clock=VirtualClock(), placement=placement, claims=count(1))
     index.reader.read(put(0, b"astray"))
     assert index.placement.is_mixed
-    anew = index.emptied(Far())
+    anew = index.emptied(FarIndex())
     assert (anew.placement.is_mixed, anew.placement.guard, anew.name) == (False, str, "t/0")
     anew.reader.read(put(0, b"astray"))
     assert anew.placement.is_mixed
@@ -144,7 +144,7 @@ def test_s3_what_was_to_be_changed_when_a_session_ended_is_there_once(
     name: str, take: Callable[[PendingIndex], list[bytes]], rate: int
 ) -> None:
     clock = VirtualClock()
-    index = PendingIndex(clock=clock, placement=Placement("t/0"), claims=count(1), pace=Pace(rate))
+    index = PendingIndex(clock=clock, placement=Placement("t/0"), claims=count(1), pace=RateLimit(rate))
     index.reader.read(put(0, b"old", due_ms=NOW + 1_000))
     clock.move(2 * OVERDUE_MS if rate else 0)
     assert moving(index) == []
@@ -388,7 +388,7 @@ def test_recurring_messages_stay_near_however_far_they_are_due() -> None:
 def test_a_recurring_message_that_had_ended_and_came_back_is_listed_until_it_is_a_dead_letter() -> None:
     index = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
     index.reader.read(Read(0, NOW, *encode_record(recurring("back"))))
-    index.reader.read(Read(1, NOW, *encode_mark(Mark(NOW, 1))))
+    index.reader.read(Read(1, NOW, *encode_mark(Watermark(NOW, 1))))
     index.repairs.quarantine()
     (change,) = index.log.changes
     assert series_in(index) == [("back", NOW)]

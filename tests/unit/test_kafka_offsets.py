@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodelay.kafka.offsets import Offsets
+from aiodelay.backends.kafka.topics.offsets import Offsets
 
 
 @given(st.data())

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from aiodelay import Late, Message
+from aiodelay.backends.kafka import records
+from aiodelay.core.transitions import NO_OP, delivery_id
+from aiodelay.core.values import ATTEMPTED, CONTINUED, DeadLetter, Envelope, LateAction, Record
 from aiodelay.errors import InputError, RecordFormatError
-from aiodelay.kafka import records
 from aiodelay.kafka.records import Kind
-from aiodelay.model import ATTEMPTED, CONTINUED, DeadLetter, Envelope, LateAction, Record
-from aiodelay.transitions import NO_OP, delivery_id
 
 NOON = datetime(2030, 1, 1, 12, 0, 0, 1000, tzinfo=UTC)
 NOON_MS = 1_893_499_200_001

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from aiodelay import Scheduler
+from aiodelay.backends.kafka.client.options import read_cluster
+from aiodelay.core.urls import UrlOptions
 from aiodelay.errors import ConfigurationError, TargetError
 from aiodelay.kafka import KafkaSink
-from aiodelay.kafka.options import read_cluster
-from aiodelay.urls import UrlOptions
 
 BAD = {
     "kafka://": "url is kafka://; allowed: kafka://host:9092",

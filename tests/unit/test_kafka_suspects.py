@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from aiodelay.kafka.changes import Change
-from aiodelay.kafka.suspects import Suspects
+from aiodelay.backends.kafka.pending.changes import Change
+from aiodelay.backends.kafka.pending.suspects import Suspects
 
 
 def changes(n: int) -> list[Change]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from aiodelay.kafka.client.versions import TESTED
+from aiodelay.backends.kafka.client.versions import TESTED
 
 ROOT = Path(__file__).parents[2]
 UNTESTED = "99.1.2"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from aiodelay import Context, Later, Reject, Retry, Scheduler
-from aiodelay._runtime.settling import traceback_text
+from aiodelay.core.values import TRACEBACK_BYTES, DeadLetter, Delivery, Demand, SendOutcome
+from aiodelay.engine.delivery.settling import traceback_text
 from aiodelay.memory import MemoryStore
-from aiodelay.model import TRACEBACK_BYTES, DeadLetter, Delivery, Demand, SendOutcome
 from aiodelay.testing import assert_delivered, assert_scheduled
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.sinks import RecordingSink
@@ -73,7 +73,7 @@ async def test_a_dead_letter_keeps_the_traceback_of_its_last_attempt(
     assert f"in {handler.__name__}" in letter.traceback
     assert "in fail" in letter.traceback
     if not through_middleware:
-        assert "_runtime" not in letter.traceback, "our own calls that lead to the handler are left out"
+        assert "aiodelay/engine" not in letter.traceback, "our own calls that lead to the handler are left out"
     logged = [
         (each.levelname, each.exc_info is not None) for each in caplog.records if each.name == "aiodelay.handlers"
     ]

@@ -13,10 +13,9 @@ import pytest
 import pytest_asyncio
 
 from aiodelay import CancelOutcome, Context, Every, Retry, ScheduleOutcome, Scheduler
-from aiodelay._runtime import settling
-from aiodelay._runtime.leases import Held, LeaseBook
-from aiodelay.identifiers import new_id, new_op
-from aiodelay.model import (
+from aiodelay.core.ids import new_id, new_op
+from aiodelay.core.transitions import occurrence_id, token_deadline_ms
+from aiodelay.core.values import (
     MAX_CLAIM_MESSAGES,
     After,
     Cancel,
@@ -29,10 +28,11 @@ from aiodelay.model import (
     Settlement,
     SettleOutcome,
 )
+from aiodelay.engine.delivery import settling
+from aiodelay.engine.delivery.lease_book import Held, LeaseBook
 from aiodelay.ports import Work
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.faults import Fault
-from aiodelay.transitions import occurrence_id, token_deadline_ms
 from tests.support.noted import Call, NotedStore
 
 pytestmark = pytest.mark.asyncio

@@ -13,9 +13,7 @@ from typing import Any, Self
 import pytest
 
 from aiodelay import ClosedError, ConfigurationError, Context, Scheduled, Scheduler, StoreUnavailableError
-from aiodelay.clock import Clock
-from aiodelay.memory import MemoryStore
-from aiodelay.model import (
+from aiodelay.core.values import (
     Claimed,
     Command,
     Delivery,
@@ -28,7 +26,9 @@ from aiodelay.model import (
     SourcePosition,
     State,
 )
+from aiodelay.memory import MemoryStore
 from aiodelay.ports import Work
+from aiodelay.ports.clock import Clock
 from aiodelay.testing import FaultyStore, RecordingSink, VirtualClock, VirtualLoop
 from tests.support.disks import IN_MEMORY
 from tests.support.leftovers import open_files, threads

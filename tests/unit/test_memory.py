@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from aiodelay.core.values import LEASE_MS, After, Cancel, Conflict, Demand, Done, Envelope, Late, Put
 from aiodelay.errors import ConfigurationError
 from aiodelay.memory import MemoryStore, open_store
-from aiodelay.model import LEASE_MS, After, Cancel, Conflict, Demand, Done, Envelope, Late, Put
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
 
 LANE = "lane"

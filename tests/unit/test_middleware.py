@@ -27,8 +27,8 @@ from aiodelay import (
     Scheduled,
     Scheduler,
 )
+from aiodelay.core.values import Conflict, Query
 from aiodelay.memory import MemoryStore
-from aiodelay.model import Conflict, Query
 from aiodelay.testing.clock import VirtualClock
 from tests.support.noted import NotedStore
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from aiodelay.core.values import AWAY_AFTER_MS, Conflict, DeadLetter, Envelope, JournalEntry, Record, Registered
 from aiodelay.errors import ConfigurationError
-from aiodelay.model import AWAY_AFTER_MS, Conflict, DeadLetter, Envelope, JournalEntry, Record, Registered
 
 NOW = 1_900_000_000_000
 

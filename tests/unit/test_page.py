@@ -10,8 +10,8 @@ from importlib import resources
 import pytest
 
 from aiodelay import StoreUnavailableError
-from aiodelay.model import LoadBucket
-from aiodelay.queries import lateness_of
+from aiodelay.core.values import LoadBucket
+from aiodelay.operations.queries import lateness_of
 from aiodelay.service.api.security import Tokens, hash_token
 from aiodelay.service.api.sessions import SESSION_S, SESSIONS, Sessions
 from aiodelay.service.config import Token

@@ -14,11 +14,11 @@ from typing import Any, Self
 import pytest
 
 from aiodelay import ClosedError, Every, Scheduler, StoreUnavailableError
-from aiodelay.clock import Clock
+from aiodelay.core.values import Lane, PutBack, Stored, WorkStatus
 from aiodelay.errors import ConfigurationError, SinkUnavailableError, StoreMismatchError, WrongLoopError
 from aiodelay.memory import MemoryStore
-from aiodelay.model import Lane, PutBack, Stored, WorkStatus
 from aiodelay.ports import Feed, Work
+from aiodelay.ports.clock import Clock
 from aiodelay.testing import FaultyStore, RecordingSink, VirtualClock
 from tests.support.disks import IN_MEMORY
 from tests.support.leftovers import open_files, threads

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aiodelay import ConfigurationError, Scheduler, UnknownSinkError, ports
+from aiodelay.core.values import Blocked, Promise, Reach
 from aiodelay.memory import MemoryStore
-from aiodelay.model import Blocked, Promise, Reach
 from aiodelay.ports import Store
 from aiodelay.testing import RecordingSink
 from aiodelay.testing.conformance import StoreConformance

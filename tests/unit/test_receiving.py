@@ -25,8 +25,8 @@ from aiodelay import (
     Scheduler,
     event,
 )
+from aiodelay.core.values import LEASE_MS, DeadLetter, Query
 from aiodelay.memory import MemoryStore
-from aiodelay.model import LEASE_MS, DeadLetter, Query
 from aiodelay.ports import Feed
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import Probe

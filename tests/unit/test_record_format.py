@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from aiodelay.codecs import decode_record, encode_record
+from aiodelay.core.record_codec import decode_record, encode_record
+from aiodelay.core.values import FIELDS, FORMAT_VERSION, Envelope, Field, LateAction, Record
 from aiodelay.errors import RecordFormatError
-from aiodelay.model import FIELDS, FORMAT_VERSION, Envelope, Field, LateAction, Record
 
 DUE = 0x0123456789AB
 OP = b"\x01\x02\x03\x04\x05\x06\x07\x08"

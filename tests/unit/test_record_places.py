@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from aiodelay.kafka import records
-from aiodelay.model import Envelope, Record
-from aiodelay.record_format import FIELDS, PREFIX, Column, Field, body_keys, prefix_of
-from aiodelay.redis.layouts import lua_constants
+from aiodelay.backends.kafka import records
+from aiodelay.backends.redis.records.layouts import lua_constants
+from aiodelay.backends.sqlite import rows
+from aiodelay.core.record_format import FIELDS, PREFIX, Column, Field, body_keys, prefix_of
+from aiodelay.core.values import Envelope, Record
 from aiodelay.spark.schemas import record_columns
-from aiodelay.sqlite import rows
 from tests.support.record_places import FULL, PLACES, table_of
 
 ADDED = {
@@ -48,11 +48,11 @@ ADDED = {
 """Fields that nobody has heard of, one for each kind of place in a record."""
 
 FORGOTTEN: dict[tuple[str, str], set[str]] = {
-    ("body", "model"): {"model.py: Record has no attribute note"},
+    ("body", "model"): {"record.py: Record has no attribute note"},
     ("body", "codec"): {
-        "codecs.py: _Body has other keys, or the same in another order",
-        "codecs.py: encode_body writes no note",
-        "codecs.py: decode_record reads no note",
+        "record_codec.py: _Body has other keys, or the same in another order",
+        "record_codec.py: encode_body writes no note",
+        "record_codec.py: decode_record reads no note",
     },
     ("body", "lua"): set(),  # scripts leave the keys that they do not know as they are
     ("body", "sqlite"): {
@@ -70,8 +70,8 @@ FORGOTTEN: dict[tuple[str, str], set[str]] = {
     },
     ("body", "spark"): {"spark/write_settings.py: note is neither written nor left out"},
     ("body", "json"): {
-        "shapes.py: record_shape writes no note",
-        "shapes.py: read_record reads no note",
+        "json_shapes.py: record_shape writes no note",
+        "json_shapes.py: read_record reads no note",
         "service/api/models.py: RecordOut has no note",
     },
     ("body", "docs"): {
@@ -80,8 +80,8 @@ FORGOTTEN: dict[tuple[str, str], set[str]] = {
         "docs/spark/data-source.md: the columns of tables lack note",
     },
     ("prefix", "codec"): {
-        "codecs.py: _PREFIX_READ has another size than the prefix",
-        "codecs.py: encode_record packs 10 numbers",
+        "record_codec.py: _PREFIX_READ has another size than the prefix",
+        "record_codec.py: encode_record packs 10 numbers",
     },
     ("prefix", "lua"): {
         "redis/lua/record.lua: pack(PREFIX, ...) is given 10 values",
@@ -93,11 +93,11 @@ FORGOTTEN: dict[tuple[str, str], set[str]] = {
     ("prefix", "spark"): {
         "spark/columns.py: _SOURCES makes a_second without pace",
         "spark/write_settings.py: a_second is neither written nor left out",
-        "codecs.py: decode_columns reads no pace",
+        "record_codec.py: decode_columns reads no pace",
     },
     ("flag", "codec"): {
-        "codecs.py: _flags sets no bit of silent",
-        "codecs.py: decode_record reads no flag of silent",
+        "record_codec.py: _flags sets no bit of silent",
+        "record_codec.py: decode_record reads no flag of silent",
     },
     ("flag", "lua"): set(),  # a flag is a constant, and nothing more
     ("flag", "sqlite"): {

@@ -15,6 +15,7 @@ from cronsim import CronSim
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiodelay.core.durations import MAX_HORIZON_MS, from_epoch_ms, parse_duration, to_epoch_ms
 from aiodelay.errors import RecordFormatError, ScheduleTimeError
 from aiodelay.recurrence import (
     MIN_INTERVAL_MS,
@@ -32,7 +33,6 @@ from aiodelay.recurrence import (
     next_due,
     upcoming,
 )
-from aiodelay.timeunits import MAX_HORIZON_MS, from_epoch_ms, parse_duration, to_epoch_ms
 
 PAGE = Path(__file__).parents[2] / "docs" / "recurrence.md"
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000

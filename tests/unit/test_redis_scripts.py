@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodelay import model, transitions
-from aiodelay.identifiers import new_id
-from aiodelay.redis import checks
-from aiodelay.redis.keys import FIXED, member_of, text_of
-from aiodelay.redis.layouts import LAYOUTS, lua_constants, span
-from aiodelay.redis.scripts import NAMES, STANDALONE, filled, packed, part_of, script, source_of
+from aiodelay.backends.redis.connection import checks
+from aiodelay.backends.redis.connection.scripts import NAMES, STANDALONE, filled, packed, part_of, script, source_of
+from aiodelay.backends.redis.records.keys import FIXED, member_of, text_of
+from aiodelay.backends.redis.records.layouts import LAYOUTS, lua_constants, span
+from aiodelay.core import transitions
+from aiodelay.core import values as model
+from aiodelay.core.ids import new_id
 from tests.support.lua_code import LUA, calls, code_of
 
 CONSTANTS = lua_constants(model.FIELDS)
@@ -246,7 +248,7 @@ def test_no_command_is_newer_than_the_oldest_server() -> None:
     """That their options are not either is seen on a real 6.2, which the suites run on where its wheel is."""
     known = {command: since for since, commands in SINCE.items() for command in commands.split()}
     sent = set(re.findall(r"(?:call|redis\.pcall)\('([A-Z]+)'", "".join(map(source_of, LUA))))
-    for module in files("aiodelay.redis").iterdir():
+    for module in Path(str(files("aiodelay.backends.redis"))).rglob("*.py"):
         if module.name.endswith(".py"):
             calls = r'(?:command\(|packed\(\[)\s*"([A-Z]+)"(?:, "(GET|EXISTS|LOAD)")?'
             found = re.findall(calls, module.read_text("utf-8"))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from aiodelay.model import After, Cancel, Command, Envelope, Fire, Outcome, Put, Refused, Stored, Unknown
-from aiodelay.redis.waiting import Waiter, Waiters, first_dues
+from aiodelay.backends.redis.store.waiting import Waiter, Waiters, first_dues
+from aiodelay.core.values import After, Cancel, Command, Envelope, Fire, Outcome, Put, Refused, Stored, Unknown
 
 pytestmark = pytest.mark.asyncio
 

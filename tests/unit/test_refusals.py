@@ -35,9 +35,9 @@ from aiodelay import (
     StoreUnavailableError,
     WrongLoopError,
 )
-from aiodelay.codecs import decode_record, encode_record
+from aiodelay.core.record_codec import decode_record, encode_record
+from aiodelay.core.values import FORMAT_VERSION, Command, Envelope, Outcome, Record, Refused, SourcePosition
 from aiodelay.memory import MemoryStore
-from aiodelay.model import FORMAT_VERSION, Command, Envelope, Outcome, Record, Refused, SourcePosition
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.faults import FaultyStore
 from tests.support.clear_errors import PAYLOAD, SECRETS, Pay, RecordingStore, assert_no_secret, call, opened

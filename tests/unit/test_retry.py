@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiodelay.core.retry import MAX_ATTEMPTS, GiveUp, Retry, RetryAfter, RetryDecision
 from aiodelay.errors import ConfigurationError
-from aiodelay.retry import MAX_ATTEMPTS, GiveUp, Retry, RetryAfter, RetryDecision
 
 MIDDLE = 0.5  # no jitter
 ERROR = RuntimeError("no")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from aiodelay.kafka.scanning import _sized
-from aiodelay.model import TRACEBACK_BYTES, DeadLetter, Envelope, Record
-from aiodelay.scanning import BATCH_BYTES, MOST_PARTS, Scan, batched, parts_for
-from aiodelay.transitions import NO_OP
+from aiodelay.backends.kafka.store.table_scan import _sized
+from aiodelay.core.table_scan import BATCH_BYTES, MOST_PARTS, Scan, batched, parts_for
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.values import TRACEBACK_BYTES, DeadLetter, Envelope, Record
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,8 @@ from aiodelay import (
     UnknownSinkError,
     event,
 )
-from aiodelay.identifiers import new_op
-from aiodelay.memory import MemoryStore
-from aiodelay.model import (
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import (
     After,
     Cancel,
     DeadKey,
@@ -48,7 +47,8 @@ from aiodelay.model import (
     State,
     Stored,
 )
-from aiodelay.operations import PAGE
+from aiodelay.engine.control import PAGE
+from aiodelay.memory import MemoryStore
 from aiodelay.testing import START, FaultyStore, RecordingSink, VirtualClock, assert_delivered, assert_scheduled
 
 pytestmark = pytest.mark.asyncio

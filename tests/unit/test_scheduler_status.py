@@ -9,8 +9,8 @@ from typing import Self
 import pytest
 
 from aiodelay import Scheduler
+from aiodelay.core.values import WorkStatus
 from aiodelay.memory import MemoryStore
-from aiodelay.model import WorkStatus
 
 pytestmark = pytest.mark.asyncio
 

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from aiodelay import CancelOutcome, Conflict, Context, Cron, Every, Late, Reject, Retry, Scheduler
-from aiodelay.model import State
+from aiodelay.core.durations import from_epoch_ms
+from aiodelay.core.values import State
 from aiodelay.testing.clock import VirtualClock
-from aiodelay.timeunits import from_epoch_ms
 
 pytestmark = pytest.mark.asyncio
 

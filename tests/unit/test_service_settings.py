@@ -12,9 +12,9 @@ import pytest
 
 from aiodelay.cli.app import run_app
 from aiodelay.service.config import Settings
-from aiodelay.service.given import read_toml
 from aiodelay.service.parts import make_scheduler
 from aiodelay.service.reading import Problem, SettingsError, read_configuration
+from aiodelay.service.settings_origin import read_toml
 
 SECRET = "hunter2-hunter2"
 WHOLE = """\

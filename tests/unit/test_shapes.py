@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from aiodelay import Conflict, Context, Cron, Every, Late, Message, MessageIdError, Retry, Scheduler, Snapshot
+from aiodelay.core.values import DeadLetter, LaneCounts
 from aiodelay.errors import AiodelayError
-from aiodelay.model import DeadLetter, LaneCounts
-from aiodelay.shapes import (
+from aiodelay.operations.json_shapes import (
     counts_shape,
     dead_letter_shape,
     error_shape,

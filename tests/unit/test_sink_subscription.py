@@ -12,8 +12,8 @@ from typing import Any, Self, cast
 import pytest
 
 from aiodelay import Context, Every, Late, Retry, Scheduler, SinkUnavailableError
-from aiodelay.identifiers import new_id
-from aiodelay.model import DeadLetter, Delivery, Demand, Failed, SendOutcome, Sent
+from aiodelay.core.ids import new_id
+from aiodelay.core.values import DeadLetter, Delivery, Demand, Failed, SendOutcome, Sent
 from aiodelay.testing.clock import VirtualClock
 from tests.support.noted import NotedStore
 

@@ -14,9 +14,9 @@ import pytest
 from msgspec import structs
 
 from aiodelay import Context, Later, Reject, Retry, Scheduler
-from aiodelay.identifiers import new_id, new_op
+from aiodelay.core.ids import new_id, new_op
+from aiodelay.core.values import After, Claim, DeadLetter, Demand, Envelope, Put, SettleOutcome
 from aiodelay.memory import MemoryStore
-from aiodelay.model import After, Claim, DeadLetter, Demand, Envelope, Put, SettleOutcome
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
 from tests.support.noted import NotedStore
 

@@ -19,11 +19,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
 from aiodelay import ConfigurationError, Every, InputError, Message, Received, Reject, Retry, Scheduler, Telemetry
+from aiodelay.core.values import CONTINUED, Failed, LaneCounts, RenewOutcome
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.memory import MemoryStore
-from aiodelay.model import CONTINUED, Failed, LaneCounts, RenewOutcome
+from aiodelay.operations.queries import DEAD_REASONS
 from aiodelay.ports import Work
-from aiodelay.queries import DEAD_REASONS
 from aiodelay.telemetry.instruments import MOST_DESTINATIONS, Cap
 from aiodelay.telemetry.names import DURATION_BUCKETS, METRICS, OTHER
 from aiodelay.testing import RecordingSink, VirtualClock, VirtualLoop
@@ -559,7 +559,7 @@ async def test_nobody_observes_where_nothing_is_configured(emitted: Emitted, opt
     async with scheduler:
         assert scheduler._running is not None
         assert scheduler._running._options.observer is None
-        assert type(scheduler._commands).__name__ == "Commands"
+        assert type(scheduler._commands).__name__ == "CommandSender"
         await scheduler.schedule(Check(1), delay="1h", id="a")
         snapshot = await scheduler.get("a")
     assert snapshot is not None

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from aiodelay.textlog import log_as_text
+from aiodelay.operations.text_log import log_as_text
 
 
 def test_a_handlers_error_moves_no_cursor_and_forges_no_line(

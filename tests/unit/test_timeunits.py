@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodelay.errors import ConfigurationError, ScheduleTimeError
-from aiodelay.timeunits import (
+from aiodelay.core.durations import (
     MAX_HORIZON_MS,
     check_horizon,
     format_duration,
@@ -18,6 +17,7 @@ from aiodelay.timeunits import (
     parse_instant,
     to_epoch_ms,
 )
+from aiodelay.errors import ConfigurationError, ScheduleTimeError
 
 DAY = 86_400_000
 OFFSETS = st.integers(-86_399_999_999, 86_399_999_999).map(lambda us: timezone(timedelta(microseconds=us)))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from aiodelay import transitions as t
-from aiodelay.model import (
+from aiodelay.core import transitions as t
+from aiodelay.core.values import (
     MAX_LEASE_MS,
     After,
     Again,

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from aiodelay.transitions import KILLS_TO_DEATH, TRIAL_MS
+from aiodelay.core.transitions import KILLS_TO_DEATH, TRIAL_MS
 from tests.support.trials import Cost, Play, cost_of
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from aiodelay.core.urls import UrlOptions
 from aiodelay.errors import ConfigurationError, masked_url
-from aiodelay.urls import UrlOptions
 
 
 def refused(url: str) -> str:

@@ -9,8 +9,8 @@ from typing import ClassVar
 import pytest
 
 from aiodelay import ConfigurationError, Retry, Scheduler, TargetError
-from aiodelay.model import Delivery, Envelope, NotTaken
-from aiodelay.registry import open_sink
+from aiodelay.backends.registry import open_sink
+from aiodelay.core.values import Delivery, Envelope, NotTaken
 
 
 class Receiver(BaseHTTPRequestHandler):

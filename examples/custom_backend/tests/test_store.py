@@ -12,7 +12,7 @@ import pytest
 from example_backend import LogStore
 
 from aiodelay import OutcomeUnknownError, Scheduler, StoreMismatchError, StoreUnavailableError
-from aiodelay.clock import Clock
+from aiodelay.ports.clock import Clock
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import StoreConformance
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
-from .clock import Clock
-from .errors import ConfigurationError, kind_of, masked_url, missing_extra, shortened
-from .ports import Sink, Source, Store
-from .ports.store import missing_members
+from aiodelay.errors import ConfigurationError, kind_of, masked_url, missing_extra, shortened
+from aiodelay.ports import Sink, Source, Store
+from aiodelay.ports.clock import Clock
+from aiodelay.ports.store import missing_members
 
 __all__ = ["open_sink", "open_source", "open_store"]
 

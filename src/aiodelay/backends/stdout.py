@@ -9,9 +9,9 @@ from typing import Self, TextIO
 
 import msgspec
 
-from .errors import SinkUnavailableError
-from .model import Delivery, Demand, SendOutcome, Sent
-from .urls import UrlOptions
+from aiodelay.core.urls import UrlOptions
+from aiodelay.core.values import Delivery, Demand, SendOutcome, Sent
+from aiodelay.errors import SinkUnavailableError
 
 __all__ = ["StdoutSink", "open_stdout"]
 

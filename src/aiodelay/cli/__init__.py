@@ -1,4 +1,7 @@
-"""The command line: `aiodelay`, or `python -m aiodelay`."""
+"""The command line: `aiodelay`, or `python -m aiodelay`.
+
+Begin with `app`; `commands` lists all commands with their modules.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from aiodelay._version import __version__
+from aiodelay.core.version import __version__
 
 from .commands import COMMANDS, RUN, SUMMARY, name_of
 

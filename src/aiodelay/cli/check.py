@@ -8,20 +8,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from aiodelay import (
-    AiodelayError,
-    ConfigurationError,
-    Scheduler,
-    StoreTooNewError,
-    UnsupportedByStoreError,
-    features,
-)
+from aiodelay import AiodelayError, ConfigurationError, Scheduler, StoreTooNewError, UnsupportedByStoreError
+from aiodelay.backends.remedies import MEND
+from aiodelay.core import features
+from aiodelay.core.durations import format_duration
+from aiodelay.core.values import Lane, LaneCounts
 from aiodelay.errors import cut, masked_url
-from aiodelay.model import Lane, LaneCounts
+from aiodelay.operations.queries import oldest_overdue_ms
 from aiodelay.ports import Bounded, Identified, Restricted, Store, Upgradable
-from aiodelay.queries import oldest_overdue_ms
-from aiodelay.remedies import MEND
-from aiodelay.timeunits import format_duration
 
 from .errors import FAILED, UNAVAILABLE, exit_code_of
 from .output import print_json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from aiodelay._version import __version__
+from aiodelay.core.version import __version__
 
 __all__ = ["COMMANDS", "RUN", "SUMMARY", "name_of", "overview", "version"]
 

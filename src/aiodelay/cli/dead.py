@@ -10,11 +10,12 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from aiodelay import DeadLetter, Scheduler
+from aiodelay.core.durations import to_epoch_ms
+from aiodelay.core.validation import to_of
+from aiodelay.core.values import DeadReason, Stored
 from aiodelay.errors import cut
-from aiodelay.model import DeadReason, Stored
-from aiodelay.queries import NO_CLASS, error_class
-from aiodelay.shapes import dead_letter_shape, read_time, to_of
-from aiodelay.timeunits import to_epoch_ms
+from aiodelay.operations.json_shapes import dead_letter_shape, read_time
+from aiodelay.operations.queries import NO_CLASS, error_class
 
 from .errors import FAILED, NOT_FOUND, NOT_UNDERSTOOD, TOO_LATE, CommandError
 from .output import confirm, moment, print_json, print_table

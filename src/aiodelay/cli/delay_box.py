@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from aiodelay.errors import masked_url, missing_extra
-from aiodelay.textlog import log_as_text
+from aiodelay.operations.text_log import log_as_text
 
 from .signals import stop_signals
 

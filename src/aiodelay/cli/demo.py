@@ -19,9 +19,9 @@ import anyio
 from cyclopts import Parameter, validators
 
 from aiodelay import Scheduler, UnsupportedByStoreError, __version__
+from aiodelay.backends.registry import open_store
 from aiodelay.errors import masked_url
 from aiodelay.ports import Store
-from aiodelay.registry import open_store
 
 from .errors import NOT_UNDERSTOOD, CommandError
 from .page import beside, listening_for_page

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from aiodelay import Scheduler
-from aiodelay.identifiers import new_id
-from aiodelay.model import State
-from aiodelay.shapes import dead_letter_shape, message_shape, time_shape
+from aiodelay.core.ids import new_id
+from aiodelay.core.values import State
+from aiodelay.operations.json_shapes import dead_letter_shape, message_shape, time_shape
 
 from .errors import CommandError
 from .output import json_line

@@ -13,11 +13,11 @@ import msgspec
 from cyclopts import App, Parameter
 
 from aiodelay import InputError, Scheduler
+from aiodelay.core.durations import to_epoch_ms
+from aiodelay.core.values import DeadReason, PutBack, SourcePosition
 from aiodelay.errors import cut, shortened
-from aiodelay.imports import Imported
-from aiodelay.model import DeadReason, PutBack, SourcePosition
-from aiodelay.shapes import error_shape, read_record, read_time
-from aiodelay.timeunits import to_epoch_ms
+from aiodelay.importers.put_all import Imported
+from aiodelay.operations.json_shapes import error_shape, read_record, read_time
 
 from .errors import FAILED, CommandError
 from .export import END, FORMAT
@@ -66,7 +66,7 @@ async def etf1(url: str, /, *, place: Place = Place()) -> int:
     Args:
         url: The topic: kafka://host:9092/schedules.
     """
-    from aiodelay.kafka.etf1 import import_etf1  # noqa: PLC0415 - needs a client that files do not
+    from aiodelay.importers.etf1 import import_etf1  # noqa: PLC0415 - needs a client that files do not
 
     async with place.opened(may_create=True) as scheduler:
         return _tell(await import_etf1(url, scheduler.store), place)
@@ -82,7 +82,7 @@ async def fred84(url: str, /, *, prefix: str = "de_", place: Place = Place()) ->
         url: The Redis server that it uses.
         prefix: Its dataSetPrefix.
     """
-    from aiodelay.redis.fred84 import import_fred84  # noqa: PLC0415 - needs a client that files do not
+    from aiodelay.importers.fred84 import import_fred84  # noqa: PLC0415 - needs a client that files do not
 
     async with place.opened(may_create=True) as scheduler:
         return _tell(await import_fred84(url, scheduler.store, prefix=prefix), place)
@@ -108,7 +108,7 @@ async def article_box(
         key: Its sorted set.
         unit: What its scores count.
     """
-    from aiodelay.redis.black_box import take_over_black_box  # noqa: PLC0415 - needs a client that files do not
+    from aiodelay.importers.black_box import take_over_black_box  # noqa: PLC0415 - needs a client that files do not
 
     async with place.opened(may_create=True) as scheduler:
         return _tell(await take_over_black_box(url, scheduler.store, allow=allow, key=key, unit=unit), place)

@@ -11,9 +11,9 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from aiodelay import ConfigurationError
-from aiodelay.model import LoadBucket
-from aiodelay.shapes import load_shape
-from aiodelay.timeunits import parse_duration
+from aiodelay.core.durations import parse_duration
+from aiodelay.core.values import LoadBucket
+from aiodelay.operations.json_shapes import load_shape
 
 from .output import moment, print_json
 from .place import Place

@@ -20,12 +20,12 @@ from aiodelay import (
     RescheduleOutcome,
     Snapshot,
 )
+from aiodelay.core.durations import from_epoch_ms, to_epoch_ms
+from aiodelay.core.validation import HANDLER_TARGET, check_type_name, split_target, to_of
+from aiodelay.core.values import State
 from aiodelay.errors import cut, shortened
-from aiodelay.inputs import HANDLER_TARGET, check_type_name, split_target
-from aiodelay.model import State
-from aiodelay.queries import Filter, page
-from aiodelay.shapes import error_shape, message_shape, read_time, to_of
-from aiodelay.timeunits import from_epoch_ms, to_epoch_ms
+from aiodelay.operations.json_shapes import error_shape, message_shape, read_time
+from aiodelay.operations.queries import Filter, page
 
 from .errors import NOT_FOUND, TOO_LATE, CommandError, exit_code_of
 from .output import ago, confirm, json_line, moment, print_json, print_table

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from anyio import to_thread
 
+from aiodelay.core.durations import format_duration, from_epoch_ms
 from aiodelay.errors import AiodelayError, cut
-from aiodelay.shapes import error_shape
-from aiodelay.timeunits import format_duration, from_epoch_ms
+from aiodelay.operations.json_shapes import error_shape
 
 from .errors import FAILED, NOT_UNDERSTOOD, CommandError
 

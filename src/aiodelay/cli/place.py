@@ -12,8 +12,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from aiodelay import Scheduler, StoreUnavailableError
+from aiodelay.operations.text_log import log_as_text
 from aiodelay.ports import Store
-from aiodelay.textlog import log_as_text
 
 from .errors import NOT_UNDERSTOOD, CommandError
 
@@ -76,7 +76,7 @@ class Place:
 
 
 def _check_there(store: Store) -> None:
-    from aiodelay.sqlite import SqliteStore  # noqa: PLC0415 - `--help` loads no backend
+    from aiodelay.backends.sqlite import SqliteStore  # noqa: PLC0415 - `--help` loads no backend
 
     if isinstance(store, SqliteStore) and not os.path.exists(store.path):
         raise StoreUnavailableError(store.name, f"no such file: {store.path}")

@@ -19,7 +19,7 @@ from cyclopts.validators import Number
 
 from aiodelay import AiodelayError, Scheduler
 from aiodelay.errors import kind_of
-from aiodelay.textlog import log_as_text
+from aiodelay.operations.text_log import log_as_text
 
 from .crew import follow, supervise
 from .errors import NOT_UNDERSTOOD, CommandError, ungrouped

@@ -27,7 +27,7 @@ from aiodelay import (
     Scheduler,
 )
 from aiodelay.errors import ConfigurationError, cut, shortened
-from aiodelay.shapes import error_shape, read_message, read_rule, read_time, scheduled_shape
+from aiodelay.operations.json_shapes import error_shape, read_message, read_rule, read_time, scheduled_shape
 
 from .errors import FAILED, NOT_UNDERSTOOD, TOO_LATE, CommandError
 from .output import ago, json_line, moment, print_json

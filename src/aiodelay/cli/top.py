@@ -12,11 +12,11 @@ from cyclopts.validators import Number
 from msgspec import Struct
 
 from aiodelay import ConfigurationError, Scheduler, StoreUnavailableError, UnsupportedByStoreError
+from aiodelay.core.durations import format_duration, parse_duration
+from aiodelay.core.values import Blocked, Lane, LaneCounts
 from aiodelay.errors import cut
-from aiodelay.model import Blocked, Lane, LaneCounts
-from aiodelay.queries import Lateness, LatenessMeter, oldest_overdue_ms
-from aiodelay.shapes import blocked_shape, counts_shape, time_shape
-from aiodelay.timeunits import format_duration, parse_duration
+from aiodelay.operations.json_shapes import blocked_shape, counts_shape, time_shape
+from aiodelay.operations.queries import Lateness, LatenessMeter, oldest_overdue_ms
 
 from .output import moment, print_json, print_table
 from .place import Place

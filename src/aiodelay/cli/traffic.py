@@ -26,9 +26,9 @@ from aiodelay import (
     ScheduleOutcome,
     Scheduler,
 )
-from aiodelay.model import Delivery, Demand, SendOutcome, Sent
+from aiodelay.core.durations import from_epoch_ms
+from aiodelay.core.values import Delivery, Demand, SendOutcome, Sent
 from aiodelay.ports import Registry
-from aiodelay.timeunits import from_epoch_ms
 
 from .report import Attempt, Report
 

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 from cyclopts import Parameter
 
-from aiodelay import features
+from aiodelay.core import features
 from aiodelay.ports import Upgradable
 
 from .errors import CommandError

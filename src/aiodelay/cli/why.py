@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from aiodelay.core.values import JournalEntry
 from aiodelay.errors import cut
-from aiodelay.model import JournalEntry
-from aiodelay.shapes import story_shape
-from aiodelay.why import Story, story_of
+from aiodelay.operations.diagnosis import Story, story_of
+from aiodelay.operations.json_shapes import story_shape
 
 from .errors import NOT_FOUND
 from .output import moment, print_json, print_table

@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import TypeAlias
 
-from .errors import ConfigurationError, InputError, ScheduleTimeError, shortened
+from aiodelay.errors import ConfigurationError, InputError, ScheduleTimeError, shortened
 
 __all__ = [
     "LAST_MS",

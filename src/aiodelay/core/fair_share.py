@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Generic, Protocol, TypeVar
 
-from aiodelay import transitions as t
-from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Demand, Lane, Record
-
+from . import transitions as t
 from .table import Row
+from .values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Demand, Lane, Record
 
 __all__ = ["MOST_ASIDE", "FairShare", "Heads"]
 

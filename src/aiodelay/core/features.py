@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from ._version import __version__
-from .errors import StoreTooNewError
-from .model import WorkStatus
+from aiodelay.errors import StoreTooNewError
+
+from .values import WorkStatus
+from .version import __version__
 
 __all__ = [
     "KNOWN",

@@ -1,212 +1,39 @@
-"""How events become bytes, and how a record becomes bytes.
+"""How a record becomes bytes.
 
-docs/formats.md describes the record's format, `record_format` declares its fields, and tests/unit/test_record_format.py
-has golden bytes per format version. Readers skip body keys they do not know and refuse a newer format version.
+docs/formats.md describes the format, `record_format` declares its fields, and tests/unit/test_record_format.py has
+golden bytes per format version. Readers skip body keys they do not know and refuse a newer format version.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import re
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from operator import attrgetter, itemgetter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
-from .errors import CodecError, RecordFormatError, kind_of
-from .model import NO_HEADERS, NO_TRACE, Envelope, Lane, LateAction, Record
+from aiodelay.errors import RecordFormatError
+
+from .event_codecs import first_line
 from .record_format import FIELDS, FORMAT_VERSION, PREFIX, body_keys
+from .values import NO_HEADERS, NO_TRACE, Envelope, Lane, LateAction, Record
 
 __all__ = [
-    "JSON",
-    "MESSAGEPACK",
-    "Codec",
-    "JsonCodec",
-    "MessagePackCodec",
-    "codec_named",
     "decode_columns",
     "decode_record",
     "decode_trace",
     "encode_body",
     "encode_record",
     "encode_trace",
-    "first_line",
     "numbers_at",
     "storable_text",
     "storable_texts",
 ]
-
-
-class Codec(Protocol):
-    """Writes events of any type that `msgspec` or pydantic knows, and reads them back typed."""
-
-    @property
-    def encoding(self) -> Literal["json", "msgpack"]:
-        """What an envelope's `encoding` says of payloads written by it."""
-        ...
-
-    def encode(self, event: object) -> bytes:
-        """Write an event.
-
-        Raises:
-            CodecError: Its type, or something inside it, cannot be written.
-        """
-        ...
-
-    def decoder(self, type_: type[Any]) -> Callable[[bytes], Any]:
-        """Return a function that reads one type and raises `msgspec.ValidationError` or `ValueError`."""
-        ...
-
-
-class _UnwritableError(TypeError):
-    """Something inside an event cannot be written; the text is ours and holds no value."""
-
-
-def _write_model(value: object) -> object:
-    """Let pydantic models through (`enc_hook`)."""
-    try:
-        dump = getattr(value, "model_dump", None)
-        if dump is not None:
-            return dump(mode="json")
-        problem = f"holds {kind_of(value)}"
-    except Exception as error:  # noqa: BLE001 - a model's own serializers; their texts may hold values
-        problem = f"holds {kind_of(value)} whose model_dump raises {type(error).__name__}"
-    raise _UnwritableError(problem)
-
-
-def _read_model(type_: type[Any], value: object) -> object:
-    """Read pydantic models (`dec_hook`)."""
-    validate = getattr(type_, "model_validate", None)
-    if validate is None:
-        raise TypeError(f"{type_.__qualname__} cannot be read")
-    return validate(value)
-
-
-class JsonCodec:
-    """JSON: the default, readable everywhere."""
-
-    encoding: Literal["json"] = "json"
-
-    def __init__(self) -> None:
-        self._encoder = msgspec.json.Encoder(enc_hook=_write_model)
-
-    def encode(self, event: object) -> bytes:
-        """Write an event; see `Codec`."""
-        return _encoded(self._encoder.encode, event, self.encoding)
-
-    def decoder(self, type_: type[Any]) -> Callable[[bytes], Any]:
-        """Return a function that reads one type; see `Codec`."""
-        return msgspec.json.Decoder(type_, dec_hook=_read_model).decode
-
-
-class MessagePackCodec:
-    """MessagePack: smaller and faster, with bytes as they are."""
-
-    encoding: Literal["msgpack"] = "msgpack"
-
-    def __init__(self) -> None:
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=_write_model)
-
-    def encode(self, event: object) -> bytes:
-        """Write an event; see `Codec`."""
-        return _encoded(self._encoder.encode, event, self.encoding)
-
-    def decoder(self, type_: type[Any]) -> Callable[[bytes], Any]:
-        """Return a function that reads one type; see `Codec`."""
-        return msgspec.msgpack.Decoder(type_, dec_hook=_read_model).decode
-
-
-_KNOWN_PROBLEMS = ("Only dicts with", "can't serialize ints")  # texts of msgspec that hold no value
-
-
-def _encoded(encode: Callable[[object], bytes], event: object, encoding: str) -> bytes:
-    try:
-        payload = encode(event)
-    except Exception as error:  # noqa: BLE001 - encoding runs code of the event's own types
-        problem = _problem(error) + _in_field(encode, event)
-    else:
-        if encoding == "msgpack" or b"null" not in payload or not _holds_nan(event):
-            return payload
-        problem = "holds a float that is not finite, which JSON lacks"
-    raise CodecError(  # out here, so that no chained exception holds a value
-        "event",
-        f"{kind_of(event)} that {problem}",
-        f"what {encoding} can hold: values, lists and dicts of them, models",
-    )
-
-
-def _in_field(encode: Callable[[object], bytes], event: object) -> str:
-    """Name the first field that cannot be written by itself."""
-    for name in _field_names(event):
-        try:
-            encode(getattr(event, name))
-        except Exception:  # noqa: BLE001 - encoding runs code of the event's own types
-            return f" in field {name!r}"
-    return ""
-
-
-def _field_names(event: object) -> Iterable[str]:
-    class_ = type(event)
-    if dataclasses.is_dataclass(class_):
-        return [each.name for each in dataclasses.fields(class_)]
-    named = [getattr(class_, name, ()) for name in ("__struct_fields__", "model_fields")]
-    return [*named[0], *named[1], *(each.name for each in getattr(class_, "__attrs_attrs__", ()))]
-
-
-def _problem(error: Exception) -> str:
-    """Say why an event cannot be written, without any value out of it."""
-    match error:
-        case _UnwritableError():
-            return str(error)
-        case RecursionError():
-            return "refers to itself, or is nested too deeply"
-        case UnicodeEncodeError():
-            return "holds text with a lone surrogate"
-        case TypeError() | OverflowError() if str(error).startswith(_KNOWN_PROBLEMS):
-            return f"cannot be written ({error})"
-    return f"raises {type(error).__name__}"
-
-
-def _holds_nan(event: object) -> bool:
-    """Tell whether there is a NaN or an infinity, which would be written as null and could not be read back."""
-    values = [msgspec.to_builtins(event, enc_hook=_write_model)]
-    while values:
-        value = values.pop()
-        if isinstance(value, float) and not math.isfinite(value):
-            return True
-        if isinstance(value, dict):
-            values.extend(value.values())
-        elif isinstance(value, list | tuple | set | frozenset):
-            values.extend(value)
-    return False
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, at most 120 characters."""
-    return str(error).split("\n", 1)[0][:120]
-
-
-JSON, MESSAGEPACK = JsonCodec(), MessagePackCodec()
-
-
-def codec_named(encoding: str) -> Codec:
-    """Return the codec for an envelope's encoding.
-
-    Raises:
-        RecordFormatError: The encoding is not known.
-    """
-    if encoding == "json":
-        return JSON
-    if encoding == "msgpack":
-        return MESSAGEPACK
-    raise RecordFormatError(f"unknown encoding {encoding[:20]!r}")
-
 
 # --- records ----------------------------------------------------------------------------------------------
 

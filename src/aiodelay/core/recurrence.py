@@ -20,8 +20,9 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from .errors import InputError, RecordFormatError, ScheduleTimeError, cut, shortened
-from .timeunits import Duration, check_horizon, format_duration, from_epoch_ms, parse_duration, to_epoch_ms
+from aiodelay.errors import InputError, RecordFormatError, ScheduleTimeError, cut, shortened
+
+from .durations import Duration, check_horizon, format_duration, from_epoch_ms, parse_duration, to_epoch_ms
 
 __all__ = [
     "MIN_INTERVAL_MS",

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import Literal, Self, TypeAlias
 
-from .errors import ConfigurationError, shortened
-from .timeunits import Duration, format_duration, parse_duration
+from aiodelay.errors import ConfigurationError, shortened
+
+from .durations import Duration, format_duration, parse_duration
 
 __all__ = ["MAX_ATTEMPTS", "GiveUp", "GiveUpReason", "Retry", "RetryAfter", "RetryDecision"]
 

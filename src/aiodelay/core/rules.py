@@ -12,9 +12,11 @@ from typing import Generic, Literal, TypeVar
 
 from msgspec.structs import replace
 
-from aiodelay import transitions as t
 from aiodelay.errors import RecordFormatError
-from aiodelay.model import (
+
+from . import transitions as t
+from .table import Row, Table
+from .values import (
     RETRY_WINDOW_MS,
     TOMBSTONE_WINDOW_MS,
     Again,
@@ -39,8 +41,6 @@ from aiodelay.model import (
     SettleOutcome,
     Stored,
 )
-
-from .table import Row, Table
 
 __all__ = ["Rules"]
 

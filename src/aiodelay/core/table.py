@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
-from aiodelay.model import Command, DeadKey, DeadLetter, Outcome, Record
-from aiodelay.transitions import Trials
+from .transitions import Trials
+from .values import Command, DeadKey, DeadLetter, Outcome, Record
 
 __all__ = ["Answers", "Letters", "Row", "SupersededClaims", "Table", "TrialTable"]
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from .model import DeadLetter, Envelope, Lane, Record, Snapshot
+from .values import DeadLetter, Envelope, Lane, Record, Snapshot
 
 __all__ = [
     "BATCH_BYTES",

@@ -11,8 +11,9 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .errors import InputError, shortened
-from .model import (
+from aiodelay.errors import InputError, shortened
+
+from .values import (
     EARLIER_ERRORS,
     MAX_CLAIM_MESSAGES,
     MAX_LEASE_MS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from .errors import ConfigurationError, masked_url, shortened
+from aiodelay.errors import ConfigurationError, masked_url, shortened
 
 __all__ = ["UrlOptions"]
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from .errors import (
+from aiodelay.errors import (
     ConfigurationError,
     HeaderError,
     MessageIdError,
@@ -23,9 +23,10 @@ from .errors import (
     kind_of,
     shortened,
 )
-from .model import NO_HEADERS, After, At
-from .timeunits import Duration, check_horizon, parse_duration, to_epoch_ms
+
+from .durations import Duration, check_horizon, parse_duration, to_epoch_ms
 from .transitions import occurrence_of
+from .values import NO_HEADERS, After, At, Envelope
 
 __all__ = [
     "HANDLER_TARGET",
@@ -48,6 +49,7 @@ __all__ = [
     "due_of",
     "listed",
     "split_target",
+    "to_of",
 ]
 
 MAX_ID_BYTES = 255
@@ -328,3 +330,8 @@ def due_of(at: datetime | None, delay: Duration | None, now_ms: int, *, fields: 
     at_ms = to_epoch_ms(at, field="at")
     check_horizon(at_ms, now_ms, "at")
     return At(at_ms)
+
+
+def to_of(envelope: Envelope) -> str:
+    """Return a message's destination as `to=` names it; `handler:<type name>` of what has no sink."""
+    return f"{envelope.lane}:{envelope.address}" if envelope.address else f"{HANDLER_TARGET}:{envelope.lane}"

@@ -1,1 +1,7 @@
-"""What runs inside `async with scheduler`: nothing here is public."""
+"""The loops inside `async with scheduler`.
+
+Begin with `lifecycle`, which opens and closes them. `sending` brings commands to the store; `delivery` brings messages
+from it.
+"""
+
+__all__: list[str] = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from aiodelay.core.backoff import pause_s
 from aiodelay.errors import StoreTooNewError
-from aiodelay.pausing import pause_s
 
 __all__ = ["Backoff", "is_cancelled", "is_stray"]
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 
-from .errors import ConfigurationError, kind_of, shortened
-from .handlers import is_event_class, type_names
-from .inputs import HANDLER_TARGET, check_count, check_id, check_letters_id, check_type_name, split_target
-from .model import (
+from aiodelay.core.durations import Duration, parse_duration, to_epoch_ms
+from aiodelay.core.validation import (
+    HANDLER_TARGET,
+    check_count,
+    check_id,
+    check_letters_id,
+    check_type_name,
+    split_target,
+)
+from aiodelay.core.values import (
     Blocked,
     DeadKey,
     DeadLetter,
@@ -20,16 +26,17 @@ from .model import (
     Query,
     Snapshot,
 )
-from .ports import Store, Transfer
-from .timeunits import Duration, parse_duration, to_epoch_ms
+from aiodelay.errors import ConfigurationError, kind_of, shortened
+from aiodelay.handlers.registration import is_event_class, type_names
+from aiodelay.ports import Store, Transfer
 
-__all__ = ["Operations", "lanes_and_address"]
+__all__ = ["Control", "lanes_and_address"]
 
 PAGE = 500
 MOST = (1 << 63) - 1
 
 
-class Operations:
+class Control:
     """The operators' half of `Scheduler`."""
 
     def opened_store(self) -> Store:

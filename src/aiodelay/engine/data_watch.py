@@ -7,10 +7,10 @@ import logging
 import random
 from collections.abc import Callable
 
-from aiodelay.alarm import Alarm
-from aiodelay.clock import Clock
+from aiodelay.core.values import Alarm
 from aiodelay.errors import StoreError
 from aiodelay.ports import Identified
+from aiodelay.ports.clock import Clock
 
 from .backoff import is_stray
 from .housekeeping import tell

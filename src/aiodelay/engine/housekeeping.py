@@ -7,12 +7,11 @@ import logging
 import random
 from collections.abc import Callable, Collection
 
-from aiodelay.alarm import Alarm
-from aiodelay.clock import Clock
+from aiodelay.core.values import Alarm, Lane, Tidied
+from aiodelay.core.wakeup import WakeUp
 from aiodelay.errors import StoreError, StoreTooNewError
-from aiodelay.model import Lane, Tidied
 from aiodelay.ports import Work
-from aiodelay.wakeup import WakeUp
+from aiodelay.ports.clock import Clock
 
 from .backoff import is_stray
 

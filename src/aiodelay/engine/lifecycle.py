@@ -14,29 +14,28 @@ from uuid import uuid4
 import anyio
 from msgspec import structs
 
-from aiodelay import reactive
-from aiodelay.completion import run_to_completion
-from aiodelay.context import RunContext
+from aiodelay.core.completion import run_to_completion
+from aiodelay.core.durations import format_duration
+from aiodelay.core.values import Claim, Lane, Promise, Query, Snapshot, WorkStatus
+from aiodelay.core.wakeup import WakeUp
 from aiodelay.errors import ClosedError, StoreDamagedError, StoreUnavailableError, WrongLoopError
-from aiodelay.model import Claim, Lane, Promise, Query, Snapshot, WorkStatus
-from aiodelay.ports import Identified, Sink, Source, Store, Transfer, Work
-from aiodelay.received import HeldMessage
-from aiodelay.timeunits import format_duration
-from aiodelay.wakeup import WakeUp
+from aiodelay.handlers.context import RunContext
+from aiodelay.handlers.received import HeldMessage
+from aiodelay.handlers.spec import HandlerSpec
+from aiodelay.ports import Identified, Sink, Source, Store, Transfer, Work, reactive
 
 from .data_watch import DataWatch
-from .dead_letter_hooks import DeadLetterHooks
-from .dispatcher import Subscriber, Subscription
-from .group_commit import GroupCommit
-from .handler_spec import HandlerSpec
+from .delivery.dead_letter_hooks import DeadLetterHooks
+from .delivery.dispatcher import Subscriber, Subscription
+from .delivery.publication import Publication
+from .delivery.runners import Runners
+from .delivery.sink_subscription import SinkSubscription
+from .delivery.subscription import HandlerSubscription
+from .delivery.transfer import TransferSubscription
 from .loops import Loops, RuntimeOptions, ended_by
 from .observer import Observer
 from .patience import Patience
-from .publication import Publication
-from .runners import Runners
-from .sink_subscription import SinkSubscription
-from .subscription import HandlerSubscription
-from .transfer import TransferSubscription
+from .sending.group_commit import GroupCommit
 
 __all__ = ["Running"]
 

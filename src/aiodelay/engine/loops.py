@@ -10,20 +10,19 @@ from typing import Any
 
 from msgspec import Struct
 
-from aiodelay.alarm import Alarm
-from aiodelay.clock import Clock
-from aiodelay.middleware import Middleware
-from aiodelay.model import LEASE_MS, DeadLetter, Lane, WorkStatus
+from aiodelay.core.retry import Retry
+from aiodelay.core.values import LEASE_MS, Alarm, DeadLetter, Lane, WorkStatus
+from aiodelay.handlers.middleware import Middleware
 from aiodelay.ports import Feed, Work
-from aiodelay.retry import Retry
+from aiodelay.ports.clock import Clock
 
-from .dispatcher import Dispatcher, Subscriber, Subscription
-from .heartbeat import Heartbeat
+from .delivery.dispatcher import Dispatcher, Subscriber, Subscription
+from .delivery.heartbeat import Heartbeat
+from .delivery.lease_book import LeaseBook
+from .delivery.source_loop import SourceLoop
+from .delivery.subscription import HandlerSubscription
 from .housekeeping import Housekeeping, LoopLag
-from .leases import LeaseBook
 from .observer import Observer
-from .source_loop import SourceLoop
-from .subscription import HandlerSubscription
 
 __all__ = ["Loops", "RuntimeOptions", "ended_by"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol
 
-from aiodelay.model import Claim, Delivery, Lane, Put, SendOutcome, Settlement
+from aiodelay.core.values import Claim, Delivery, Lane, Put, SendOutcome, Settlement
 from aiodelay.ports import Feed, Sink, Transferring, Work
 
 __all__ = ["Attempt", "ObservedClaim", "Observer"]

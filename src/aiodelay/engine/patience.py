@@ -7,6 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from aiodelay.core.backoff import pause_s
+from aiodelay.core.durations import format_duration
 from aiodelay.errors import (
     OutcomeUnknownError,
     SinkUnavailableError,
@@ -14,8 +16,6 @@ from aiodelay.errors import (
     StoreDamagedError,
     StoreUnavailableError,
 )
-from aiodelay.pausing import pause_s
-from aiodelay.timeunits import format_duration
 
 __all__ = ["Patience"]
 

@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 from types import NoneType, UnionType
 from typing import Generic, TypeVar, Union, get_args, get_origin
 
-from . import transitions
-from .errors import ConfigurationError, shortened
-from .inputs import check_flag
-from .model import Claim
-from .timeunits import Duration, format_duration, from_epoch_ms, parse_duration
+from aiodelay.core import transitions
+from aiodelay.core.durations import Duration, format_duration, from_epoch_ms, parse_duration
+from aiodelay.core.validation import check_flag
+from aiodelay.core.values import Claim
+from aiodelay.errors import ConfigurationError, shortened
 
 __all__ = ["Later", "Reject", "RunContext", "is_context"]
 

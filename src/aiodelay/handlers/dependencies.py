@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack, ExitStack
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
+from aiodelay.errors import HandlerSignatureError
+
 from .context import RunContext, is_context
-from .errors import HandlerSignatureError
 
 if TYPE_CHECKING:
     from fast_depends.core import CallModel

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar
 
+from aiodelay.errors import InputError, kind_of
+
 from .context import Later, Reject, RunContext
-from .errors import InputError, kind_of
 
 __all__ = ["GIVEN_BACK", "HeldMessage"]
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
 
-from ._runtime.handler_spec import HandlerSpec
-from .codecs import codec_named
-from .context import Later, Reject, RunContext, is_context
-from .dependencies import Dependencies, dependency_of
-from .errors import (
+from aiodelay.core.durations import Duration, parse_duration
+from aiodelay.core.event_codecs import codec_named
+from aiodelay.core.retry import Retry
+from aiodelay.core.validation import check_count, check_type_name, listed
+from aiodelay.errors import (
     ConfigurationError,
     DuplicateHandlerError,
     HandlerSignatureError,
@@ -23,9 +23,10 @@ from .errors import (
     kind_of,
     shortened,
 )
-from .inputs import check_count, check_type_name, listed
-from .retry import Retry
-from .timeunits import Duration, parse_duration
+
+from .context import Later, Reject, RunContext, is_context
+from .dependencies import Dependencies, dependency_of
+from .spec import HandlerSpec
 
 if TYPE_CHECKING:
     from fast_depends.dependencies import Dependant

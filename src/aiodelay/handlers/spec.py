@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from aiodelay.context import RunContext
+from aiodelay.core.retry import Retry
+from aiodelay.core.values import Lane
 from aiodelay.errors import RecordFormatError, shortened
-from aiodelay.model import Lane
-from aiodelay.retry import Retry
+
+from .context import RunContext
 
 __all__ = ["HandlerSpec"]
 

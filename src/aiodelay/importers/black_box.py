@@ -12,16 +12,16 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.core.durations import MAX_HORIZON_MS
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.validation import check_id
+from aiodelay.core.values import At, Conflict, Envelope, Put
 from aiodelay.errors import ConfigurationError, InputError, shortened
-from aiodelay.imports import MOST_ID_BYTES, PAGE, VERSION, Imported, SkippedError, put_all
-from aiodelay.inputs import check_id
-from aiodelay.model import At, Conflict, Envelope, Put
 from aiodelay.ports import Store
-from aiodelay.timeunits import MAX_HORIZON_MS
-from aiodelay.transitions import NO_OP
 
-from .client import Client
-from .imports import opened, scored
+from .put_all import MOST_ID_BYTES, PAGE, VERSION, Imported, SkippedError, put_all
+from .redis_keys import opened, scored
 
 __all__ = ["take_over_black_box"]
 

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 from aiokafka.errors import KafkaError
 from msgspec.structs import replace
 
+from aiodelay.backends.kafka.client import admin_of, consumer_of, reason_of, stop
+from aiodelay.backends.kafka.client.options import Cluster, read_cluster, read_topics
+from aiodelay.backends.kafka.records import RESERVED, decode
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.urls import UrlOptions
+from aiodelay.core.values import At, Conflict, Put
 from aiodelay.errors import RecordFormatError, StoreMismatchError, StoreUnavailableError
-from aiodelay.imports import PAGE, VERSION, Imported, put_all
-from aiodelay.model import At, Conflict, Put
 from aiodelay.ports import Store
-from aiodelay.transitions import NO_OP
-from aiodelay.urls import UrlOptions
 
-from .client import admin_of, consumer_of, reason_of, stop
-from .options import Cluster, read_cluster, read_topics
-from .records import RESERVED, decode
+from .put_all import PAGE, VERSION, Imported, put_all
 
 __all__ = ["import_etf1"]
 

@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 from msgspec import Struct
 
-from aiodelay.identifiers import new_op
-from aiodelay.imports import MOST_ID_BYTES, PAGE, VERSION, Imported, SkippedError, put_all
-from aiodelay.model import After, At, Conflict, Envelope, Put
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.store.commands import MOST_MS
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, At, Conflict, Envelope, Put
 from aiodelay.ports import Store
 
-from .client import Client
-from .commands import MOST_MS
-from .imports import opened, scored
+from .put_all import MOST_ID_BYTES, PAGE, VERSION, Imported, SkippedError, put_all
+from .redis_keys import opened, scored
 
 __all__ = ["import_fred84", "simple_name"]
 

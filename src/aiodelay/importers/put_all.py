@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from .errors import StoreUnavailableError
-from .model import Put, Refused, Stored
-from .ports import Store
+from aiodelay.core.values import Put, Refused, Stored
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.ports import Store
 
 __all__ = ["MOST_ID_BYTES", "PAGE", "VERSION", "Imported", "SkippedError", "put_all"]
 

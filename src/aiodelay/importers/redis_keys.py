@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.faults import Fault
+from aiodelay.backends.redis.connection.options import read_url
+from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.errors import StoreUnavailableError
-
-from .client import Client
-from .faults import Fault
-from .keys import Keys
-from .options import read_url
 
 __all__ = ["opened", "scored"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from .model import JournalEntry
-from .ports import Trail
+from aiodelay.core.values import JournalEntry
+from aiodelay.ports import Trail
 
 __all__ = ["FIRST", "MINUTES", "MINUTE_MS", "Activity", "ActivityMeter", "Minute", "drain_ms"]
 

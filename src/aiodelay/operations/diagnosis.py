@@ -7,10 +7,10 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from .errors import UnsupportedByStoreError, cut
-from .model import Blocked, DeadLetter, JournalEntry, Lane, LaneCounts, Record, Snapshot, State
-from .scheduler import Scheduler
-from .timeunits import format_duration, from_epoch_ms
+from aiodelay.core.durations import format_duration, from_epoch_ms
+from aiodelay.core.values import Blocked, DeadLetter, JournalEntry, Lane, LaneCounts, Record, Snapshot, State
+from aiodelay.errors import UnsupportedByStoreError, cut
+from aiodelay.scheduler import Scheduler
 
 __all__ = ["Around", "Cause", "Story", "cause_of", "story_of"]
 

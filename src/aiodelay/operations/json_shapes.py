@@ -18,22 +18,11 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from .errors import (
-    AiodelayError,
-    ConfigurationError,
-    HeaderError,
-    InputError,
-    MessageIdError,
-    PayloadTypeError,
-    RecordFormatError,
-    ScheduleTimeError,
-    TargetError,
-    cut,
-    shortened,
-)
-from .inputs import HANDLER_TARGET, check_id, split_target
-from .message import Message, Scheduled
-from .model import (
+from aiodelay.core.durations import LAST_MS, format_duration, from_epoch_ms, parse_instant, to_epoch_ms
+from aiodelay.core.recurrence import Cron, Every, Rule, decode_rule, encode_rule
+from aiodelay.core.transitions import NO_OP, delivery_id, put_due_of
+from aiodelay.core.validation import HANDLER_TARGET, check_id, split_target, to_of
+from aiodelay.core.values import (
     NO_HEADERS,
     NO_TRACE,
     Blocked,
@@ -46,13 +35,26 @@ from .model import (
     Late,
     LateAction,
     LoadBucket,
+    Message,
     Record,
+    Scheduled,
     Snapshot,
 )
-from .recurrence import Cron, Every, Rule, decode_rule, encode_rule
-from .timeunits import LAST_MS, format_duration, from_epoch_ms, parse_instant, to_epoch_ms
-from .transitions import NO_OP, delivery_id, put_due_of
-from .why import Story
+from aiodelay.errors import (
+    AiodelayError,
+    ConfigurationError,
+    HeaderError,
+    InputError,
+    MessageIdError,
+    PayloadTypeError,
+    RecordFormatError,
+    ScheduleTimeError,
+    TargetError,
+    cut,
+    shortened,
+)
+
+from .diagnosis import Story
 
 __all__ = [
     "blocked_shape",
@@ -73,7 +75,6 @@ __all__ = [
     "stored_rule",
     "story_shape",
     "time_shape",
-    "to_of",
 ]
 
 _KINDS = {type(None): "null", bool: "true or false", str: "a string", list: "an array", dict: "an object"}
@@ -99,11 +100,6 @@ def time_shape(ms: int) -> str:
 @lru_cache(maxsize=1024)  # what is told together is mostly due within few seconds
 def _second_shape(seconds: int) -> str:
     return from_epoch_ms(1000 * seconds).isoformat().removesuffix("+00:00")
-
-
-def to_of(envelope: Envelope) -> str:
-    """Return a message's destination as `to=` names it; `handler:<type name>` of what has no sink."""
-    return f"{envelope.lane}:{envelope.address}" if envelope.address else f"{HANDLER_TARGET}:{envelope.lane}"
 
 
 def message_shape(snapshot: Snapshot) -> dict[str, Any]:

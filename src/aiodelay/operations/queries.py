@@ -14,21 +14,13 @@ from typing import TypeAlias, get_args
 
 from msgspec import Struct
 
+from aiodelay.core.validation import check_letters_id
+from aiodelay.core.values import DeadKey, DeadLetter, DeadReason, JournalEntry, Lane, Query, Snapshot, State
+from aiodelay.errors import InputError, UnsupportedByStoreError
+from aiodelay.ports import Store, Trail
+from aiodelay.scheduler import Scheduler
+
 from .activity import FIRST
-from .errors import InputError, UnsupportedByStoreError
-from .inputs import check_letters_id
-from .model import (
-    DeadKey,
-    DeadLetter,
-    DeadReason,
-    JournalEntry,
-    Lane,
-    Query,
-    Snapshot,
-    State,
-)
-from .ports import Store, Trail
-from .scheduler import Scheduler
 
 __all__ = [
     "DEAD_REASONS",

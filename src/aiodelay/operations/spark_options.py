@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
-from .timeunits import Duration
+from aiodelay.core.durations import Duration
 
 __all__ = [
     "ArchiveOptions",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from .errors import cut
+from aiodelay.errors import cut
 
 __all__ = ["TEXT", "TextFormatter", "log_as_text"]
 

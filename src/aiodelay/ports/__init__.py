@@ -1,4 +1,7 @@
-"""What a store, a sink and a source must do: narrow Protocols, batches on the hot path, promises as numbered rules."""
+"""What a store, a sink and a source must do: narrow Protocols, batches on the hot path, promises as numbered rules.
+
+Begin with `store`: `Store` for everyone, `Work` for processes that dispatch.
+"""
 
 from .bulk import BulkLoad, Scannable
 from .control import DeadLetters, Holds, PutsBack

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from aiodelay.model import Outcome, Put
-from aiodelay.scanning import Columns, Scan
+from aiodelay.core.table_scan import Columns, Scan
+from aiodelay.core.values import Outcome, Put
 
 __all__ = ["BulkLoad", "Scannable"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from aiodelay.model import DeadKey, DeadLetter, Lane, Outcome, PutBack, Stored
+from aiodelay.core.values import DeadKey, DeadLetter, Lane, Outcome, PutBack, Stored
 
 __all__ = ["DeadLetters", "Holds", "PutsBack"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from aiodelay.model import Claimed, Demand, Lane, Renewal, RenewOutcome, Settlement, SettleOutcome
+from aiodelay.core.values import Claimed, Demand, Lane, Renewal, RenewOutcome, Settlement, SettleOutcome
 
 __all__ = ["Feed"]
 

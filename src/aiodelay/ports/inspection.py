@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from aiodelay.model import Instance, Lane, LaneCounts, LoadBucket, Query, Snapshot
+from aiodelay.core.values import Instance, Lane, LaneCounts, LoadBucket, Query, Snapshot
 
 __all__ = ["Inspectable", "Instances", "Recurring"]
 

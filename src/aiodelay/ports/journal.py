@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, runtime_checkable
 
-from aiodelay.model import JournalEntry
+from aiodelay.core.values import JournalEntry
 
 __all__ = ["Followed", "Journal", "Trail"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from aiodelay.model import Registered, WorkStatus
+from aiodelay.core.values import Registered, WorkStatus
 
 __all__ = ["Bounded", "Guarded", "Identified", "Lists", "Loads", "Registry", "Restricted", "Upgradable"]
 
@@ -122,7 +122,7 @@ class Registry(Protocol):
 class Upgradable(Protocol):
     """A store that processes of several versions share: its data record which optional features are in use.
 
-    `aiodelay.features` says which features this version knows. `Work.claim`, `Work.tidy` and the opening of `work`
+    `aiodelay.core.features` says which features this version knows. `Work.claim`, `Work.tidy` and the opening of `work`
     raise `StoreTooNewError` while a feature is in use that this version does not know (V1). Commands, settlements and
     renewals go on.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, Self
 
-from aiodelay.model import Delivery, Demand, SendOutcome
+from aiodelay.core.values import Delivery, Demand, SendOutcome
 
 __all__ = ["Sink"]
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, Self
 
-from aiodelay.model import PutBack, Stored
+from aiodelay.core.values import PutBack, Stored
 
 from .feed import Feed
 

@@ -20,7 +20,16 @@ from typing import Literal, Protocol, Self
 
 from msgspec import Struct
 
-from aiodelay.model import LEASE_MS, MAX_CLAIM_MESSAGES, Command, Lane, Outcome, SourcePosition, Tidied, WorkStatus
+from aiodelay.core.values import (
+    LEASE_MS,
+    MAX_CLAIM_MESSAGES,
+    Command,
+    Lane,
+    Outcome,
+    SourcePosition,
+    Tidied,
+    WorkStatus,
+)
 
 from .control import DeadLetters, Holds, PutsBack
 from .feed import Feed

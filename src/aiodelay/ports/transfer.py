@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
-from aiodelay.model import Blocked, Demand, Reach, Settlement, Transferred
+from aiodelay.core.values import Blocked, Demand, Reach, Settlement, Transferred
 
 from .sink import Sink
 

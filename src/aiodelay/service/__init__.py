@@ -1,4 +1,7 @@
-"""The service: stores with their schedulers, intakes and an HTTP API in one process, for people who run it."""
+"""The service: stores with their schedulers, intakes and an HTTP API in one process, for people who run it.
+
+Begin with `serve`, which runs the service, and `config`, which reads its settings.
+"""
 
 from __future__ import annotations
 

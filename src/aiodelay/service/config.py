@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from aiodelay import registry
+from aiodelay.backends import registry
+from aiodelay.core.durations import parse_duration
+from aiodelay.core.validation import Targets, check_namespace
 from aiodelay.errors import ConfigurationError, missing_extra, shortened
-from aiodelay.inputs import Targets, check_namespace
 from aiodelay.scheduler import MOST_PAYLOAD
-from aiodelay.timeunits import parse_duration
 
 __all__ = [
     "FILE",

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from aiodelay.core.durations import MAX_HORIZON_MS, format_duration
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, Cancel, Envelope, Put
 from aiodelay.errors import AiodelayError, ClosedError
-from aiodelay.identifiers import new_op
-from aiodelay.model import After, Cancel, Envelope, Put
 from aiodelay.ports import Bounded
 from aiodelay.scheduler import Scheduler
-from aiodelay.timeunits import MAX_HORIZON_MS, format_duration
 
 from .config import Limits
 

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from datetime import UTC, datetime
 from typing import TextIO
 
-from aiodelay.textlog import TEXT, TextFormatter
+from aiodelay.operations.text_log import TEXT, TextFormatter
 
 from .config import LogSettings
 

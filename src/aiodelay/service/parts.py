@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
-from aiodelay import registry
+from aiodelay.backends import registry
+from aiodelay.core.validation import Targets
 from aiodelay.errors import ConfigurationError
-from aiodelay.inputs import Targets
 from aiodelay.ports import Guarded, Sink
 from aiodelay.scheduler import Scheduler
 

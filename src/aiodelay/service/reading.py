@@ -19,6 +19,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 
+from aiodelay.core.durations import format_duration
+from aiodelay.core.validation import HANDLER_TARGET, Targets
 from aiodelay.errors import (
     ConfigurationError,
     InputError,
@@ -27,9 +29,7 @@ from aiodelay.errors import (
     masked_url,
     shortened,
 )
-from aiodelay.inputs import HANDLER_TARGET, Targets
 from aiodelay.scheduler import Scheduler
-from aiodelay.timeunits import format_duration
 
 from .config import (
     FILE,
@@ -44,8 +44,8 @@ from .config import (
     TelemetrySettings,
     Token,
 )
-from .given import Layer, Layers, Place, dotted, read_toml
 from .parts import KAFKA, default_topics, make_box, make_scheduler, store_of
+from .settings_origin import Layer, Layers, Place, dotted, read_toml
 
 __all__ = ["Configuration", "Problem", "SettingsError", "Shown", "read_configuration"]
 

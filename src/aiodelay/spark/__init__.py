@@ -2,6 +2,8 @@
 
 Needs PySpark 4.2 or later, which clusters bring; `pip install 'aiodelay[spark]'` adds what Spark's Python workers need,
 `aiodelay[spark-local]` PySpark itself. Nothing here is imported with `aiodelay`.
+
+Begin with `session` and `source`; the jobs stand in `jobs`.
 """
 
 from aiodelay.errors import missing_extra as _missing_extra

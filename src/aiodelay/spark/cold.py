@@ -17,7 +17,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
-from aiodelay.timeunits import from_epoch_ms
+from aiodelay.core.durations import from_epoch_ms
 
 from .options import checked_folder
 

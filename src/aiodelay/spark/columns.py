@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import msgspec
 import pyarrow as pa
 
+from aiodelay.core.table_scan import Columns
+from aiodelay.core.validation import HANDLER_TARGET
 from aiodelay.errors import ConfigurationError, shortened
-from aiodelay.inputs import HANDLER_TARGET
-from aiodelay.scanning import Columns
-from aiodelay.shapes import stored_rule
+from aiodelay.operations.json_shapes import stored_rule
 
 from .schemas import SCHEMAS, Table
 
@@ -49,7 +49,7 @@ class Layout:
     """
 
     wanted: tuple[str, ...]
-    """What is needed of the store: names of `aiodelay.scanning`."""
+    """What is needed of the store: names of `aiodelay.core.table_scan`."""
 
     def __init__(self, table: Table, schema: StructType) -> None:
         known = _types_of(table)

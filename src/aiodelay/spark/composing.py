@@ -10,8 +10,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aiodelay.errors import ConfigurationError, InputError, PayloadTypeError, ScheduleTimeError, TargetError, shortened
-from aiodelay.inputs import (
+from aiodelay.core.durations import MAX_HORIZON_MS, check_horizon
+from aiodelay.core.recurrence import encode_rule
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.validation import (
     MAX_ID_BYTES,
     check_headers,
     check_id,
@@ -19,11 +21,9 @@ from aiodelay.inputs import (
     check_payload_size,
     check_type_name,
 )
-from aiodelay.model import MAX_CLAIM_BYTES, NO_HEADERS, NO_TRACE, At, Conflict, Envelope, Late, LateAction, Put
-from aiodelay.recurrence import encode_rule
-from aiodelay.shapes import read_rule
-from aiodelay.timeunits import MAX_HORIZON_MS, check_horizon
-from aiodelay.transitions import NO_OP
+from aiodelay.core.values import MAX_CLAIM_BYTES, NO_HEADERS, NO_TRACE, At, Conflict, Envelope, Late, LateAction, Put
+from aiodelay.errors import ConfigurationError, InputError, PayloadTypeError, ScheduleTimeError, TargetError, shortened
+from aiodelay.operations.json_shapes import read_rule
 
 from .write_settings import WriteSettings, destination_of
 

@@ -13,11 +13,11 @@ import pyarrow as pa
 from msgspec import structs
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
+from aiodelay.core.durations import MAX_HORIZON_MS
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.values import At, Cancel, Conflict, Envelope, Outcome, Put, Refused, Stored
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.model import At, Cancel, Conflict, Envelope, Outcome, Put, Refused, Stored
 from aiodelay.ports import BulkLoad, Store
-from aiodelay.timeunits import MAX_HORIZON_MS
-from aiodelay.transitions import NO_OP
 
 from .loading import Patience, opened
 from .pacing import Pacer

@@ -16,7 +16,7 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from aiodelay.clock import SystemClock
+from aiodelay.ports.clock import SystemClock
 
 from .slots import Entry, Given, Slots, newest, output
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
+from aiodelay.backends.registry import open_store
+from aiodelay.core.validation import check_namespace
+from aiodelay.core.values import JournalEntry
 from aiodelay.errors import ConfigurationError, UnsupportedByStoreError, masked_url, shortened
-from aiodelay.inputs import check_namespace
-from aiodelay.model import JournalEntry
 from aiodelay.ports import Store, Trail
-from aiodelay.registry import open_store
 
 from .following import Follower, Following, Piece, following_of
 from .options import Options, store_url

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
 
-from aiodelay.timeunits import LAST_MS
+from aiodelay.core.durations import LAST_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

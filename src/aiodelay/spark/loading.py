@@ -10,11 +10,11 @@ from functools import partial
 import pyarrow as pa
 from msgspec import Struct
 
-from aiodelay.clock import SystemClock
+from aiodelay.core.durations import format_duration, from_epoch_ms
+from aiodelay.core.values import Outcome, Put, Refused, Stored, Unknown
 from aiodelay.errors import ConfigurationError, InputError, StoreError, StoreFullError, StoreUnavailableError
-from aiodelay.model import Outcome, Put, Refused, Stored, Unknown
 from aiodelay.ports import BulkLoad, Store
-from aiodelay.timeunits import format_duration, from_epoch_ms
+from aiodelay.ports.clock import SystemClock
 
 from .composing import parts_of, puts_of
 from .pacing import Pacer, rows_at_once

@@ -17,12 +17,12 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import pyarrow as pa
 from msgspec import structs
 
+from aiodelay.backends.registry import open_store
+from aiodelay.core.ids import new_op
+from aiodelay.core.table_scan import Scan
+from aiodelay.core.values import MAX_CLAIM_MESSAGES, Cancel, Command, Conflict, Outcome, Put, Refused, Stored, Unknown
 from aiodelay.errors import InputError, StoreUnavailableError, UnsupportedByStoreError
-from aiodelay.identifiers import new_op
-from aiodelay.model import MAX_CLAIM_MESSAGES, Cancel, Command, Conflict, Outcome, Put, Refused, Stored, Unknown
 from aiodelay.ports import Scannable, Store
-from aiodelay.registry import open_store
-from aiodelay.scanning import Scan
 from aiodelay.scheduler import MOST_PAYLOAD
 
 from .composing import parts_of, puts_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from aiodelay.backends.kafka.client.options import Cluster, read_cluster, read_topics
+from aiodelay.core.urls import UrlOptions
 from aiodelay.errors import ConfigurationError
-from aiodelay.kafka.options import Cluster, read_cluster, read_topics
-from aiodelay.urls import UrlOptions
 
 from .options import store_url
 

@@ -16,14 +16,14 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
+from aiodelay.backends.kafka.client import TOO_LARGE, UNAVAILABLE, Outgoing, Written, reason_of
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.records import DEAD_REASON
+from aiodelay.backends.kafka.topics.intake import DEAD_FROM, DEAD_TIMESTAMP, MOST_REASON
+from aiodelay.backends.kafka.topics.observing import answering
+from aiodelay.backends.kafka.topics.targets import refused_topics
+from aiodelay.backends.kafka.topics.writer import Writer
 from aiodelay.errors import StoreUnavailableError, cut
-from aiodelay.kafka.client import TOO_LARGE, UNAVAILABLE, Outgoing, Written, reason_of
-from aiodelay.kafka.intake import DEAD_FROM, DEAD_TIMESTAMP, MOST_REASON
-from aiodelay.kafka.observing import answering
-from aiodelay.kafka.options import Cluster
-from aiodelay.kafka.records import DEAD_REASON
-from aiodelay.kafka.targets import refused_topics
-from aiodelay.kafka.writer import Writer
 
 from .places import read_cluster_of
 

@@ -20,13 +20,13 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from aiodelay.backends.registry import open_store
+from aiodelay.core.durations import to_epoch_ms
+from aiodelay.core.table_scan import MOST_PARTS, Scan
+from aiodelay.core.validation import check_namespace
 from aiodelay.errors import ConfigurationError, InputError, UnsupportedByStoreError, masked_url, shortened
-from aiodelay.inputs import check_namespace
+from aiodelay.operations.json_shapes import read_time, time_shape
 from aiodelay.ports import Scannable
-from aiodelay.registry import open_store
-from aiodelay.scanning import MOST_PARTS, Scan
-from aiodelay.shapes import read_time, time_shape
-from aiodelay.timeunits import to_epoch_ms
 
 from .columns import Layout
 from .options import Options, read_table, store_url

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct, structs
 
-from aiodelay.errors import InputError, StoreUnavailableError, shortened
-from aiodelay.model import (
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.values import (
     At,
     Cancel,
     Command,
@@ -27,8 +27,8 @@ from aiodelay.model import (
     Snapshot,
     Stored,
 )
+from aiodelay.errors import InputError, StoreUnavailableError, shortened
 from aiodelay.ports import BulkLoad, Store
-from aiodelay.transitions import NO_OP
 
 from .composing import puts_of
 from .write_settings import WriteSettings, store_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Literal, TypeAlias
 
-from aiodelay.record_format import FIELDS, Field
+from aiodelay.core.record_format import FIELDS, Field
 
 __all__ = ["DEAD", "DONE", "EVENTS", "MESSAGES", "SCHEMAS", "Table", "record_columns"]
 

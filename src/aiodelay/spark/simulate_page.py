@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
-from aiodelay.timeunits import format_duration, from_epoch_ms
+from aiodelay.core.durations import format_duration, from_epoch_ms
 
 from .forecast import HOUR_MS, Forecast, Hour, Span
 from .pages import folded, notice, page, section, strip, table

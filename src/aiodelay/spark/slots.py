@@ -11,12 +11,12 @@ from zlib import crc32
 
 import msgspec
 
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.records import Headers, Kind
+from aiodelay.backends.kafka.topics.intake import DEAD_FROM, DEAD_TIMESTAMP
+from aiodelay.core.transitions import delivery_id, is_late
+from aiodelay.core.values import LateAction
 from aiodelay.errors import RecordFormatError, shortened
-from aiodelay.kafka import records
-from aiodelay.kafka.intake import DEAD_FROM, DEAD_TIMESTAMP
-from aiodelay.kafka.records import Headers, Kind
-from aiodelay.model import LateAction
-from aiodelay.transitions import delivery_id, is_late
 
 from .producing import dead_reason
 

@@ -12,13 +12,13 @@ from aiokafka import TopicPartition
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.records import readable
+from aiodelay.backends.kafka.store.journal_reader import open_trail
+from aiodelay.backends.kafka.topics.observing import answering, observer
+from aiodelay.backends.kafka.topics.topic import history_partitions
+from aiodelay.core.durations import LAST_MS
 from aiodelay.errors import ConfigurationError, shortened
-from aiodelay.kafka.observing import answering, observer
-from aiodelay.kafka.options import Cluster
-from aiodelay.kafka.records import readable
-from aiodelay.kafka.topic import history_partitions
-from aiodelay.kafka.trail import open_trail
-from aiodelay.timeunits import LAST_MS
 
 from .following import STARTING, Follower, Following, Piece, following_of
 from .options import Options

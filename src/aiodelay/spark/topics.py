@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, DataSourceStreamReader, WriterCommitMessage
 
+from aiodelay.core.durations import parse_duration
 from aiodelay.errors import ConfigurationError
-from aiodelay.timeunits import parse_duration
 
 from .options import Options
 

@@ -10,14 +10,14 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from msgspec import Struct
 from pyspark.sql.types import StructType
 
+from aiodelay.backends.registry import open_store
+from aiodelay.core.durations import parse_duration
+from aiodelay.core.validation import HANDLER_TARGET, check_namespace, check_type_name, split_target
+from aiodelay.core.values import MAX_CLAIM_MESSAGES
 from aiodelay.errors import ConfigurationError, TargetError, UnsupportedByStoreError, shortened
-from aiodelay.inputs import HANDLER_TARGET, check_namespace, check_type_name, split_target
-from aiodelay.model import MAX_CLAIM_MESSAGES
+from aiodelay.operations.spark_options import WriteOptions
 from aiodelay.ports import BulkLoad, Store
-from aiodelay.registry import open_store
 from aiodelay.scheduler import MOST_PAYLOAD
-from aiodelay.spark_options import WriteOptions
-from aiodelay.timeunits import parse_duration
 
 from .options import Options, store_url
 

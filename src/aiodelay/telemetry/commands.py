@@ -7,8 +7,8 @@ from typing import Protocol, Self
 
 from opentelemetry.trace import Link, Span, SpanKind, set_span_in_context
 
+from aiodelay.core.values import After, Cancel, Command, Fire, Put, Refused, Reschedule, Stored
 from aiodelay.errors import AiodelayError
-from aiodelay.model import After, Cancel, Command, Fire, Put, Refused, Reschedule, Stored
 
 from . import names
 from .instruments import Attributes, now_s

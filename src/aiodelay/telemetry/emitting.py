@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from aiodelay._version import __version__
+from aiodelay.core.version import __version__
 from aiodelay.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation
 
-from aiodelay._version import __version__
+from aiodelay.core.version import __version__
 
 from .names import METRICS, OTHER, SCHEMA, SCOPE, Metric
 

@@ -16,8 +16,7 @@ from opentelemetry import context as contexts
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, set_span_in_context
 
-from aiodelay.errors import AiodelayError
-from aiodelay.model import (
+from aiodelay.core.values import (
     After,
     Claim,
     Dead,
@@ -34,6 +33,7 @@ from aiodelay.model import (
     Settlement,
     Tidied,
 )
+from aiodelay.errors import AiodelayError
 from aiodelay.ports import Bounded, Lists, Loads, Sink, Store
 
 from . import names

@@ -9,8 +9,8 @@ from opentelemetry import metrics, trace
 from opentelemetry.metrics import MeterProvider, NoOpMeterProvider
 from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
-from aiodelay._version import __version__
-from aiodelay.model import Lane
+from aiodelay.core.values import Lane
+from aiodelay.core.version import __version__
 from aiodelay.ports import Feed, Loads, Store, Transferring, Work
 
 from . import names

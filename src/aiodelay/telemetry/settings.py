@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from aiodelay.core.durations import Duration, parse_duration
+from aiodelay.core.validation import check_flag
 from aiodelay.errors import ConfigurationError, shortened
-from aiodelay.inputs import check_flag
-from aiodelay.timeunits import Duration, parse_duration
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

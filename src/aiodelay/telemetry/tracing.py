@@ -20,7 +20,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from aiodelay.model import ATTEMPTED, CONTINUED, NO_TRACE, Envelope, Record
+from aiodelay.core.values import ATTEMPTED, CONTINUED, NO_TRACE, Envelope, Record
 
 from . import names
 from .instruments import Attributes

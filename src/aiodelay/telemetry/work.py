@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from opentelemetry.trace import SpanKind
 
-from aiodelay.errors import AiodelayError
-from aiodelay.model import (
+from aiodelay.core.values import (
     Claimed,
     Demand,
     Lane,
@@ -20,6 +19,7 @@ from aiodelay.model import (
     Transferred,
     WorkStatus,
 )
+from aiodelay.errors import AiodelayError
 from aiodelay.ports import Feed, Store, Transferring, Work
 
 from . import names

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from aiodelay.codecs import codec_named
+from aiodelay.core.durations import Duration, format_duration, from_epoch_ms, parse_duration, to_epoch_ms
+from aiodelay.core.event_codecs import codec_named
+from aiodelay.core.transitions import base_id
+from aiodelay.core.validation import to_of
+from aiodelay.core.values import Delivery, Envelope, Snapshot, State
 from aiodelay.errors import InputError, shortened
-from aiodelay.handlers import is_event_class, type_names
-from aiodelay.model import Delivery, Envelope, Snapshot, State
+from aiodelay.handlers.registration import is_event_class, type_names
 from aiodelay.scheduler import Scheduler
-from aiodelay.shapes import to_of
-from aiodelay.timeunits import Duration, format_duration, from_epoch_ms, parse_duration, to_epoch_ms
-from aiodelay.transitions import base_id
 
 from .kit import Kit, kit_of
 

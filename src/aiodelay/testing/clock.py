@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
-from aiodelay.clock import Clock, SystemClock
+from aiodelay.core.durations import Duration, parse_duration
 from aiodelay.errors import ConfigurationError, InputError, WrongLoopError
-from aiodelay.timeunits import Duration, parse_duration
+from aiodelay.ports.clock import Clock, SystemClock
 
 from .loop import VirtualLoop, WaitingForeverError
 

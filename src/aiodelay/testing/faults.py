@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import asynccontextmanager
 from typing import Literal, NoReturn, Self, TypeAlias, TypeVar, get_args
 
-from aiodelay.errors import ConfigurationError, StoreUnavailableError, shortened
-from aiodelay.model import (
+from aiodelay.core.durations import Duration, parse_duration
+from aiodelay.core.values import (
     Claimed,
     Command,
     Demand,
@@ -26,8 +26,8 @@ from aiodelay.model import (
     Unknown,
     WorkStatus,
 )
+from aiodelay.errors import ConfigurationError, StoreUnavailableError, shortened
 from aiodelay.ports import Store, Work
-from aiodelay.timeunits import Duration, parse_duration
 
 from .forwarding import ForwardingStore
 

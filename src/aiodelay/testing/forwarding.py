@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Self
 
-from aiodelay.model import (
+from aiodelay.core.values import (
     Command,
     DeadKey,
     DeadLetter,

@@ -8,15 +8,15 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from aiodelay.clock import Clock
-from aiodelay.core.entries import Entry
+from aiodelay.backends.memory import MemoryStore
+from aiodelay.core.dict_table.entries import Entry
 from aiodelay.core.rules import Rules
 from aiodelay.core.table import Table
+from aiodelay.core.transitions import delivery_id
+from aiodelay.core.values import DeadLetter, Delivery, Done, Query, Record, Settlement, SettleOutcome, Snapshot, State
 from aiodelay.errors import AiodelayError, ConfigurationError
-from aiodelay.memory import MemoryStore
-from aiodelay.model import DeadLetter, Delivery, Done, Query, Record, Settlement, SettleOutcome, Snapshot, State
+from aiodelay.ports.clock import Clock
 from aiodelay.scheduler import Scheduler
-from aiodelay.transitions import delivery_id
 
 from .clock import VirtualClock
 from .faults import FaultyStore

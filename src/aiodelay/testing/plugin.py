@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from aiodelay.clock import Clock
-from aiodelay.memory import MemoryStore
+from aiodelay.backends.memory import MemoryStore
+from aiodelay.ports.clock import Clock
 from aiodelay.scheduler import Scheduler
 
 from .clock import LoopClock, VirtualClock

@@ -7,8 +7,8 @@ from typing import Self
 
 from msgspec import Struct
 
+from aiodelay.core.values import Delivery, Demand, SendOutcome, Sent
 from aiodelay.errors import SinkUnavailableError
-from aiodelay.model import Delivery, Demand, SendOutcome, Sent
 
 __all__ = ["RecordingSink"]
 

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from aiodelay.backends.kafka.client import Transactions
+from aiodelay.backends.kafka.topics import intake, positions
+from aiodelay.backends.kafka.topics.intake import Intake
 from aiodelay.delay_box import DelayBox
-from aiodelay.kafka import intake, positions
-from aiodelay.kafka.client import Transactions
-from aiodelay.kafka.intake import Intake
 from tests.support.sessions import shorten_sessions
 
 __all__ = ["BATCH", "LEASE_MS", "STEPS", "Plan", "with_short_lease"]

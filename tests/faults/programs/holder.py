@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from aiodelay import Scheduler
-from aiodelay.model import Claimed, Demand, Lane, Renewal, RenewOutcome
+from aiodelay.core.values import Claimed, Demand, Lane, Renewal, RenewOutcome
 from aiodelay.ports import Work
 
 __all__ = ["LANE", "Plan"]

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
+from aiodelay.backends.kafka.pending.far_index import FarIndex
+from aiodelay.backends.kafka.store.partition import index_checkpoints
+from aiodelay.core.values import Query
 from aiodelay.kafka import KafkaStore
-from aiodelay.kafka.far import Far
-from aiodelay.kafka.partition import index_checkpoints
-from aiodelay.model import Query
 from tests.faults.programs.worker import say
 from tests.faults.test_kafka_store import now_ms, put
 from tests.support.waiting import until
@@ -42,14 +42,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def die_at(step: str) -> None:
     """End as `kill -9` does before a step."""
-    run, commit = Far._run, Far.commit
+    run, commit = FarIndex._run, FarIndex.commit
 
-    def dying_run(far: Far, statement: str, values: Sequence[Any] = ()) -> Any:  # noqa: ANN401 - a cursor
+    def dying_run(far: FarIndex, statement: str, values: Sequence[Any] = ()) -> Any:  # noqa: ANN401 - a cursor
         if statement.startswith(step):
             os.kill(os.getpid(), signal.SIGKILL)
         return run(far, statement, values)
 
-    def dying_commit(far: Far, state: bytes) -> None:
+    def dying_commit(far: FarIndex, state: bytes) -> None:
         far._flush()
         if step == "flush":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -57,7 +57,7 @@ def die_at(step: str) -> None:
         if step == "end":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    patched: Any = Far
+    patched: Any = FarIndex
     patched._run, patched.commit = dying_run, dying_commit
 
 

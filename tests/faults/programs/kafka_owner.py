@@ -14,9 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from aiodelay import Context, Retry, Scheduler, features
-from aiodelay.kafka import group
-from aiodelay.kafka import topic as topics
+from aiodelay import Context, Retry, Scheduler
+from aiodelay.backends.kafka.topics import group
+from aiodelay.backends.kafka.topics import topic as topics
+from aiodelay.core import features
 
 __all__ = ["Plan", "Run"]
 

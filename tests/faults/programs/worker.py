@@ -21,11 +21,12 @@ from typing import Literal, Self
 
 import msgspec
 
-from aiodelay import Conflict, Context, Received, Retry, Scheduler, features
-from aiodelay.model import Delivery, Demand, SendOutcome, Sent
+from aiodelay import Conflict, Context, Received, Retry, Scheduler
+from aiodelay.backends.registry import open_store
+from aiodelay.core import features
+from aiodelay.core.values import Delivery, Demand, SendOutcome, Sent
 from aiodelay.ports import Sink
 from aiodelay.redis import RedisFanoutSink, RedisFanoutSource, RedisListSink, RedisListSource, RedisLog
-from aiodelay.registry import open_store
 from tests.support import history as h
 from tests.support import sqlite_points
 from tests.support.bugs import BUGS

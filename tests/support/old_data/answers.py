@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple, replace
 
-from aiodelay.model import (
+from aiodelay.core.table_scan import Scan, ScannedTable
+from aiodelay.core.transitions import delivery_id, token_counter, token_for
+from aiodelay.core.values import (
     LEASE_MS,
     After,
     Again,
@@ -36,10 +38,8 @@ from aiodelay.model import (
     State,
 )
 from aiodelay.ports import Scannable, Store, Transfer
-from aiodelay.scanning import Scan, ScannedTable
 from aiodelay.testing.conformance import Stage
 from aiodelay.testing.conformance.stage import Bench
-from aiodelay.transitions import delivery_id, token_counter, token_for
 
 from .story import FAR, HOUR_MS, JOURNAL, LANES, SOURCES, Held, Told
 

@@ -12,8 +12,8 @@ from confluent_kafka import Producer
 from msgspec.structs import replace
 
 from aiodelay import Message
-from aiodelay.kafka import open_store, records
-from aiodelay.model import Cancel, Conflict, Late, Record
+from aiodelay.backends.kafka import open_store, records
+from aiodelay.core.values import Cancel, Conflict, Late, Record
 from aiodelay.ports import Store
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import Stage

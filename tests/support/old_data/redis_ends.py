@@ -11,7 +11,9 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
-from aiodelay.model import LEASE_MS, Again, Claim, Delivery, Demand, Done, Envelope
+from aiodelay.backends.redis.log.entries import LogMessage
+from aiodelay.core.transitions import delivery_id
+from aiodelay.core.values import LEASE_MS, Again, Claim, Delivery, Demand, Done, Envelope
 from aiodelay.ports import Feed, Sink, Source
 from aiodelay.redis import (
     RedisFanout,
@@ -22,9 +24,7 @@ from aiodelay.redis import (
     RedisLog,
     RedisStore,
 )
-from aiodelay.redis.log_entries import LogMessage
 from aiodelay.testing.conformance import Stage
-from aiodelay.transitions import delivery_id
 
 from .story import FAR, TRACE
 

@@ -8,7 +8,8 @@ from typing import get_args
 from msgspec import Struct
 from msgspec.structs import replace
 
-from aiodelay.model import (
+from aiodelay.core.transitions import KILLS_TO_DEATH, SUSPECT_LAPSES, occurrence_id
+from aiodelay.core.values import (
     ATTEMPTED,
     CONTINUED,
     After,
@@ -32,7 +33,6 @@ from aiodelay.model import (
     Stored,
 )
 from aiodelay.testing.conformance import Stage
-from aiodelay.transitions import KILLS_TO_DEATH, SUSPECT_LAPSES, occurrence_id
 
 __all__ = ["JOURNAL", "LANES", "SOURCES", "Held", "Told", "tell"]
 

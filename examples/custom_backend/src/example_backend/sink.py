@@ -9,9 +9,9 @@ from typing import Self
 
 import httpx2
 
+from aiodelay.core.urls import UrlOptions
+from aiodelay.core.values import Delivery, Demand, Failed, NotTaken, SendOutcome, Sent
 from aiodelay.errors import ConfigurationError, TargetError, shortened
-from aiodelay.model import Delivery, Demand, Failed, NotTaken, SendOutcome, Sent
-from aiodelay.urls import UrlOptions
 
 
 class WebhookSink:

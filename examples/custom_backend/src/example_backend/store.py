@@ -18,10 +18,9 @@ from typing import Any, Self
 from msgspec.structs import replace
 
 import aiodelay
-from aiodelay.clock import Clock, SystemClock
-from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError
-from aiodelay.memory import MemoryStore
-from aiodelay.model import (
+from aiodelay.core import values
+from aiodelay.core.urls import UrlOptions
+from aiodelay.core.values import (
     Claimed,
     Command,
     DeadKey,
@@ -40,8 +39,10 @@ from aiodelay.model import (
     Unknown,
     WorkStatus,
 )
+from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError
+from aiodelay.memory import MemoryStore
 from aiodelay.ports import Work
-from aiodelay.urls import UrlOptions
+from aiodelay.ports.clock import Clock, SystemClock
 
 HEADER = f"aiodelay {aiodelay.__version__}"
 """Another version might decide otherwise: its logs are not carried out."""
@@ -275,9 +276,11 @@ class Unpickler(pickle.Unpickler):
     """Makes messages and commands, and nothing that a file of somebody else's may ask for."""
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as pickle has it
-        if (module, name) == ("builtins", "dict") or module == "aiodelay.model":
+        if (module, name) == ("builtins", "dict"):
             return super().find_class(module, name)
-        raise StoreMismatchError("log", f"of {module}.{name}", "of what aiodelay.model has")
+        if module.startswith("aiodelay.") and name in values.__all__:  # earlier versions have them in other modules
+            return getattr(values, name)
+        raise StoreMismatchError("log", f"of {module}.{name}", "of what aiodelay.core.values has")
 
 
 def _read(log: BytesIO) -> Any:  # noqa: ANN401 - a header or a call

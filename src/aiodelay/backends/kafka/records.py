@@ -18,10 +18,13 @@ from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
 import msgspec
 
-from aiodelay.codecs import storable_texts
-from aiodelay.errors import PayloadTypeError, RecordFormatError, ScheduleTimeError, TargetError, kind_of, shortened
-from aiodelay.inputs import check_headers, check_id, check_key, split_target
-from aiodelay.model import (
+from aiodelay.core.durations import LAST_MS, to_epoch_ms
+from aiodelay.core.record_codec import storable_texts
+from aiodelay.core.record_format import FIELDS
+from aiodelay.core.recurrence import decode_rule
+from aiodelay.core.transitions import NO_OP, base_id, occurrence_id, occurrence_of, retry_place
+from aiodelay.core.validation import check_headers, check_id, check_key, split_target
+from aiodelay.core.values import (
     NO_HEADERS,
     NO_TRACE,
     At,
@@ -38,12 +41,9 @@ from aiodelay.model import (
     PutBack,
     Record,
 )
-from aiodelay.record_format import FIELDS
-from aiodelay.recurrence import decode_rule
-from aiodelay.timeunits import LAST_MS, to_epoch_ms
-from aiodelay.transitions import NO_OP, base_id, occurrence_id, occurrence_of, retry_place
+from aiodelay.errors import PayloadTypeError, RecordFormatError, ScheduleTimeError, TargetError, kind_of, shortened
 
-from .mark import Mark
+from .watermark import Watermark
 
 __all__ = [
     "BARRIER",
@@ -482,17 +482,17 @@ def dead_key(key: DeadKey) -> bytes:
     return b"%s%d/%s" % (DEAD, key.revision, key_of(key.id))
 
 
-def encode_mark(mark: Mark) -> Wire:
+def encode_mark(mark: Watermark) -> Wire:
     """Return the record by which an owner tells what it has finished."""
     return Wire(MARK, msgspec.json.encode(mark), [])
 
 
-def mark_of(value: bytes | None) -> Mark:
+def mark_of(value: bytes | None) -> Watermark:
     """Return what a mark tells; nothing, if it cannot be read."""
     try:
-        return msgspec.json.decode(value or b"", type=Mark)
+        return msgspec.json.decode(value or b"", type=Watermark)
     except _NOT_JSON:
-        return Mark()
+        return Watermark()
 
 
 def encode_position(source: str, position: int) -> Wire:

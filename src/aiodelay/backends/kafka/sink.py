@@ -8,14 +8,14 @@ from typing import Any, Self
 
 from aiokafka.errors import InvalidTopicError, KafkaConnectionError, UnknownTopicOrPartitionError
 
-from aiodelay.clock import Clock, SystemClock
+from aiodelay.core.values import Delivery, Demand, Failed, SendOutcome, Sent
 from aiodelay.errors import SinkUnavailableError, TargetError, shortened
-from aiodelay.model import Delivery, Demand, Failed, SendOutcome, Sent
+from aiodelay.ports.clock import Clock, SystemClock
 
 from .client import PERMANENT, UNAVAILABLE, Outgoing, Written, reason_of
-from .options import Cluster, read_url
+from .client.options import Cluster, read_url
 from .records import SINK, delivered, is_topic
-from .writer import Writer
+from .topics.writer import Writer
 
 __all__ = ["NAMES", "KafkaSink", "check_topic", "open_sink"]
 

@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 from typing import Self
 from urllib.parse import parse_qsl
 
+from aiodelay.core.values import PutBack, Stored
 from aiodelay.errors import TargetError, shortened
-from aiodelay.model import PutBack, Stored
 from aiodelay.ports import Feed
 
 from .client import check_version
-from .feed import TopicFeed
-from .options import Cluster, read_url
+from .client.options import Cluster, read_url
 from .records import SINK
 from .sink import check_topic
+from .topics.feed import TopicFeed
 
 __all__ = ["KafkaSource", "open_source", "split_address"]
 

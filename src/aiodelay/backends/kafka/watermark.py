@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = ["Mark"]
+__all__ = ["Watermark"]
 
 
-class Mark(Struct, frozen=True):
+class Watermark(Struct, frozen=True):
     """All messages that stood below an offset, and were to be delivered by some time, have ended.
 
     Attributes:
@@ -29,6 +29,6 @@ class Mark(Struct, frozen=True):
         """Say whether a message has surely ended, though it seems to stand."""
         return offset < self.read_to and place_ms <= self.until_ms
 
-    def is_beyond(self, other: Mark) -> bool:
+    def is_beyond(self, other: Watermark) -> bool:
         """Say whether this one tells more than another, and nothing less."""
         return self.read_to > other.read_to and self.until_ms >= other.until_ms

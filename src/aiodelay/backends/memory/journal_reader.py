@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from aiodelay.model import JournalEntry
+from aiodelay.core.values import JournalEntry
 
 __all__ = ["MemoryTrail"]
 

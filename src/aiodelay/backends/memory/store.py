@@ -9,15 +9,14 @@ from contextlib import asynccontextmanager
 from itertools import count, islice
 from typing import Self
 
-from aiodelay import transitions as t
-from aiodelay.clock import Clock, SystemClock
-from aiodelay.core.dict_claims import DictClaiming, LaneHeads
-from aiodelay.core.dict_inspection import DictInspection
-from aiodelay.core.dict_table import DictTable, Worker, Workers
-from aiodelay.core.entries import Entry
+from aiodelay.core import transitions as t
+from aiodelay.core.dict_table.claims import DictClaiming, LaneHeads
+from aiodelay.core.dict_table.entries import Entry
+from aiodelay.core.dict_table.inspection import DictInspection
+from aiodelay.core.dict_table.table import DictTable, Worker, Workers
 from aiodelay.core.rules import Rules
-from aiodelay.errors import UnsupportedByStoreError
-from aiodelay.model import (
+from aiodelay.core.urls import UrlOptions
+from aiodelay.core.values import (
     Claim,
     Claimed,
     Command,
@@ -44,8 +43,9 @@ from aiodelay.model import (
     Tidied,
     WorkStatus,
 )
+from aiodelay.errors import UnsupportedByStoreError
 from aiodelay.ports import StoreTraits, Work
-from aiodelay.urls import UrlOptions
+from aiodelay.ports.clock import Clock, SystemClock
 
 from .journal_reader import MemoryTrail
 

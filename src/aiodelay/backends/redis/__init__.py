@@ -3,15 +3,15 @@
 from aiodelay.errors import missing_extra as _missing_extra
 
 try:
-    from .fanout import RedisFanoutSink, open_fanout_sink
-    from .fanout_source import RedisFanoutSource, open_fanout_source
-    from .fanout_topics import Consumer, RedisFanout, Topic
-    from .list_source import RedisListSource, open_list_source
-    from .lists import RedisListSink, open_list_sink
-    from .log import RedisLog, open_log
-    from .log_entries import LogEntry, LogMessage, LogStart
-    from .log_topics import LogConsumer, LogTopic
-    from .store import RedisStore, open_store
+    from .fanout.sink import RedisFanoutSink, open_fanout_sink
+    from .fanout.source import RedisFanoutSource, open_fanout_source
+    from .fanout.topics import Consumer, RedisFanout, Topic
+    from .lists.sink import RedisListSink, open_list_sink
+    from .lists.source import RedisListSource, open_list_source
+    from .log.entries import LogEntry, LogMessage, LogStart
+    from .log.log import RedisLog, open_log
+    from .log.topics import LogConsumer, LogTopic
+    from .store.store import RedisStore, open_store
 except ImportError as _error:
     raise _missing_extra(_error, "aiodelay.redis", "redis") from _error
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from .keys import Keys
-from .scripts import NAMES, STANDALONE, script
+from .connection.scripts import NAMES, STANDALONE, script
+from .records.keys import Keys
 
 
 def main() -> int:

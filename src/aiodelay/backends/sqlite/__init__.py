@@ -1,4 +1,7 @@
-"""The embedded, durable store: `sqlite:///file`."""
+"""The embedded, durable store: `sqlite:///file`.
+
+Begin with `store`; `schema.sql` has the tables, and the one thread of `writer` writes them.
+"""
 
 from __future__ import annotations
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from aiodelay import transitions as t
+from aiodelay.core import transitions as t
 from aiodelay.core.fair_share import FairShare
+from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Claimed, Demand, Lane
 from aiodelay.errors import RecordFormatError
-from aiodelay.model import (
-    MAX_CLAIM_MESSAGES,
-    Claim,
-    Claimed,
-    Demand,
-    Lane,
-)
 
 from .entry import Entry
 from .rows import ROW, careful_record_of, object_text, record_of, salvaged

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, groupby
 
-from aiodelay import transitions as t
-from aiodelay.model import (
-    Command,
-    Outcome,
-    Put,
-    Refused,
-    SourcePosition,
-    Stored,
-)
+from aiodelay.core import transitions as t
+from aiodelay.core.values import Command, Outcome, Put, Refused, SourcePosition, Stored
 
 from .connection import BAD_VALUE, bad_value
 from .forgetting import PURGED_PER_ENDED, purge_answers, purge_ended

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from aiodelay.backends.private_files import make_private
+from aiodelay.core.features import SQLITE_LAYOUT, newer_layout
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreTooNewError, StoreUnavailableError
-from aiodelay.features import SQLITE_LAYOUT, newer_layout
-from aiodelay.private_files import make_private
 
 __all__ = [
     "APPLICATION_ID",
@@ -312,7 +312,7 @@ def _sql_of(statement: str) -> str:
 
 def _statements() -> list[str]:
     """Return the statements of the schema: `executescript` would commit first."""
-    script = files("aiodelay.sqlite").joinpath("schema.sql").read_text(encoding="utf-8")
+    script = files("aiodelay.backends.sqlite").joinpath("schema.sql").read_text(encoding="utf-8")
     statements: list[str] = []
     text = ""
     for line in script.splitlines(keepends=True):

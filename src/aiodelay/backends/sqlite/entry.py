@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from aiodelay.model import Record
+from aiodelay.core.values import Record
 
 __all__ = ["Entry"]
 

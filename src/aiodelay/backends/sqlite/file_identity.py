@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from aiodelay.clock import SystemClock
-from aiodelay.private_files import make_private
+from aiodelay.backends.private_files import make_private
+from aiodelay.ports.clock import SystemClock
 
 __all__ = ["FileIdentity", "note_of"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodelay.model import RETRY_WINDOW_MS
+from aiodelay.core.values import RETRY_WINDOW_MS
 
 from .rows import object_text
 from .tables import Tables

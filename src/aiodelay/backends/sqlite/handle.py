@@ -6,8 +6,8 @@ import sqlite3
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
-from aiodelay.clock import Clock
 from aiodelay.errors import ClosedError, ConfigurationError, StoreTooNewError, StoreUnavailableError
+from aiodelay.ports.clock import Clock
 
 from .connection import Failure, failure_of
 from .opened import Opened

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from aiodelay.model import DeadLetter, Instance, Lane, LaneCounts, LoadBucket, Query, Snapshot
+from aiodelay.core.values import DeadLetter, Instance, Lane, LaneCounts, LoadBucket, Query, Snapshot
 
 from .handle import Handle
 from .reading import Reader

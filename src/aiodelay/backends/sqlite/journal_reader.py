@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
+from aiodelay.core.values import JournalEntry
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.model import JournalEntry
 
 from .connection import Database, failure_of
 from .reading import Reader

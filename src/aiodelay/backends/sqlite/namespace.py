@@ -6,10 +6,10 @@ import sqlite3
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from aiodelay import transitions as t
-from aiodelay._version import __version__
-from aiodelay.features import check_known
-from aiodelay.model import Lane, Record
+from aiodelay.core import transitions as t
+from aiodelay.core.features import check_known
+from aiodelay.core.values import Lane, Record
+from aiodelay.core.version import __version__
 
 from .connection import decoded_anyhow
 

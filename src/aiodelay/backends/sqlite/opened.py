@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from aiodelay.clock import Clock
+from aiodelay.core.wakeup import WakeUp
 from aiodelay.errors import WrongLoopError
-from aiodelay.wakeup import WakeUp
+from aiodelay.ports.clock import Clock
 
 from .claims import ClaimCounter
 from .connection import Database

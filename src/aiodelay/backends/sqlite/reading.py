@@ -14,9 +14,8 @@ from typing import Any
 
 import msgspec
 
-from aiodelay.codecs import decode_record
-from aiodelay.errors import RecordFormatError
-from aiodelay.model import (
+from aiodelay.core.record_codec import decode_record
+from aiodelay.core.values import (
     DeadLetter,
     Instance,
     JournalEntry,
@@ -28,6 +27,7 @@ from aiodelay.model import (
     Snapshot,
     State,
 )
+from aiodelay.errors import RecordFormatError
 
 from .rows import ROW, Row, careful_record_of, object_text, salvaged
 from .upkeep import SERVED_WINDOW_MS

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from aiodelay.codecs import storable_text, storable_texts
+from aiodelay.core.record_codec import storable_text, storable_texts
+from aiodelay.core.record_format import FIELDS, Field
+from aiodelay.core.values import NO_HEADERS, NO_TRACE, Envelope, Lane, LateAction, Record
 from aiodelay.errors import RecordFormatError
-from aiodelay.model import NO_HEADERS, NO_TRACE, Envelope, Lane, LateAction, Record
-from aiodelay.record_format import FIELDS, Field
 
 __all__ = [
     "INSERT",

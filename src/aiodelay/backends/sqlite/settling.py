@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from aiodelay.model import (
-    RETRY_WINDOW_MS,
-    Claim,
-    Done,
-    Record,
-    Renewal,
-    RenewOutcome,
-    Settlement,
-    SettleOutcome,
-)
+from aiodelay.core.values import RETRY_WINDOW_MS, Claim, Done, Record, Renewal, RenewOutcome, Settlement, SettleOutcome
 
 from .forgetting import PURGED_PER_ENDED, purge_ended
 from .rows import object_text

@@ -8,14 +8,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import Self
 from urllib.parse import unquote
 
-from aiodelay import transitions as t
-from aiodelay.clock import Clock, SystemClock
-from aiodelay.errors import (
-    ConfigurationError,
-    StoreUnavailableError,
-    UnsupportedByStoreError,
-)
-from aiodelay.model import (
+from aiodelay.core import transitions as t
+from aiodelay.core.table_scan import Columns, Scan
+from aiodelay.core.urls import UrlOptions
+from aiodelay.core.values import (
     MAX_CLAIM_MESSAGES,
     Command,
     DeadKey,
@@ -29,9 +25,13 @@ from aiodelay.model import (
     Stored,
     Unknown,
 )
+from aiodelay.errors import (
+    ConfigurationError,
+    StoreUnavailableError,
+    UnsupportedByStoreError,
+)
 from aiodelay.ports import StoreTraits, Work
-from aiodelay.scanning import Columns, Scan
-from aiodelay.urls import UrlOptions
+from aiodelay.ports.clock import Clock, SystemClock
 
 from . import upkeep
 from .commands import apply
@@ -39,10 +39,10 @@ from .connection import Failure
 from .file_identity import note_of
 from .handle import Handle
 from .inspection import Inspection
+from .journal_reader import SqliteTrail, open_trail
 from .reading import Reader
-from .scanning import File, Part, scan_part, scan_parts
+from .table_scan import File, Part, scan_part, scan_parts
 from .tables import Tables
-from .trail import SqliteTrail, open_trail
 from .work import STEP_SIZE, SqliteWork
 from .writer import Job
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 
 from msgspec.structs import replace
 
-from aiodelay import transitions as t
-from aiodelay.codecs import decode_record, encode_record
-from aiodelay.model import RETRY_WINDOW_MS, Command, DeadKey, DeadLetter, Outcome, Record, Refused, Stored
+from aiodelay.core import transitions as t
+from aiodelay.core.record_codec import decode_record, encode_record
+from aiodelay.core.values import RETRY_WINDOW_MS, Command, DeadKey, DeadLetter, Outcome, Record, Refused, Stored
 
 from .entry import Entry
 from .namespace import Namespace

@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from aiodelay.codecs import decode_record
-from aiodelay.errors import RecordFormatError, StoreUnavailableError
-from aiodelay.model import DeadLetter, Envelope, Record
-from aiodelay.scanning import (
+from aiodelay.core.record_codec import decode_record
+from aiodelay.core.table_scan import (
     BATCH_BYTES,
     BATCH_ROWS,
     Columns,
@@ -23,7 +21,9 @@ from aiodelay.scanning import (
     columns_of_messages,
     parts_for,
 )
-from aiodelay.transitions import NO_OP
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.values import DeadLetter, Envelope, Record
+from aiodelay.errors import RecordFormatError, StoreUnavailableError
 
 from .connection import LATER_COLUMNS, Database, failure_of, message_columns
 from .reading import LAST_MS, SNAPSHOT, Reader

@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from typing import Any, TypeAlias
 
-from aiodelay import transitions as t
+from aiodelay.core import transitions as t
 from aiodelay.core.rules import Rules
+from aiodelay.core.values import RETRY_WINDOW_MS, Record
 from aiodelay.errors import RecordFormatError
-from aiodelay.model import RETRY_WINDOW_MS, Record
 
 from .entry import Entry
 from .namespace import Namespace

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from aiodelay import transitions as t
-from aiodelay.model import DeadKey, Lane, LaneState, Outcome, PutBack, Stored, Tidied
+from aiodelay.core import transitions as t
+from aiodelay.core.values import DeadKey, Lane, LaneState, Outcome, PutBack, Stored, Tidied
 
 from .claims import return_lapsed
 from .forgetting import purge_answers, purge_ended

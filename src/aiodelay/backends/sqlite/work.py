@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from aiodelay.clock import Clock
-from aiodelay.features import VersionCheck
-from aiodelay.model import (
+from aiodelay.core.features import VersionCheck
+from aiodelay.core.values import (
     Claim,
     Claimed,
     Demand,
@@ -19,7 +18,8 @@ from aiodelay.model import (
     Tidied,
     WorkStatus,
 )
-from aiodelay.wakeup import WakeUp
+from aiodelay.core.wakeup import WakeUp
+from aiodelay.ports.clock import Clock
 
 from . import claims, settling, upkeep
 from .connection import Failure

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from aiodelay.clock import Clock
 from aiodelay.errors import ClosedError, StoreTooNewError
+from aiodelay.ports.clock import Clock
 
 from .connection import BAD_VALUE, Database, Failure, bad_value, failure_of
 from .tables import Tables

@@ -1,4 +1,7 @@
-"""`aiodelay spark`: one command for each job."""
+"""`aiodelay spark`: one command for each job.
+
+Begin with `common`, which reads the options that jobs share.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import NamedTuple
 
 from cyclopts import App
 
-from aiodelay.spark_options import (
+from aiodelay.operations.spark_options import (
     ArchiveOptions,
     BackfillOptions,
     ColdCancelOptions,

@@ -15,8 +15,8 @@ from cyclopts.validators import Number
 from aiodelay.cli.errors import FAILED, NOT_UNDERSTOOD, CommandError
 from aiodelay.cli.output import print_json
 from aiodelay.errors import ConfigurationError
-from aiodelay.shapes import read_time
-from aiodelay.spark_options import Flag
+from aiodelay.operations.json_shapes import read_time
+from aiodelay.operations.spark_options import Flag
 
 from .common import Cluster, mapping_of, run_job
 

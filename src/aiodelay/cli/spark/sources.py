@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 from aiodelay.errors import ConfigurationError, masked_url, shortened
-from aiodelay.spark_options import Flag
+from aiodelay.operations.spark_options import Flag
 
 from .command import Source
 from .common import read_settings

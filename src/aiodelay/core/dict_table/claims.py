@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
-from aiodelay import transitions as t
-from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Claimed, Demand, Lane, LaneState, Tidied
+from aiodelay.core import transitions as t
+from aiodelay.core.fair_share import FairShare
+from aiodelay.core.rules import Rules
+from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Claimed, Demand, Lane, LaneState, Tidied
 
-from .dict_table import DictTable, Trial, Worker
 from .entries import Entry, EntryState
-from .fair_share import FairShare
-from .rules import Rules
+from .table import DictTable, Trial, Worker
 
 __all__ = ["DictClaiming", "LaneHeads", "LaneOrder"]
 

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from itertools import chain, islice, takewhile
 from typing import Generic, TypeVar
 
-from aiodelay.model import Record
+from aiodelay.core.values import Record
 
 __all__ = ["Entry", "EntryHeap", "EntryState", "ExpiringDict", "LaneQueue"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 
-from aiodelay.model import DeadLetter, Instance, Lane, LaneCounts, LoadBucket, Query, Snapshot, State
+from aiodelay.core.values import DeadLetter, Instance, Lane, LaneCounts, LoadBucket, Query, Snapshot, State
 
-from .dict_claims import DictClaiming
-from .dict_table import SERVED_WINDOW_MS, DictTable
+from .claims import DictClaiming
 from .entries import Entry
+from .table import SERVED_WINDOW_MS, DictTable
 
 __all__ = ["DictInspection"]
 

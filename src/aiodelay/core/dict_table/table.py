@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, count
 
-from aiodelay import transitions as t
-from aiodelay.model import (
+from aiodelay.core import transitions as t
+from aiodelay.core.values import (
     RETRY_WINDOW_MS,
     Command,
     DeadKey,
@@ -19,7 +19,7 @@ from aiodelay.model import (
     Outcome,
     Record,
 )
-from aiodelay.wakeup import WakeUp
+from aiodelay.core.wakeup import WakeUp
 
 from .entries import Entry, EntryHeap, EntryState, ExpiringDict, LaneQueue
 

@@ -6,8 +6,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-from .model import Lane
-from .timeunits import format_duration
+from aiodelay.core.durations import format_duration
+
+from .record import Lane
 
 __all__ = ["Alarm"]
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from .errors import AiodelayError
-from .model import NO_HEADERS, Conflict, Late, ScheduleOutcome
-from .recurrence import Cron, Every
-from .timeunits import Duration, from_epoch_ms
+from aiodelay.core.durations import Duration, from_epoch_ms
+from aiodelay.core.recurrence import Cron, Every
+from aiodelay.errors import AiodelayError
+
+from .commands import Conflict, ScheduleOutcome
+from .record import NO_HEADERS, Late
 
 __all__ = ["Message", "PartlyScheduledError", "Rejected", "Scheduled"]
 

@@ -6,11 +6,11 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from aiodelay.model import Dead, DeadLetter, SettleOutcome
-from aiodelay.transitions import after_failure, as_occurrence
-from aiodelay.wakeup import WakeUp
+from aiodelay.core.transitions import after_failure, as_occurrence
+from aiodelay.core.values import Dead, DeadLetter, SettleOutcome
+from aiodelay.core.wakeup import WakeUp
 
-from .leases import Held
+from .lease_book import Held
 
 __all__ = ["DeadLetterHooks"]
 

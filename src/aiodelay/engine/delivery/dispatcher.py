@@ -11,15 +11,15 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from aiodelay.core.ids import new_id
+from aiodelay.core.transitions import SUSPECT_LAPSES, is_suspect
+from aiodelay.core.values import MAX_LAPSES, Claimed, Demand, Lane, SettleOutcome
+from aiodelay.engine.backoff import Backoff
 from aiodelay.errors import StoreError
-from aiodelay.identifiers import new_id
-from aiodelay.model import MAX_LAPSES, Claimed, Demand, Lane, SettleOutcome
 from aiodelay.ports import Feed
-from aiodelay.transitions import SUSPECT_LAPSES, is_suspect
 
 from . import settling
-from .backoff import Backoff
-from .leases import Held, LeaseBook, Taker
+from .lease_book import Held, LeaseBook, Taker
 from .runners import Runners
 
 __all__ = ["Dispatcher", "Subscriber", "Subscription"]

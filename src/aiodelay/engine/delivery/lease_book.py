@@ -16,19 +16,7 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from aiodelay.clock import Clock
-from aiodelay.errors import StoreError
-from aiodelay.model import (
-    MAX_CLAIM_MESSAGES,
-    MAX_LAPSES,
-    Claim,
-    Renewal,
-    RenewOutcome,
-    Settlement,
-    SettleOutcome,
-)
-from aiodelay.ports import Feed
-from aiodelay.transitions import (
+from aiodelay.core.transitions import (
     LONGEST_TRIAL_MS,
     SUSPECT_LAPSES,
     TRIAL_MS,
@@ -39,11 +27,15 @@ from aiodelay.transitions import (
     token_for,
     trial_ms,
 )
-from aiodelay.wakeup import WakeUp
+from aiodelay.core.values import MAX_CLAIM_MESSAGES, MAX_LAPSES, Claim, Renewal, RenewOutcome, Settlement, SettleOutcome
+from aiodelay.core.wakeup import WakeUp
+from aiodelay.engine.backoff import Backoff
+from aiodelay.engine.observer import Attempt, Observer
+from aiodelay.errors import StoreError
+from aiodelay.ports import Feed
+from aiodelay.ports.clock import Clock
 
-from .backoff import Backoff
 from .heartbeat import Heartbeat
-from .observer import Attempt, Observer
 
 __all__ = ["Held", "LeaseBook", "Taker"]
 

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Generic, TypeVar
 
-from .errors import AiodelayError
-from .reactive import Subscriber, Subscription
-from .received import HeldMessage
-from .wakeup import WakeUp
+from aiodelay.core.wakeup import WakeUp
+from aiodelay.errors import AiodelayError
+from aiodelay.handlers.received import HeldMessage
+from aiodelay.ports.reactive import Subscriber, Subscription
 
 __all__ = ["Messages"]
 

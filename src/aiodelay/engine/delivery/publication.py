@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiodelay.context import RunContext
+from aiodelay.core.values import Settlement, SettleOutcome
 from aiodelay.errors import InputError, shortened
-from aiodelay.model import Settlement, SettleOutcome
-from aiodelay.reactive import Subscriber
-from aiodelay.received import GIVEN_BACK, HeldMessage
+from aiodelay.handlers.context import RunContext
+from aiodelay.handlers.received import GIVEN_BACK, HeldMessage
+from aiodelay.ports.reactive import Subscriber
 
 from . import settling
-from .leases import Held
+from .lease_book import Held
 from .subscription import HandlerSubscription, Run
 
 __all__ = ["Publication"]

@@ -9,10 +9,10 @@ from typing import Literal
 
 from msgspec import MsgspecError
 
-from aiodelay import recurrence
+from aiodelay.core import recurrence
+from aiodelay.core.transitions import is_killer, is_late, token_deadline_ms
+from aiodelay.core.values import TRACEBACK_BYTES, Again, Dead, DeadReason, Done, LateAction, Record, Settlement
 from aiodelay.errors import RecordFormatError
-from aiodelay.model import TRACEBACK_BYTES, Again, Dead, DeadReason, Done, LateAction, Record, Settlement
-from aiodelay.transitions import is_killer, is_late, token_deadline_ms
 
 __all__ = [
     "again",
@@ -31,7 +31,12 @@ __all__ = [
 
 ERROR_LIMIT = 500
 """Most characters of an error's text that are kept with a message."""
-_OWN_CALLS = ("aiodelay._runtime.", "aiodelay.handlers", "aiodelay.middleware", "concurrent.futures.")
+_OWN_CALLS = (
+    "aiodelay.engine.",
+    "aiodelay.handlers.registration",
+    "aiodelay.handlers.middleware",
+    "concurrent.futures.",
+)
 """Modules whose calls stand between the event loop and a handler or sink."""
 _PLACE = re.compile(r" - at `\$[^`]*`$")
 _INVALID_VALUE = re.compile(r"^(Invalid (?:enum )?value) .*?(?=$| - at `\$[^`]*`$)", re.DOTALL)

@@ -8,8 +8,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from aiodelay.errors import SinkUnavailableError
-from aiodelay.model import (
+from aiodelay.core.backoff import pause_s
+from aiodelay.core.retry import GiveUp, Retry
+from aiodelay.core.transitions import delivery_id
+from aiodelay.core.values import (
     Claim,
     Delivery,
     Demand,
@@ -21,16 +23,14 @@ from aiodelay.model import (
     Settlement,
     SettleOutcome,
 )
-from aiodelay.pausing import pause_s
+from aiodelay.engine.backoff import is_cancelled
+from aiodelay.engine.observer import Observer
+from aiodelay.errors import SinkUnavailableError
 from aiodelay.ports import Sink
-from aiodelay.retry import GiveUp, Retry
-from aiodelay.transitions import delivery_id
 
 from . import settling
-from .backoff import is_cancelled
 from .dead_letter_hooks import DeadLetterHooks
-from .leases import Held
-from .observer import Observer
+from .lease_book import Held
 from .runners import Runners
 
 __all__ = ["SinkRefusal", "SinkSubscription"]

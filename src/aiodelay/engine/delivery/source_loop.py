@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-from aiodelay.clock import Clock
+from aiodelay.engine.observer import Observer
 from aiodelay.ports import Feed
+from aiodelay.ports.clock import Clock
 
 from .dispatcher import Dispatcher
 from .heartbeat import Heartbeat
-from .leases import LeaseBook
-from .observer import Observer
+from .lease_book import LeaseBook
 from .subscription import HandlerSubscription
 
 __all__ = ["SourceLoop"]

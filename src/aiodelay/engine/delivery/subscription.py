@@ -13,19 +13,19 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from aiodelay.context import Later, Reject, RunContext
+from aiodelay.core.retry import GiveUp
+from aiodelay.core.transitions import token_deadline_ms
+from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Demand, Done, Lane, Settlement, SettleOutcome
+from aiodelay.engine.observer import Observer
 from aiodelay.errors import HandlerResultError, HandlerTimeoutError
-from aiodelay.middleware import Middleware, chained
-from aiodelay.model import MAX_CLAIM_MESSAGES, Claim, Demand, Done, Lane, Settlement, SettleOutcome
-from aiodelay.retry import GiveUp
-from aiodelay.transitions import token_deadline_ms
+from aiodelay.handlers.context import Later, Reject, RunContext
+from aiodelay.handlers.middleware import Middleware, chained
+from aiodelay.handlers.spec import HandlerSpec
 
 from . import settling
 from .dead_letter_hooks import DeadLetterHooks
 from .drive import rest_of
-from .handler_spec import HandlerSpec
-from .leases import Held
-from .observer import Observer
+from .lease_book import Held
 from .runners import Runners
 from .threads import Threads
 

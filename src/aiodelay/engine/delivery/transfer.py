@@ -7,12 +7,12 @@ from asyncio import CancelledError
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from aiodelay.core.values import Lane, Record, Settlement, Transferred
+from aiodelay.engine.backoff import Backoff
 from aiodelay.errors import StoreError
-from aiodelay.model import Lane, Record, Settlement, Transferred
 from aiodelay.ports import Sink, Transferring
 
 from . import settling
-from .backoff import Backoff
 from .runners import Runners
 
 __all__ = ["TransferSubscription"]

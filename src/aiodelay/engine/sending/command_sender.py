@@ -7,19 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import overload
 
-from ._runtime.group_commit import ACTIONS, GroupCommit
-from .clock import Clock
-from .errors import (
-    AiodelayError,
-    ClosedError,
-    DuplicateIdError,
-    OutcomeUnknownError,
-    StoreBusyError,
-    StoreFullError,
-    StoreUnavailableError,
-)
-from .message import Scheduled
-from .model import (
+from aiodelay.core.values import (
     RETRY_WINDOW_MS,
     Cancel,
     CancelOutcome,
@@ -31,19 +19,32 @@ from .model import (
     Refused,
     Reschedule,
     RescheduleOutcome,
+    Scheduled,
     ScheduleOutcome,
     Stored,
     Unknown,
 )
+from aiodelay.errors import (
+    AiodelayError,
+    ClosedError,
+    DuplicateIdError,
+    OutcomeUnknownError,
+    StoreBusyError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from aiodelay.ports.clock import Clock
 
-__all__ = ["Commands", "answer_of"]
+from .group_commit import ACTIONS, GroupCommit
+
+__all__ = ["CommandSender", "answer_of"]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 LAST_REPEAT_MS = RETRY_WINDOW_MS - 5_000
 """A command in doubt is not sent again later than this after it was first sent: the store must still know its op."""
 
 
-class Commands:
+class CommandSender:
     """Carries commands out.
 
     Args:

@@ -5,23 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
-from . import recurrence
-from ._runtime.settling import decode_error_text
-from .codecs import Codec
-from .errors import (
-    ConfigurationError,
-    InputError,
-    PayloadTypeError,
-    ScheduleTimeError,
-    TargetError,
-    UnknownSinkError,
-    UnsupportedByStoreError,
-    kind_of,
-    shortened,
-)
-from .handlers import EventTypes, is_event_class
-from .identifiers import new_id, new_op
-from .inputs import (
+from aiodelay.core import recurrence
+from aiodelay.core.event_codecs import Codec
+from aiodelay.core.ids import new_id, new_op
+from aiodelay.core.recurrence import Cron, Every, Rule
+from aiodelay.core.validation import (
     HANDLER_TARGET,
     Targets,
     check_headers,
@@ -32,10 +20,21 @@ from .inputs import (
     due_of,
     split_target,
 )
-from .message import Message
-from .model import NO_HEADERS, After, At, Conflict, Envelope, Late, LateAction, Put
-from .ports import Sink, StoreTraits
-from .recurrence import Cron, Every, Rule
+from aiodelay.core.values import NO_HEADERS, After, At, Conflict, Envelope, Late, LateAction, Message, Put
+from aiodelay.engine.delivery.settling import decode_error_text
+from aiodelay.errors import (
+    ConfigurationError,
+    InputError,
+    PayloadTypeError,
+    ScheduleTimeError,
+    TargetError,
+    UnknownSinkError,
+    UnsupportedByStoreError,
+    kind_of,
+    shortened,
+)
+from aiodelay.handlers.registration import EventTypes, is_event_class
+from aiodelay.ports import Sink, StoreTraits
 
 __all__ = ["TIMES", "Composer", "check_rule", "names_of"]
 

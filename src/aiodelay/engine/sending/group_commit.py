@@ -7,9 +7,8 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
 
-from aiodelay.clock import Clock
-from aiodelay.errors import ClosedError, OutcomeUnknownError, StoreBusyError
-from aiodelay.model import (
+from aiodelay.core.durations import format_duration
+from aiodelay.core.values import (
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
     Cancel,
@@ -20,11 +19,11 @@ from aiodelay.model import (
     Reschedule,
     Unknown,
 )
+from aiodelay.core.wakeup import WakeUp
+from aiodelay.engine.backoff import is_stray
+from aiodelay.errors import ClosedError, OutcomeUnknownError, StoreBusyError
 from aiodelay.ports import Store
-from aiodelay.timeunits import format_duration
-from aiodelay.wakeup import WakeUp
-
-from .backoff import is_stray
+from aiodelay.ports.clock import Clock
 
 __all__ = ["ACTIONS", "GroupCommit"]
 

@@ -7,9 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, 
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from .errors import AiodelayError
-from .message import PartlyScheduledError, Rejected
-from .model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES
+from aiodelay.core.values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, PartlyScheduledError, Rejected
+from aiodelay.errors import AiodelayError
 
 __all__ = ["schedule_in_chunks"]
 

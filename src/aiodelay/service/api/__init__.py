@@ -1,4 +1,7 @@
-"""The HTTP API over one or several schedulers."""
+"""The HTTP API over one or several schedulers.
+
+Begin with `application`, which puts the routes together; `models` has their shapes.
+"""
 
 from __future__ import annotations
 

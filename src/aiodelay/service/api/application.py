@@ -8,9 +8,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import HTMLResponse, Response
 
-from aiodelay._version import __version__
+from aiodelay.core.validation import Targets, check_flag, check_namespace
+from aiodelay.core.version import __version__
 from aiodelay.errors import ConfigurationError, kind_of, shortened
-from aiodelay.inputs import Targets, check_flag, check_namespace
 from aiodelay.scheduler import Scheduler
 from aiodelay.service.config import Token
 from aiodelay.service.page import install_page

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from aiodelay.errors import InputError, cut
-from aiodelay.shapes import json_problem
+from aiodelay.operations.json_shapes import json_problem
 
 from .problems import CLOSE, ApiError, wrong
 from .security import ApiLimits

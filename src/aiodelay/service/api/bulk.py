@@ -10,12 +10,12 @@ from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Request, Response
 
+from aiodelay.core.validation import due_of
+from aiodelay.core.values import DeadKey, Stored
 from aiodelay.errors import AiodelayError, StoreError
-from aiodelay.inputs import due_of
-from aiodelay.model import DeadKey, Stored
-from aiodelay.queries import DeadFilter, Filter, dead_page, page
+from aiodelay.operations.json_shapes import read_time, time_shape
+from aiodelay.operations.queries import DeadFilter, Filter, dead_page, page
 from aiodelay.scheduler import Scheduler
-from aiodelay.shapes import read_time, time_shape
 
 from .bodies import Json, read_json
 from .cursors import dead_filter_of, filter_of

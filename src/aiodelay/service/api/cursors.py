@@ -8,12 +8,12 @@ from typing import TypeVar
 
 import msgspec
 
+from aiodelay.core.durations import to_epoch_ms
+from aiodelay.core.validation import check_type_name
+from aiodelay.core.values import State
 from aiodelay.errors import InputError, cut
-from aiodelay.inputs import check_type_name
-from aiodelay.model import State
-from aiodelay.queries import DEAD_REASONS, DeadFilter, Filter
-from aiodelay.shapes import read_time
-from aiodelay.timeunits import to_epoch_ms
+from aiodelay.operations.json_shapes import read_time
+from aiodelay.operations.queries import DEAD_REASONS, DeadFilter, Filter
 
 from .models import DeadFilterIn, FilterIn
 

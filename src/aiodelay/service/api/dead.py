@@ -7,11 +7,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from aiodelay.core.validation import check_count
+from aiodelay.core.values import DeadKey, Stored
 from aiodelay.errors import cut
-from aiodelay.inputs import check_count
-from aiodelay.model import DeadKey, Stored
-from aiodelay.queries import dead_letter, dead_page
-from aiodelay.shapes import dead_letter_shape
+from aiodelay.operations.json_shapes import dead_letter_shape
+from aiodelay.operations.queries import dead_letter, dead_page
 
 from .bodies import Json, read_json
 from .cursors import dead_filter_of, read_cursor, write_cursor

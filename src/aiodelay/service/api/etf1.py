@@ -15,10 +15,10 @@ from urllib.parse import parse_qs, urlsplit
 from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import StreamingResponse
 
+from aiodelay.core.validation import to_of
+from aiodelay.core.values import Snapshot
 from aiodelay.errors import AiodelayError
-from aiodelay.model import Snapshot
-from aiodelay.queries import Filter, page
-from aiodelay.shapes import to_of
+from aiodelay.operations.queries import Filter, page
 
 from .bodies import Json, encoded
 from .messages import not_found

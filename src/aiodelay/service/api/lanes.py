@@ -7,11 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from aiodelay import ports
+from aiodelay.core.durations import format_duration, parse_duration
+from aiodelay.core.values import Registered
 from aiodelay.errors import ConfigurationError, UnsupportedByStoreError
-from aiodelay.model import Registered
-from aiodelay.queries import oldest_overdue_ms
-from aiodelay.shapes import blocked_shape, counts_shape, journal_shape, load_shape, time_shape
-from aiodelay.timeunits import format_duration, parse_duration
+from aiodelay.operations.json_shapes import blocked_shape, counts_shape, journal_shape, load_shape, time_shape
+from aiodelay.operations.queries import oldest_overdue_ms
 
 from .bodies import Json, read_json
 from .cursors import read_cursor, write_cursor

@@ -10,12 +10,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from msgspec import structs
 
+from aiodelay.core.validation import check_id
+from aiodelay.core.values import (
+    CancelOutcome,
+    Conflict,
+    FireOutcome,
+    Message,
+    RescheduleOutcome,
+    Scheduled,
+    ScheduleOutcome,
+)
 from aiodelay.errors import OutcomeUnknownError, cut, shortened
-from aiodelay.inputs import check_id
-from aiodelay.message import Message, Scheduled
-from aiodelay.model import CancelOutcome, Conflict, FireOutcome, RescheduleOutcome, ScheduleOutcome
-from aiodelay.queries import page
-from aiodelay.shapes import message_shape, read_message, read_time
+from aiodelay.operations.json_shapes import message_shape, read_message, read_time
+from aiodelay.operations.queries import page
 
 from .bodies import NDJSON, PLAIN, Json, body_of, check_type, read_json
 from .cursors import filter_of, read_cursor, write_cursor

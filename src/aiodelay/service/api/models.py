@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from aiodelay.model import DeadReason, State
+from aiodelay.core.values import DeadReason, State
 
 __all__ = [
     "Base64",

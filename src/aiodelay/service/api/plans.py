@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from aiodelay.clock import Clock, SystemClock
-from aiodelay.model import DeadKey
-from aiodelay.queries import DeadFilter, DeadPlace, Filter, Place
+from aiodelay.core.values import DeadKey
+from aiodelay.operations.queries import DeadFilter, DeadPlace, Filter, Place
+from aiodelay.ports.clock import Clock, SystemClock
 
 from .problems import ApiError
 

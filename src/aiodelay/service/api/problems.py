@@ -27,7 +27,7 @@ from aiodelay.errors import (
     cut,
     shortened,
 )
-from aiodelay.shapes import error_shape
+from aiodelay.operations.json_shapes import error_shape
 
 from .models import Problem
 

@@ -23,9 +23,9 @@ from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from aiodelay.clock import Clock, SystemClock
+from aiodelay.core.validation import check_count
 from aiodelay.errors import ConfigurationError, StoreError, cut, kind_of, shortened
-from aiodelay.inputs import check_count
+from aiodelay.ports.clock import Clock, SystemClock
 from aiodelay.service.config import Scope, Token
 
 from .problems import CLOSE, INTERNAL, UNKNOWN, UNTOLD, ApiError, response_of

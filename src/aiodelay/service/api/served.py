@@ -8,10 +8,10 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Request
 
-from aiodelay.activity import ActivityMeter
-from aiodelay.inputs import Targets
-from aiodelay.message import Message
-from aiodelay.queries import LatenessMeter
+from aiodelay.core.validation import Targets
+from aiodelay.core.values import Message
+from aiodelay.operations.activity import ActivityMeter
+from aiodelay.operations.queries import LatenessMeter
 from aiodelay.scheduler import Scheduler
 
 from .plans import Operations, Plans

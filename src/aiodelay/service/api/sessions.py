@@ -7,7 +7,7 @@ import secrets
 from collections import OrderedDict
 from typing import Protocol
 
-from aiodelay.clock import Clock, SystemClock
+from aiodelay.ports.clock import Clock, SystemClock
 from aiodelay.service.config import Token
 
 __all__ = ["COOKIE", "SESSION_S", "Sessions", "ValidTokens"]

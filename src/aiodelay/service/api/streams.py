@@ -10,10 +10,9 @@ import msgspec
 from fastapi import Request, Response
 from starlette.responses import StreamingResponse
 
+from aiodelay.core.values import Message, Scheduled, ScheduleOutcome
 from aiodelay.errors import AiodelayError
-from aiodelay.message import Message, Scheduled
-from aiodelay.model import ScheduleOutcome
-from aiodelay.shapes import read_message, scheduled_shape
+from aiodelay.operations.json_shapes import read_message, scheduled_shape
 
 from .bodies import NDJSON, lines_of
 from .problems import CLOSE, ApiError, problem_of

@@ -1,4 +1,7 @@
-"""The page for operators: HTML made on the server, the same app and rights as the API beside it."""
+"""The page for operators: HTML made on the server, the same app and rights as the API beside it.
+
+Begin with `application`, which puts the screens together, and `state`, which they share.
+"""
 
 from __future__ import annotations
 

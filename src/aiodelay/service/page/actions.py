@@ -12,10 +12,11 @@ from difflib import get_close_matches
 from fastapi import Request
 from starlette.responses import Response
 
+from aiodelay.core.validation import due_of
+from aiodelay.core.values import DeadKey
+from aiodelay.engine.control import lanes_and_address
 from aiodelay.errors import AiodelayError, UnsupportedByStoreError
-from aiodelay.inputs import due_of
-from aiodelay.model import DeadKey
-from aiodelay.operations import lanes_and_address
+from aiodelay.operations.json_shapes import read_time
 from aiodelay.scheduler import Scheduler
 from aiodelay.service.api import bulk
 from aiodelay.service.api.dead import revision_of
@@ -25,7 +26,6 @@ from aiodelay.service.api.problems import ApiError, problem_of, wrong
 from aiodelay.service.api.security import caller_of, check_allowed
 from aiodelay.service.api.served import Opened, served_of
 from aiodelay.service.config import Scope
-from aiodelay.shapes import read_time
 
 from .dead import DEAD_FIELDS, dead_filter_in
 from .forms import Form

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from aiodelay.activity import Activity, Minute
-from aiodelay.model import LoadBucket
-from aiodelay.queries import Lateness
-from aiodelay.shapes import time_shape
+from aiodelay.core.values import LoadBucket
+from aiodelay.operations.activity import Activity, Minute
+from aiodelay.operations.json_shapes import time_shape
+from aiodelay.operations.queries import Lateness
 
 from .state import Span
 

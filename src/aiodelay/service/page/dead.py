@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fastapi import Request
 from starlette.responses import Response
 
+from aiodelay.core.values import DeadKey
 from aiodelay.errors import InputError
-from aiodelay.model import DeadKey
-from aiodelay.queries import DEAD_REASONS, NO_CLASS, DeadPage, dead_letter, dead_page, error_class
+from aiodelay.operations.queries import DEAD_REASONS, NO_CLASS, DeadPage, dead_letter, dead_page, error_class
 from aiodelay.scheduler import Scheduler
 from aiodelay.service.api.cursors import dead_filter_of, read_cursor, write_cursor
 from aiodelay.service.api.dead import letter_not_found, revision_of

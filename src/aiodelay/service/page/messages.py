@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from fastapi import Request
 from starlette.responses import Response
 
+from aiodelay.core.recurrence import Rule, decode_rule, describe, upcoming
+from aiodelay.core.values import DeadLetter, JournalEntry, Record, State
 from aiodelay.errors import InputError, RecordFormatError, UnsupportedByStoreError
-from aiodelay.model import DeadLetter, JournalEntry, Record, State
-from aiodelay.queries import Page, page, series_page
-from aiodelay.recurrence import Rule, decode_rule, describe, upcoming
+from aiodelay.operations.diagnosis import Around, cause_of
+from aiodelay.operations.queries import Page, page, series_page
 from aiodelay.scheduler import Scheduler
 from aiodelay.service.api.cursors import filter_of, read_cursor, write_cursor
 from aiodelay.service.api.messages import not_found
 from aiodelay.service.api.models import FilterIn
 from aiodelay.service.api.served import Opened, served_of
-from aiodelay.why import Around, cause_of
 
 from .payload import viewed
 from .rendering import shown, url_of

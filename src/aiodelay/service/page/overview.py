@@ -9,9 +9,9 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from aiodelay.activity import MINUTE_MS, Activity, drain_ms
+from aiodelay.core.values import Blocked, Instance, LaneCounts, LoadBucket
 from aiodelay.errors import UnsupportedByStoreError
-from aiodelay.model import Blocked, Instance, LaneCounts, LoadBucket
+from aiodelay.operations.activity import MINUTE_MS, Activity, drain_ms
 from aiodelay.service.api.served import Opened
 
 from .charts import lateness_columns, load_bars, past_stacks

@@ -13,7 +13,7 @@ from fastapi import Request
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
-from aiodelay._version import __version__
+from aiodelay.core.version import __version__
 from aiodelay.service.api.security import CALLER
 from aiodelay.service.api.served import Opened, served_of
 from aiodelay.service.api.sessions import COOKIE

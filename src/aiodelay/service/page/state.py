@@ -10,10 +10,10 @@ from typing import TypeVar
 from fastapi import Request
 
 from aiodelay import ports
-from aiodelay.activity import Activity
+from aiodelay.core.values import Lane, LaneCounts, LoadBucket
 from aiodelay.errors import AiodelayError, StoreMismatchError, UnsupportedByStoreError
-from aiodelay.model import Lane, LaneCounts, LoadBucket
-from aiodelay.queries import Lateness, oldest_overdue_ms
+from aiodelay.operations.activity import Activity
+from aiodelay.operations.queries import Lateness, oldest_overdue_ms
 from aiodelay.service.api.security import Tokens
 from aiodelay.service.api.served import Opened
 from aiodelay.service.api.sessions import Sessions

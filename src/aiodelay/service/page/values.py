@@ -6,8 +6,9 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from aiodelay.model import Envelope
-from aiodelay.shapes import time_shape, to_of
+from aiodelay.core.validation import to_of
+from aiodelay.core.values import Envelope
+from aiodelay.operations.json_shapes import time_shape
 
 __all__ = [
     "away",

@@ -10,16 +10,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 from pyspark.sql.streaming.query import StreamingQuery
 
+from aiodelay.core.durations import Duration, parse_duration
 from aiodelay.errors import ConfigurationError, shortened
+from aiodelay.operations.spark_options import ArchiveOptions
 from aiodelay.spark.archived import CHECKPOINT, LOG, local_path
 from aiodelay.spark.progress import Batches, followed
 from aiodelay.spark.session import register
 from aiodelay.spark.summary import Summary
-from aiodelay.spark_options import ArchiveOptions
-from aiodelay.timeunits import Duration, parse_duration
 
-from .given import setting
 from .job import job
+from .settings_origin import setting
 
 __all__ = ["by_day", "run"]
 

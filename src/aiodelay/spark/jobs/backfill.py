@@ -11,21 +11,21 @@ from typing import NamedTuple, get_args
 from msgspec import structs
 from pyspark.sql import DataFrame
 
-from aiodelay.clock import SystemClock
+from aiodelay.core.durations import format_duration, parse_duration
+from aiodelay.core.validation import HANDLER_TARGET, check_count, check_type_name, split_target
+from aiodelay.core.values import TOMBSTONE_WINDOW_MS
 from aiodelay.errors import ConfigurationError, InputError
-from aiodelay.inputs import HANDLER_TARGET, check_count, check_type_name, split_target
-from aiodelay.model import TOMBSTONE_WINDOW_MS
+from aiodelay.operations.spark_options import BackfillOptions, OnConflict, PastDue
+from aiodelay.ports.clock import SystemClock
 from aiodelay.scheduler import MOST_PAYLOAD
 from aiodelay.spark.summary import Summary
 from aiodelay.spark.write_settings import read_settings, write_options
 from aiodelay.spark.writing import write_frame
-from aiodelay.spark_options import BackfillOptions, OnConflict, PastDue
-from aiodelay.timeunits import format_duration, parse_duration
 
 from .checking import DROPPED, Rules, accepted, judged, rejected
-from .given import one_of, writing_anew
 from .job import job
 from .mapping import MAPPED, given
+from .settings_origin import one_of, writing_anew
 
 __all__ = ["Found", "OnConflict", "PastDue", "checked_destination", "given_whole", "run", "sorted_out"]
 

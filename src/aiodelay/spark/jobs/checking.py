@@ -1,4 +1,4 @@
-"""Which rows may become messages: the rules of `aiodelay.inputs` as expressions that need no Python worker."""
+"""Which rows may become messages: the rules of `aiodelay.core.validation` as expressions that need no Python worker."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final, Literal, TypeAlias
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
-from aiodelay.inputs import MAX_ADDRESS_BYTES, MAX_HEADER_BYTES, MAX_HEADERS, MAX_ID_BYTES, MAX_KEY_BYTES
+from aiodelay.core.durations import MAX_HORIZON_MS
+from aiodelay.core.validation import MAX_ADDRESS_BYTES, MAX_HEADER_BYTES, MAX_HEADERS, MAX_ID_BYTES, MAX_KEY_BYTES
 from aiodelay.spark.cold import WAS_DUE_AT
-from aiodelay.timeunits import MAX_HORIZON_MS
 
 from .mapping import conversions, converted
 

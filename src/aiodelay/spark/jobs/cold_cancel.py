@@ -9,12 +9,12 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
+from aiodelay.core.durations import format_duration
+from aiodelay.core.values import TOMBSTONE_WINDOW_MS
 from aiodelay.errors import ConfigurationError
-from aiodelay.model import TOMBSTONE_WINDOW_MS
+from aiodelay.operations.spark_options import ColdCancelOptions, OnConflict
 from aiodelay.spark.cold import END, WAS_DUE_AT, Standing, Tier, ends
 from aiodelay.spark.summary import Summary
-from aiodelay.spark_options import ColdCancelOptions, OnConflict
-from aiodelay.timeunits import format_duration
 
 from .backfill import sorted_out
 from .checking import Rules, judged

@@ -9,22 +9,22 @@ from typing import Final, get_args
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
-from aiodelay.clock import SystemClock
+from aiodelay.core.durations import format_duration, from_epoch_ms, parse_duration
+from aiodelay.core.validation import check_count
+from aiodelay.core.values import TOMBSTONE_WINDOW_MS
 from aiodelay.errors import ConfigurationError
-from aiodelay.inputs import check_count
-from aiodelay.model import TOMBSTONE_WINDOW_MS
+from aiodelay.operations.spark_options import ColdPutOptions, OnConflict
+from aiodelay.ports.clock import SystemClock
 from aiodelay.scheduler import MOST_PAYLOAD
 from aiodelay.spark.cold import END, PUT, STORED, WAS_DUE_AT, Standing, Tier, due_day, ends
 from aiodelay.spark.summary import Summary
-from aiodelay.spark_options import ColdPutOptions, OnConflict
-from aiodelay.timeunits import format_duration, from_epoch_ms, parse_duration
 
 from .backfill import given_whole, sorted_out
 from .checking import Rules, judged
-from .given import one_of
 from .hot import Hot
 from .job import job, judging_ms
 from .mapping import MAPPED
+from .settings_origin import one_of
 
 __all__ = ["MIN_LEAD", "run"]
 

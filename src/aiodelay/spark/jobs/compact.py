@@ -13,12 +13,12 @@ from uuid import uuid4
 from msgspec import structs
 from pyspark.sql import SparkSession
 
-from aiodelay.clock import SystemClock
+from aiodelay.core.durations import from_epoch_ms, parse_duration
 from aiodelay.errors import AiodelayError, ConfigurationError, shortened
+from aiodelay.operations.spark_options import CompactOptions
+from aiodelay.ports.clock import SystemClock
 from aiodelay.spark.archived import Archived, File, Listed
 from aiodelay.spark.summary import Summary
-from aiodelay.spark_options import CompactOptions
-from aiodelay.timeunits import from_epoch_ms, parse_duration
 
 from .job import job
 

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
-from aiodelay.inputs import HANDLER_TARGET
+from aiodelay.core.validation import HANDLER_TARGET
 
 __all__ = ["COMPARED", "FINDINGS", "UNFIT", "Finding", "compared_in", "judged", "tallied"]
 

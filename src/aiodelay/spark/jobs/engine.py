@@ -10,10 +10,12 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 from pyspark.sql.streaming.query import StreamingQuery
 
+from aiodelay.backends.kafka.records import is_topic
+from aiodelay.backends.kafka.topics.topic import prepare_dead
+from aiodelay.core.durations import Duration, parse_duration
+from aiodelay.core.validation import check_count
 from aiodelay.errors import ConfigurationError, shortened
-from aiodelay.inputs import check_count
-from aiodelay.kafka.records import is_topic
-from aiodelay.kafka.topic import prepare_dead
+from aiodelay.operations.spark_options import EngineOptions
 from aiodelay.spark.engine import due, placed
 from aiodelay.spark.places import read_cluster_of, read_topic
 from aiodelay.spark.producing import check_writable
@@ -22,11 +24,9 @@ from aiodelay.spark.slots import Slots
 from aiodelay.spark.summary import Summary
 from aiodelay.spark.topic_reading import readable_partitions
 from aiodelay.spark.topics import TopicSource
-from aiodelay.spark_options import EngineOptions
-from aiodelay.timeunits import Duration, parse_duration
 
-from .given import run_coroutine, setting
 from .job import job, taking
+from .settings_origin import run_coroutine, setting
 
 __all__ = ["OnBatch", "run", "start"]
 

@@ -10,14 +10,14 @@ from msgspec import structs
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
+from aiodelay.core.values import TOMBSTONE_WINDOW_MS
 from aiodelay.errors import ConfigurationError
-from aiodelay.model import TOMBSTONE_WINDOW_MS
+from aiodelay.operations.spark_options import ColdCancelOptions, ColdPutOptions, WriteOptions
 from aiodelay.scheduler import MOST_PAYLOAD
 from aiodelay.spark.cold import MESSAGE, Standing
 from aiodelay.spark.ending import end_frame
 from aiodelay.spark.write_settings import WriteSettings, read_settings, store_of, write_options
 from aiodelay.spark.writing import write_frame
-from aiodelay.spark_options import ColdCancelOptions, ColdPutOptions, WriteOptions
 
 __all__ = ["Hot"]
 

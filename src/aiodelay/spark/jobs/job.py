@@ -10,9 +10,9 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 
 from msgspec import structs
 
-from aiodelay.clock import SystemClock
+from aiodelay.core.durations import to_epoch_ms
+from aiodelay.ports.clock import SystemClock
 from aiodelay.spark.summary import Summary
-from aiodelay.timeunits import to_epoch_ms
 
 __all__ = ["job", "judging_ms", "taking"]
 

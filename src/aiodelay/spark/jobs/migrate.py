@@ -10,18 +10,18 @@ from msgspec import Struct
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
-from aiodelay.clock import SystemClock
+from aiodelay.core.durations import format_duration, from_epoch_ms, parse_duration, to_epoch_ms
+from aiodelay.core.validation import check_count
 from aiodelay.errors import ConfigurationError, masked_url
-from aiodelay.inputs import check_count
+from aiodelay.operations.spark_options import MigrateOptions
+from aiodelay.ports.clock import SystemClock
 from aiodelay.spark.moving import COPIED, MOVED, OUTCOMES, TAKEN_BACK, WHAT, Copier, Place, Taker, Withdrawer
 from aiodelay.spark.options import store_url
 from aiodelay.spark.summary import Summary
 from aiodelay.spark.writing import cores_of
-from aiodelay.spark_options import MigrateOptions
-from aiodelay.timeunits import format_duration, from_epoch_ms, parse_duration, to_epoch_ms
 
-from .given import run_coroutine
 from .job import job
+from .settings_origin import run_coroutine
 from .steps import Steps, messages_of
 
 __all__ = ["LEAD", "MARGIN", "run"]

@@ -10,12 +10,12 @@ from typing import Final, get_args
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
+from aiodelay.core.durations import to_epoch_ms
+from aiodelay.core.values import DeadReason
 from aiodelay.errors import ConfigurationError, InputError, shortened
-from aiodelay.model import DeadReason
-from aiodelay.spark_options import By
-from aiodelay.timeunits import to_epoch_ms
+from aiodelay.operations.spark_options import By
 
-from .given import problem_of_condition
+from .settings_origin import problem_of_condition
 
 __all__ = ["levels_of", "report"]
 

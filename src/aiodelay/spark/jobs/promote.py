@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
-from aiodelay.clock import SystemClock
+from aiodelay.core.durations import format_duration, parse_duration
+from aiodelay.core.values import TOMBSTONE_WINDOW_MS
 from aiodelay.errors import ConfigurationError
-from aiodelay.model import TOMBSTONE_WINDOW_MS
+from aiodelay.operations.spark_options import PromoteOptions
+from aiodelay.ports.clock import SystemClock
 from aiodelay.spark.cold import Standing, Tier, day_of, live
 from aiodelay.spark.summary import Summary
-from aiodelay.spark_options import PromoteOptions
-from aiodelay.timeunits import format_duration, parse_duration
 
 from .hot import Hot
 from .job import job, judging_ms

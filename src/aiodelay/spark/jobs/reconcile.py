@@ -10,17 +10,17 @@ from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
-from aiodelay.clock import SystemClock
+from aiodelay.core.durations import format_duration, parse_duration
+from aiodelay.core.values import TOMBSTONE_WINDOW_MS
 from aiodelay.errors import ConfigurationError, InputError, shortened
-from aiodelay.model import TOMBSTONE_WINDOW_MS
+from aiodelay.operations.spark_options import ReconcileOptions
+from aiodelay.ports.clock import SystemClock
 from aiodelay.spark.summary import Summary
-from aiodelay.spark_options import ReconcileOptions
-from aiodelay.timeunits import format_duration, parse_duration
 
 from .differences import FINDINGS, compared_in, judged, tallied
-from .given import writing_anew
 from .job import job, judging_ms
 from .mapping import mapped
+from .settings_origin import writing_anew
 from .sources import stored
 
 __all__ = ["FORMATS", "MARGIN", "run"]

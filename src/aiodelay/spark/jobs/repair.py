@@ -10,13 +10,13 @@ from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
+from aiodelay.core.durations import format_duration, parse_duration
+from aiodelay.core.values import TOMBSTONE_WINDOW_MS
 from aiodelay.errors import ConfigurationError, InputError, UnsupportedByStoreError, shortened
-from aiodelay.model import TOMBSTONE_WINDOW_MS
+from aiodelay.operations.spark_options import Kind, RepairOptions
 from aiodelay.spark.repairing import FOUND, OUTCOMES, Repairer
 from aiodelay.spark.summary import Summary
 from aiodelay.spark.write_settings import WriteSettings, read_settings, store_of
-from aiodelay.spark_options import Kind, RepairOptions
-from aiodelay.timeunits import format_duration, parse_duration
 
 from .differences import compared_in
 from .job import job, judging_ms

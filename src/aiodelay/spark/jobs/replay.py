@@ -9,17 +9,17 @@ from msgspec import structs
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
-from aiodelay.clock import SystemClock
+from aiodelay.core.durations import Duration, parse_duration
 from aiodelay.errors import ConfigurationError, cut, shortened
+from aiodelay.operations.spark_options import ReplayOptions
+from aiodelay.ports.clock import SystemClock
 from aiodelay.spark.summary import Summary
-from aiodelay.spark_options import ReplayOptions
-from aiodelay.timeunits import Duration, parse_duration
 
 from . import backfill
 from .backfill import checked_destination
-from .given import problem_of_condition
 from .job import job
 from .mapping import mapped
+from .settings_origin import problem_of_condition
 
 __all__ = ["NOW", "happened_to", "replayed", "run"]
 

@@ -12,17 +12,17 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
+from aiodelay.core.durations import from_epoch_ms
 from aiodelay.errors import ConfigurationError, InputError, shortened
+from aiodelay.operations.spark_options import By, ReportOptions
 from aiodelay.spark.report_page import ReportPage, render
 from aiodelay.spark.report_plots import SLOTS_S, Figures
 from aiodelay.spark.schemas import EVENTS
 from aiodelay.spark.summary import Summary
-from aiodelay.spark_options import By, ReportOptions
-from aiodelay.timeunits import from_epoch_ms
 
-from .given import replacing, writing_anew
 from .job import job
 from .outcomes import levels_of, report
+from .settings_origin import replacing, writing_anew
 
 __all__ = ["MOST_ROWS", "By", "read_events", "report", "run"]
 

@@ -14,19 +14,19 @@ from msgspec import structs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
-from aiodelay.clock import SystemClock
+from aiodelay.core.durations import Duration, format_duration, parse_duration, to_epoch_ms
 from aiodelay.errors import ConfigurationError, InputError, shortened
-from aiodelay.shapes import time_shape
+from aiodelay.operations.json_shapes import time_shape
+from aiodelay.operations.spark_options import Overdue, SimulateOptions
+from aiodelay.ports.clock import SystemClock
 from aiodelay.spark.forecast import HOUR_MS, MESSAGE, Arrivals, Forecast, Hour, Span, forecast
 from aiodelay.spark.session import register
 from aiodelay.spark.simulate_page import SimulationPage, render
 from aiodelay.spark.summary import Summary
-from aiodelay.spark_options import Overdue, SimulateOptions
-from aiodelay.timeunits import Duration, format_duration, parse_duration, to_epoch_ms
 
-from .given import one_of, problem_of_condition, replacing
 from .job import job
 from .mapping import converted, given
+from .settings_origin import one_of, problem_of_condition, replacing
 from .sources import stored
 
 __all__ = ["MOST_RATES", "Overdue", "pending", "read_rates", "run", "slots", "span_of"]

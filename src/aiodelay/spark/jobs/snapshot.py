@@ -6,14 +6,14 @@ from typing import Final, get_args
 
 from pyspark.sql import SparkSession
 
-from aiodelay.clock import SystemClock
+from aiodelay.core.durations import from_epoch_ms
+from aiodelay.operations.spark_options import Kept, SnapshotOptions
+from aiodelay.ports.clock import SystemClock
 from aiodelay.spark.session import register
 from aiodelay.spark.summary import Summary
-from aiodelay.spark_options import Kept, SnapshotOptions
-from aiodelay.timeunits import from_epoch_ms
 
-from .given import one_of, writing_anew
 from .job import job
+from .settings_origin import one_of, writing_anew
 from .sources import stored
 
 __all__ = ["Kept", "run"]

@@ -10,11 +10,11 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
+from aiodelay.core.durations import from_epoch_ms
 from aiodelay.errors import ConfigurationError
 from aiodelay.spark.moving import Place
 from aiodelay.spark.options import checked_folder
 from aiodelay.spark.schemas import Table
-from aiodelay.timeunits import from_epoch_ms
 
 from .sources import stored
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from aiodelay.clock import SystemClock
 from aiodelay.errors import UnsupportedByStoreError
-from aiodelay.imports import Imported
+from aiodelay.importers.fred84 import import_fred84
+from aiodelay.importers.put_all import Imported
 from aiodelay.ports import Store
-from aiodelay.redis.fred84 import import_fred84
+from aiodelay.ports.clock import SystemClock
 from aiodelay.spark.moving import Place
 from aiodelay.spark.options import store_url
 from aiodelay.spark.summary import Summary
 
-from .given import run_coroutine
+from .settings_origin import run_coroutine
 
 __all__ = ["SOURCES", "run"]
 
@@ -69,7 +69,7 @@ async def _taken_over(source: str, place: Place, *, verify: bool) -> tuple[Impor
 
 async def _imported(source: str, store: Store) -> Imported:
     if source.startswith(ETF1):
-        from aiodelay.kafka.etf1 import import_etf1  # noqa: PLC0415 - Kafka's client may not be installed
+        from aiodelay.importers.etf1 import import_etf1  # noqa: PLC0415 - Kafka's client may not be installed
 
         return await import_etf1(source.removeprefix(ETF1), store)
     url, prefix = _split(source.removeprefix(FRED84))

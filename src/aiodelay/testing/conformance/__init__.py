@@ -1,4 +1,7 @@
-"""The conformance suites: for stores, for those that move messages into sinks, for publishers and for subscribers."""
+"""The conformance suites: for stores, for those that move messages into sinks, for publishers and for subscribers.
+
+Begin with `suite`; `stage` gives each rule its store and its clock.
+"""
 
 import pytest
 
@@ -7,7 +10,7 @@ pytest.register_assert_rewrite(
     *(
         f"{__name__}.{name}"
         for name in (
-            *("commands", "dispatching", "leases", "looking", "reactive", "recurring"),
+            *("commands", "dispatching", "leases", "inspection", "reactive", "recurring"),
             *("returning", "safety", "stage", "transferring", "upgrading"),
         )
     )

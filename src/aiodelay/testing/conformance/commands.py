@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from aiodelay.model import (
+from aiodelay.core.values import (
     LEASE_MS,
     RETRY_WINDOW_MS,
     TOMBSTONE_WINDOW_MS,

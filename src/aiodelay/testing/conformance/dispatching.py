@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from aiodelay.model import (
+from aiodelay.core.values import (
     LEASE_MS,
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from aiodelay.errors import UnsupportedByStoreError
-from aiodelay.identifiers import new_op
-from aiodelay.model import (
+from aiodelay.core.ids import new_op
+from aiodelay.core.transitions import KILLS_TO_DEATH, SUSPECT_LAPSES
+from aiodelay.core.values import (
     After,
     Cancel,
     DeadKey,
@@ -26,7 +26,7 @@ from aiodelay.model import (
     State,
     Stored,
 )
-from aiodelay.transitions import KILLS_TO_DEATH, SUSPECT_LAPSES
+from aiodelay.errors import UnsupportedByStoreError
 
 from .stage import HOUR_MS, LANE, LANES, OTHER, THIRD, Bench, Stage, again, dead, done, staged
 

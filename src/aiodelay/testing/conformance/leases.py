@@ -9,7 +9,18 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from aiodelay.model import (
+from aiodelay.core.transitions import (
+    KILLS_TO_DEATH,
+    RIGHTING_MS,
+    SILENT_LEASES,
+    SUSPECT_LAPSES,
+    TRIAL_MS,
+    delivery_id,
+    token_counter,
+    token_deadline_ms,
+    token_for,
+)
+from aiodelay.core.values import (
     LEASE_MS,
     After,
     At,
@@ -25,17 +36,6 @@ from aiodelay.model import (
     Stored,
 )
 from aiodelay.ports import Work
-from aiodelay.transitions import (
-    KILLS_TO_DEATH,
-    RIGHTING_MS,
-    SILENT_LEASES,
-    SUSPECT_LAPSES,
-    TRIAL_MS,
-    delivery_id,
-    token_counter,
-    token_deadline_ms,
-    token_for,
-)
 
 from .stage import ALL, HOUR_MS, LANE, LANES, OTHER, Bench, Stage, again, dead, done, ending, ids_of, staged
 

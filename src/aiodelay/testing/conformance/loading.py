@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from aiodelay.errors import InputError
-from aiodelay.identifiers import new_id, new_op
-from aiodelay.model import (
+from aiodelay.core.ids import new_id, new_op
+from aiodelay.core.values import (
     RETRY_WINDOW_MS,
     TOMBSTONE_WINDOW_MS,
     After,
@@ -22,6 +21,7 @@ from aiodelay.model import (
     SettleOutcome,
     Stored,
 )
+from aiodelay.errors import InputError
 from aiodelay.ports import BulkLoad
 
 from .stage import HOUR_MS, Bench, Stage, again, dead, done, staged

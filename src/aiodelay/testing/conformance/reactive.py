@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import pytest
 
-from aiodelay.reactive import Publisher, Subscriber, Subscription
+from aiodelay.ports.reactive import Publisher, Subscriber, Subscription
 
 __all__ = ["Probe", "ProbeSubscription", "PublisherConformance", "SubscriberConformance"]
 

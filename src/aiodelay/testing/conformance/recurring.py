@@ -10,7 +10,8 @@ from typing import Literal
 import pytest
 from msgspec.structs import replace
 
-from aiodelay.model import (
+from aiodelay.core.transitions import KILLS_TO_DEATH, SUSPECT_LAPSES, delivery_id, occurrence_id
+from aiodelay.core.values import (
     LEASE_MS,
     After,
     At,
@@ -26,7 +27,6 @@ from aiodelay.model import (
     State,
     Stored,
 )
-from aiodelay.transitions import KILLS_TO_DEATH, SUSPECT_LAPSES, delivery_id, occurrence_id
 
 from .stage import HOUR_MS, Bench, Stage, again, dead, done, ending, staged
 

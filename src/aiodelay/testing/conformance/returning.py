@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from aiodelay.model import Cancel, Late, PutBack, Record, State, Stored
-from aiodelay.transitions import delivery_id, occurrence_id
+from aiodelay.core.transitions import delivery_id, occurrence_id
+from aiodelay.core.values import Cancel, Late, PutBack, Record, State, Stored
 
 from .stage import HOUR_MS, LANE, Bench, Stage, done, staged
 

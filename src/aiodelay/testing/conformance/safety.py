@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from aiodelay.model import LEASE_MS, After, At, Demand, SettleOutcome, SourcePosition, Stored
+from aiodelay.core.values import LEASE_MS, After, At, Demand, SettleOutcome, SourcePosition, Stored
 
 from .stage import ALL, HOUR_MS, LANE, LANES, OTHER, Bench, Stage, again, dead, done, ids_of, staged
 

@@ -15,7 +15,9 @@ from typing import Any, ClassVar, Concatenate, Literal, NoReturn, ParamSpec, Sel
 
 import pytest
 
-from aiodelay.model import (
+from aiodelay.backends.registry import open_store
+from aiodelay.core.transitions import token_counter, token_for
+from aiodelay.core.values import (
     LEASE_MS,
     MAX_LAPSES,
     NO_HEADERS,
@@ -48,9 +50,7 @@ from aiodelay.model import (
     Tidied,
 )
 from aiodelay.ports import Store, Work
-from aiodelay.registry import open_store
 from aiodelay.testing.clock import VirtualClock
-from aiodelay.transitions import token_counter, token_for
 
 __all__ = [
     "ALL",

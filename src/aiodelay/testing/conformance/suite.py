@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from .commands import CommandRules
 from .dispatching import DispatchRules
+from .inspection import LookingRules
 from .leases import LeaseRules
 from .loading import LoadingRules
-from .looking import LookingRules
 from .recurring import RecurringRules
 from .returning import ReturningRules
 from .safety import SafetyRules

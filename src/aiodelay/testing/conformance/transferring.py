@@ -13,7 +13,8 @@ from uuid import uuid4
 import pytest
 from msgspec.structs import replace
 
-from aiodelay.model import (
+from aiodelay.core.transitions import delivery_id, occurrence_id
+from aiodelay.core.values import (
     LEASE_MS,
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
@@ -38,7 +39,6 @@ from aiodelay.model import (
 )
 from aiodelay.ports import Endpoints, Sink, Store, Transfer, Transferring
 from aiodelay.testing.sinks import RecordingSink
-from aiodelay.transitions import delivery_id, occurrence_id
 
 from .stage import HOUR_MS, Bench, Stage, again, done, staged
 

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from aiodelay import __version__, features
+from aiodelay.core import features
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import LEASE_MS, Cancel, RenewOutcome, SettleOutcome, Stored
+from aiodelay.core.version import __version__
 from aiodelay.errors import StoreTooNewError
-from aiodelay.identifiers import new_op
-from aiodelay.model import LEASE_MS, Cancel, RenewOutcome, SettleOutcome, Stored
 from aiodelay.ports import Upgradable, Work
 
 from .stage import Bench, Stage, done, staged

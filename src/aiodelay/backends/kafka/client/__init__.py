@@ -1,6 +1,8 @@
 """aiokafka as aiodelay uses it: subclasses of its classes that only aiodelay uses, and all that reaches into it.
 
 `_overrides` has the subclasses; docs/decisions/0007-kafka-client.md tells each fault of aiokafka's, K1 to K29.
+
+Begin with `client`, which all clients share; `_overrides` holds what replaces parts of aiokafka.
 """
 
 from .versions import check_version

@@ -8,10 +8,9 @@ from typing import Any, Protocol
 from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource
 
-from aiodelay.kafka.options import Cluster
-
 from ._overrides.admin import OwnAdmin
 from .client import Client
+from .options import Cluster
 
 __all__ = ["Admin", "admin_of"]
 

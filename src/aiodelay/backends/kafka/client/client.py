@@ -7,9 +7,8 @@ from typing import Any, Protocol
 
 from aiokafka.cluster import ClusterMetadata
 
-from aiodelay.kafka.options import Cluster
-
 from ._overrides.client import OwnClient
+from .options import Cluster
 
 __all__ = ["Client", "client_of"]
 

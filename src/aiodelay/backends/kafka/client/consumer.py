@@ -11,11 +11,11 @@ from aiokafka import ConsumerRebalanceListener, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
-from aiodelay.completion import run_to_completion
-from aiodelay.kafka.options import Cluster
+from aiodelay.core.completion import run_to_completion
 
 from ._overrides.consumer import OwnConsumer
 from .client import Client
+from .options import Cluster
 
 __all__ = ["CLOSE_S", "Consumer", "GroupMember", "consumer_of", "plain_consumer_of", "stop"]
 

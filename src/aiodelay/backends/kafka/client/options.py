@@ -8,8 +8,8 @@ from urllib.parse import SplitResult, unquote
 
 from msgspec import Struct
 
+from aiodelay.core.urls import UrlOptions
 from aiodelay.errors import ConfigurationError, shortened
-from aiodelay.urls import UrlOptions
 
 __all__ = ["FORMS", "MAX_TIMEOUT_MS", "Cluster", "read_cluster", "read_topics", "read_url"]
 

@@ -19,12 +19,12 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from aiodelay.completion import run_to_completion
-from aiodelay.kafka.options import Cluster
-from aiodelay.kafka.records import java_partition
+from aiodelay.backends.kafka.records import java_partition
+from aiodelay.core.completion import run_to_completion
 
 from ._overrides.producer import OwnProducer, note
 from .consumer import CLOSE_S
+from .options import Cluster
 from .outgoing import Outgoing, Written
 
 __all__ = ["BATCH_BYTES", "REQUEST_BYTES", "Producer"]

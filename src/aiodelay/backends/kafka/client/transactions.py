@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, OutOfOrderSequenceNumber, ProducerFenced
 
-from aiodelay.kafka.options import Cluster
-
 from ._overrides.producer import OwnTransactions
 from .errors import PERMANENT, reason_of
+from .options import Cluster
 from .outgoing import Outgoing, Written
 from .producer import Producer
 from .tail import keys_since

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from aiodelay.clock import Clock
-from aiodelay.core.dict_table import DictAnswers, DictClaims, DictLetters, DictTable, DictTrials
-from aiodelay.core.entries import Entry
-from aiodelay.model import (
+from aiodelay.backends.kafka import records
+from aiodelay.core.dict_table.entries import Entry
+from aiodelay.core.dict_table.table import DictAnswers, DictClaims, DictLetters, DictTable, DictTrials
+from aiodelay.core.transitions import occurrence_of
+from aiodelay.core.values import (
     RETRY_WINDOW_MS,
     TOMBSTONE_WINDOW_MS,
     Command,
@@ -23,9 +24,8 @@ from aiodelay.model import (
     Record,
     Stored,
 )
-from aiodelay.transitions import occurrence_of
+from aiodelay.ports.clock import Clock
 
-from . import records
 from .changes import ChangeLog
 
 __all__ = ["ChangeTable", "SupersededChanges"]

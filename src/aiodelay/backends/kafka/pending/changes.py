@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from msgspec import Struct
 from msgspec.structs import replace
 
-from aiodelay.core.dict_table import DictTable
-from aiodelay.core.entries import Entry, EntryState
-from aiodelay.model import DeadKey, DeadLetter, JournalEntry, Record
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client import Outgoing
+from aiodelay.backends.kafka.records import Memory, Wire
+from aiodelay.core.dict_table.entries import Entry, EntryState
+from aiodelay.core.dict_table.table import DictTable
+from aiodelay.core.values import DeadKey, DeadLetter, JournalEntry, Record
 
-from . import records
-from .client import Outgoing
 from .read_state import ReadState
-from .records import Memory, Wire
 
 __all__ = ["MOST_NOTES", "Change", "ChangeLog"]
 

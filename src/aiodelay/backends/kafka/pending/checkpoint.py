@@ -6,11 +6,11 @@ from zlib import crc32
 
 from msgspec import Struct
 
-from aiodelay.core.dict_table import DictTable
-from aiodelay.model import Stored
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.watermark import Watermark
+from aiodelay.core.dict_table.table import DictTable
+from aiodelay.core.values import Stored
 
-from . import records
-from .mark import Mark
 from .placement import Placement
 from .read_state import ReadState
 
@@ -57,7 +57,7 @@ class Checkpoint(Struct):
 
     offsets: list[int]
     edge_ms: int
-    mark: Mark
+    mark: Watermark
     ended_at: int
     partitions: int | None
     is_mixed: bool

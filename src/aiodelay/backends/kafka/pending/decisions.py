@@ -5,10 +5,11 @@ All stores share the rules. A decision counts only once its records were read ba
 
 from __future__ import annotations
 
-from aiodelay.clock import Clock
-from aiodelay.core.entries import Entry, EntryState
+from aiodelay.backends.kafka import records
+from aiodelay.core.dict_table.entries import Entry, EntryState
 from aiodelay.core.rules import Rules
-from aiodelay.model import (
+from aiodelay.core.transitions import first_answer
+from aiodelay.core.values import (
     RETRY_WINDOW_MS,
     Cancel,
     Command,
@@ -23,9 +24,8 @@ from aiodelay.model import (
     SettleOutcome,
     Stored,
 )
-from aiodelay.transitions import first_answer
+from aiodelay.ports.clock import Clock
 
-from . import records
 from .changes import Change, ChangeLog
 from .salvage import is_without_topic
 

@@ -7,14 +7,14 @@ from collections.abc import Container
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from aiodelay.core.dict_claims import DictClaiming
-from aiodelay.core.entries import Entry, EntryState
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client import Outgoing
+from aiodelay.core.dict_table.claims import DictClaiming
+from aiodelay.core.dict_table.entries import Entry, EntryState
 from aiodelay.core.rules import Rules
-from aiodelay.model import MAX_CLAIM_MESSAGES, Demand, Lane, Record, Settlement
+from aiodelay.core.values import MAX_CLAIM_MESSAGES, Demand, Lane, Record, Settlement
 
-from . import records
 from .changes import Change, ChangeLog
-from .client import Outgoing
 from .paced_lanes import PacedLanes
 
 __all__ = ["Due", "DueMessages"]

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from aiodelay.backends.private_files import make_private
+from aiodelay.core.values import Lane
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.model import Lane
-from aiodelay.private_files import make_private
 
-__all__ = ["FORMAT", "Far", "Row", "open_far"]
+__all__ = ["FORMAT", "FarIndex", "Row", "open_far"]
 
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
@@ -75,7 +75,7 @@ class _DamagedError(Exception):
     """A file is not as it was left."""
 
 
-class Far:
+class FarIndex:
     """Rows by key.
 
     Args:
@@ -235,16 +235,16 @@ class Far:
         groups = f"SELECT kind, count(*), sum({_CHECK.format('')}) FROM far WHERE hash BETWEEN ? AND ? GROUP BY kind"
         return [row for span in _slices(size) for row in self._table.execute(groups, span)]
 
-    def emptied(self) -> Far:
+    def emptied(self) -> FarIndex:
         """Return one without rows, in a file of the same name unless that has a problem; this one is closed."""
         path = self._path
         self.close()
         try:
             _remove(path)
-            return Far("" if self.problem else path)
+            return FarIndex("" if self.problem else path)
         except (sqlite3.Error, OSError) as error:
             _tell_memory(path, error)
-            return Far()
+            return FarIndex()
 
     def close(self) -> None:
         """Let go of the file, without what was not committed; there are no rows from then on."""
@@ -313,7 +313,7 @@ _FILE = (
 )
 
 
-def open_far(path: str) -> tuple[Far, bytes]:
+def open_far(path: str) -> tuple[FarIndex, bytes]:
     """Open a file, and return what was committed last, with what belongs to it.
 
     One that is damaged, or of another version, is made anew; where that cannot be done, rows are held in memory.
@@ -323,18 +323,18 @@ def open_far(path: str) -> tuple[Far, bytes]:
     except (sqlite3.Error, _DamagedError, msgspec.DecodeError, OSError, TypeError) as error:
         if _is_busy(error):
             _tell_memory(path, error)
-            return Far(), b""
+            return FarIndex(), b""
         log.error("index file %s is made anew, and its partition read from its start: %s", path, error)  # noqa: TRY400 - no trace
     try:
         _remove(path)
         return _loaded(path)
     except (sqlite3.Error, OSError) as error:
         _tell_memory(path, error)
-        return Far(), b""
+        return FarIndex(), b""
 
 
-def _loaded(path: str) -> tuple[Far, bytes]:
-    far = Far(path, wait_s=BUSY_S)
+def _loaded(path: str) -> tuple[FarIndex, bytes]:
+    far = FarIndex(path, wait_s=BUSY_S)
     return far, far.load()
 
 

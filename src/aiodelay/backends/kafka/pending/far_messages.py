@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from aiodelay.clock import Clock
-from aiodelay.core.dict_inspection import DictInspection
-from aiodelay.core.entries import Entry, EntryState
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.records import Read
+from aiodelay.core.dict_table.entries import Entry, EntryState
+from aiodelay.core.dict_table.inspection import DictInspection
+from aiodelay.core.transitions import occurrence_of
+from aiodelay.core.values import Lane, LaneCounts, Query, Snapshot
 from aiodelay.errors import RecordFormatError
-from aiodelay.model import Lane, LaneCounts, Query, Snapshot
-from aiodelay.transitions import occurrence_of
+from aiodelay.ports.clock import Clock
 
-from . import records
 from .changes import ChangeLog
-from .records import Read
 
 __all__ = ["FarMessages"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from aiodelay.core.dict_claims import LaneHeads
-from aiodelay.core.dict_table import DictTable
-from aiodelay.core.entries import Entry, EntryHeap, EntryState
-from aiodelay.model import Lane
+from aiodelay.core.dict_table.claims import LaneHeads
+from aiodelay.core.dict_table.entries import Entry, EntryHeap, EntryState
+from aiodelay.core.dict_table.table import DictTable
+from aiodelay.core.values import Lane
 
-from .pace import OVERDUE_MS, PAUSE_MS, Pace
+from .rate_limit import OVERDUE_MS, PAUSE_MS, RateLimit
 
 __all__ = ["PacedLanes"]
 
@@ -24,7 +24,7 @@ class PacedLanes:
         pace: The rate, shared by all partitions of a store.
     """
 
-    def __init__(self, table: DictTable, heads: LaneHeads, pace: Pace) -> None:
+    def __init__(self, table: DictTable, heads: LaneHeads, pace: RateLimit) -> None:
         self._table, self._heads, self._pace = table, heads, pace
         self._backlog: defaultdict[Lane, EntryHeap] = defaultdict(lambda: EntryHeap(_is_in_lane))
         self._released: set[Entry] = set()

@@ -19,33 +19,29 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from aiodelay.clock import Clock
-from aiodelay.core.dict_claims import DictClaiming, LaneHeads
-from aiodelay.core.dict_inspection import DictInspection
-from aiodelay.core.dict_table import DictTable, Worker, Workers
-from aiodelay.core.entries import Entry
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.records import Read
+from aiodelay.backends.kafka.watermark import Watermark
+from aiodelay.core.dict_table.claims import DictClaiming, LaneHeads
+from aiodelay.core.dict_table.entries import Entry
+from aiodelay.core.dict_table.inspection import DictInspection
+from aiodelay.core.dict_table.table import DictTable, Worker, Workers
 from aiodelay.core.rules import Rules
-from aiodelay.model import (
-    JournalEntry,
-    Lane,
-    Tidied,
-)
-from aiodelay.transitions import NO_OP
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.values import JournalEntry, Lane, Tidied
+from aiodelay.ports.clock import Clock
 
-from . import records
 from .change_table import ChangeTable
 from .changes import MOST_NOTES, Change, ChangeLog
 from .decisions import Decisions
 from .due_messages import DueMessages
-from .far import Far
+from .far_index import FarIndex
 from .far_messages import FarMessages
-from .mark import Mark
-from .pace import Pace
 from .paced_lanes import PacedLanes
 from .placement import Placement
+from .rate_limit import RateLimit
 from .read_state import ReadState
 from .record_reader import RecordReader
-from .records import Read
 from .repairs import Repairs
 
 __all__ = ["PendingIndex"]
@@ -73,16 +69,16 @@ class PendingIndex:
         clock: Clock,
         placement: Placement,
         claims: count[int],
-        pace: Pace | None = None,
+        pace: RateLimit | None = None,
         keeps_history: bool = False,
-        far: Far | None = None,
+        far: FarIndex | None = None,
         workers: Workers | None = None,
         notes: deque[JournalEntry] | None = None,
     ) -> None:
-        self._clock, self._claims, self._pace = clock, claims, pace or Pace(0)
+        self._clock, self._claims, self._pace = clock, claims, pace or RateLimit(0)
         self.placement, self.name = placement, placement.name
         self.workers = Workers() if workers is None else workers
-        self.state = ReadState(Far() if far is None else far)
+        self.state = ReadState(FarIndex() if far is None else far)
         self.table = table = DictTable(self.workers)
         notes = deque(maxlen=MOST_NOTES) if notes is None else notes
         self.log = ChangeLog(table, self.state, name=placement.name, keeps_history=keeps_history, notes=notes)
@@ -97,7 +93,7 @@ class PendingIndex:
         self.decisions = Decisions(self.rules, self.log, clock)
         self.repairs = Repairs(self.decisions, self.log, name=placement.name)
 
-    def emptied(self, far: Far) -> PendingIndex:
+    def emptied(self, far: FarIndex) -> PendingIndex:
         """Return an index that has read nothing but far messages, for the same workers."""
         index = PendingIndex(
             clock=self._clock,
@@ -120,7 +116,7 @@ class PendingIndex:
         if entry is not None and self.state.mark.covers(read.offset, entry.place_ms):
             self.repairs.set_aside(records.key_of(entry.record.id), entry)
 
-    def next_mark(self) -> Mark | None:
+    def next_mark(self) -> Watermark | None:
         """Return the watermark of now; None if it is no further than the last one."""
         state, now = self.state, self._clock.now_ms()
         if not state.has_ended:
@@ -132,7 +128,7 @@ class PendingIndex:
         until_ms = min((entry.place_ms - 1 for entry in waiting), default=now)
         if state.far:
             until_ms = min(until_ms, state.edge_ms - 1)
-        mark = Mark(min(until_ms, now), state.read_to)
+        mark = Watermark(min(until_ms, now), state.read_to)
         return mark if mark.is_beyond(state.mark) else None
 
     def give_back(self) -> list[Change]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aiodelay.core.entries import Entry
-from aiodelay.model import Cancel, Put, PutBack, Snapshot
-from aiodelay.transitions import record_of
+from aiodelay.backends.kafka import records
+from aiodelay.core.dict_table.entries import Entry
+from aiodelay.core.transitions import record_of
+from aiodelay.core.values import Cancel, Put, PutBack, Snapshot
 
-from . import records
 from .pending_index import PendingIndex
 from .salvage import salvaged
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 
+from aiodelay.backends.kafka import records
+from aiodelay.core.values import Envelope
 from aiodelay.errors import RecordFormatError, TargetNotAllowedError
-from aiodelay.model import Envelope
-
-from . import records
 
 __all__ = ["Placement"]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = ["Seen", "Standing", "after", "is_forgettable", "is_unread"]
+__all__ = ["Precedence", "Seen", "after", "is_forgettable", "is_unread"]
 
 
 class Seen(Struct, frozen=True, gc=False):
@@ -34,7 +34,7 @@ class Seen(Struct, frozen=True, gc=False):
     read_to: int | None = None
 
 
-class Standing(Struct, frozen=True, gc=False):
+class Precedence(Struct, frozen=True, gc=False):
     """What is known of a key.
 
     Attributes:
@@ -47,16 +47,16 @@ class Standing(Struct, frozen=True, gc=False):
     hidden_at: int | None = None
 
 
-def after(standing: Standing | None, seen: Seen) -> Standing:
+def after(standing: Precedence | None, seen: Seen) -> Precedence:
     """Return how a key stands after its next record; None stands for a key of which nothing need be known."""
     if standing is None or seen.read_to is None or not is_unread(standing.seen, seen.read_to):
-        return Standing(seen)
+        return Precedence(seen)
     if standing.hidden_at is not None:
         return standing
-    return Standing(standing.seen, seen.offset)
+    return Precedence(standing.seen, seen.offset)
 
 
-def is_forgettable(standing: Standing, read_to: int) -> bool:
+def is_forgettable(standing: Precedence, read_to: int) -> bool:
     """Say whether a key need not be remembered once an owner has read everything below `read_to`."""
     return not standing.seen.is_put and standing.hidden_at is None and not is_unread(standing.seen, read_to)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["OVERDUE_MS", "Pace"]
+__all__ = ["OVERDUE_MS", "RateLimit"]
 
 OVERDUE_MS = 10_000
 """Messages later than this leave at the pace; others are never held up by it."""
@@ -10,7 +10,7 @@ PAUSE_MS = 50
 _MOST_MS = 100
 
 
-class Pace:
+class RateLimit:
     """So many messages a second, in steps; what is not used within `_MOST_MS` is not made up for.
 
     Args:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from aiodelay.model import Cancel, Put, PutBack
+from aiodelay.backends.kafka.records import Read
+from aiodelay.backends.kafka.watermark import Watermark
+from aiodelay.core.values import Cancel, Put, PutBack
 
-from .far import Far
-from .mark import Mark
-from .records import Read
-from .standing import Seen, Standing
+from .far_index import FarIndex
+from .precedence import Precedence, Seen
 
 __all__ = ["Asked", "ReadState"]
 
@@ -53,16 +53,16 @@ class ReadState(Struct, eq=False):
         edge_ms: No message of `far` is due before this.
     """
 
-    far: Far
+    far: FarIndex
     read_to: int = 0
-    standings: dict[bytes, Standing] = field(default_factory=dict)
+    standings: dict[bytes, Precedence] = field(default_factory=dict)
     hidden: dict[bytes, None] = field(default_factory=dict)
     bad: dict[bytes, tuple[Read, str]] = field(default_factory=dict)
     over: dict[bytes, None] = field(default_factory=dict)
     asked: dict[bytes, Asked] = field(default_factory=dict)
     kept_at: dict[bytes, int] = field(default_factory=dict)
     raised: set[str] = field(default_factory=set)
-    mark: Mark = Mark()
+    mark: Watermark = Watermark()
     ended_at: int = -1
     partitions: int | None = None
     features: Mapping[str, str] = field(default_factory=dict)
@@ -74,11 +74,11 @@ class ReadState(Struct, eq=False):
         standing = self.standings.get(key)
         return standing is not None and (standing.seen.is_put or standing.hidden_at is not None)
 
-    def standing(self, key: bytes) -> Standing | None:
+    def standing(self, key: bytes) -> Precedence | None:
         """Return which record of a key stands, near or far."""
         standing = self.standings.get(key)
         if standing is None and (row := self.far.find(key)) is not None:
-            return Standing(Seen(row.offset, is_put=True, read_to=None if row.is_users else row.offset))
+            return Precedence(Seen(row.offset, is_put=True, read_to=None if row.is_users else row.offset))
         return standing
 
     @property

@@ -9,22 +9,22 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from aiodelay.clock import Clock
-from aiodelay.core.dict_inspection import DictInspection
-from aiodelay.core.entries import Entry
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.records import Glance, Kind, Memory, Read
+from aiodelay.backends.kafka.watermark import Watermark
+from aiodelay.core.dict_table.entries import Entry
+from aiodelay.core.dict_table.inspection import DictInspection
+from aiodelay.core.transitions import NO_OP, occurrence_of
+from aiodelay.core.values import Cancel, Lane, Put, PutBack, Stored
 from aiodelay.errors import RecordFormatError
-from aiodelay.model import Cancel, Lane, Put, PutBack, Stored
-from aiodelay.transitions import NO_OP, occurrence_of
+from aiodelay.ports.clock import Clock
 
-from . import records
 from .change_table import SupersededChanges
 from .changes import Change, ChangeLog
 from .checkpoint import Checkpoint
-from .mark import Mark
 from .placement import Placement
+from .precedence import Precedence, Seen, after, is_forgettable, is_unread
 from .read_state import Asked
-from .records import Glance, Kind, Memory, Read
-from .standing import Seen, Standing, after, is_forgettable, is_unread
 
 __all__ = ["RecordReader"]
 
@@ -315,7 +315,7 @@ class RecordReader:
         else:
             self._table.letters.add(letter)
 
-    def _read_mark(self, mark: Mark) -> None:
+    def _read_mark(self, mark: Watermark) -> None:
         if mark.is_beyond(self._state.mark):
             self._state.mark = mark
             self._forget_cancels(mark.read_to)
@@ -388,6 +388,6 @@ class RecordReader:
         self._state.far.remove(read.key)
         glance = records.glance(read.key, read.value, read.headers)
         seen = Seen(read.offset, is_put=True, read_to=glance.read_to)
-        self._state.standings.setdefault(read.key, Standing(seen))
+        self._state.standings.setdefault(read.key, Precedence(seen))
         self.take_in(read, read.key, glance)
         return self._table.find(records.id_of(read.key))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 
-from aiodelay.core.entries import Entry
-from aiodelay.model import Cancel, Outcome, Put, PutBack, Refused, Stored
+from aiodelay.backends.kafka import records
+from aiodelay.core.dict_table.entries import Entry
+from aiodelay.core.values import Cancel, Outcome, Put, PutBack, Refused, Stored
 
-from . import records
 from .changes import Change, ChangeLog
 from .decisions import Decisions
 from .salvage import salvaged

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from aiodelay.model import Envelope, Record
-from aiodelay.transitions import NO_OP
-
-from . import records
-from .records import Read
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.records import Read
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.values import Envelope, Record
 
 __all__ = ["is_without_topic", "salvaged"]
 

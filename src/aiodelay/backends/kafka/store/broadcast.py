@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from aiokafka import TopicPartition
 
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client import UNAVAILABLE, Outgoing, reason_of
 from aiodelay.errors import StoreUnavailableError
 
-from . import records
-from .client import UNAVAILABLE, Outgoing, reason_of
 from .store_parts import StoreParts
 
 __all__ = ["all_places", "write_everywhere"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from aiodelay._version import __version__
+from aiodelay.backends.kafka import records
+from aiodelay.core.version import __version__
 
-from . import records
 from .broadcast import all_places, write_everywhere
 from .features import recorded_features
 from .store_parts import StorePort

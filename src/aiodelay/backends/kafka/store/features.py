@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from aiokafka import TopicPartition
 
-from . import records
-from .client import Consumer
-from .observing import answering, next_records, observer
-from .options import Cluster
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client import Consumer
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.topics.observing import answering, next_records, observer
 
 __all__ = ["recorded_features"]
 

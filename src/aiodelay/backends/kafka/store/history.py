@@ -7,14 +7,13 @@ import heapq
 
 from aiokafka.errors import KafkaError
 
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client import Consumer, consumer_of, reason_of, stop
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.topics.remedies import remedied
+from aiodelay.core.transitions import base_id
+from aiodelay.core.values import JournalEntry
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.model import JournalEntry
-from aiodelay.transitions import base_id
-
-from . import records
-from .client import Consumer, consumer_of, reason_of, stop
-from .options import Cluster
-from .remedies import remedied
 
 __all__ = ["read_history"]
 

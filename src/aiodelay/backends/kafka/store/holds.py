@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiodelay.model import Lane
+from aiodelay.backends.kafka import records
+from aiodelay.core.values import Lane
 
-from . import records
 from .broadcast import all_places, write_everywhere
 from .store_parts import StorePort
 

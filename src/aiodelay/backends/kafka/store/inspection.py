@@ -1,4 +1,4 @@
-"""`Looking`: inspects the partitions that this process owns, and ends or redrives their dead letters."""
+"""`Inspection`: inspects the partitions that this process owns, and ends or redrives their dead letters."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import heapq
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from aiodelay.model import DeadKey, DeadLetter, Lane, LaneCounts, LoadBucket, Outcome, Query, Snapshot
+from aiodelay.core.values import DeadKey, DeadLetter, Lane, LaneCounts, LoadBucket, Outcome, Query, Snapshot
 
 from .partition import Partition
 from .store_parts import StorePort
 
-__all__ = ["Looking"]
+__all__ = ["Inspection"]
 
 
-class Looking(StorePort):
+class Inspection(StorePort):
     """`Inspectable`, `Recurring` and `DeadLetters`, over the partitions of a store."""
 
     async def get(self, message_id: str) -> Snapshot | None:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from aiokafka import TopicPartition
 
-from aiodelay.core.dict_table import SERVED_WINDOW_MS
+from aiodelay.backends.kafka.client import UNAVAILABLE, reason_of
+from aiodelay.core.dict_table.table import SERVED_WINDOW_MS
+from aiodelay.core.values import Instance
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.model import Instance
 
 from .assignment import Assignment
-from .client import UNAVAILABLE, reason_of
 
 __all__ = ["instances_of"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
+from aiodelay.core.values import JournalEntry
 from aiodelay.errors import UnsupportedByStoreError
-from aiodelay.model import JournalEntry
 
 from .history import read_history
+from .journal_reader import KafkaTrail, open_trail
 from .store_parts import StorePort
-from .trail import KafkaTrail, open_trail
 
 __all__ = ["HistoryJournal"]
 

@@ -9,13 +9,12 @@ from typing import Any
 
 from aiokafka import TopicPartition
 
-from aiodelay.model import JournalEntry
-
-from . import records
-from .client import Consumer
-from .observing import answering, next_records, observer
-from .options import Cluster
-from .topic import history_partitions
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client import Consumer
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.topics.observing import answering, next_records, observer
+from aiodelay.backends.kafka.topics.topic import history_partitions
+from aiodelay.core.values import JournalEntry
 
 __all__ = ["KafkaTrail", "open_trail"]
 

@@ -14,43 +14,34 @@ from typing import Self
 from aiokafka import TopicPartition
 from msgspec.structs import replace
 
-from aiodelay.clock import Clock, SystemClock
-from aiodelay.completion import run_to_completion
+from aiodelay.backends.kafka.client import CLOSE_S
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.topics.group import HEARTBEAT_MS, METADATA_MS, SESSION_MS
+from aiodelay.backends.kafka.topics.positions import Positions
+from aiodelay.backends.kafka.topics.targets import Targets
+from aiodelay.backends.kafka.topics.topic import prepare
+from aiodelay.backends.kafka.topics.writer import Writer
+from aiodelay.core.completion import run_to_completion
+from aiodelay.core.table_scan import Columns, Scan
+from aiodelay.core.values import Command, Instance, Lane, Outcome, PutBack, SourcePosition, Stored, WorkStatus
 from aiodelay.errors import ConfigurationError
-from aiodelay.model import (
-    Command,
-    Instance,
-    Lane,
-    Outcome,
-    PutBack,
-    SourcePosition,
-    Stored,
-    WorkStatus,
-)
 from aiodelay.ports import StoreTraits, Work
-from aiodelay.scanning import Columns, Scan
+from aiodelay.ports.clock import Clock, SystemClock
 
 from .assignment import Assignment, Lookup, Readiness
-from .client import CLOSE_S
 from .commands import Commands, Intakes, PutBacks, RemoteCancels, UserWrites
 from .feature_markers import FeatureMarkers
-from .group import HEARTBEAT_MS, METADATA_MS, SESSION_MS
 from .holds import Holds
+from .inspection import Inspection
 from .instances import instances_of
 from .journal import HistoryJournal
-from .looking import Looking
-from .options import Cluster
 from .partition import Partition
-from .positions import Positions
-from .scanning import Part, Scanner
 from .store_options import read_store_url
 from .store_parts import StoreParts
 from .store_tasks import StoreTasks
-from .targets import Targets
-from .topic import prepare
+from .table_scan import Part, Scanner
 from .transfer import SAFETY_POLL_MS, Transfers
 from .work import KafkaWork
-from .writer import Writer
 
 __all__ = ["KafkaStore", "open_store"]
 
@@ -70,7 +61,7 @@ _PRODUCER_TRAITS = replace(
 )
 
 
-class KafkaStore(Looking, Transfers, Holds, FeatureMarkers, HistoryJournal):
+class KafkaStore(Inspection, Transfers, Holds, FeatureMarkers, HistoryJournal):
     """Keeps messages in compacted topics. The processes that have opened `work` share the partitions.
 
     New messages go into the first topic. The same id in two topics is two messages: a command by id is about the

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client.options import Cluster, read_cluster, read_topics
+from aiodelay.backends.kafka.sink import NAMES, check_topic
+from aiodelay.core.durations import parse_duration
+from aiodelay.core.urls import UrlOptions
 from aiodelay.errors import ConfigurationError, shortened
-from aiodelay.timeunits import parse_duration
-from aiodelay.urls import UrlOptions
-
-from . import records
-from .options import Cluster, read_cluster, read_topics
-from .sink import NAMES, check_topic
 
 __all__ = ["StoreOptions", "read_store_url"]
 

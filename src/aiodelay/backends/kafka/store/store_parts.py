@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from aiodelay.clock import Clock
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.topics.targets import Targets
+from aiodelay.backends.kafka.topics.writer import Writer
+from aiodelay.ports.clock import Clock
 
 from .assignment import Assignment, Lookup
-from .options import Cluster
 from .store_options import StoreOptions
 from .store_tasks import StoreTasks
-from .targets import Targets
-from .writer import Writer
 
 __all__ = ["StoreParts", "StorePort"]
 

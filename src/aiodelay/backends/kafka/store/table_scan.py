@@ -15,9 +15,15 @@ from typing import Any
 from aiokafka import TopicPartition
 from msgspec import Struct
 
-from aiodelay.clock import Clock
-from aiodelay.model import DeadLetter, Snapshot
-from aiodelay.scanning import (
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.pending.pending_index import PendingIndex
+from aiodelay.backends.kafka.pending.pending_messages import pending_messages
+from aiodelay.backends.kafka.pending.placement import Placement
+from aiodelay.backends.kafka.records import Read
+from aiodelay.backends.kafka.topics.observing import answering, next_records, observer
+from aiodelay.backends.kafka.topics.topic import schedules_partitions
+from aiodelay.core.table_scan import (
     Columns,
     Ended,
     Scan,
@@ -26,15 +32,8 @@ from aiodelay.scanning import (
     columns_of_letters,
     columns_of_messages,
 )
-
-from . import records
-from .observing import answering, next_records, observer
-from .options import Cluster
-from .pending_index import PendingIndex
-from .pending_messages import pending_messages
-from .placement import Placement
-from .records import Read
-from .topic import schedules_partitions
+from aiodelay.core.values import DeadLetter, Snapshot
+from aiodelay.ports.clock import Clock
 
 __all__ = ["Part", "Scanner"]
 

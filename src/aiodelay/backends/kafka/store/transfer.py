@@ -8,8 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
-from aiodelay.errors import StoreUnavailableError, TargetNotAllowedError, shortened
-from aiodelay.model import (
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.pending.changes import Change
+from aiodelay.backends.kafka.sink import KafkaSink
+from aiodelay.backends.kafka.source import KafkaSource
+from aiodelay.core.values import (
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
     Blocked,
@@ -20,15 +23,12 @@ from aiodelay.model import (
     Settlement,
     Transferred,
 )
+from aiodelay.core.wakeup import WakeUp
+from aiodelay.errors import StoreUnavailableError, TargetNotAllowedError, shortened
 from aiodelay.ports import Sink, Source, Transferring
-from aiodelay.wakeup import WakeUp
 
 from .assignment import Assignment
-from .changes import Change
-from .options import Cluster
 from .partition import Partition
-from .sink import KafkaSink
-from .source import KafkaSource
 from .store_parts import StoreParts, StorePort
 
 __all__ = ["SAFETY_POLL_MS", "KafkaTransfer", "Transfers"]

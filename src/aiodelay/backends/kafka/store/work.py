@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from aiodelay.core.dict_table import Worker
-from aiodelay.model import (
+from aiodelay.core.dict_table.table import Worker
+from aiodelay.core.transitions import SUSPECT_LAPSES, is_lease_over, is_suspect
+from aiodelay.core.values import (
     MAX_CLAIM_MESSAGES,
     Claim,
     Claimed,
@@ -23,7 +24,6 @@ from aiodelay.model import (
     Tidied,
     WorkStatus,
 )
-from aiodelay.transitions import SUSPECT_LAPSES, is_lease_over, is_suspect
 
 from .assignment import Readiness
 from .partition import Partition

@@ -13,7 +13,11 @@ from typing import TypeAlias
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from msgspec import Struct
 
-from aiodelay.model import (
+from aiodelay.backends.kafka.client import ASSIGNOR
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.records import received
+from aiodelay.core.transitions import NO_OP, is_release, returned, token_counter, token_for
+from aiodelay.core.values import (
     MAX_CLAIM_MESSAGES,
     Claim,
     Claimed,
@@ -27,16 +31,12 @@ from aiodelay.model import (
     SettleOutcome,
     Stored,
 )
-from aiodelay.transitions import NO_OP, is_release, returned, token_counter, token_for
-from aiodelay.wakeup import WakeUp
+from aiodelay.core.wakeup import WakeUp
 
-from .client import ASSIGNOR
 from .feed_part import FeedPart, FeedRecord
 from .feed_reader import FeedReader
 from .group import Group
 from .offset_commits import OffsetCommits
-from .options import Cluster
-from .records import received
 
 __all__ = ["TopicFeed"]
 

@@ -12,12 +12,12 @@ from aiokafka import TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 from aiokafka.structs import OffsetAndMetadata
 
+from aiodelay.backends.kafka.client import UNAVAILABLE, Consumer, consumer_of, reason_of, stop
+from aiodelay.backends.kafka.client.options import Cluster
 from aiodelay.errors import StoreUnavailableError
 
-from .client import UNAVAILABLE, Consumer, consumer_of, reason_of, stop
 from .feed_part import FeedPart
 from .group import METADATA_MS, Group
-from .options import Cluster
 
 __all__ = ["NOTE", "FeedReader"]
 

@@ -17,11 +17,19 @@ from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import CommitFailedError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
+from aiodelay.backends.kafka.client import (
+    ASSIGNOR,
+    UNAVAILABLE,
+    Consumer,
+    log_failure,
+    plain_consumer_of,
+    reason_of,
+    stop,
+    topic_id,
+)
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.core.backoff import pause_s
 from aiodelay.errors import StoreMismatchError
-from aiodelay.pausing import pause_s
-
-from .client import ASSIGNOR, UNAVAILABLE, Consumer, log_failure, plain_consumer_of, reason_of, stop, topic_id
-from .options import Cluster
 
 __all__ = ["HEARTBEAT_MS", "METADATA_MS", "SESSION_MS", "Group"]
 

@@ -16,12 +16,7 @@ from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 from msgspec import Struct
 
-from aiodelay.errors import StoreUnavailableError, cut
-from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Outcome, Put, Refused, SourcePosition, Stored, Unknown
-from aiodelay.pausing import pause_s
-from aiodelay.ports import Store
-
-from .client import (
+from aiodelay.backends.kafka.client import (
     TOO_LARGE,
     UNAVAILABLE,
     Consumer,
@@ -33,8 +28,22 @@ from .client import (
     stop,
     topic_id,
 )
-from .options import Cluster
-from .records import DEAD_REASON, readable
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.records import DEAD_REASON, readable
+from aiodelay.core.backoff import pause_s
+from aiodelay.core.values import (
+    MAX_CLAIM_BYTES,
+    MAX_CLAIM_MESSAGES,
+    Outcome,
+    Put,
+    Refused,
+    SourcePosition,
+    Stored,
+    Unknown,
+)
+from aiodelay.errors import StoreUnavailableError, cut
+from aiodelay.ports import Store
+
 from .requests import BadRequestError
 from .writer import Writer
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from aiokafka import TopicPartition
 
+from aiodelay.backends.kafka.client import UNAVAILABLE, Consumer, consumer_of, reason_of, stop
+from aiodelay.backends.kafka.client.options import Cluster
 from aiodelay.errors import StoreUnavailableError
-
-from .client import UNAVAILABLE, Consumer, consumer_of, reason_of, stop
-from .options import Cluster
 
 __all__ = ["answering", "next_records", "observer"]
 

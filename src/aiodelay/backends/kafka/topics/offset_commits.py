@@ -16,9 +16,9 @@ from aiokafka import TopicPartition
 from aiokafka.errors import CommitFailedError
 from aiokafka.structs import OffsetAndMetadata
 
-from aiodelay.wakeup import WakeUp
+from aiodelay.backends.kafka.client import CLOSE_S, UNAVAILABLE, log_failure, reason_of
+from aiodelay.core.wakeup import WakeUp
 
-from .client import CLOSE_S, UNAVAILABLE, log_failure, reason_of
 from .feed_part import FeedPart
 from .feed_reader import NOTE, FeedReader
 from .group import Group

@@ -14,11 +14,19 @@ from collections.abc import Sequence
 from aiokafka import TopicPartition
 from msgspec import Struct
 
-from aiodelay.model import SourcePosition
-
-from . import records
-from .client import AbortedError, Consumer, FencedError, InDoubtError, Outgoing, Transactions, consumer_of, stop
-from .options import Cluster
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client import (
+    AbortedError,
+    Consumer,
+    FencedError,
+    InDoubtError,
+    Outgoing,
+    Transactions,
+    consumer_of,
+    stop,
+)
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.core.values import SourcePosition
 
 __all__ = ["IntakeSession", "PassedError", "Positions"]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 
-from aiodelay.remedies import NO_ANSWER, UNKNOWN_HOST, Cause, explained, with_remedy
-
-from .options import Cluster
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.remedies import NO_ANSWER, UNKNOWN_HOST, Cause, explained, with_remedy
 
 __all__ = ["grant", "is_missing_right", "remedied"]
 

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from aiodelay.backends.kafka.records import SINK, Headers, check_names, is_topic, user_headers
+from aiodelay.core.durations import MAX_HORIZON_MS, check_horizon, parse_instant, to_epoch_ms
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.validation import check_headers, check_id, check_key, check_payload_size
+from aiodelay.core.values import After, At, Envelope, Put
 from aiodelay.errors import InputError, RecordFormatError, cut, shortened
-from aiodelay.inputs import check_headers, check_id, check_key, check_payload_size
-from aiodelay.model import After, At, Envelope, Put
-from aiodelay.timeunits import MAX_HORIZON_MS, check_horizon, parse_instant, to_epoch_ms
-from aiodelay.transitions import NO_OP
-
-from .records import SINK, Headers, check_names, is_topic, user_headers
 
 __all__ = ["FIELDS", "BadRequestError", "Rules", "read_request"]
 

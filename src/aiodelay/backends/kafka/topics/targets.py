@@ -20,11 +20,10 @@ from aiokafka.errors import (
 )
 from msgspec import Struct
 
+from aiodelay.backends.kafka.client import BATCH_BYTES, Admin, Outgoing, admin_of, reason_of
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.records import is_topic
 from aiodelay.errors import StoreUnavailableError
-
-from .client import BATCH_BYTES, Admin, Outgoing, admin_of, reason_of
-from .options import Cluster
-from .records import is_topic
 
 __all__ = ["Targets", "refused_topics"]
 

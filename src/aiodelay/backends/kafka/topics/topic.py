@@ -18,11 +18,19 @@ from aiokafka.errors import (
     for_code,
 )
 
+from aiodelay.backends.kafka.client import (
+    MAY_NOT_CREATE,
+    NO_TOPIC_IDS,
+    Admin,
+    admin_of,
+    missing_right,
+    reason_of,
+    rights_on,
+)
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.remedies import with_remedy
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
-from aiodelay.remedies import with_remedy
 
-from .client import MAY_NOT_CREATE, NO_TOPIC_IDS, Admin, admin_of, missing_right, reason_of, rights_on
-from .options import Cluster
 from .remedies import grant, remedied
 
 __all__ = [

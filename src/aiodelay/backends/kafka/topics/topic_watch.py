@@ -9,12 +9,20 @@ from collections.abc import Callable, Collection
 from aiokafka import TopicPartition
 from aiokafka.errors import UnknownTopicOrPartitionError
 
-from aiodelay.pausing import pause_s
-from aiodelay.wakeup import WakeUp
+from aiodelay.backends.kafka.client import (
+    NO_TOPIC_IDS,
+    UNAVAILABLE,
+    Client,
+    client_of,
+    log_failure,
+    reason_of,
+    topic_id,
+)
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.core.backoff import pause_s
+from aiodelay.core.wakeup import WakeUp
 
-from .client import NO_TOPIC_IDS, UNAVAILABLE, Client, client_of, log_failure, reason_of, topic_id
 from .group import METADATA_MS
-from .options import Cluster
 
 __all__ = ["TopicWatch"]
 

@@ -9,8 +9,9 @@ from typing import Any, Self
 
 from aiokafka.errors import OutOfOrderSequenceNumber
 
-from .client import TOO_LARGE, Outgoing, Producer, Written
-from .options import Cluster
+from aiodelay.backends.kafka.client import TOO_LARGE, Outgoing, Producer, Written
+from aiodelay.backends.kafka.client.options import Cluster
+
 from .targets import refused_topics
 
 __all__ = ["Writer"]

@@ -8,13 +8,13 @@ import re
 from typing import Any
 from uuid import uuid4
 
+from aiodelay.backends.redis.records.keys import Keys
+from aiodelay.backends.remedies import explained, with_remedy
+from aiodelay.core.features import REDIS_LAYOUT
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
-from aiodelay.features import REDIS_LAYOUT
-from aiodelay.remedies import explained, with_remedy
 
 from .client import Client
 from .faults import Fault
-from .keys import Keys
 from .options import Options
 from .remedies import CAUSES
 

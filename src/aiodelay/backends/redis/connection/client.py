@@ -14,8 +14,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
+from aiodelay.backends.redis.records.keys import Keys
+
 from .faults import Fault, fault_of
-from .keys import Keys
 from .options import Options
 from .scripts import NAMES, Arg, packed, script
 

@@ -6,15 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Self
 
+from aiodelay.core.durations import Duration, parse_duration
+from aiodelay.core.values import MAX_CLAIM_MESSAGES, Delivery, Demand, NotTaken, SendOutcome, Sent
 from aiodelay.errors import ConfigurationError, SinkUnavailableError, TargetError, shortened
-from aiodelay.model import MAX_CLAIM_MESSAGES, Delivery, Demand, NotTaken, SendOutcome, Sent
-from aiodelay.timeunits import Duration, parse_duration
 
 from .client import Client
 from .faults import Fault
 from .options import Options, read_url
 
-__all__ = ["MOST_MESSAGES", "Ending", "SendingEnd", "check_integer", "milliseconds"]
+__all__ = ["MOST_MESSAGES", "Connected", "ConnectedSink", "check_integer", "milliseconds"]
 
 MOST_MESSAGES = 1 << 40
 
@@ -39,7 +39,7 @@ def milliseconds(max_age: Duration | None) -> int:
     return 0 if max_age is None else parse_duration(max_age, field="max_age", error=ConfigurationError, least_ms=1)
 
 
-class Ending:
+class Connected:
     """A server, open for as long as the block lasts.
 
     Args:
@@ -66,7 +66,7 @@ class Ending:
             await client.aclose()
 
 
-class SendingEnd(Ending, ABC):
+class ConnectedSink(Connected, ABC):
     """A sink that sends what is for one address at once."""
 
     name: str

@@ -6,8 +6,8 @@ from typing import Literal, TypeAlias
 
 from redis import exceptions as e
 
+from aiodelay.core.features import REDIS_LAYOUT, newer_layout, too_new
 from aiodelay.errors import StoreTooNewError, cut
-from aiodelay.features import REDIS_LAYOUT, newer_layout, too_new
 
 __all__ = ["Fault", "Kind", "fault_of"]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
+from aiodelay.backends.redis.records.keys import Keys
+
 from .client import Client
 from .faults import Fault
-from .keys import Keys
 from .scripts import Arg
 
 __all__ = ["KEY_TYPES", "KeyType", "overwritten_key"]

@@ -8,8 +8,8 @@ from urllib.parse import SplitResult, unquote
 
 from msgspec import Struct
 
+from aiodelay.core.urls import UrlOptions
 from aiodelay.errors import ConfigurationError, shortened
-from aiodelay.urls import UrlOptions
 
 __all__ = ["Durability", "Options", "read_options", "read_url"]
 

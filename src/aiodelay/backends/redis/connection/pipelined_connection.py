@@ -10,19 +10,19 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.errors import StoreUnavailableError
 
 from .faults import fault_of
-from .keys import Keys
 from .options import Options
 from .scripts import Arg, packed, script
 
-__all__ = ["Line"]
+__all__ = ["PipelinedConnection"]
 
 READ_BYTES = 262_144
 
 
-class Line:
+class PipelinedConnection:
     """Sends to one server, and reads its answers in their order; used by one thread.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodelay.remedies import NO_ANSWER, UNKNOWN_HOST, Cause
+from aiodelay.backends.remedies import NO_ANSWER, UNKNOWN_HOST, Cause
 
 __all__ = ["CAUSES"]
 

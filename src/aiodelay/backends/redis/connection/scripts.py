@@ -15,10 +15,9 @@ from importlib.resources import files
 import hiredis
 from msgspec import Struct
 
-from aiodelay import features
-from aiodelay.record_format import FIELDS
-
-from .layouts import NAMESPACES, lua_constants
+from aiodelay.backends.redis.records.layouts import NAMESPACES, lua_constants
+from aiodelay.core import features
+from aiodelay.core.record_format import FIELDS
 
 __all__ = ["NAMES", "STANDALONE", "Arg", "Script", "filled", "packed", "part_of", "script", "source_of"]
 
@@ -88,7 +87,7 @@ class Script(Struct, frozen=True):
 
 def source_of(name: str) -> str:
     """Return a file of `lua/`."""
-    return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+    return files("aiodelay.backends.redis").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 
 def filled(source: str, constants: Mapping[str, str]) -> str:

@@ -11,12 +11,12 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from aiodelay.pausing import pause_s
+from aiodelay.core.backoff import pause_s
 
 from .client import Client
 from .scripts import Arg, packed
 
-__all__ = ["AskedReader", "BlockingReader", "ListListener", "Listener", "LogListener", "listening"]
+__all__ = ["AskedReader", "BlockingReader", "ListListener", "LogListener", "WakeupListener", "listening"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
@@ -65,7 +65,7 @@ class BlockingReader(ABC):
         """Read once, blocking at most `BLOCK_MS`."""
 
 
-class Listener(BlockingReader):
+class WakeupListener(BlockingReader):
     """Reads the stream `wake`: what other processes put into a lane ahead of its head. Hints only.
 
     A cursor survives reconnecting, so that nothing is missed that the stream still holds. Whatever goes wrong here

@@ -6,14 +6,13 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
-from aiodelay.model import MAX_CLAIM_BYTES, Delivery, Failed, NotTaken, SendOutcome, Sent
-
-from .client import Client
-from .elements import encode_element
-from .ends import SendingEnd
-from .faults import Fault
-from .options import Options
-from .scripts import Arg
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.connections import ConnectedSink
+from aiodelay.backends.redis.connection.faults import Fault
+from aiodelay.backends.redis.connection.options import Options
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.records.elements import encode_element
+from aiodelay.core.values import MAX_CLAIM_BYTES, Delivery, Failed, NotTaken, SendOutcome, Sent
 
 __all__ = ["PublishingEnd"]
 
@@ -22,7 +21,7 @@ REMEMBERED_S = 540.0
 MOST_UNKNOWN = 10_000
 
 
-class PublishingEnd(SendingEnd):
+class PublishingEnd(ConnectedSink):
     """A sink of topics.
 
     Args:

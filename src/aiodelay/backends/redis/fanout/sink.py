@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.connections import MOST_MESSAGES, check_integer, milliseconds
+from aiodelay.backends.redis.connection.options import Options, read_options
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, Keys, keys_of
+from aiodelay.core.durations import Duration
+from aiodelay.core.urls import UrlOptions
 from aiodelay.errors import ConfigurationError, TargetError, shortened
-from aiodelay.timeunits import Duration
-from aiodelay.urls import UrlOptions
 
-from .client import Client
-from .ends import MOST_MESSAGES, check_integer, milliseconds
-from .keys import DEFAULT_NAMESPACE, Keys, keys_of
-from .options import Options, read_options
 from .publishing import PublishingEnd
-from .scripts import Arg
-from .topics import NAMES, ConsumerKeys
+from .topic_scripts import NAMES, ConsumerKeys
 
 __all__ = ["RedisFanoutSink", "Start", "TopicKeys", "open_fanout_sink", "register", "split_address"]
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.connections import Connected
+from aiodelay.backends.redis.connection.options import Options, read_options
+from aiodelay.backends.redis.connection.wakeup_listener import listening
+from aiodelay.backends.redis.lists.list_consumer import Store
+from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, Keys, keys_of
+from aiodelay.core.urls import UrlOptions
+from aiodelay.core.values import PutBack, Stored
 from aiodelay.errors import TargetError, shortened
-from aiodelay.model import PutBack, Stored
 from aiodelay.ports import Feed
-from aiodelay.urls import UrlOptions
 
-from .client import Client
-from .consuming import ConsumerFeed
-from .ends import Ending
-from .fanout import NAME, Start, TopicKeys, register
-from .keys import DEFAULT_NAMESPACE, Keys, keys_of
-from .options import Options, read_options
-from .taking import Store
-from .topics import Place, check_name, read_place
-from .waking import listening
+from .sink import NAME, Start, TopicKeys, register
+from .topic_consumer import ConsumerFeed
+from .topic_scripts import Place, check_name, read_place
 
 __all__ = ["RedisFanoutSource", "open_fanout_source"]
 
@@ -35,7 +35,7 @@ def _read_place(address: str) -> Place:
     return place
 
 
-class RedisFanoutSource(Ending):
+class RedisFanoutSource(Connected):
     """Takes the messages of a topic's consumer; all who name the same consumer share them.
 
     An address is `<topic>?consumer=<name>`. The consumer is registered when it first takes, to begin with what is

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.faults import Fault
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.lists.list_consumer import ListConsumer, Store, Taken
+from aiodelay.backends.redis.records.elements import encode_record_element
+from aiodelay.core.transitions import after_failure
+from aiodelay.core.values import Again, Claimed, Dead, Demand, Lane, PutBack
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.model import Again, Claimed, Dead, Demand, Lane, PutBack
-from aiodelay.transitions import after_failure
 
-from .client import Client
-from .elements import encode_record_element
-from .faults import Fault
-from .scripts import Arg
-from .taking import Store, Taken, TakingFeed
-from .topics import Place
+from .topic_scripts import Place
 
 __all__ = ["ConsumerFeed"]
 
@@ -26,7 +26,7 @@ log: logging.Logger = logging.getLogger("aiodelay.redis")
 AGAIN_AT_ONCE = 100
 
 
-class ConsumerFeed(TakingFeed):
+class ConsumerFeed(ListConsumer):
     """One process's taking of one consumer's messages.
 
     What a store keeps as a dead letter is addressed to this consumer alone, and has an id of its own: others may give
@@ -36,10 +36,10 @@ class ConsumerFeed(TakingFeed):
         client: Of the topic's server.
         server: What error messages call it.
         place: The topic and the consumer.
-        keys: As of `TakingFeed`.
+        keys: As of `ListConsumer`.
         instance: Names this process among those of the consumer.
         sink: The name under which a dead letter is sent to the consumer.
-        store: As of `TakingFeed`.
+        store: As of `ListConsumer`.
     """
 
     def __init__(

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.connections import Connected
+from aiodelay.backends.redis.connection.faults import Fault
+from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.errors import ClosedError, StoreUnavailableError, TargetError, shortened
-
-from .client import Client
-from .ends import Ending
-from .faults import Fault
-from .scripts import Arg
 
 __all__ = ["NAMES", "ConsumerKeys", "Place", "TopicEnd", "check_name", "read_place"]
 
@@ -81,7 +80,7 @@ def read_place(address: str, name: str, names: Mapping[str, str], *, start: str,
     return Place(topic, consumer, options.get("from", start), ordered)
 
 
-class TopicEnd(Ending):
+class TopicEnd(Connected):
     """Looks at topics, and changes them: scripts and commands, whose failures callers see as a store's."""
 
     def _opened(self) -> Client:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from aiodelay.backends.redis.connection.faults import Fault
+from aiodelay.backends.redis.connection.options import Options
+from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, Keys, keys_of
 from aiodelay.errors import StoreUnavailableError
 
-from .fanout import Start, TopicKeys, register
-from .faults import Fault
-from .keys import DEFAULT_NAMESPACE, Keys, keys_of
-from .options import Options
-from .topics import TopicEnd, check_name
+from .sink import Start, TopicKeys, register
+from .topic_scripts import TopicEnd, check_name
 
 __all__ = ["Consumer", "RedisFanout", "Topic"]
 

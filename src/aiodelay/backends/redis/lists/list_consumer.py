@@ -10,8 +10,24 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from aiodelay.errors import RecordFormatError, StoreDamagedError, StoreUnavailableError
-from aiodelay.model import (
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.faults import Fault
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.connection.wakeup_listener import ListListener
+from aiodelay.backends.redis.records.elements import Element, ForeignElementError, decode_element
+from aiodelay.core.transitions import (
+    KILLS_TO_DEATH,
+    NO_OP,
+    after_trial,
+    is_killer,
+    is_late,
+    is_release,
+    returned,
+    token_counter,
+    token_deadline_ms,
+    token_for,
+)
+from aiodelay.core.values import (
     LEASE_MS,
     Again,
     Claim,
@@ -30,27 +46,10 @@ from aiodelay.model import (
     SettleOutcome,
     Stored,
 )
-from aiodelay.transitions import (
-    KILLS_TO_DEATH,
-    NO_OP,
-    after_trial,
-    is_killer,
-    is_late,
-    is_release,
-    returned,
-    token_counter,
-    token_deadline_ms,
-    token_for,
-)
-from aiodelay.wakeup import WakeUp
+from aiodelay.core.wakeup import WakeUp
+from aiodelay.errors import RecordFormatError, StoreDamagedError, StoreUnavailableError
 
-from .client import Client
-from .elements import Element, ForeignElementError, decode_element
-from .faults import Fault
-from .scripts import Arg
-from .waking import ListListener
-
-__all__ = ["Store", "Taken", "TakingFeed"]
+__all__ = ["ListConsumer", "Store", "Taken"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
@@ -67,7 +66,7 @@ class Taken(Struct, gc=False):
     record: Record
 
 
-class TakingFeed:
+class ListConsumer:
     """One process's taking from one list.
 
     Elements are numbered as they are taken. A claim that failed is repeated with the same first number, which gives the

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.connections import MOST_MESSAGES, ConnectedSink, check_integer
+from aiodelay.backends.redis.connection.options import Options, read_options
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.records.elements import encode_element
+from aiodelay.core.urls import UrlOptions
+from aiodelay.core.values import Delivery, NotTaken, SendOutcome, Sent
 from aiodelay.errors import TargetError, shortened
-from aiodelay.model import Delivery, NotTaken, SendOutcome, Sent
-from aiodelay.urls import UrlOptions
-
-from .client import Client
-from .elements import encode_element
-from .ends import MOST_MESSAGES, SendingEnd, check_integer
-from .options import Options, read_options
-from .scripts import Arg
 
 __all__ = ["NAME", "ListEnd", "RedisListSink", "open_list_sink", "split_address"]
 
@@ -49,7 +48,7 @@ class ListEnd:
         split_address(address)
 
 
-class RedisListSink(ListEnd, SendingEnd):
+class RedisListSink(ListEnd, ConnectedSink):
     """Pushes messages to the right end of Redis lists; an address is a list's key.
 
     A Redis store brings one for its own server along, and moves messages there exactly once. From any other store they

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from aiodelay.identifiers import new_id
-from aiodelay.model import Envelope, Lane, PutBack, Record, Stored
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.connections import Connected
+from aiodelay.backends.redis.connection.options import read_options
+from aiodelay.backends.redis.connection.wakeup_listener import listening
+from aiodelay.backends.redis.records.elements import Element
+from aiodelay.core.ids import new_id
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.urls import UrlOptions
+from aiodelay.core.values import Envelope, Lane, PutBack, Record, Stored
 from aiodelay.ports import Feed
-from aiodelay.transitions import NO_OP
-from aiodelay.urls import UrlOptions
 
-from .client import Client
-from .elements import Element
-from .ends import Ending
-from .lists import NAME, ListEnd, split_address
-from .options import read_options
-from .taking import Store, TakingFeed
-from .waking import listening
+from .list_consumer import ListConsumer, Store
+from .sink import NAME, ListEnd, split_address
 
 __all__ = ["RedisListSource", "open_list_source"]
 
 
-class RedisListSource(ListEnd, Ending):
+class RedisListSource(ListEnd, Connected):
     """Takes messages from the left end of Redis lists; an address is a list's key, as of `RedisListSink`.
 
     What a process has taken is its own until its lease ends; then it returns to the head of the list. Retries and dead
@@ -50,7 +50,7 @@ class RedisListSource(ListEnd, Ending):
             yield feed
 
 
-class _ListFeed(TakingFeed):
+class _ListFeed(ListConsumer):
     """One process's taking from one list that others may fill as well."""
 
     def __init__(self, client: Client, server: str, address: str, consumer: str, *, store: Store) -> None:

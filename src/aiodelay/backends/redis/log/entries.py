@@ -9,15 +9,14 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from aiodelay.backends.redis.records.elements import encode_record_element
+from aiodelay.backends.redis.records.keys import text_of
+from aiodelay.core.durations import from_epoch_ms
+from aiodelay.core.ids import new_id
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.validation import check_headers, check_id, check_key
+from aiodelay.core.values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, NO_HEADERS, Envelope, Record
 from aiodelay.errors import PayloadTypeError, RecordFormatError, TargetError, kind_of, shortened
-from aiodelay.identifiers import new_id
-from aiodelay.inputs import check_headers, check_id, check_key
-from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, NO_HEADERS, Envelope, Record
-from aiodelay.timeunits import from_epoch_ms
-from aiodelay.transitions import NO_OP
-
-from .elements import encode_record_element
-from .keys import text_of
 
 __all__ = ["LogEntry", "LogMessage", "LogStart", "chunks", "read_entry", "read_start", "written"]
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from .client import Client
-from .consuming import ConsumerFeed
-from .keys import Keys
-from .log_entries import read_start
-from .log_topics import LogKeys, register
-from .taking import Store
-from .topics import Place
-from .waking import LogListener
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.wakeup_listener import LogListener
+from aiodelay.backends.redis.fanout.topic_consumer import ConsumerFeed
+from aiodelay.backends.redis.fanout.topic_scripts import Place
+from aiodelay.backends.redis.lists.list_consumer import Store
+from aiodelay.backends.redis.records.keys import Keys
+
+from .entries import read_start
+from .topics import LogKeys, register
 
 __all__ = ["LogFeed"]
 

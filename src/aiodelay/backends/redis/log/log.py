@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from aiodelay.clock import SystemClock
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.connections import MOST_MESSAGES, check_integer, milliseconds
+from aiodelay.backends.redis.connection.options import Options, read_options
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.connection.wakeup_listener import listening
+from aiodelay.backends.redis.fanout.publishing import PublishingEnd
+from aiodelay.backends.redis.fanout.topic_scripts import Place, check_name, read_place
+from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, Keys, keys_of
+from aiodelay.core.durations import Duration
+from aiodelay.core.urls import UrlOptions
+from aiodelay.core.values import PutBack, Stored
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.model import PutBack, Stored
 from aiodelay.ports import Feed
-from aiodelay.timeunits import Duration
-from aiodelay.urls import UrlOptions
+from aiodelay.ports.clock import SystemClock
 
-from .client import Client
-from .ends import MOST_MESSAGES, check_integer, milliseconds
-from .keys import DEFAULT_NAMESPACE, Keys, keys_of
-from .log_entries import LogMessage, chunks, read_start, written
-from .log_feed import LogFeed
-from .log_topics import LogKeys, LogTopics
-from .options import Options, read_options
-from .publishing import PublishingEnd
-from .scripts import Arg
-from .topics import Place, check_name, read_place
-from .waking import listening
+from .entries import LogMessage, chunks, read_start, written
+from .feed import LogFeed
+from .topics import LogKeys, LogTopics
 
 __all__ = ["RedisLog", "open_log"]
 

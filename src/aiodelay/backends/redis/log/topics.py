@@ -7,17 +7,17 @@ from datetime import datetime
 
 from msgspec import Struct
 
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.connections import MOST_MESSAGES, check_integer, milliseconds
+from aiodelay.backends.redis.connection.faults import Fault
+from aiodelay.backends.redis.connection.options import Options
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.fanout.topic_scripts import ConsumerKeys, TopicEnd, check_name
+from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, Keys, keys_of
+from aiodelay.core.durations import Duration, to_epoch_ms
 from aiodelay.errors import ConfigurationError, StoreUnavailableError, TargetError, shortened
-from aiodelay.timeunits import Duration, to_epoch_ms
 
-from .client import Client
-from .ends import MOST_MESSAGES, check_integer, milliseconds
-from .faults import Fault
-from .keys import DEFAULT_NAMESPACE, Keys, keys_of
-from .log_entries import LogEntry, LogStart, read_entry
-from .options import Options
-from .scripts import Arg
-from .topics import ConsumerKeys, TopicEnd, check_name
+from .entries import LogEntry, LogStart, read_entry
 
 __all__ = ["LogConsumer", "LogKeys", "LogTopic", "LogTopics", "index_of", "register"]
 

@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from operator import itemgetter
 from typing import Any
 
-from aiodelay.codecs import decode_columns
+from aiodelay.core.record_codec import decode_columns
+from aiodelay.core.table_scan import Columns, columns_of_messages
+from aiodelay.core.values import Snapshot, State
 from aiodelay.errors import RecordFormatError
-from aiodelay.model import Snapshot, State
-from aiodelay.scanning import Columns, columns_of_messages
 
 from .keys import text_of
 from .layouts import PLACED_BYTE, TEXT, size_of, span
@@ -92,7 +92,7 @@ def columns_of(
     Args:
         members: Their ids, as they stand.
         values: Of `msg`, one each.
-        wanted: Names of `aiodelay.scanning`.
+        wanted: Names of `aiodelay.core.table_scan`.
         known: What holds and lanes are called.
         now_ms: The server's time.
     """

@@ -9,11 +9,11 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from aiodelay.codecs import decode_record, encode_record
+from aiodelay.core.record_codec import decode_record, encode_record
+from aiodelay.core.record_format import PREFIX
+from aiodelay.core.transitions import NO_OP, as_occurrence, put_due_of
+from aiodelay.core.values import Delivery, Record
 from aiodelay.errors import RecordFormatError
-from aiodelay.model import Delivery, Record
-from aiodelay.record_format import PREFIX
-from aiodelay.transitions import NO_OP, as_occurrence, put_due_of
 
 from .keys import member_of, text_of
 from .layouts import PUSHED, span

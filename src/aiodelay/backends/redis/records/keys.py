@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from aiodelay.core.transitions import occurrence_id
 from aiodelay.errors import ConfigurationError, shortened
-from aiodelay.transitions import occurrence_id
 
 from .layouts import OCCURRENCE, OWN, TEXT, span
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from aiodelay.record_format import FIELDS, FORMAT_VERSION, Field, body_keys, prefix_of
+from aiodelay.core.record_format import FIELDS, FORMAT_VERSION, Field, body_keys, prefix_of
 
 __all__ = [
     "NAMESPACES",

@@ -7,11 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from aiodelay.codecs import decode_record
+from aiodelay.core.record_codec import decode_record
+from aiodelay.core.record_format import PREFIX, Place
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.values import DeadLetter, DeadReason, Envelope, JournalEntry, Lane, Record
 from aiodelay.errors import RecordFormatError
-from aiodelay.model import DeadLetter, DeadReason, Envelope, JournalEntry, Lane, Record
-from aiodelay.record_format import PREFIX, Place
-from aiodelay.transitions import NO_OP
 
 from .keys import text_of
 from .layouts import PLACED_BYTE, UNREADABLE, size_of, span

@@ -9,7 +9,14 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
-from aiodelay.clock import Clock, SystemClock
+from aiodelay.backends.redis.connection.checks import check_server, server_time_ms, warn_of_skew
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.faults import Fault
+from aiodelay.backends.redis.connection.key_types import overwritten_key
+from aiodelay.backends.redis.connection.options import Options
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.records.keys import Keys
+from aiodelay.backends.redis.records.reading import Lanes, lanes_in
 from aiodelay.errors import (
     ClosedError,
     StoreDamagedError,
@@ -18,15 +25,8 @@ from aiodelay.errors import (
     StoreUnavailableError,
     WrongLoopError,
 )
+from aiodelay.ports.clock import Clock, SystemClock
 
-from .checks import check_server, server_time_ms, warn_of_skew
-from .client import Client
-from .faults import Fault
-from .key_types import overwritten_key
-from .keys import Keys
-from .options import Options
-from .reading import Lanes, lanes_in
-from .scripts import Arg
 from .waiting import Waiters
 
 __all__ = ["Base"]

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
-from aiodelay.codecs import encode_body
-from aiodelay.model import (
+from aiodelay.backends.redis.connection.faults import Fault
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.records.keys import member_of
+from aiodelay.backends.redis.records.layouts import span
+from aiodelay.core.record_codec import encode_body
+from aiodelay.core.transitions import outdated
+from aiodelay.core.values import (
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
     After,
@@ -20,12 +25,6 @@ from aiodelay.model import (
     Stored,
     Unknown,
 )
-from aiodelay.transitions import outdated
-
-from .faults import Fault
-from .keys import member_of
-from .layouts import span
-from .scripts import Arg
 
 __all__ = ["BAD_VALUE", "CHANGE_COST", "MOST_MS", "Answer", "answer_of", "arguments_of", "chunk_size", "outcome_of"]
 

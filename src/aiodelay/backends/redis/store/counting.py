@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aiodelay.model import Lane, LaneCounts
+from aiodelay.core.values import Lane, LaneCounts
 
 from .workers import served_lanes
 

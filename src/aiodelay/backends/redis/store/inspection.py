@@ -10,8 +10,18 @@ from typing import Any
 
 from msgspec import structs
 
-from aiodelay.errors import RecordFormatError, UnsupportedByStoreError
-from aiodelay.model import (
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.records.keys import member_of, text_of
+from aiodelay.backends.redis.records.layouts import size_of
+from aiodelay.backends.redis.records.reading import (
+    Lanes,
+    journal_entry,
+    lane_number,
+    place_and_record,
+    read_letter,
+    read_record,
+)
+from aiodelay.core.values import (
     DeadKey,
     DeadLetter,
     Instance,
@@ -24,17 +34,14 @@ from aiodelay.model import (
     Snapshot,
     State,
 )
+from aiodelay.errors import RecordFormatError, UnsupportedByStoreError
 
 from .base import Base
 from .commands import answer_of
 from .counting import add_load, counts_of
-from .keys import member_of, text_of
-from .layouts import size_of
-from .reading import Lanes, journal_entry, lane_number, place_and_record, read_letter, read_record
-from .scripts import Arg
 from .workers import live_workers
 
-__all__ = ["Looking"]
+__all__ = ["Inspection"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
@@ -48,7 +55,7 @@ REVISION_BYTES = size_of("LETTER_KEY")
 SPANS_AT_ONCE = 200
 
 
-class Looking(Base):
+class Inspection(Base):
     """The parts of the store that show and change messages: `Inspectable`, `Holds`, `DeadLetters` and `Journal`."""
 
     # --- messages -----------------------------------------------------------------------------------------

@@ -6,15 +6,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import asynccontextmanager
 from typing import Any
 
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.faults import Fault
+from aiodelay.backends.redis.connection.options import Options
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.records.keys import Keys
+from aiodelay.backends.redis.records.reading import journal_entry, lanes_in
+from aiodelay.core.values import JournalEntry
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.model import JournalEntry
-
-from .client import Client
-from .faults import Fault
-from .keys import Keys
-from .options import Options
-from .reading import journal_entry, lanes_in
-from .scripts import Arg
 
 __all__ = ["RedisTrail", "open_trail"]
 

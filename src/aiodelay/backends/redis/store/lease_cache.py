@@ -6,13 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from aiodelay.model import RETRY_WINDOW_MS, Claim, Done, Renewal, RenewOutcome, Settlement
-from aiodelay.transitions import NO_OP
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.records.layouts import OCCURRENCE, TEXT
+from aiodelay.core.transitions import NO_OP
+from aiodelay.core.values import RETRY_WINDOW_MS, Claim, Done, Renewal, RenewOutcome, Settlement
 
-from .layouts import OCCURRENCE, TEXT
-from .scripts import Arg
-
-__all__ = ["Held", "HeldClaims", "plain_arguments"]
+__all__ = ["Held", "LeaseCache", "plain_arguments"]
 
 MOST_HELD = 20_000
 SLACK_MS = 1_000
@@ -41,7 +40,7 @@ class Held(Struct, frozen=True, gc=False):
         )
 
 
-class HeldClaims:
+class LeaseCache:
     """Claims given out, by id. A cache: what is not here is ended the longer way, with the same outcome."""
 
     def __init__(self) -> None:

@@ -10,26 +10,26 @@ from typing import Self
 import msgspec
 from msgspec import structs
 
-from aiodelay._version import __version__
-from aiodelay.clock import Clock
+from aiodelay.backends.redis.connection.checks import info_of
+from aiodelay.backends.redis.connection.faults import Fault
+from aiodelay.backends.redis.connection.options import read_url
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.connection.wakeup_listener import WakeupListener, listening
+from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, keys_of
+from aiodelay.core.features import check_known
+from aiodelay.core.table_scan import Columns, Scan
+from aiodelay.core.transitions import loads_of
+from aiodelay.core.values import Command, Lane, Outcome, Put, Refused, SourcePosition
+from aiodelay.core.version import __version__
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.features import check_known
-from aiodelay.model import Command, Lane, Outcome, Put, Refused, SourcePosition
 from aiodelay.ports import StoreTraits, Work
-from aiodelay.scanning import Columns, Scan
-from aiodelay.transitions import loads_of
+from aiodelay.ports.clock import Clock
 
-from .checks import info_of
 from .commands import BAD_VALUE, answer_of, arguments_of, chunk_size, outcome_of
-from .faults import Fault
-from .keys import DEFAULT_NAMESPACE, keys_of
-from .options import read_url
-from .scanning import Part, Scanner
-from .scripts import Arg
-from .trail import RedisTrail, open_trail
+from .journal_reader import RedisTrail, open_trail
+from .table_scan import Part, Scanner
 from .transfer import Transfers
 from .waiting import first_dues
-from .waking import Listener, listening
 from .work import RedisWork
 
 __all__ = ["RedisStore", "open_store"]
@@ -186,7 +186,7 @@ class RedisStore(Transfers):
             if fault.kind != "full":  # then `tidy` writes it: what frees memory may
                 await self._name_damage(opened.client, fault)
                 raise self.unavailable(fault) from fault
-        listener = Listener(opened.client, self._keys.key("wake"), opened.writer, self.waiters.wake)
+        listener = WakeupListener(opened.client, self._keys.key("wake"), opened.writer, self.waiters.wake)
         try:
             async with listening(listener, "aiodelay redis wake-ups"):
                 self.waiters.add(work.waiter)

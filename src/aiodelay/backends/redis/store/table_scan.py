@@ -13,8 +13,23 @@ from itertools import chain, compress
 import msgspec
 from msgspec import Struct
 
-from aiodelay.model import Lane
-from aiodelay.scanning import (
+from aiodelay.backends.redis.connection.checks import check_layout
+from aiodelay.backends.redis.connection.options import Options
+from aiodelay.backends.redis.connection.pipelined_connection import PipelinedConnection
+from aiodelay.backends.redis.connection.scripts import Arg, packed
+from aiodelay.backends.redis.records.columns import (
+    PLACED_COLUMNS,
+    SEQUENCE_BYTES,
+    Known,
+    columns_of,
+    columns_of_places,
+    elsewhere_in,
+    snapshot_of,
+)
+from aiodelay.backends.redis.records.keys import Keys, member_of, text_of
+from aiodelay.backends.redis.records.layouts import span
+from aiodelay.backends.redis.records.reading import Lanes, lanes_in, read_letter
+from aiodelay.core.table_scan import (
     BATCH_ROWS,
     Columns,
     Ended,
@@ -24,23 +39,7 @@ from aiodelay.scanning import (
     columns_of_messages,
     parts_for,
 )
-
-from .checks import check_layout
-from .columns import (
-    PLACED_COLUMNS,
-    SEQUENCE_BYTES,
-    Known,
-    columns_of,
-    columns_of_places,
-    elsewhere_in,
-    snapshot_of,
-)
-from .keys import Keys, member_of, text_of
-from .layouts import span
-from .line import Line
-from .options import Options
-from .reading import Lanes, lanes_in, read_letter
-from .scripts import Arg, packed
+from aiodelay.core.values import Lane
 
 __all__ = ["Part", "Scanner"]
 
@@ -136,7 +135,7 @@ class Scanner:
 
     def parts(self, scan: Scan) -> list[Part]:
         """Split a table; see `ports.Scannable`."""
-        with Line(self._options, self._keys) as line:
+        with PipelinedConnection(self._options, self._keys) as line:
             meta = line.ask("HMGET", self._keys.key("meta"), "schema", "shards", "seq", "parity")
             schema, shards, sequence, parity = meta
             if schema is shards is None:
@@ -152,7 +151,7 @@ class Scanner:
 
     def read(self, scan: Scan, part: Part) -> Iterator[Columns]:
         """Read a part; see `ports.Scannable`."""
-        with Line(self._options, self._keys) as line:
+        with PipelinedConnection(self._options, self._keys) as line:
             if scan.table == "dead":
                 yield from self._dead(line, scan, part)
             elif scan.table == "done":
@@ -164,19 +163,21 @@ class Scanner:
 
     # --- messages -----------------------------------------------------------------------------------------
 
-    def _lanes(self, line: Line) -> dict[int, Lane]:
+    def _lanes(self, line: PipelinedConnection) -> dict[int, Lane]:
         flat = line.ask("HGETALL", self._keys.key("lanes"))
         names = (name.decode("utf-8", "backslashreplace") for name in flat[::2])
         return dict(zip(map(int, flat[1::2]), names, strict=True))
 
-    def _sets(self, line: Line, lanes: dict[int, Lane], lane: Lane | None) -> tuple[list[bytes], list[bytes]]:
+    def _sets(
+        self, line: PipelinedConnection, lanes: dict[int, Lane], lane: Lane | None
+    ) -> tuple[list[bytes], list[bytes]]:
         """Return the sets in which messages of a lane, or of all, wait, and those in which they wait aside."""
         wanted = [number for number, name in lanes.items() if lane in (None, name)]
         parked = line.ask("SMEMBERS", self._keys.key("parked"))
         aside = [b"parked:" + name for name in parked if int(name.partition(b":")[0]) in wanted]
         return [b"due:%d" % number for number in wanted], aside
 
-    def _message_parts(self, line: Line, scan: Scan, sequence: int, *, has_parity: bool) -> list[Part]:
+    def _message_parts(self, line: PipelinedConnection, scan: Scan, sequence: int, *, has_parity: bool) -> list[Part]:
         lanes = self._lanes(line)
         wanted = [number for number, name in lanes.items() if scan.lane in (None, name)]
         leased = line.ask_all([("ZRANGE", self._keys.key(f"leased:{number}"), 0, -1) for number in wanted])
@@ -186,7 +187,7 @@ class Scanner:
         parts = [Part(first, end, sequence, has_parity) for first, end in zip(bounds, ends, strict=True)]
         return [*parts, *_of_members(chain.from_iterable(leased))]
 
-    def _bounds(self, line: Line, scan: Scan, sets: Sequence[bytes]) -> list[Place]:
+    def _bounds(self, line: PipelinedConnection, scan: Scan, sets: Sequence[bytes]) -> list[Place]:
         """Return the places at which parts of about the same size begin.
 
         What is due at some time stands at that place, or at a later one where it was retried.
@@ -208,13 +209,13 @@ class Scanner:
         bounds = [places[len(places) * i // parts] for i in range(1, parts) if places]
         return [(first_ms, 0), *dict.fromkeys(bounds)]
 
-    def _known(self, line: Line, lanes: dict[int, Lane]) -> Known:
+    def _known(self, line: PipelinedConnection, lanes: dict[int, Lane]) -> Known:
         held: list[bytes] = line.ask("SMEMBERS", self._keys.key("holds"))
         full = line.ask_all([("ZRANGE", self._keys.key(f"blocked:{number}"), 0, -1) for number in lanes])
         held += [b"%d:%b" % (number, address) for number, each in zip(lanes, full, strict=True) for address in each]
         return Known(Lanes({name: number for number, name in lanes.items()}), held)
 
-    def _messages(self, line: Line, scan: Scan, part: Part) -> Iterator[Columns]:
+    def _messages(self, line: PipelinedConnection, scan: Scan, part: Part) -> Iterator[Columns]:
         lanes = self._lanes(line)
         known, now_ms = self._known(line, lanes), _now_ms(line)
         due, aside = self._sets(line, lanes, scan.lane)
@@ -235,7 +236,7 @@ class Scanner:
                 for members, values in self._values(line, left.names):
                     yield _taken(columns_of(members, values, needed, known, now_ms), scan)
 
-    def _pages(self, line: Line, part: Part, which: bytes) -> Iterator[_Page]:
+    def _pages(self, line: PipelinedConnection, part: Part, which: bytes) -> Iterator[_Page]:
         """Yield what stands in a set within a part, page by page, each from where the one before ended."""
         key = self._keys.tag.encode() + which
         first = part.first
@@ -252,7 +253,7 @@ class Scanner:
                 return
             first = (last[0], last[1] + 1)
 
-    def _values(self, line: Line, names: Sequence[bytes]) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    def _values(self, line: PipelinedConnection, names: Sequence[bytes]) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Yield ids and their values; the next are on their way while some are looked at."""
         members = [each[SEQUENCE_BYTES:] for each in names]
         asked = members[: self._at_once]
@@ -273,7 +274,7 @@ class Scanner:
                 self._at_once = max(min(4 * self._at_once, VALUES_AT_ONCE, VALUE_BYTES // self._largest), 1)
                 yield of, found
 
-    def _looked_up(self, line: Line, scan: Scan, members: Sequence[bytes]) -> Iterator[Columns]:
+    def _looked_up(self, line: PipelinedConnection, scan: Scan, members: Sequence[bytes]) -> Iterator[Columns]:
         at = 0
         while at < len(members):
             asked = members[at : at + IDS_AT_ONCE]
@@ -290,7 +291,7 @@ class Scanner:
 
     # --- dead letters -------------------------------------------------------------------------------------
 
-    def _dead_parts(self, line: Line, scan: Scan) -> list[Part]:
+    def _dead_parts(self, line: PipelinedConnection, scan: Scan) -> list[Part]:
         graves = self._keys.key("graves")
         rows = line.ask("ZCARD", graves)
         parts = parts_for(scan, rows)
@@ -300,7 +301,7 @@ class Scanner:
         bounds = [(0, 0), *dict.fromkeys((int(at_ms), 0) for _, at_ms in filter(None, found))]
         return [Part(first, end) for first, end in zip(bounds, [*bounds[1:], None], strict=True)]
 
-    def _dead(self, line: Line, scan: Scan, part: Part) -> Iterator[Columns]:
+    def _dead(self, line: PipelinedConnection, scan: Scan, part: Part) -> Iterator[Columns]:
         keys = self._dead_keys(line, scan, part)
         if scan.lane is None and KEY_COLUMNS.issuperset(_needed(scan)):
             for at in range(0, len(keys), BATCH_ROWS):
@@ -308,7 +309,7 @@ class Scanner:
         else:
             yield from self._letters(line, scan, keys)
 
-    def _dead_keys(self, line: Line, scan: Scan, part: Part) -> list[tuple[bytes, int]]:
+    def _dead_keys(self, line: PipelinedConnection, scan: Scan, part: Part) -> list[tuple[bytes, int]]:
         """Return the keys of a part's dead letters, each with the time at which it was given up."""
         end = "+inf" if part.end is None else f"({part.end[0]}"
         flat = line.ask("ZRANGEBYSCORE", self._keys.key("graves"), part.first[0], end, "WITHSCORES")
@@ -319,7 +320,7 @@ class Scanner:
             if ids is None or key[:-REVISION_BYTES] in ids
         ]
 
-    def _letters(self, line: Line, scan: Scan, keys: Sequence[tuple[bytes, int]]) -> Iterator[Columns]:
+    def _letters(self, line: PipelinedConnection, scan: Scan, keys: Sequence[tuple[bytes, int]]) -> Iterator[Columns]:
         for at in range(0, len(keys), LETTERS_AT_ONCE):
             chunk = keys[at : at + LETTERS_AT_ONCE]
             values = line.ask("HMGET", self._keys.key("dead"), *(key for key, _ in chunk))
@@ -334,16 +335,16 @@ class Scanner:
 
     # --- what has ended -----------------------------------------------------------------------------------
 
-    def _windows(self, line: Line) -> list[str]:
+    def _windows(self, line: PipelinedConnection) -> list[str]:
         names = line.ask("ZRANGE", self._keys.key("done"), 0, -1)
         return [self._keys.key(f"ended:{name[1:].decode()}") for name in names if name[:1] == b"v"]
 
-    def _done_parts(self, line: Line, scan: Scan) -> list[Part]:
+    def _done_parts(self, line: PipelinedConnection, scan: Scan) -> list[Part]:
         if scan.ids is not None:
             return [Part(members=tuple(_members(scan.ids)))]
         return [Part(window=name) for name in self._windows(line)]
 
-    def _done(self, line: Line, scan: Scan, part: Part) -> Iterator[Columns]:
+    def _done(self, line: PipelinedConnection, scan: Scan, part: Part) -> Iterator[Columns]:
         """Read what is remembered in a window, but for what another one knows a later version of."""
         now_ms = _now_ms(line)
         windows = self._windows(line)
@@ -364,7 +365,7 @@ class Scanner:
                     ended.append(Ended(text_of(member), version, until_ms))
             yield columns_of_ended(ended, scan.columns)
 
-    def _members_of(self, line: Line, part: Part) -> Iterator[Sequence[bytes]]:
+    def _members_of(self, line: PipelinedConnection, part: Part) -> Iterator[Sequence[bytes]]:
         """Yield ids that are remembered in a window, each once; or those that are asked for."""
         if part.members is not None:
             for at in range(0, len(part.members), ENDED_AT_ONCE):
@@ -381,7 +382,7 @@ class Scanner:
                 return
 
 
-def _now_ms(line: Line) -> int:
+def _now_ms(line: PipelinedConnection) -> int:
     seconds, micros = line.ask("TIME")
     return int(seconds) * 1000 + int(micros) // 1000
 

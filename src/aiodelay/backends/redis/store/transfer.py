@@ -8,10 +8,21 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from aiodelay.clock import Clock
-from aiodelay.codecs import decode_trace, encode_record
-from aiodelay.errors import RecordFormatError, StoreFullError, StoreUnavailableError
-from aiodelay.model import (
+from aiodelay.backends.redis.connection.faults import Fault
+from aiodelay.backends.redis.connection.options import Options
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.fanout.sink import RedisFanoutSink
+from aiodelay.backends.redis.fanout.source import RedisFanoutSource
+from aiodelay.backends.redis.fanout.topics import Consumer, RedisFanout
+from aiodelay.backends.redis.lists.sink import NAME as LIST
+from aiodelay.backends.redis.lists.sink import RedisListSink
+from aiodelay.backends.redis.lists.source import RedisListSource
+from aiodelay.backends.redis.log.log import RedisLog
+from aiodelay.backends.redis.log.topics import LogConsumer
+from aiodelay.backends.redis.records.keys import Keys, member_of, text_of
+from aiodelay.backends.redis.records.reading import due_and_revision, read_record
+from aiodelay.core.record_codec import decode_trace, encode_record
+from aiodelay.core.values import (
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
     Blocked,
@@ -28,23 +39,12 @@ from aiodelay.model import (
     Stored,
     Transferred,
 )
+from aiodelay.errors import RecordFormatError, StoreFullError, StoreUnavailableError
 from aiodelay.ports import Sink, Source, StoreTraits, Transferring
+from aiodelay.ports.clock import Clock
 
 from .commands import answer_of
-from .fanout import RedisFanoutSink
-from .fanout_source import RedisFanoutSource
-from .fanout_topics import Consumer, RedisFanout
-from .faults import Fault
-from .keys import Keys, member_of, text_of
-from .list_source import RedisListSource
-from .lists import NAME as LIST
-from .lists import RedisListSink
-from .log import RedisLog
-from .log_topics import LogConsumer
-from .looking import Looking
-from .options import Options
-from .reading import due_and_revision, read_record
-from .scripts import Arg
+from .inspection import Inspection
 from .waiting import Waiter
 
 __all__ = ["Transfers"]
@@ -53,7 +53,7 @@ SAFETY_POLL_S = 2.0
 BACK_AT_ONCE = 100
 
 
-class Transfers(Looking):
+class Transfers(Inspection):
     """`Endpoints`, `Transfer` and `PutsBack`: the store's lists, topics and logs; messages go there and come back."""
 
     traits: StoreTraits

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from aiodelay.model import Command, Lane, Outcome, Put, Stored, Unknown
-from aiodelay.wakeup import WakeUp
+from aiodelay.core.values import Command, Lane, Outcome, Put, Stored, Unknown
+from aiodelay.core.wakeup import WakeUp
 
 __all__ = ["Waiter", "Waiters", "first_dues"]
 

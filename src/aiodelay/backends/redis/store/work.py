@@ -10,10 +10,12 @@ from itertools import zip_longest
 
 import msgspec
 
-from aiodelay.codecs import encode_trace, storable_text
-from aiodelay.errors import RecordFormatError
-from aiodelay.features import VersionCheck
-from aiodelay.model import (
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.records.keys import member_of, text_of
+from aiodelay.backends.redis.records.reading import Lanes, read_record
+from aiodelay.core.features import VersionCheck
+from aiodelay.core.record_codec import encode_trace, storable_text
+from aiodelay.core.values import (
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
     Again,
@@ -31,11 +33,9 @@ from aiodelay.model import (
     Tidied,
     WorkStatus,
 )
+from aiodelay.errors import RecordFormatError
 
-from .held import Held, HeldClaims, plain_arguments
-from .keys import member_of, text_of
-from .reading import Lanes, read_record
-from .scripts import Arg
+from .lease_cache import Held, LeaseCache, plain_arguments
 from .transfer import Transfers
 from .waiting import Waiter
 from .workers import SERVED_WINDOW_MS, served_lanes
@@ -68,7 +68,7 @@ class RedisWork:
     def __init__(self, store: Transfers, worker: str) -> None:
         self._store, self._worker = store, worker
         self.waiter: Waiter = Waiter()
-        self._held = HeldClaims()
+        self._held = LeaseCache()
         self._turn = 0
         self._last = ""
         self._is_answered = False

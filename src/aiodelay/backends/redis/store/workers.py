@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from aiodelay.model import Instance, Lane
+from aiodelay.core.values import Instance, Lane
 
 __all__ = ["SERVED_WINDOW_MS", "live_workers", "served_lanes"]
 

@@ -14,8 +14,8 @@ from typing import Any
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError
 
-from aiodelay.kafka.client.versions import check_version
-from aiodelay.pausing import pause_s
+from aiodelay.backends.kafka.client.versions import check_version
+from aiodelay.core.backoff import pause_s
 
 from .connection import Start, connect
 from .rebound import rebound

@@ -13,7 +13,7 @@ from aiokafka.errors import ConcurrentTransactions, KafkaConnectionError
 from aiokafka.producer.sender import Sender, SendProduceReqHandler
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
 
-from aiodelay.kafka.client.errors import INVALID_RECORD, INVALID_RECORD_CODE
+from aiodelay.backends.kafka.client.errors import INVALID_RECORD, INVALID_RECORD_CODE
 
 from .client import OwnClient
 from .rebound import rebound

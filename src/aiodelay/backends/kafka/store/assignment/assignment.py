@@ -14,19 +14,19 @@ from functools import partial
 
 from aiokafka import TopicPartition
 
-from aiodelay.clock import Clock
+from aiodelay.backends.kafka.store.partition import Callbacks, Partition
+from aiodelay.backends.kafka.store.store_options import StoreOptions
+from aiodelay.backends.kafka.store.store_tasks import StoreTasks
+from aiodelay.backends.kafka.topics.group import Group
+from aiodelay.backends.kafka.topics.targets import Targets
+from aiodelay.backends.kafka.topics.topic import Topic
+from aiodelay.backends.kafka.topics.topic_watch import TopicWatch
 from aiodelay.errors import StoreMismatchError, StoreTooNewError
-from aiodelay.kafka.group import Group
-from aiodelay.kafka.partition import Callbacks, Partition
-from aiodelay.kafka.reader import Reader
-from aiodelay.kafka.store_options import StoreOptions
-from aiodelay.kafka.store_tasks import StoreTasks
-from aiodelay.kafka.targets import Targets
-from aiodelay.kafka.topic import Topic
-from aiodelay.kafka.topic_watch import TopicWatch
+from aiodelay.ports.clock import Clock
 
 from .look_ahead import look_ahead
 from .partition_factory import PartitionFactory
+from .reader import Reader
 from .waiters import Waiters
 
 __all__ = ["Assignment"]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from aiokafka import TopicPartition
 
-from .client import Consumer, consumer_of, stop
-from .options import Cluster
-from .records import Read
+from aiodelay.backends.kafka.client import Consumer, consumer_of, stop
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.records import Read
 
 __all__ = ["Fetcher"]
 

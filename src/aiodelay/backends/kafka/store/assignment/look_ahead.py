@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Collection
 from itertools import count
 
+from aiodelay.backends.kafka.client import log_failure, reason_of
+from aiodelay.backends.kafka.store.partition import Partition
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.kafka.client import log_failure, reason_of
-from aiodelay.kafka.partition import Partition
 
 __all__ = ["look_ahead"]
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from aiokafka import TopicPartition
 
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.pending.pending_index import PendingIndex
+from aiodelay.backends.kafka.store.partition import Partition
+from aiodelay.backends.kafka.store.store_tasks import StoreTasks
+from aiodelay.core.values import DeadKey
 from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
-from aiodelay.kafka import records
-from aiodelay.kafka.partition import Partition
-from aiodelay.kafka.pending_index import PendingIndex
-from aiodelay.kafka.store_tasks import StoreTasks
-from aiodelay.model import DeadKey
 
 from .assignment import Assignment
 

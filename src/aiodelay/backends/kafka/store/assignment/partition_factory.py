@@ -9,17 +9,18 @@ from itertools import count
 
 from aiokafka import TopicPartition
 
-from aiodelay.clock import Clock
-from aiodelay.core.dict_table import Workers
+from aiodelay.backends.kafka.pending.rate_limit import RateLimit
+from aiodelay.backends.kafka.store.partition import Callbacks, Partition, Place, Shared
+from aiodelay.backends.kafka.store.partition.disk import Disk
+from aiodelay.backends.kafka.store.partition.horizon import Fetch
+from aiodelay.backends.kafka.store.store_options import StoreOptions
+from aiodelay.backends.kafka.topics.targets import Targets
+from aiodelay.backends.kafka.topics.topic import LEAST_LAG_MS, Topic
+from aiodelay.core.dict_table.table import Workers
 from aiodelay.errors import ConfigurationError
-from aiodelay.kafka.disk import Disk
-from aiodelay.kafka.fetcher import Fetcher
-from aiodelay.kafka.horizon import Fetch
-from aiodelay.kafka.pace import Pace
-from aiodelay.kafka.partition import Callbacks, Partition, Place, Shared
-from aiodelay.kafka.store_options import StoreOptions
-from aiodelay.kafka.targets import Targets
-from aiodelay.kafka.topic import LEAST_LAG_MS, Topic
+from aiodelay.ports.clock import Clock
+
+from .fetcher import Fetcher
 
 __all__ = ["PartitionFactory"]
 
@@ -38,7 +39,7 @@ class PartitionFactory:
 
     def __init__(self, options: StoreOptions, clock: Clock, targets: Targets, workers: Workers) -> None:
         self._options, self._clock, self._targets, self._workers = options, clock, targets, workers
-        self._claims, self._pace = count(1), Pace(options.catch_up)
+        self._claims, self._pace = count(1), RateLimit(options.catch_up)
         self.fetcher = Fetcher(options.cluster)
         self.guard: Callable[[str], object] | None = None
         """Refuses a destination to which other programs' messages may not go."""

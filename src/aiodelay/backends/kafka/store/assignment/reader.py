@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from aiokafka import TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
-from aiodelay.pausing import pause_s
-
-from .client import UNAVAILABLE, Consumer, consumer_of, log_failure, reason_of, stop
-from .group import METADATA_MS
-from .options import Cluster
-from .partition import Partition
+from aiodelay.backends.kafka.client import UNAVAILABLE, Consumer, consumer_of, log_failure, reason_of, stop
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.store.partition import Partition
+from aiodelay.backends.kafka.topics.group import METADATA_MS
+from aiodelay.core.backoff import pause_s
 
 __all__ = ["Reader"]
 

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.topics.remedies import is_missing_right, remedied
+from aiodelay.backends.kafka.topics.topic import missing_rights
+from aiodelay.core.values import WorkStatus
 from aiodelay.errors import StoreMismatchError
-from aiodelay.kafka.options import Cluster
-from aiodelay.kafka.remedies import is_missing_right, remedied
-from aiodelay.kafka.topic import missing_rights
-from aiodelay.model import WorkStatus
 
 from .assignment import Assignment
 

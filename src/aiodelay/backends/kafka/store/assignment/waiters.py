@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aiodelay.core.dict_table import Workers
-from aiodelay.wakeup import WakeUp
+from aiodelay.core.dict_table.table import Workers
+from aiodelay.core.wakeup import WakeUp
 
 __all__ = ["Waiters"]
 

@@ -9,13 +9,12 @@ from typing import Any, cast
 from aiokafka import TopicPartition
 from msgspec import Struct
 
-from aiodelay.model import Cancel, Outcome, Refused, Stored, Unknown
-
-from . import records
-from .client import UNAVAILABLE, Consumer, Outgoing, reason_of
-from .observing import MOST_RECORDS, WAIT_MS, answering, observer
-from .options import Cluster
-from .writer import Writer
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client import UNAVAILABLE, Consumer, Outgoing, reason_of
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.topics.observing import MOST_RECORDS, WAIT_MS, answering, observer
+from aiodelay.backends.kafka.topics.writer import Writer
+from aiodelay.core.values import Cancel, Outcome, Refused, Stored, Unknown
 
 __all__ = ["ask_to_cancel"]
 

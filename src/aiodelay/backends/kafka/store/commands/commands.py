@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
+from aiodelay.backends.kafka.store.assignment import Assignment, Lookup
+from aiodelay.core.values import Cancel, Command, Outcome, Put, Refused
 from aiodelay.errors import UnsupportedByStoreError
-from aiodelay.kafka.assignment import Assignment, Lookup
-from aiodelay.model import Cancel, Command, Outcome, Put, Refused
 
 from .remote_cancels import RemoteCancels
 from .user_writes import UserWrites

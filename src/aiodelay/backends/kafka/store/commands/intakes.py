@@ -9,9 +9,7 @@ from contextlib import suppress
 
 from aiokafka import TopicPartition
 
-from aiodelay.errors import StoreUnavailableError
-from aiodelay.kafka.assignment import Assignment
-from aiodelay.kafka.client import (
+from aiodelay.backends.kafka.client import (
     UNAVAILABLE,
     AbortedError,
     FencedError,
@@ -20,9 +18,11 @@ from aiodelay.kafka.client import (
     log_failure,
     reason_of,
 )
-from aiodelay.kafka.positions import IntakeSession, PassedError, Positions
-from aiodelay.kafka.store_tasks import StoreTasks
-from aiodelay.model import Command, Outcome, Refused, SourcePosition, Stored, Unknown
+from aiodelay.backends.kafka.store.assignment import Assignment
+from aiodelay.backends.kafka.store.store_tasks import StoreTasks
+from aiodelay.backends.kafka.topics.positions import IntakeSession, PassedError, Positions
+from aiodelay.core.values import Command, Outcome, Refused, SourcePosition, Stored, Unknown
+from aiodelay.errors import StoreUnavailableError
 
 from .user_writes import UserWrites
 

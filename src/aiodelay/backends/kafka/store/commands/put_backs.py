@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from aiodelay.backends.kafka.store.assignment import Lookup
+from aiodelay.core.values import PutBack, Stored
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.kafka.assignment import Lookup
-from aiodelay.model import PutBack, Stored
 
 from .user_writes import UserWrites
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from aiokafka import TopicPartition
 from msgspec.structs import replace
 
+from aiodelay.backends.kafka.client import UNAVAILABLE, reason_of
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.store.assignment import Assignment, Lookup
+from aiodelay.backends.kafka.topics.writer import Writer
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import Cancel, Outcome, Refused, Unknown
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.identifiers import new_op
-from aiodelay.kafka.asking import ask_to_cancel
-from aiodelay.kafka.assignment import Assignment, Lookup
-from aiodelay.kafka.client import UNAVAILABLE, reason_of
-from aiodelay.kafka.options import Cluster
-from aiodelay.kafka.writer import Writer
-from aiodelay.model import Cancel, Outcome, Refused, Unknown
 
+from .cancel_requests import ask_to_cancel
 from .user_writes import UserWrites
 
 __all__ = ["RemoteCancels"]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiodelay.clock import Clock
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client import UNAVAILABLE, Outgoing, Written, reason_of
+from aiodelay.backends.kafka.store.assignment import Assignment
+from aiodelay.backends.kafka.store.partition import moved_keys
+from aiodelay.backends.kafka.topics.writer import Writer
+from aiodelay.core.transitions import due_of, record_of
+from aiodelay.core.values import Cancel, Command, Outcome, Put, PutBack, Refused, Stored, Unknown
 from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
-from aiodelay.kafka import records
-from aiodelay.kafka.assignment import Assignment
-from aiodelay.kafka.client import UNAVAILABLE, Outgoing, Written, reason_of
-from aiodelay.kafka.partition import moved_keys
-from aiodelay.kafka.writer import Writer
-from aiodelay.model import Cancel, Command, Outcome, Put, PutBack, Refused, Stored, Unknown
-from aiodelay.transitions import due_of, record_of
+from aiodelay.ports.clock import Clock
 
 __all__ = ["UserWrites"]
 

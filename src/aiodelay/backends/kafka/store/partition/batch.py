@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from aiodelay.kafka.changes import Change
-from aiodelay.kafka.client import Outgoing
+from aiodelay.backends.kafka.client import Outgoing
+from aiodelay.backends.kafka.pending.changes import Change
 
 __all__ = ["Batch"]
 

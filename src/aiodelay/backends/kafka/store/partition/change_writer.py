@@ -8,15 +8,15 @@ from contextlib import suppress
 
 from aiokafka import TopicPartition
 
-from aiodelay.kafka import records
-from aiodelay.kafka.changes import Change
-from aiodelay.kafka.client import AbortedError, FencedError, Outgoing, Transactions
-from aiodelay.kafka.horizon import Horizon
-from aiodelay.model import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES
-from aiodelay.wakeup import WakeUp
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client import AbortedError, FencedError, Outgoing, Transactions
+from aiodelay.backends.kafka.pending.changes import Change
+from aiodelay.core.values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES
+from aiodelay.core.wakeup import WakeUp
 
 from .batch import Batch
 from .history_topic import HistoryTopic
+from .horizon import Horizon
 from .ownership import Ownership
 from .read_progress import ReadProgress
 from .refusals import Refusals

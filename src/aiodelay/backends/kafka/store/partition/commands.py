@@ -11,12 +11,10 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from aiodelay.core.dict_table import Worker
-from aiodelay.errors import StoreUnavailableError
-from aiodelay.kafka import records
-from aiodelay.kafka.changes import Change
-from aiodelay.kafka.horizon import Horizon
-from aiodelay.model import (
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.pending.changes import Change
+from aiodelay.core.dict_table.table import Worker
+from aiodelay.core.values import (
     Claimed,
     Command,
     DeadKey,
@@ -31,9 +29,11 @@ from aiodelay.model import (
     Tidied,
     Unknown,
 )
-from aiodelay.wakeup import WakeUp
+from aiodelay.core.wakeup import WakeUp
+from aiodelay.errors import StoreUnavailableError
 
 from .change_writer import STALL_S
+from .horizon import Horizon
 from .ownership import Ownership
 from .read_progress import ReadProgress
 from .settings import Shared

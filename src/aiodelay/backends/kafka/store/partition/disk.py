@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import msgspec
 from aiokafka.errors import KafkaError
 
-from aiodelay.clock import Clock
+from aiodelay.backends.kafka.client import UNAVAILABLE, log_failure, reason_of
+from aiodelay.backends.kafka.pending.checkpoint import Checkpoint, Witness
+from aiodelay.backends.kafka.pending.far_index import open_far
+from aiodelay.backends.kafka.pending.pending_index import PendingIndex
+from aiodelay.backends.kafka.records import Read
+from aiodelay.ports.clock import Clock
 
-from .checkpoint import Checkpoint, Witness
-from .client import UNAVAILABLE, log_failure, reason_of
-from .far import open_far
 from .horizon import BATCH, Fetch
-from .pending_index import PendingIndex
-from .records import Read
 
 __all__ = ["Disk"]
 

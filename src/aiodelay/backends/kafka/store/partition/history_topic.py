@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-from aiodelay.clock import Clock
+from aiodelay.backends.kafka.topics.targets import Targets
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.kafka.targets import Targets
+from aiodelay.ports.clock import Clock
 
 __all__ = ["HistoryTopic"]
 

@@ -10,14 +10,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from aiokafka.errors import KafkaError
 
-from aiodelay.clock import Clock
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client import reason_of
+from aiodelay.backends.kafka.pending.pending_index import PendingIndex
+from aiodelay.backends.kafka.records import Read
+from aiodelay.core.values import Lane, LaneCounts, LoadBucket, Query, Snapshot
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.model import Lane, LaneCounts, LoadBucket, Query, Snapshot
-
-from . import records
-from .client import reason_of
-from .pending_index import PendingIndex
-from .records import Read
+from aiodelay.ports.clock import Clock
 
 __all__ = ["Horizon"]
 

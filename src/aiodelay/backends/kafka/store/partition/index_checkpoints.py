@@ -8,12 +8,12 @@ from contextlib import suppress
 
 import msgspec
 
-from aiodelay.clock import Clock
+from aiodelay.backends.kafka.pending.checkpoint import Witness, checkpoint_of
+from aiodelay.backends.kafka.records import Read
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.kafka.checkpoint import Witness, checkpoint_of
-from aiodelay.kafka.disk import Disk
-from aiodelay.kafka.records import Read
+from aiodelay.ports.clock import Clock
 
+from .disk import Disk
 from .read_progress import ReadProgress
 
 __all__ = ["IndexCheckpoints"]

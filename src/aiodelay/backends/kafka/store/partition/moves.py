@@ -8,14 +8,14 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from aiodelay.core.entries import Entry
-from aiodelay.kafka import records
-from aiodelay.kafka.changes import Change
-from aiodelay.kafka.client import Outgoing
-from aiodelay.kafka.due_messages import Due
-from aiodelay.model import Again, Dead, Demand, Done, Lane, Record, Settlement
-from aiodelay.transitions import delivery_id
-from aiodelay.wakeup import WakeUp
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client import Outgoing
+from aiodelay.backends.kafka.pending.changes import Change
+from aiodelay.backends.kafka.pending.due_messages import Due
+from aiodelay.core.dict_table.entries import Entry
+from aiodelay.core.transitions import delivery_id
+from aiodelay.core.values import Again, Dead, Demand, Done, Lane, Record, Settlement
+from aiodelay.core.wakeup import WakeUp
 
 from .change_writer import STALL_S
 from .ownership import Ownership

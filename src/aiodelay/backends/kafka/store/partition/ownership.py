@@ -7,14 +7,14 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
+from aiodelay.backends.kafka.client import FencedError, InDoubtError
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.topics.group import SESSION_MS
+from aiodelay.core.wakeup import WakeUp
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
-from aiodelay.kafka.client import FencedError, InDoubtError
-from aiodelay.kafka.group import SESSION_MS
-from aiodelay.kafka.options import Cluster
-from aiodelay.kafka.session import Session
-from aiodelay.wakeup import WakeUp
 
 from .read_progress import ReadProgress
+from .session import Session
 
 __all__ = ["Ownership"]
 

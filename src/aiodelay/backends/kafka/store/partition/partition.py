@@ -9,25 +9,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client import FencedError, InDoubtError
+from aiodelay.backends.kafka.pending.pending_index import PendingIndex
+from aiodelay.backends.kafka.pending.placement import Placement
+from aiodelay.backends.kafka.records import Read
+from aiodelay.core.features import too_new, unknown
+from aiodelay.core.wakeup import WakeUp
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
-from aiodelay.features import too_new, unknown
-from aiodelay.kafka import records
-from aiodelay.kafka.client import FencedError, InDoubtError
-from aiodelay.kafka.disk import Disk
-from aiodelay.kafka.horizon import Fetch, Horizon
-from aiodelay.kafka.pending_index import PendingIndex
-from aiodelay.kafka.placement import Placement
-from aiodelay.kafka.records import Read
-from aiodelay.kafka.session import Session
-from aiodelay.wakeup import WakeUp
 
 from .change_writer import ChangeWriter
 from .commands import OwnerCommands
+from .disk import Disk
+from .horizon import Fetch, Horizon
 from .index_checkpoints import IndexCheckpoints
 from .mismatches import moved_keys
 from .moves import Moves
 from .ownership import Ownership
 from .read_progress import ReadProgress
+from .session import Session
 from .session_runner import SessionRunner
 from .settings import Callbacks, Place, Shared
 from .stall_watch import StallWatch

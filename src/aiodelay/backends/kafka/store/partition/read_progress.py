@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from aiodelay.kafka.pending_index import PendingIndex
-from aiodelay.wakeup import WakeUp
+from aiodelay.backends.kafka.pending.pending_index import PendingIndex
+from aiodelay.core.wakeup import WakeUp
 
 __all__ = ["ReadProgress"]
 

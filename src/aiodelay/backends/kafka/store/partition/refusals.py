@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from aiodelay.kafka.changes import Change
-from aiodelay.kafka.client import PERMANENT, TOO_LARGE, AbortedError, Outgoing, Written, reason_of
-from aiodelay.kafka.suspects import Suspects
-from aiodelay.kafka.targets import Targets, refused_topics
-from aiodelay.model import Dead
+from aiodelay.backends.kafka.client import PERMANENT, TOO_LARGE, AbortedError, Outgoing, Written, reason_of
+from aiodelay.backends.kafka.pending.changes import Change
+from aiodelay.backends.kafka.pending.suspects import Suspects
+from aiodelay.backends.kafka.topics.targets import Targets, refused_topics
+from aiodelay.core.values import Dead
 
 from .batch import Batch
 from .read_progress import ReadProgress

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from aiodelay.errors import StoreMismatchError, StoreUnavailableError
-from aiodelay.kafka import records
-from aiodelay.kafka.client import (
+from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.client import (
     UNAVAILABLE,
     AbortedError,
     FencedError,
@@ -17,7 +16,8 @@ from aiodelay.kafka.client import (
     log_failure,
     reason_of,
 )
-from aiodelay.pausing import pause_s
+from aiodelay.core.backoff import pause_s
+from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 
 from .change_writer import ChangeWriter
 from .index_checkpoints import IndexCheckpoints

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Collection
 from itertools import count
 from typing import NamedTuple
 
-from aiodelay.clock import Clock
-from aiodelay.core.dict_table import Workers
+from aiodelay.backends.kafka.client.options import Cluster
+from aiodelay.backends.kafka.pending.rate_limit import RateLimit
+from aiodelay.backends.kafka.topics.targets import Targets
+from aiodelay.core.dict_table.table import Workers
 from aiodelay.errors import StoreTooNewError
-from aiodelay.kafka.options import Cluster
-from aiodelay.kafka.pace import Pace
-from aiodelay.kafka.targets import Targets
+from aiodelay.ports.clock import Clock
 
 __all__ = ["Callbacks", "Place", "Shared"]
 
@@ -59,7 +59,7 @@ class Shared(NamedTuple):
     clock: Clock
     claims: count[int]
     workers: Workers
-    pace: Pace
+    pace: RateLimit
     history: str
     horizon_ms: int
     guard: Callable[[str], object] | None = None

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from aiodelay.kafka.changes import Change
-from aiodelay.wakeup import WakeUp
+from aiodelay.backends.kafka.pending.changes import Change
+from aiodelay.core.wakeup import WakeUp
 
 from .ownership import Ownership
 from .read_progress import ReadProgress

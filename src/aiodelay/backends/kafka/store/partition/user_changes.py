@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from aiokafka import TopicPartition
 
-from aiodelay.kafka.client import UNAVAILABLE, Transactions
+from aiodelay.backends.kafka.client import UNAVAILABLE, Transactions
 
 from .batch import Batch
 from .read_progress import ReadProgress

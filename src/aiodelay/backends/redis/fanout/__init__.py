@@ -1,0 +1,3 @@
+"""Fan-out: topics whose consumers each get every message."""
+
+__all__: list[str] = []

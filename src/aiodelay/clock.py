@@ -1,0 +1,5 @@
+"""Old path of `aiodelay.ports.clock`, which goes on working."""
+
+from aiodelay.ports.clock import Clock, SystemClock
+
+__all__ = ["Clock", "SystemClock"]

@@ -1,0 +1,5 @@
+"""Kafka, for users. The public names of `aiodelay.backends.kafka`."""
+
+from aiodelay.backends.kafka import KafkaSink, KafkaSource, KafkaStore, open_sink, open_source, open_store
+
+__all__ = ["KafkaSink", "KafkaSource", "KafkaStore", "open_sink", "open_source", "open_store"]

@@ -1,0 +1,5 @@
+"""Old path of `aiodelay.importers.black_box`, which goes on working."""
+
+from aiodelay.importers.black_box import take_over_black_box
+
+__all__ = ["take_over_black_box"]

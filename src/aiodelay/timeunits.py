@@ -1,0 +1,25 @@
+"""Old path of `aiodelay.core.durations`, which goes on working."""
+
+from aiodelay.core.durations import (
+    LAST_MS,
+    MAX_HORIZON_MS,
+    Duration,
+    check_horizon,
+    format_duration,
+    from_epoch_ms,
+    parse_duration,
+    parse_instant,
+    to_epoch_ms,
+)
+
+__all__ = [
+    "LAST_MS",
+    "MAX_HORIZON_MS",
+    "Duration",
+    "check_horizon",
+    "format_duration",
+    "from_epoch_ms",
+    "parse_duration",
+    "parse_instant",
+    "to_epoch_ms",
+]
