@@ -28,6 +28,7 @@ OURS = "*old-data*"
 _SMALL_MAPS = range(0x80, 0x90)
 """First bytes of MessagePack's maps of up to 15 pairs."""
 _TAG = b"{old-data:00}:"
+_OCCURRENCE = b"\x03"  # the form of ids of occurrences
 _OF_THE_SERVER = (b"fanout:", b"log:", b"logs", b"wake")
 """How the names of keys go on that hold times of the server's own clock, or how processes are called."""
 
@@ -106,8 +107,20 @@ def of_the_store(keys: Sequence[Key]) -> dict[bytes, Key]:
 
 def _compared(key: Key) -> list[tuple[bytes, Any]]:
     if key.key.removeprefix(_TAG) in (b"msg", b"dead"):
-        return [(name, _without_order(value)) for name, value in key.items]
+        return [(name, _without_put_due(name, *_without_order(value))) for name, value in key.items]
+    if key.key.removeprefix(_TAG) == b"journal":  # the version that wrote the old data had another word
+        return [(number, _replaced(fields, b"in flight", b"in_flight")) for number, fields in key.items]
     return [(name, value) for name, value in key.items if name != b"uuid"]
+
+
+def _without_put_due(name: bytes, values: bytes, body: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
+    """Leave out the due time of an occurrence's put, which the version that wrote the old data did not keep."""
+    is_occurrence = name.startswith(_OCCURRENCE)
+    return values, {key: value for key, value in body.items() if not (is_occurrence and key == "d")}
+
+
+def _replaced(fields: Sequence[bytes], old: bytes, new: bytes) -> list[bytes]:
+    return [new if each == old else each for each in fields]
 
 
 def _without_order(value: bytes) -> tuple[bytes, Mapping[str, Any]]:
