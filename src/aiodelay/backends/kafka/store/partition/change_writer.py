@@ -103,7 +103,8 @@ class ChangeWriter:
             raise FencedError
         log, batch = self._progress.index.log, self._batch()
         batch.add_others(self._mark())
-        notes = [*log.notes, *(note for change in batch.changes for note in change.notes)]
+        waiting = list(log.notes)
+        notes = [*waiting, *(note for change in batch.changes for note in change.notes)]
         if is_told:
             batch.add_others(Outgoing(self._history.topic, *records.encode_history(note)) for note in notes)
         if not batch.outgoing:
@@ -115,8 +116,9 @@ class ChangeWriter:
         except AbortedError as error:
             self._aborted(error, transactions, batch)
             return
-        log.notes.clear()
-        log.notes += [] if is_told else notes
+        for _ in waiting[: len(log.notes)]:  # no others: a claim during the transaction has added entries
+            log.notes.popleft()
+        log.notes.extendleft([] if is_told else reversed(notes))
         self._most = min(2 * self._most, MAX_CLAIM_MESSAGES)
         self._targets.took({each.topic for each in batch.outgoing})
         self._ownership.check_over()  # then nobody waits for these any more
