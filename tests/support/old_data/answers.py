@@ -77,6 +77,9 @@ class OldData(Bench):
     async def settle_down(self, stage: Stage) -> None:
         """Wait until an open copy changes no more by itself."""
 
+    async def journal_is_whole(self, stage: Stage) -> None:
+        """Wait until the journal has all entries."""
+
     @asynccontextmanager
     async def opened(self, told: Told) -> AsyncIterator[Stage]:
         """Open a new copy at the time of the story's end, with a worker called `first`."""
@@ -93,7 +96,11 @@ class OldData(Bench):
 async def answers(data: OldData, told: Told, chapter: str) -> Any:  # noqa: ANN401 - what JSON can hold
     """Return what a store answers in one of `CHAPTERS`."""
     async with data.opened(told) as stage:
-        return plain(await CHAPTERS[chapter](stage, told))
+        found = dict(await CHAPTERS[chapter](stage, told))
+        if "events" in found:
+            await data.journal_is_whole(stage)
+            found["events"] = await _events(stage)
+        return plain(found)
 
 
 def told_of(fixture: Path) -> Told:

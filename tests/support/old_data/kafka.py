@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from msgspec.structs import replace
 
 from aiodelay import Message
-from aiodelay.backends.kafka import open_store, records
+from aiodelay.backends.kafka import KafkaStore, open_store, records
 from aiodelay.core.values import Cancel, Conflict, Late, Record
 from aiodelay.ports import Store
 from aiodelay.testing.clock import VirtualClock
@@ -69,6 +69,12 @@ class OldKafka(OldData):
         """Return a store on the topics."""
         url = f"kafka://{self._bootstrap}/{self.schedules}?create_topic=true&partitions={PARTITIONS}"
         return open_store(f"{url}&history={self.history}" if journal else url, namespace="default", clock=clock)
+
+    async def journal_is_whole(self, stage: Stage) -> None:
+        """Entries that change nothing are told with the next transaction, or after some seconds."""
+        assert isinstance(stage.store, KafkaStore)
+        logs = [each.index.log for each in stage.store.partitions.values()]
+        await until(lambda: not any(log.notes or log.under_way for log in logs), "all entries are told")
 
     async def settle_down(self, stage: Stage) -> None:
         """Wait until the owner has decided about what users have written since."""
