@@ -31,6 +31,12 @@ class Handle:
         clock: Where the store reads the time; also read in its threads.
     """
 
+    path: str
+    name: str
+    namespace: str
+    journal: int
+    clock: Clock
+
     def __init__(self, path: str, name: str, namespace: str, journal: int, clock: Clock) -> None:
         self.path, self.name, self.namespace, self.journal, self.clock = path, name, namespace, journal, clock
         self.opened: Opened | None = None

@@ -79,7 +79,7 @@ _cold = App(name="cold", help="Keep far schedules in files, or cancel them there
 spark.command(_cold)
 
 for _name, _job in JOBS.items():
-    _first, _, _second = _name.rpartition(" ")
-    (_cold if _first else spark).command(
-        command(_name.replace(" ", "_"), _job.options, _job.source), name=_second, help=_job.help
+    _words = _name.rpartition(" ")  # "cold put" is a command of the group "cold"
+    (_cold if _words[0] else spark).command(
+        command(_name.replace(" ", "_"), _job.options, _job.source), name=_words[2], help=_job.help
     )

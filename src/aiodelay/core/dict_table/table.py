@@ -248,6 +248,12 @@ class DictTable:
         journal: Most entries of the journal to keep; 0 = keep none.
     """
 
+    expiring: EntryHeap
+    answers: DictAnswers
+    superseded: DictClaims
+    letters: DictLetters
+    trials: DictTrials
+
     def __init__(self, workers: Workers, *, journal: int = 0) -> None:
         self.workers = workers
         self.entries: dict[str, Entry] = {}

@@ -116,6 +116,10 @@ class ChangeTable:
         clock: Where the time is read.
     """
 
+    answers: _Answers
+    superseded: SupersededChanges
+    letters: _Letters
+
     def __init__(self, near: DictTable, log: ChangeLog, clock: Clock) -> None:
         self._near, self._log, self._clock = near, log, clock
         self.answers = _Answers(near.answers, log)

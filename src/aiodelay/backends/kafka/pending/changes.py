@@ -156,6 +156,11 @@ class ChangeLog:
         notes: Entries of the history that wait.
     """
 
+    table: DictTable
+    state: ReadState
+    keeps_history: bool
+    notes: deque[JournalEntry]
+
     def __init__(
         self, table: DictTable, state: ReadState, *, name: str, keeps_history: bool, notes: deque[JournalEntry]
     ) -> None:

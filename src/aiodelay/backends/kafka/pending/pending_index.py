@@ -63,6 +63,20 @@ class PendingIndex:
         notes: Entries of the history that wait.
     """
 
+    placement: Placement
+    name: str
+    workers: Workers
+    state: ReadState
+    table: DictTable
+    log: ChangeLog
+    claiming: DictClaiming
+    inspection: DictInspection
+    reader: RecordReader
+    far: FarMessages
+    due: DueMessages
+    decisions: Decisions
+    repairs: Repairs
+
     def __init__(
         self,
         *,

@@ -24,6 +24,11 @@ class Placement:
         schedules: The topics that hold the store's schedules: a message to one of them would come back.
     """
 
+    name: str
+    number: int
+    partitions: int
+    schedules: Collection[str]
+
     def __init__(self, name: str, number: int = 0, partitions: int = 1, schedules: Collection[str] = ()) -> None:
         self.name, self.number, self.partitions, self.schedules = name, number, partitions, schedules
         self.guard: Callable[[str], object] | None = None

@@ -34,6 +34,13 @@ class FeedPart:
         committed: The offset that the group has committed.
     """
 
+    place: Any
+    topic_id: str
+    offsets: Offsets
+    committed: int | None
+    committing: int | None
+    in_flight: int
+
     is_lost: bool = False
     """Another member owns the partition, and reads the records again that have not ended."""
     is_checked: bool = True

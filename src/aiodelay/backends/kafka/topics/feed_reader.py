@@ -38,6 +38,10 @@ class FeedReader:
         group: The group; the feed passes its assignments to `assign`.
     """
 
+    topic_id: str
+    id_ends: str
+    name: str
+
     def __init__(self, cluster: Cluster, topic: str, group: Group) -> None:
         self._cluster, self._topic, self._group = cluster, topic, group
         self.name = f"topic {topic} at {cluster.name}"

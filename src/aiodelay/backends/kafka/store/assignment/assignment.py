@@ -44,6 +44,11 @@ class Assignment:
         tasks: Where the reader, the groups and the partitions run.
     """
 
+    waiters: Waiters
+    factory: PartitionFactory
+    reader: Reader
+    watch: TopicWatch
+
     def __init__(self, options: StoreOptions, clock: Clock, targets: Targets, tasks: StoreTasks) -> None:
         self._options, self._tasks = options, tasks
         self.waiters = Waiters()

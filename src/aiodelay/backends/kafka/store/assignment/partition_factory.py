@@ -37,6 +37,8 @@ class PartitionFactory:
         workers: The dispatching roles that this process has opened.
     """
 
+    fetcher: Fetcher
+
     def __init__(self, options: StoreOptions, clock: Clock, targets: Targets, workers: Workers) -> None:
         self._options, self._clock, self._targets, self._workers = options, clock, targets, workers
         self._claims, self._pace = count(1), RateLimit(options.catch_up)

@@ -11,6 +11,8 @@ __all__ = ["Waiters"]
 class Waiters:
     """Who waits for messages of any partition."""
 
+    workers: Workers
+
     def __init__(self) -> None:
         self.workers = Workers()
         self.transfers: set[WakeUp] = set()

@@ -13,6 +13,8 @@ __all__ = ["Batch"]
 class Batch:
     """The records of one transaction: first the records of changes, then others."""
 
+    size: int
+
     def __init__(self) -> None:
         self.changes: list[Change] = []
         self.outgoing: list[Outgoing] = []

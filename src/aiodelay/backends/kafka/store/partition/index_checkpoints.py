@@ -34,6 +34,8 @@ class IndexCheckpoints:
         on_open: Called when the partition knows where reading begins.
     """
 
+    is_open: bool
+
     def __init__(self, progress: ReadProgress, disk: Disk | None, clock: Clock, on_open: Callable[[], None]) -> None:
         self._progress, self._disk, self._clock, self._on_open = progress, disk, clock, on_open
         self.is_open = disk is None

@@ -32,6 +32,10 @@ class Ownership:
         to_write: Wakes the writer.
     """
 
+    why: str
+    is_given_up: bool
+    session: Session
+
     def __init__(
         self, name: str, cluster: Cluster, progress: ReadProgress, silence: Callable[[], str], to_write: WakeUp
     ) -> None:

@@ -18,6 +18,9 @@ class ReadProgress:
         patience_s: After so long without the end of the partition, tombstones may be gone that nobody has read.
     """
 
+    was_read: WakeUp
+    index: PendingIndex
+
     def __init__(self, index: PendingIndex, *, patience_s: float) -> None:
         self.index = index
         self.whole_s: float | None = None

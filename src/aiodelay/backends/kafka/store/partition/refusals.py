@@ -29,6 +29,8 @@ class Refusals:
         targets: Which topics take messages.
     """
 
+    suspects: Suspects
+
     def __init__(self, topic: str, history: str, progress: ReadProgress, targets: Targets) -> None:
         self._topic, self._history, self._progress, self._targets = topic, history, progress, targets
         self.suspects = Suspects()

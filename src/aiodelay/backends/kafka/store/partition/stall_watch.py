@@ -21,6 +21,8 @@ class StallWatch:
         ownership: Tells users why the partition does not serve.
     """
 
+    is_stalled: bool
+
     def __init__(self, ownership: Ownership) -> None:
         self._ownership = ownership
         self._offset: int | None = None

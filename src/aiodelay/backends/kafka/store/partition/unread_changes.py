@@ -31,6 +31,8 @@ class UnreadChanges:
         on_change: Called when workers may find something new to claim.
     """
 
+    written_to: int
+
     def __init__(
         self,
         progress: ReadProgress,
