@@ -103,9 +103,9 @@ class ChangeWriter:
             raise FencedError
         log, batch = self._progress.index.log, self._batch()
         batch.add_others(self._mark())
-        waiting = list(log.notes)
-        notes = [*waiting, *(note for change in batch.changes for note in change.notes)]
+        waiting, of_changes = list(log.notes), [note for change in batch.changes for note in change.notes]
         if is_told:
+            notes = [*waiting, *of_changes]
             batch.add_others(Outgoing(self._history.topic, *records.encode_history(note)) for note in notes)
         if not batch.outgoing:
             await self._wait()
@@ -116,9 +116,11 @@ class ChangeWriter:
         except AbortedError as error:
             self._aborted(error, transactions, batch)
             return
-        for _ in waiting[: len(log.notes)]:  # no others: a claim during the transaction has added entries
-            log.notes.popleft()
-        log.notes.extendleft([] if is_told else reversed(notes))
+        if is_told:
+            for _ in waiting[: len(log.notes)]:  # no others: a claim during the transaction has added entries
+                log.notes.popleft()
+        else:
+            log.notes += of_changes
         self._most = min(2 * self._most, MAX_CLAIM_MESSAGES)
         self._targets.took({each.topic for each in batch.outgoing})
         self._ownership.check_over()  # then nobody waits for these any more
