@@ -179,7 +179,7 @@ def claim(
         demand: By lane.
         worker: Who claims.
         lease_ms: How long.
-        turn: Says whose turn it is to be served first.
+        turn: Decides which lane the claim serves first.
         number: The claim's, for its token.
 
     Returns:

@@ -122,7 +122,7 @@ class PendingIndex:
         index.log.without_traceback = self.log.without_traceback
         return index
 
-    # --- what its owner asks of it ---------------------------------------------------------------------------
+    # --- for the owner ------------------------------------------------------------------------------------
 
     def come_near(self, read: Read) -> None:
         """Take in a far message whole, if it still stands."""

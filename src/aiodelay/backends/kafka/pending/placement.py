@@ -1,4 +1,4 @@
-"""`Placement`: which partition this is, and which messages may stand in it."""
+"""`Placement`: the number of a partition, and the check that a message belongs there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 
 class Placement:
-    """One partition among those of its topic.
+    """The place of one partition in its topic.
 
     Args:
         name: The topic and partition, for logs.
@@ -34,10 +34,10 @@ class Placement:
         self.guard: Callable[[str], object] | None = None
         """Refuses a destination to which other programs' messages may not go."""
         self.is_mixed: bool = False
-        """Keys stand here that should stand in another partition."""
+        """The partition holds keys whose own partition is another one."""
 
     def unread(self) -> Placement:
-        """Return the placement of a partition that is read anew: no key is known that should stand elsewhere."""
+        """Return the placement for reading the partition from its start: no key of another partition is known yet."""
         placement = Placement(self.name, self.number, self.partitions, self.schedules)
         placement.guard = self.guard
         return placement
