@@ -13,9 +13,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from aiodelay import __version__
 from aiodelay.backends.memory.store import _MemoryWork
-from aiodelay.core import features
 from aiodelay.core import transitions as t
 from aiodelay.core.dict_table.claims import DictClaiming, LaneHeads
 from aiodelay.core.dict_table.entries import Entry, ExpiringDict
@@ -41,14 +39,13 @@ from aiodelay.core.values import (
     SettleOutcome,
     SourcePosition,
     Stored,
-    Tidied,
-    WorkStatus,
 )
 from aiodelay.errors import StoreTooNewError
 from aiodelay.memory import MemoryStore
 from aiodelay.ports import Store, Work
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
 from aiodelay.testing.conformance import SAME_ID_TABLE, Stage, StoreConformance
+from tests.support.versions import VersionedStore
 
 
 class EarlyLanes(LaneHeads):
@@ -546,52 +543,7 @@ def test_a_store_that_breaks_a_rule_fails_its_test(
 # --- an ability that the reference store does not have --------------------------------------------------------
 
 
-class Upgraded(MemoryStore):
-    """Records features, as stores do that processes of several versions share."""
-
-    def __init__(self, *, clock: VirtualClock, journal: int = 0) -> None:
-        super().__init__(clock=clock, journal=journal)
-        self.recorded: dict[str, str] = {}
-
-    async def features(self) -> Mapping[str, str]:
-        return self.recorded
-
-    async def switch_on(self, names: Collection[str]) -> None:
-        self.recorded |= dict.fromkeys(names, __version__)
-
-    def check(self, step: str) -> None:
-        features.check_known(self.name, self.recorded)
-
-    @asynccontextmanager
-    async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
-        self.check("open")
-        yield _CheckedWork(self, Worker(worker, lanes, self.now_ms()))
-
-
-class _CheckedWork(_MemoryWork):
-    def __init__(self, store: Upgraded, worker: Worker) -> None:
-        super().__init__(store._clock, store._rules, store._claiming, worker)
-        self._check, self._version = store.check, features.VersionCheck()
-
-    async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
-        with self._version.noted():
-            self._check("claim")
-        return await super().claim(demand, request=request, lease_ms=lease_ms)
-
-    async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
-        with self._version.noted():
-            self._check("tidy")
-        return await super().tidy(lanes, limit=limit)
-
-    async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        self._check("renew")
-        return await super().renew(renewals)
-
-    def status(self) -> WorkStatus:
-        return self._version.status()
-
-
-class LeavesRenewals(Upgraded):
+class LeavesRenewals(VersionedStore):
     def check(self, step: str) -> None:
         if step != "renew":
             super().check(step)
@@ -622,10 +574,10 @@ class KnowsNothing(LeavesRenewals):
         (ChecksClaims, "test_v1_a_version_that_does_not_know_a_feature_returns_no_lease"),
         (ChecksClaims, "test_v1_a_version_that_does_not_know_a_feature_opens_no_dispatching_role"),
         (KnowsNothing, "test_v1_a_version_that_knows_a_feature_goes_on"),
-        (Upgraded, "test_v1_a_claim_from_before_the_switch_is_renewed_and_settled"),
+        (VersionedStore, "test_v1_a_claim_from_before_the_switch_is_renewed_and_settled"),
     ],
 )
-def test_a_store_that_mixes_up_versions_fails_its_test(store: type[Upgraded], test: str) -> None:
+def test_a_store_that_mixes_up_versions_fails_its_test(store: type[VersionedStore], test: str) -> None:
     getattr(suite_on(LeavesRenewals), test)()
     with pytest.raises((AssertionError, StoreTooNewError, pytest.fail.Exception)):
         getattr(suite_on(store), test)()

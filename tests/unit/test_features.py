@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from itertools import count
 
 import pytest
@@ -15,14 +14,11 @@ from aiodelay.backends.kafka import records
 from aiodelay.backends.kafka.pending.checkpoint import Witness, checkpoint_of
 from aiodelay.backends.kafka.pending.pending_index import PendingIndex
 from aiodelay.backends.kafka.pending.placement import Placement
-from aiodelay.backends.memory.store import _MemoryWork
 from aiodelay.core import features
-from aiodelay.core.dict_table.table import Worker
-from aiodelay.core.values import Claimed, Demand, Lane, Tidied, WorkStatus
+from aiodelay.core.values import WorkStatus
 from aiodelay.kafka.records import Kind, Read
-from aiodelay.memory import MemoryStore
-from aiodelay.ports import Work
 from aiodelay.testing import VirtualClock
+from tests.support.versions import VersionedStore
 
 NOW = VirtualClock().now_ms()
 HERE = f"aiodelay {__version__} does not know; upgrade this process, which claims nothing until then"
@@ -59,37 +55,12 @@ def test_what_is_known_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- a scheduler ------------------------------------------------------------------------------------------
 
 
-class Store(MemoryStore):
-    """One whose data may be of a newer version."""
+class Store(VersionedStore):
+    """A store whose open claims are renewed, also by a process that does not know the features."""
 
-    def __init__(self, *, clock: VirtualClock) -> None:
-        super().__init__(clock=clock)
-        self.recorded: dict[str, str] = {}
-
-    @asynccontextmanager
-    async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
-        known = Worker(worker, lanes, self.now_ms())
-        self._table.workers.add(known)
-        yield _Work(self, known)
-
-
-class _Work(_MemoryWork):
-    def __init__(self, store: Store, worker: Worker) -> None:
-        super().__init__(store._clock, store._rules, store._claiming, worker)
-        self._newer, self._version = store, features.VersionCheck()
-
-    async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
-        with self._version.noted():
-            features.check_known(self._newer.name, self._newer.recorded)
-        return await super().claim(demand, request=request, lease_ms=lease_ms)
-
-    async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
-        with self._version.noted():
-            features.check_known(self._newer.name, self._newer.recorded)
-        return await super().tidy(lanes, limit=limit)
-
-    def status(self) -> WorkStatus:
-        return self._version.status()
+    def check(self, step: str) -> None:
+        if step in ("claim", "tidy"):
+            super().check(step)
 
 
 @pytest.mark.asyncio
