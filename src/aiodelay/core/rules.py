@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from aiodelay.errors import RecordFormatError
 
 from . import transitions as t
-from .table import Row, Table
+from .table import Answers, Row, Table
 from .values import (
     RETRY_WINDOW_MS,
     TOMBSTONE_WINDOW_MS,
@@ -42,7 +42,7 @@ from .values import (
     Stored,
 )
 
-__all__ = ["Rules"]
+__all__ = ["Rules", "keep_answer", "known_answer"]
 
 R = TypeVar("R", bound=Row)
 
@@ -61,18 +61,12 @@ class Rules(Generic[R]):
 
     def apply(self, command: Command, now: int) -> Outcome:
         """Carry out a command, or repeat the first answer to it."""
-        table = self.table
-        row = table.find(command.id)
-        if command.op == t.NO_OP:
-            return self.decide(command, row, now)
-        outcome = table.answers.answer(command, now)
-        if outcome is not None:
-            return outcome
-        if row is not None and row.record.op == command.op:
-            return t.first_answer(row.record)
+        row, answers = self.table.find(command.id), self.table.answers
+        known = known_answer(answers, command, row, now)
+        if known is not None:
+            return known
         outcome = self.decide(command, row, now)
-        if not (isinstance(outcome, Stored) and outcome.answer == "stored"):  # the record itself tells that one
-            table.answers.add(command.op, outcome, until_ms=now + RETRY_WINDOW_MS)
+        keep_answer(answers, command, outcome, now)
         return outcome
 
     def decide(self, command: Command, row: R | None, now: int) -> Outcome:
@@ -367,3 +361,27 @@ class Rules(Generic[R]):
         table.insert(record, t.retry_place(record, message.due_ms))
         table.note("again", record, now, record.last_error or "")
         return Stored("stored", record.revision, record.due_ms)
+
+
+def known_answer(answers: Answers, command: Command, row: Row | None, now: int) -> Outcome | None:
+    """Return the first answer to a command that is repeated.
+
+    Args:
+        answers: The table's.
+        command: Any; a command without an op is never a repetition.
+        row: The message that stands under its id.
+        now: Epoch ms.
+    """
+    if command.op == t.NO_OP:
+        return None
+    known = answers.answer(command, now)
+    if known is None and row is not None and row.record.op == command.op:
+        return t.first_answer(row.record)
+    return known
+
+
+def keep_answer(answers: Answers, command: Command, outcome: Outcome, now: int) -> None:
+    """Keep the answer to a command for as long as it may be repeated, unless the stored record itself tells it."""
+    is_told = isinstance(outcome, Stored) and outcome.answer == "stored"
+    if command.op != t.NO_OP and not is_told:
+        answers.add(command.op, outcome, until_ms=now + RETRY_WINDOW_MS)

@@ -40,6 +40,7 @@ from aiodelay.core.values import (
     Put,
     PutBack,
     Record,
+    Stored,
 )
 from aiodelay.errors import PayloadTypeError, RecordFormatError, ScheduleTimeError, TargetError, kind_of, shortened
 
@@ -102,6 +103,7 @@ __all__ = [
     "position_in",
     "readable",
     "received",
+    "remembered",
     "user_headers",
 ]
 
@@ -183,6 +185,11 @@ class Memory(msgspec.Struct, omit_defaults=True):
 
     answers: list[tuple[str, str, int, int, int]] = []
     version: tuple[int, int] | None = None
+
+
+def remembered(op: bytes, stored: Stored, until_ms: int) -> tuple[str, str, int, int, int]:
+    """Return a command's answer as `Memory.answers` has it."""
+    return op.hex(), stored.answer, stored.revision, stored.due_ms, until_ms
 
 
 class Message(Protocol):

@@ -33,6 +33,7 @@ __all__ = [
     "Trial",
     "Worker",
     "Workers",
+    "journal_entry",
 ]
 
 SERVED_WINDOW_MS = 60_000
@@ -334,9 +335,13 @@ class DictTable:
 
     def note(self, event: str, record: Record, now: int, detail: str = "") -> None:
         if self.journal is not None:
-            number, lane = next(self._numbers), record.envelope.lane
-            entry = (number, now, event, record.id, record.revision, lane, record.due_ms, record.attempt, detail)
-            self.journal.append(JournalEntry(*entry))
+            self.journal.append(journal_entry(next(self._numbers), now, event, record, detail))
+
+
+def journal_entry(number: int, now: int, event: str, record: Record, detail: str) -> JournalEntry:
+    """Return an entry of the journal about a message."""
+    lane, due_ms = record.envelope.lane, record.due_ms
+    return JournalEntry(number, now, event, record.id, record.revision, lane, due_ms, record.attempt, detail)
 
 
 _TOGETHER = nullcontext()

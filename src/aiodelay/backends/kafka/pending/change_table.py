@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 from aiodelay.backends.kafka import records
 from aiodelay.core.dict_table.entries import Entry
-from aiodelay.core.dict_table.table import DictAnswers, DictClaims, DictLetters, DictTable, DictTrials
+from aiodelay.core.dict_table.table import DictAnswers, DictClaims, DictLetters, DictTable, DictTrials, journal_entry
 from aiodelay.core.transitions import occurrence_of
 from aiodelay.core.values import (
     RETRY_WINDOW_MS,
@@ -19,7 +19,6 @@ from aiodelay.core.values import (
     Command,
     DeadKey,
     DeadLetter,
-    JournalEntry,
     Outcome,
     Record,
     Stored,
@@ -49,9 +48,7 @@ class _Answers:
         self._near.keep(record, now)
         answer, change = self._near.by_op.get(record.op, now), self._log.current
         if change is not None and isinstance(answer, Stored):
-            until_ms = now + RETRY_WINDOW_MS
-            memory = record.op.hex(), answer.answer, answer.revision, answer.due_ms, until_ms
-            change.remembering().answers.append(memory)
+            change.remembering().answers.append(records.remembered(record.op, answer, now + RETRY_WINDOW_MS))
 
     def last_revision(self, message_id: str, now: int) -> int | None:
         return self._near.last_revision(message_id, now)
@@ -176,7 +173,8 @@ class ChangeTable:
         change, record, answers = self._log.current, row.record, self._near.answers
         if change is None:
             self._near.remove(row)
-        if change is None or change.entry is not row:
+            return
+        if change.entry is not row:
             return
         self._hold_lease(row)
         if occurrence_of(record.id) is None:
@@ -190,5 +188,4 @@ class ChangeTable:
 
     def note(self, event: str, record: Record, now: int, detail: str = "") -> None:
         if self._log.keeps_history:
-            lane, at = record.envelope.lane, record.due_ms
-            self._log.note(JournalEntry(0, now, event, record.id, record.revision, lane, at, record.attempt, detail))
+            self._log.note(journal_entry(0, now, event, record, detail))

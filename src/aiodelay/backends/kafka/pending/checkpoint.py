@@ -102,7 +102,7 @@ def checkpoint_of(
         {standings[key].seen.offset for key in state.over},
         _raised(state, table),
         [
-            (op.hex(), stored.answer, stored.revision, stored.due_ms, until_ms)
+            records.remembered(op, stored, until_ms)
             for op, stored, until_ms in answers.by_op.items(now)
             if isinstance(stored, Stored)
         ],

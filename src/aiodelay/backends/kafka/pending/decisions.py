@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from aiodelay.backends.kafka import records
 from aiodelay.core.dict_table.entries import Entry, EntryState
-from aiodelay.core.rules import Rules
-from aiodelay.core.transitions import first_answer
+from aiodelay.core.rules import Rules, keep_answer, known_answer
 from aiodelay.core.values import (
     RETRY_WINDOW_MS,
     Cancel,
@@ -50,11 +49,9 @@ class Decisions:
     def command(self, command: Command) -> tuple[Outcome, Change | None]:
         """Decide a command; return the change to write, if any."""
         now, entry = self._clock.now_ms(), self._table.find(command.id)
-        known = self._table.answers.answer(command, now)
+        known = known_answer(self._table.answers, command, entry, now)
         if known is not None:
             return known, None
-        if entry is not None and entry.record.op == command.op:
-            return first_answer(entry.record), None
         with self._log.deciding(self._change(command.id, entry)) as change:
             outcome = self._rules.decide(command, entry, now)
             if isinstance(command, Cancel) and entry is not None and isinstance(outcome, Stored):
@@ -67,8 +64,7 @@ class Decisions:
         if entry is not None and not entry.token:
             self._log.reserve(entry)
         if outcome.answer != "stored":  # the record itself tells this answer
-            answer = command.op.hex(), outcome.answer, outcome.revision, outcome.due_ms, now + RETRY_WINDOW_MS
-            change.remembering().answers.append(answer)
+            change.remembering().answers.append(records.remembered(command.op, outcome, now + RETRY_WINDOW_MS))
         return outcome, self._log.offer(change)
 
     def _change(self, message_id: str, entry: Entry | None) -> Change:
@@ -84,8 +80,7 @@ class Decisions:
 
     def answered(self, command: Command, outcome: Outcome) -> None:
         """Remember the answer to a command whose change counted, for as long as it may be repeated."""
-        if not (isinstance(outcome, Stored) and outcome.answer == "stored"):  # the record itself tells this answer
-            self._table.answers.add(command.op, outcome, until_ms=self._clock.now_ms() + RETRY_WINDOW_MS)
+        keep_answer(self._table.answers, command, outcome, self._clock.now_ms())
 
     def settle(self, settlement: Settlement) -> tuple[SettleOutcome, Change | None]:
         """Decide a settlement; return the change to write, if any."""

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import aclosing
 
 from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.topics.observing import observer
 from aiodelay.core.version import __version__
 
 from .broadcast import all_places, write_everywhere
-from .features import recorded_features
+from .journal_reader import KafkaTrail
 from .store_parts import StorePort
 
 __all__ = ["FeatureMarkers"]
 
+ALL_OFFSETS = range(1 << 62)
+
 
 class FeatureMarkers(StorePort):
-    """`Upgradable` over the partitions of a store: its owner reads there which features are in use."""
+    """`Upgradable`: the owner of a partition reads there which features are in use."""
 
     async def features(self) -> Mapping[str, str]:
         """Return the features in use; each topic's first partition is read through for them."""
         self._parts.tasks.check_open()
-        return await recorded_features(self._parts.cluster, self._parts.options.topics)
+        found: dict[str, str] = {}
+        cluster = self._parts.cluster
+        async with observer(cluster) as consumer:
+            for topic in self._parts.options.topics:
+                found |= await _features_in(KafkaTrail(cluster, topic, consumer))
+        return found
 
     async def switch_on(self, names: Collection[str]) -> None:
         """Record features in every partition; in the first partitions last, so that all others have the record then."""
@@ -31,3 +40,12 @@ class FeatureMarkers(StorePort):
             wire = records.encode_feature(name, __version__)
             await write_everywhere(self._parts, wire, places[:others], "switched on")
             await write_everywhere(self._parts, wire, places[others:], "switched on")
+
+
+async def _features_in(topic: KafkaTrail) -> dict[str, str]:
+    found: dict[str, str] = {}
+    async with aclosing(topic.records(0, ALL_OFFSETS, lambda _: None)) as batches:
+        async for batch in batches:
+            named = (records.feature_in(each.key, each.value) for each in batch if each.key)
+            found |= dict(filter(None, named))
+    return found

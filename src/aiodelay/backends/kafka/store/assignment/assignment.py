@@ -166,6 +166,10 @@ class Assignment:
         problem = StoreMismatchError(f"topic {topic}", f"{what}: its pending messages are gone", then)
         self.lost[topic] = problem
         log.error("%s: nothing more is delivered or changed: %s", topic, problem)
+        self._leave(topic)
+
+    def _leave(self, topic: str) -> None:
+        """Own nothing more of a topic, and leave its group."""
         self.assign(topic, ())
         group = self._running.pop(self.groups.get(topic), None)
         if group is not None:
@@ -176,14 +180,11 @@ class Assignment:
         if self.too_new is None:
             self.too_new = error
             log.error("%s", error)
-            asyncio.get_running_loop().call_soon(self._leave_groups)  # not while the reader goes through partitions
+            asyncio.get_running_loop().call_soon(self._leave_all)  # not while the reader goes through partitions
 
-    def _leave_groups(self) -> None:
+    def _leave_all(self) -> None:
         for topic in self.counts:
-            self.assign(topic, ())
-        for group in self.groups.values():
-            if (task := self._running.pop(group, None)) is not None:
-                task.cancel()
+            self._leave(topic)
 
     def check_features(self) -> None:
         """Refuse to dispatch while a feature is in use that this version does not know.
