@@ -110,7 +110,8 @@ async def main(url: str) -> None:
         print("waiting:", (await scheduler.counts())["payment.remind"].scheduled)
         await asyncio.sleep(DAY.total_seconds())
         await pay(scheduler, 2)  # in time: no reminder
-        await asyncio.sleep(3 * DAY.total_seconds())
+        while await scheduler.get("remind-3"):
+            await asyncio.sleep(0.05)
         await pay(scheduler, 3)  # after the reminder
         await scheduler.run_until_idle()
         async for letter in scheduler.dead_letters(RemindOfPayment):

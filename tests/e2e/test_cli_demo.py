@@ -36,6 +36,8 @@ SCREENS = {
 """Of the page, each with something that it shows."""
 OF_TOPICS = {"/consumers": "ledger"}
 """On a store with topics beside it."""
+SUMMARY = re.compile(r"scheduled \d+ │")
+"""Printed every few seconds, so how many there are depends on the machine."""
 LATE = re.compile(r"late (\d+) ms(?! \(was due before)")
 COUNTED = {
     "delivered": "delivered",
@@ -64,7 +66,7 @@ class Told(NamedTuple):
 
 def taken_apart(lines: list[str]) -> Told:
     first, *middle, summary = lines
-    matches = [(line, EVENT.fullmatch(line)) for line in middle]
+    matches = [(line, EVENT.fullmatch(line)) for line in middle if not SUMMARY.match(line)]
     return Told(
         first, [found for _, found in matches if found], [line for line, found in matches if not found], summary
     )
