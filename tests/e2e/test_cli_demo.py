@@ -230,6 +230,8 @@ def test_no_server_outlives_a_killed_demo(tmp_path: Path, folder: Path, monkeypa
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(DEADLINE_S)
             connection.connect("redis.sock")
+            connection.sendall(b"PING\r\n")  # accepted: a connection that still waits for that would be reset
+            assert connection.recv(7) == b"+PONG\r\n"
             demo.send(signal.SIGKILL)
             assert connection.recv(1) == b""
     until_sync(lambda: not server_folder.exists(), f"{server_folder} is removed", DEADLINE_S)
