@@ -46,7 +46,7 @@ pytest_collect_file = Sybil(
     patterns=["docs/*.md", "docs/*/*.md"],
     excludes=[
         *("docs/kafka.md", "docs/delay-box.md", "docs/migration.md"),  # tests/integration run them, on a broker
-        "docs/tutorial.md",  # tests/e2e runs each of its blocks, and of README.md's, as a program
+        "docs/tutorial.md",  # tests/e2e runs its programs, and those of README.md
         "docs/spark/*.md",  # tests/spark runs them
     ],
     setup=enter_own_folder,
