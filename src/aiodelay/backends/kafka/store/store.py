@@ -31,11 +31,11 @@ from aiodelay.ports.clock import Clock, SystemClock
 from .assignment import Assignment, Lookup, Readiness
 from .commands import Commands, Intakes, PutBacks, RemoteCancels, UserWrites
 from .feature_markers import FeatureMarkers
-from .holds import Holds
 from .inspection import Inspection
 from .instances import instances_of
 from .journal import HistoryJournal
 from .partition import Partition
+from .pauses import Pauses
 from .store_options import read_store_url
 from .store_parts import StoreParts
 from .store_tasks import StoreTasks
@@ -61,7 +61,7 @@ _PRODUCER_TRAITS = replace(
 )
 
 
-class KafkaStore(Inspection, Transfers, Holds, FeatureMarkers, HistoryJournal):
+class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
     """Keeps messages in compacted topics. The processes that have opened `work` share the partitions.
 
     New messages go into the first topic. The same id in two topics is two messages: a command by id is about the

@@ -1,4 +1,4 @@
-"""`Holds`: pauses and resumes lanes and addresses, in every partition."""
+"""`Pauses`: pauses and resumes lanes and addresses, in every partition."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from aiodelay.core.values import Lane
 from .broadcast import all_places, write_everywhere
 from .store_parts import StorePort
 
-__all__ = ["Holds"]
+__all__ = ["Pauses"]
 
 
-class Holds(StorePort):
+class Pauses(StorePort):
     """`Holds` over the partitions of a store: the owner of each partition reads there which lanes are held."""
 
     async def hold(self, lane: Lane, address: str | None = None) -> bool:
