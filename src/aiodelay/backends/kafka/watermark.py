@@ -1,8 +1,9 @@
-"""The dispatch watermark: what a partition's owner has surely finished, so that nothing of it is delivered again.
+"""The dispatch watermark: the messages that a partition's owner has certainly finished. They are not delivered again.
 
-A tombstone is not for ever: `delete.retention.ms` after it was cleaned it goes, and a replica that was away for longer,
-or a reader that stood still for longer, still holds the message that it ended. So the owner writes, now and then, up to
-when and up to where all has ended. What stands below that, and has no end, has come back, and is not delivered.
+A tombstone ends a message, but Kafka removes the tombstone `delete.retention.ms` after cleaning it. A replica or a
+reader that was away for longer may still have the message without its end. The owner therefore writes a watermark from
+time to time: an offset and a time up to which every message has ended. A message below both that has no end has come
+back, and is not delivered.
 
 Pure: tests/stateful/test_kafka_models.py plays tombstones that vanish.
 """
@@ -15,20 +16,20 @@ __all__ = ["Watermark"]
 
 
 class Watermark(Struct, frozen=True):
-    """All messages that stood below an offset, and were to be delivered by some time, have ended.
+    """All messages below an offset whose delivery was planned up to a certain time have ended.
 
     Attributes:
-        until_ms: The time: their places, not only their due times, are not after it.
-        read_to: The offset.
+        until_ms: That time. It is compared with the planned time of the next attempt, not only with the due time.
+        read_to: That offset.
     """
 
     until_ms: int = -1
     read_to: int = 0
 
     def covers(self, offset: int, place_ms: int) -> bool:
-        """Say whether a message has surely ended, though it seems to stand."""
+        """Say whether a message has certainly ended, although its record is there without an end."""
         return offset < self.read_to and place_ms <= self.until_ms
 
     def is_beyond(self, other: Watermark) -> bool:
-        """Say whether this one tells more than another, and nothing less."""
+        """Say whether this watermark covers more than another one, and nothing less."""
         return self.read_to > other.read_to and self.until_ms >= other.until_ms

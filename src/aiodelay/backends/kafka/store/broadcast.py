@@ -1,4 +1,4 @@
-"""`write_everywhere`: a record for every partition, such as a hold or a feature."""
+"""`write_everywhere`: writes one record to every partition, such as the pause of a lane or a feature."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def all_places(parts: StoreParts) -> list[TopicPartition]:
 
 
 async def write_everywhere(parts: StoreParts, wire: records.Wire, places: Sequence[TopicPartition], what: str) -> None:
-    """Write a record to partitions, and wait until this process has read it in its own partitions.
+    """Write a record to partitions, and wait until this process has read it in the partitions that it owns.
 
     Args:
-        parts: The store's.
+        parts: The parts of the store.
         wire: The record.
         places: The partitions.
-        what: The effect of the record, for the error: "held".
+        what: A noun for the record in the error text, such as "the pause".
 
     Raises:
         StoreUnavailableError: Some partitions have the record, or none.
@@ -42,4 +42,5 @@ async def write_everywhere(parts: StoreParts, wire: records.Wire, places: Sequen
                 if (partition := parts.assignment.partitions.get(place)) is not None:
                     await partition.until_read(each.offset)
     except UNAVAILABLE as error:
-        raise StoreUnavailableError(parts.cluster.name, f"{what} in part, or not: {reason_of(error)}") from error
+        problem = f"{what} is in some partitions or in none: {reason_of(error)}"
+        raise StoreUnavailableError(parts.cluster.name, problem) from error

@@ -1,4 +1,4 @@
-"""`FeatureMarkers`: the features in use, recorded in every partition."""
+"""`FeatureMarkers`: reads and records the features in use. Every partition has a record for each feature."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiodelay.backends.kafka.topics.observing import observer
 from aiodelay.core.version import __version__
 
 from .broadcast import all_places, write_everywhere
-from .journal_reader import KafkaTrail
+from .journal_reader import KafkaJournal
 from .store_parts import StorePort
 
 __all__ = ["FeatureMarkers"]
@@ -19,30 +19,33 @@ ALL_OFFSETS = range(1 << 62)
 
 
 class FeatureMarkers(StorePort):
-    """`Upgradable`: the owner of a partition reads there which features are in use."""
+    """`Upgradable` over the partitions of a store: the owner of a partition reads there which features are in use."""
 
     async def features(self) -> Mapping[str, str]:
-        """Return the features in use; each topic's first partition is read through for them."""
+        """Return the features in use. This reads the first partition of each topic from its beginning."""
         self._parts.tasks.check_open()
         found: dict[str, str] = {}
         cluster = self._parts.cluster
         async with observer(cluster) as consumer:
             for topic in self._parts.options.topics:
-                found |= await _features_in(KafkaTrail(cluster, topic, consumer))
+                found |= await _features_in(KafkaJournal(cluster, topic, consumer))
         return found
 
     async def switch_on(self, names: Collection[str]) -> None:
-        """Record features in every partition; in the first partitions last, so that all others have the record then."""
+        """Record features in every partition.
+
+        The first partitions come last: `features` reads only these, and must not find a feature that others lack.
+        """
         recorded = await self.features()
         places = sorted(all_places(self._parts), key=lambda place: place.partition == 0)
         others = sum(place.partition > 0 for place in places)
         for name in sorted(set(names) - recorded.keys()):
             wire = records.encode_feature(name, __version__)
-            await write_everywhere(self._parts, wire, places[:others], "switched on")
-            await write_everywhere(self._parts, wire, places[others:], "switched on")
+            await write_everywhere(self._parts, wire, places[:others], f"the feature {name}")
+            await write_everywhere(self._parts, wire, places[others:], f"the feature {name}")
 
 
-async def _features_in(topic: KafkaTrail) -> dict[str, str]:
+async def _features_in(topic: KafkaJournal) -> dict[str, str]:
     found: dict[str, str] = {}
     async with aclosing(topic.records(0, ALL_OFFSETS, lambda _: None)) as batches:
         async for batch in batches:

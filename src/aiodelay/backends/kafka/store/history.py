@@ -1,4 +1,4 @@
-"""The history: a topic that is told what becomes of messages, in the transaction that does it; kept by age or size."""
+"""`read_history`: lists entries of the history topic, to which owners write the journal of the store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ __all__ = ["read_history"]
 async def read_history(
     cluster: Cluster, topic: str, *, message_id: str | None, after: int, limit: int
 ) -> list[JournalEntry]:
-    """Read entries of a history topic. A message's stand in one partition; all are read only for entries of all.
+    """List entries of a history topic. For one message, only the partition of its id is read.
+
+    A transaction writes the entries together with the changes that they describe. Age or size limits what is kept.
 
     Raises:
         StoreUnavailableError: The cluster does not answer.

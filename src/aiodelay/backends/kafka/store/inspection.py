@@ -31,7 +31,7 @@ class Inspection(StorePort):
         return heapq.nsmallest(query.limit, found, key=lambda each: (each.next_attempt_ms, each.record.id))
 
     async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
-        """List recurring messages by id; an index never leaves them far."""
+        """List recurring messages by id; an index keeps all of them near."""
         await _until_known(self._parts.lookup.owned())
         found = [each for partition in self._parts.lookup.owned() for each in partition.horizon.series(after, limit)]
         return heapq.nsmallest(limit, found, key=lambda each: each.record.id)
@@ -45,7 +45,7 @@ class Inspection(StorePort):
         return dict(sorted(found.items()))
 
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
-        """Count what comes due from now on, by span and lane."""
+        """Count the messages that become due from now on, by span and lane."""
         found: Counter[tuple[int, Lane]] = Counter()
         for partition in self._parts.lookup.owned():
             for each in await partition.horizon.load(bucket_ms=bucket_ms, buckets=buckets):
@@ -60,7 +60,7 @@ class Inspection(StorePort):
         after: tuple[int, str, int] | None = None,
         limit: int = 100,
     ) -> Sequence[DeadLetter]:
-        """List dead letters, oldest first, of the partitions that this process owns."""
+        """List the dead letters of the partitions that this process owns, oldest first."""
         partitions = (
             self._parts.lookup.owned() if message_id is None else self._parts.lookup.all_partitions_of(message_id)
         )
@@ -73,7 +73,7 @@ class Inspection(StorePort):
         return heapq.nsmallest(limit, found, key=lambda each: (each.at_ms, each.record.id, each.record.revision))
 
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
-        """Give dead letters a new life."""
+        """Schedule dead letters again."""
         self._parts.lookup.owned()
         return [await self._parts.lookup.partition_of_letter(key).commands.redrive(key) for key in keys]
 
@@ -84,10 +84,10 @@ class Inspection(StorePort):
 
 
 async def _until_known(partitions: Collection[Partition]) -> None:
-    """Wait until all that stands in partitions is known.
+    """Wait until the indexes know all messages of these partitions.
 
     Raises:
-        StoreUnavailableError: It takes too long.
+        StoreUnavailableError: A partition was not read in time.
     """
     await asyncio.gather(*(each.until_known() for each in partitions))
 

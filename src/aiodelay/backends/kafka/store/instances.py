@@ -18,13 +18,13 @@ __all__ = ["instances_of"]
 
 
 async def instances_of(assignment: Assignment, *, name: str, instance: str, now_ms: int) -> Sequence[Instance]:
-    """List this process's workers, and the other members of the topics' groups; all with their partitions.
+    """List this process's workers and the other members of the topics' groups, with their partitions.
 
     Args:
         assignment: The partitions that this process owns.
-        name: What error messages call the store.
+        name: The name of the store for error messages.
         instance: The name that the user gave this process; "" = none.
-        now_ms: The store's time.
+        now_ms: The time of the store.
 
     Raises:
         StoreUnavailableError: A group does not answer.

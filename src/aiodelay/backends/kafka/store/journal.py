@@ -9,7 +9,7 @@ from aiodelay.core.values import JournalEntry
 from aiodelay.errors import UnsupportedByStoreError
 
 from .history import read_history
-from .journal_reader import KafkaTrail, open_trail
+from .journal_reader import KafkaJournal, open_journal
 from .store_parts import StorePort
 
 __all__ = ["HistoryJournal"]
@@ -21,14 +21,14 @@ class HistoryJournal(StorePort):
     async def journal(
         self, *, message_id: str | None = None, after: int = 0, limit: int = 100
     ) -> Sequence[JournalEntry]:
-        """List the entries of the history topic, as long as the topic keeps them."""
+        """List the entries that the history topic still keeps."""
         self._parts.tasks.check_open()
         cluster, topic = self._parts.cluster, self._history()
         return await read_history(cluster, topic, message_id=message_id, after=after, limit=limit)
 
-    def trail(self) -> AbstractAsyncContextManager[KafkaTrail]:
-        """Open the history topic alone; numbers are offsets."""
-        return open_trail(self._parts.cluster, self._history())
+    def trail(self) -> AbstractAsyncContextManager[KafkaJournal]:
+        """Open the history topic without opening the store; the numbers of entries are offsets."""
+        return open_journal(self._parts.cluster, self._history())
 
     def _history(self) -> str:
         history = self._parts.options.history

@@ -1,7 +1,9 @@
-"""A topic, such as a history, read from any place without opening a store: numbers are offsets, by partition."""
+"""`KafkaJournal`: reads a topic from any offset without opening a store, such as the history topic.
+
+The numbers of entries are offsets, and the parts are partitions.
+"""
 
 from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -16,23 +18,25 @@ from aiodelay.backends.kafka.topics.observing import answering, next_records, ob
 from aiodelay.backends.kafka.topics.topic import history_partitions
 from aiodelay.core.values import JournalEntry
 
-__all__ = ["KafkaTrail", "open_trail"]
+__all__ = ["KafkaJournal", "open_journal"]
 
 
-class KafkaTrail:
-    """`Trail` of a part for each partition. Not every offset has an entry: ends of transactions stand there as well.
+class KafkaJournal:
+    """The port `Trail` over a topic, with a part for each partition. Not every offset has an entry.
+
+    Kafka also puts a marker at an offset where a transaction ends.
 
     Args:
-        cluster: Where the topic is.
-        topic: The history, or another.
-        consumer: Started, of no topic.
+        cluster: The cluster of the topic.
+        topic: The history topic, or another one.
+        consumer: A started consumer without a topic.
     """
 
     def __init__(self, cluster: Cluster, topic: str, consumer: Consumer) -> None:
         self._cluster, self._topic, self._consumer = cluster, topic, consumer
 
     async def spans(self) -> Mapping[int, range]:
-        """Ask for the partitions and their offsets, up to the first open transaction."""
+        """Return the offsets that can be read in each partition, up to the first open transaction."""
         n = await history_partitions(self._cluster, self._topic)
         with answering(self._cluster):
             return await self._spans(range(n))
@@ -40,7 +44,7 @@ class KafkaTrail:
     async def entries(
         self, part: int, span: range, trimmed: Callable[[range], object]
     ) -> AsyncIterator[Sequence[JournalEntry]]:
-        """Read the partition."""
+        """Yield the journal entries of a partition."""
         async with aclosing(self.records(part, span, trimmed)) as batches:
             async for found in batches:
                 entries = [records.decode_history(each.value, each.offset) for each in found]
@@ -49,7 +53,7 @@ class KafkaTrail:
     async def records(
         self, part: int, span: range, trimmed: Callable[[range], object]
     ) -> AsyncGenerator[Sequence[Any]]:
-        """Read the partition: aiokafka's records, whatever they hold."""
+        """Yield aiokafka's records of a partition, whatever their content."""
         place = TopicPartition(self._topic, part)
         with answering(self._cluster):
             kept = (await self._spans([part]))[part]
@@ -76,11 +80,11 @@ class KafkaTrail:
 
 
 @asynccontextmanager
-async def open_trail(cluster: Cluster, topic: str) -> AsyncGenerator[KafkaTrail]:
-    """Connect.
+async def open_journal(cluster: Cluster, topic: str) -> AsyncGenerator[KafkaJournal]:
+    """Connect to the cluster of a topic.
 
     Raises:
         StoreUnavailableError: The cluster does not answer.
     """
     async with observer(cluster) as consumer:
-        yield KafkaTrail(cluster, topic, consumer)
+        yield KafkaJournal(cluster, topic, consumer)

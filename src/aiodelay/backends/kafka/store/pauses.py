@@ -1,4 +1,4 @@
-"""`Pauses`: pauses and resumes lanes and addresses, in every partition."""
+"""`Pauses`: pauses and resumes lanes and addresses, by a record in every partition."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ __all__ = ["Pauses"]
 
 
 class Pauses(StorePort):
-    """`Holds` over the partitions of a store: the owner of each partition reads there which lanes are held."""
+    """The port `Holds` over the partitions of a store: the owner of a partition reads there which lanes are paused."""
 
     async def hold(self, lane: Lane, address: str | None = None) -> bool:
-        """Pause a lane or an address of it."""
-        return await self._set_hold(lane, address, is_held=True)
+        """Pause a lane, or one of its addresses; say whether that changed anything."""
+        return await self._set_pause(lane, address, is_paused=True)
 
     async def release(self, lane: Lane, address: str | None = None) -> bool:
-        """Resume a lane or an address of it."""
-        return await self._set_hold(lane, address, is_held=False)
+        """Resume a lane, or one of its addresses; say whether that changed anything."""
+        return await self._set_pause(lane, address, is_paused=False)
 
     async def holds(self) -> Sequence[tuple[Lane, str | None]]:
-        """List the lanes and addresses that are held."""
-        found = {held for partition in self._parts.lookup.owned() for held in partition.index.inspection.holds()}
-        return sorted(found, key=lambda held: (held[0], held[1] is not None, held[1] or ""))
+        """List the lanes and addresses that are paused."""
+        found = {paused for partition in self._parts.lookup.owned() for paused in partition.index.inspection.holds()}
+        return sorted(found, key=lambda paused: (paused[0], paused[1] is not None, paused[1] or ""))
 
-    async def _set_hold(self, lane: Lane, address: str | None, *, is_held: bool) -> bool:
-        was_held = (lane, address) in await self.holds()
-        wire = records.encode_hold(lane, address, is_held=is_held)
-        await write_everywhere(self._parts, wire, all_places(self._parts), "held")
-        return was_held != is_held
+    async def _set_pause(self, lane: Lane, address: str | None, *, is_paused: bool) -> bool:
+        was_paused = (lane, address) in await self.holds()
+        wire = records.encode_hold(lane, address, is_held=is_paused)
+        what = "the pause" if is_paused else "the end of the pause"
+        await write_everywhere(self._parts, wire, all_places(self._parts), what)
+        return was_paused != is_paused

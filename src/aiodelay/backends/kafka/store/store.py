@@ -1,7 +1,7 @@
-"""`kafka://host:9092/schedules`: compacted topics as the only database.
+"""`kafka://host:9092/schedules`: a store that keeps its messages in compacted topics and needs no other database.
 
-`KafkaStore` joins the parts. `assignment/` owns partitions. `commands/` carries out commands. The classes that the
-store inherits implement one port each over its parts.
+`KafkaStore` joins the parts. `assignment/` owns partitions, and `commands/` carries out commands. `KafkaStore` inherits
+classes that each implement one port of the store, such as `Inspection` and `Pauses`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _TRAITS = StoreTraits(
     lookup="anywhere",
     safety_poll_ms=SAFETY_POLL_MS,
     positions="recorded",
-    longest_lease_ms=SESSION_MS - 2 * HEARTBEAT_MS,  # its group gives its partitions away after SESSION_MS
+    longest_lease_ms=SESSION_MS - 2 * HEARTBEAT_MS,  # after SESSION_MS of silence, the group gives the partitions away
 )
 
 
@@ -64,18 +64,20 @@ _PRODUCER_TRAITS = replace(
 class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
     """Keeps messages in compacted topics. The processes that have opened `work` share the partitions.
 
-    New messages go into the first topic. The same id in two topics is two messages: a command by id is about the
-    message in the first topic that holds the id.
+    New messages go into the first topic. If an id is stored in two topics, it names two messages. A command with this
+    id is then about the message in the first of these topics.
 
-    A consumer group for each topic shares the partitions again whenever a process comes or goes. As `member` k of
-    `members` n, this process owns every n-th partition instead, from the k-th on. Only a process that owns all
-    partitions has verdicts. Any other process writes its requests, and the owner reads them.
+    A consumer group for each topic shares the partitions again whenever a process comes or goes. With the options
+    `member=k` and `members=n` there is no group: this process owns every n-th partition, beginning with partition k.
 
-    A process that never opens `work` only schedules: it reads nothing and has no verdicts.
+    A process that owns all partitions returns the final outcome of each command. Any other process writes its commands
+    as requests into the topic, and the owners read and carry out the requests.
+
+    A process that never opens `work` only schedules: it does not read the topics, so it returns no final outcomes.
 
     Args:
         url: `kafka://host:9092/schedules`, more topics after commas, with options.
-        clock: Where the store reads the time; None = this machine's.
+        clock: The clock of the store; None = the clock of this machine.
 
     Raises:
         ConfigurationError: The URL cannot be used.
@@ -100,7 +102,7 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
 
     @property
     def traits(self) -> StoreTraits:
-        """The abilities of the store in this process; a process that only schedules has fewer."""
+        """Return the abilities of the store in this process. A process that does not own all partitions has fewer."""
         return _TRAITS if self.assignment.is_whole else _PRODUCER_TRAITS
 
     @property
@@ -119,7 +121,7 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
     # --- opening and closing ------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if not __debug__:  # aiokafka guards the states of a transaction by assertions
+        if not __debug__:  # aiokafka checks the states of a transaction by assertions, which -O removes
             raise ConfigurationError("python", "-O", "Python without -O, which takes away checks of the Kafka client")
         options = self._parts.options
         topics = await prepare(
@@ -136,7 +138,7 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
 
     async def __aexit__(self, *exc_info: object) -> None:
         tasks = self._parts.tasks.take()
-        async with AsyncExitStack() as closing:  # all of it, also if it is cancelled on the way
+        async with AsyncExitStack() as closing:  # runs every step, even if one of them fails or is cancelled
             for partition in self.partitions.values():
                 closing.callback(partition.close)
             if tasks is not None:
@@ -147,7 +149,7 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
         self.assignment.close()
 
     async def _close_clients(self) -> None:
-        """Close all clients at the same time: each may take twice `CLOSE_S` while the cluster is away."""
+        """Close all clients at once: each may take twice `CLOSE_S` while the cluster does not answer."""
         assignment = self.assignment
         async with asyncio.TaskGroup() as tasks:
             for each in (self._positions, assignment.factory.fetcher, assignment.watch, self._parts.targets):
@@ -156,7 +158,7 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
             await self._parts.writer.__aexit__()
 
     async def _finish(self) -> None:
-        """Let transactions end: an open transaction holds up the topic's readers until Kafka aborts it (K3)."""
+        """Let open transactions end. Until Kafka aborts an open transaction, readers cannot read beyond it (K3)."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S), asyncio.TaskGroup() as tasks:
                 for partition in self.partitions.values():
@@ -165,19 +167,19 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
     # --- commands -----------------------------------------------------------------------------------------
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
-        """Carry out commands; commands of one message in order."""
+        """Carry out commands. Commands for the same message are carried out in their order."""
         self._parts.tasks.check_open()
         if source is not None:
             return await self._intakes.store(commands, source)
         return await self._commands.apply(commands)
 
     async def position(self, source: str) -> int | None:
-        """Return a source's position; another process that has read the source before is refused from then on."""
+        """Return the position of a source. From now on, another process that reads this source is refused."""
         self._parts.tasks.check_open()
         return await self._intakes.position(source)
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        """Take messages back: into owned partitions as their owner, into others by asking for it in writing."""
+        """Take messages back. This process stores those of its own partitions, and asks other owners for the rest."""
         self._parts.tasks.check_open()
         return await self._put_backs.put_back(messages)
 
@@ -185,7 +187,7 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
-        """Open the dispatching role."""
+        """Open the dispatching role of this process, which then owns partitions."""
         self._parts.tasks.check_open()
         self.assignment.own(worker)
         await self._readiness.until_ready()
@@ -198,48 +200,49 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
             work.close()
 
     async def instances(self) -> Sequence[Instance]:
-        """List this process's workers, and the other members of the topics' groups; all with their partitions.
+        """List this process's workers and the other members of the topics' groups, with their partitions.
 
-        Nobody knows which lanes the others serve. Without a group, as `member` of `members`, others are unknown.
+        The lanes of other members are unknown. With `member` and `members` there is no group, so other processes are
+        unknown too.
         """
         instance = self._parts.options.instance
         return await instances_of(self.assignment, name=self.name, instance=instance, now_ms=self.now_ms())
 
     def tell_restored(self, told: Callable[[float], None] | None) -> None:
-        """Call `told` for each partition with the seconds from its assignment until it serves claims."""
+        """Have `told` called for each partition, with the seconds from its assignment until it serves claims."""
         self.assignment.told_restored = told
 
     def guard(self, check: Callable[[str], object]) -> None:
-        """Check the destinations of records that other programs write, from the next opening on."""
+        """Set the check for destinations in records that other programs write. It holds from the next opening on."""
         self.assignment.factory.guard = check
 
-    # --- what keeps it from serving -----------------------------------------------------------------------
+    # --- status and problems ------------------------------------------------------------------------------
 
     def status(self) -> WorkStatus:
-        """Say how many of the owned partitions are ready."""
+        """Return how many of the owned partitions are ready."""
         return self._readiness.status()
 
     async def missing_rights(self) -> Sequence[str]:
-        """Name the rights that this process lacks, each with the command that grants it."""
+        """Return the rights that this process lacks, each with the command that grants the right."""
         self._parts.tasks.check_open()
         return await self._readiness.missing_rights()
 
     async def vanished(self) -> str:
-        """Return what happened to a topic that this process schedules into; "" in an owner, whose status says it."""
+        """Return why a topic that this process schedules into is lost; "" in an owner, whose status reports it."""
         return self._readiness.lost_topic()
 
     async def vanished_elsewhere(self) -> str:
-        """Return nothing: owners leave no note of a deleted topic."""
+        """Return "": on Kafka, owners leave no note about a deleted topic."""
         return ""
 
     # --- whole tables -------------------------------------------------------------------------------------
 
     def scan_parts(self, scan: Scan) -> Sequence[Part]:
-        """Return a part for each partition, up to where it ends now."""
+        """Return one part for each partition, up to the current end of the partition."""
         return self._scanner().parts()
 
     def scan_part(self, scan: Scan, part: Part) -> Iterator[Columns]:
-        """Read a partition."""
+        """Read one partition and yield its rows."""
         return self._scanner().read(scan, part)
 
     def _scanner(self) -> Scanner:
@@ -249,13 +252,13 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
 def open_store(url: str, *, namespace: str, clock: Clock | None) -> KafkaStore:
     """Open `kafka://host:9092/schedules`.
 
-    Options: `create_topic=true`, `partitions` of a topic that is created, `accept_partitions` of one that was given
-    more since, `history`, a topic that is told what becomes of messages, `member` of `members`, `instance`, `horizon`,
-    `max_pending`, `catch_up`, `index`, a directory, `timeout_ms`; to log in `security`, `sasl`, `ca_certs`,
-    `client_cert`, `client_key`.
+    Options: `create_topic=true`, `partitions` (of a topic that is created), `accept_partitions` (the new number, if a
+    topic was given more partitions), `history` (a topic for the journal), `member` of `members`, `instance`, `horizon`,
+    `max_pending`, `catch_up`, `index` (a directory), `timeout_ms`. Options for the login: `security`, `sasl`,
+    `ca_certs`, `client_cert`, `client_key`.
 
     Raises:
-        ConfigurationError: The URL is not of this form, an option is unknown or out of range, or there is a namespace.
+        ConfigurationError: The URL has another form, an option is unknown or out of range, or a namespace is given.
     """
     if namespace != "default":
         raise ConfigurationError("namespace", namespace, "none on Kafka: a topic of its own keeps an application apart")

@@ -1,4 +1,4 @@
-"""`StoreOptions`: the options in a store's URL, read and checked."""
+"""`StoreOptions`: the options in the URL of a store, read and checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_PARTITIONS = 1000
 
 
 class StoreOptions(Struct, frozen=True):
-    """The options of a store; docs/reference.md explains each."""
+    """The options of a store; docs/reference.md explains each of them."""
 
     cluster: Cluster
     topics: Sequence[str]
@@ -38,10 +38,10 @@ class StoreOptions(Struct, frozen=True):
 
 
 def read_store_url(url: str) -> StoreOptions:
-    """Read a store's URL.
+    """Read the URL of a store.
 
     Raises:
-        ConfigurationError: The URL is not of the known form, or an option is unknown or out of range.
+        ConfigurationError: The URL has another form, or an option is unknown or out of range.
         TargetError: Kafka allows no topic of this name.
     """
     given = UrlOptions(url)

@@ -20,13 +20,13 @@ class StoreParts(NamedTuple):
     """The parts of one store.
 
     Attributes:
-        options: The options in its URL.
-        clock: Where the store reads the time.
-        tasks: Its background tasks.
+        options: The options in the URL of the store.
+        clock: The clock of the store.
+        tasks: The background tasks of the store.
         targets: Which topics take messages.
         assignment: The partitions that this process owns.
-        lookup: Finds messages in them.
-        writer: Writes what any user may write.
+        lookup: Finds the partition of a message.
+        writer: Writes the records that a process may write without owning the partition.
     """
 
     options: StoreOptions
@@ -39,12 +39,12 @@ class StoreParts(NamedTuple):
 
     @property
     def cluster(self) -> Cluster:
-        """Where the topics are."""
+        """The cluster of the topics."""
         return self.options.cluster
 
 
 class StorePort:
-    """Implements one port of a store over the store's parts."""
+    """Base of the classes that implement one port of a store over its parts."""
 
     def __init__(self, parts: StoreParts) -> None:
         self._parts = parts

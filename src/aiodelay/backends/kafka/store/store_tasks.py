@@ -1,4 +1,4 @@
-"""`StoreTasks`: the background tasks of an open store. All parts of the store start theirs here."""
+"""`StoreTasks`: the background tasks of an open store. All parts of the store start their tasks here."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class StoreTasks:
-    """The tasks of one store, which may be opened again after it was closed.
+    """The tasks of one store. The store may be opened again after it was closed.
 
     Args:
-        name: What error messages call the store.
+        name: The name of the store for error messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -35,7 +35,7 @@ class StoreTasks:
         await self._tasks.__aenter__()
 
     def take(self) -> asyncio.TaskGroup | None:
-        """Close the store to new tasks, and return its task group, which the caller ends; None: it was not open."""
+        """Refuse new tasks and return the task group, which the caller must end; None: the store was not open."""
         tasks, self._tasks = self._tasks, None
         return tasks
 
@@ -43,7 +43,7 @@ class StoreTasks:
         """Refuse use while the store is closed.
 
         Raises:
-            ClosedError: It is not open.
+            ClosedError: The store is not open.
         """
         if self._tasks is None:
             raise ClosedError(self._name, "closed")

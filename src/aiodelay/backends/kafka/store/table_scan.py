@@ -1,8 +1,8 @@
-"""Reading schedules topics as they stand, without owning a partition: what counts is decided as an owner decides it.
+"""`Scanner`: reads whole schedules topics without owning partitions, by the rules by which an owner reads them.
 
-No group is joined and nothing is written. A part is a partition up to where it ended when the parts were made; what of
-it is live, or has ended, is held in memory while it is read. The tracebacks of dead letters are held only for a scan
-that wants them.
+A scan joins no group and writes nothing. A part is one partition, up to its end at the time when the parts were made.
+While a part is read, all its live and ended messages are in memory. The tracebacks of dead letters are in memory only
+for a scan that asks for them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TRACEBACK = records.HEADER["traceback"]
 
 
 class Part(Struct, frozen=True):
-    """A partition up to an offset, and how many its topic has."""
+    """A partition up to an offset, with the number of partitions of its topic."""
 
     topic: str
     number: int
@@ -53,16 +53,16 @@ class Scanner:
     """Reads schedules topics.
 
     Args:
-        cluster: Where they are.
+        cluster: The cluster of the topics.
         topics: Their names.
-        clock: By which it is told what is overdue.
+        clock: Decides which messages are overdue.
     """
 
     def __init__(self, cluster: Cluster, topics: Sequence[str], clock: Clock) -> None:
         self._cluster, self._topics, self._clock = cluster, topics, clock
 
     def parts(self) -> list[Part]:
-        """Take note of where each partition ends; see `ports.Scannable`."""
+        """Return a part for each partition, up to its current end; see `ports.Scannable`."""
         return asyncio.run(self._parts())
 
     async def _parts(self) -> list[Part]:
@@ -74,7 +74,7 @@ class Scanner:
         return [Part(place.topic, place.partition, counts[place.topic], ends[place]) for place in places]
 
     def read(self, scan: Scan, part: Part) -> Iterator[Columns]:
-        """Read a partition, then yield what stands there; see `ports.Scannable`."""
+        """Read a partition, then yield its rows; see `ports.Scannable`."""
         index, ends = asyncio.run(self._read(scan, part))
         ids = None if scan.ids is None else frozenset(scan.ids)
         now = self._clock.now_ms()
@@ -89,7 +89,7 @@ class Scanner:
                 yield columns_of_messages(snapshots, scan.columns)
 
     async def _read(self, scan: Scan, part: Part) -> tuple[PendingIndex, set[bytes]]:
-        """Return the partition's index, and, if they are wanted, the keys that had a tombstone."""
+        """Return the partition's index and, for the table of ended messages, the keys that had a tombstone."""
         placement = Placement(f"{part.topic}/{part.number}", part.number, part.partitions, self._topics)
         index = PendingIndex(clock=self._clock, placement=placement, claims=count(1))
         place, ends = TopicPartition(part.topic, part.number), set[bytes]()
@@ -111,7 +111,7 @@ class Scanner:
 
 
 def _sized(scan: Scan, found: Iterable[Snapshot | DeadLetter]) -> Iterator[tuple[Any, int]]:
-    """Yield what a scan takes, with its bytes."""
+    """Yield the rows that a scan takes, each with its size in bytes."""
     ids = None if scan.ids is None else frozenset(scan.ids)
     for each in found:
         record = each.record
@@ -131,7 +131,7 @@ def _without_traceback(key: bytes | None, headers: records.Headers) -> records.H
 
 
 def _ended(index: PendingIndex, ends: Iterable[bytes], now: int) -> Iterator[Ended]:
-    """Yield the messages that have a tombstone and do not stand; a version is known where the tombstone tells it."""
+    """Yield the messages that have a tombstone and are not pending, with a version if the tombstone has it."""
     versions = {each: (version, until_ms) for each, version, until_ms in index.table.answers.versions.items(now)}
     pending = {each.record.id for each in pending_messages(index, now)}
     for key in filter(records.is_plain, ends):

@@ -1,4 +1,4 @@
-"""Moving due messages into topics of the store's own cluster, each in the transaction that ends it."""
+"""Moves due messages into topics of the store's own cluster. Each move is in the transaction that ends the message."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ __all__ = ["SAFETY_POLL_MS", "KafkaTransfer", "Transfers"]
 
 SAFETY_POLL_MS = 2_000
 MOST_MESSAGES = 10_000
-"""Most messages of a call, unless a sink of one's own says otherwise."""
+"""Most messages of one call, unless the user's own sink for these topics sets another limit."""
 STEP = Demand(MAX_CLAIM_MESSAGES, MAX_CLAIM_BYTES)
 UNDER_WAY = 2
-"""Transactions of a partition: while one is being committed, the next one is made ready."""
+"""Transactions of a partition at a time: while one is being committed, the next one is prepared."""
 
 
 class Transfers(StorePort):
@@ -46,16 +46,16 @@ class Transfers(StorePort):
 
     @property
     def sinks(self) -> Sequence[Sink]:
-        """The sinks that this store brings along."""
+        """The sink that comes with this store: the topics of its cluster."""
         return [_OwnTopics(self._parts.cluster, self._parts.options.topics)]
 
     @property
     def sources(self) -> Sequence[Source]:
-        """The sources that this store brings along."""
+        """The source that comes with this store: the topics of its cluster."""
         return [KafkaSource(self._parts.cluster)]
 
     def reaches(self, sink: Sink) -> Reach:
-        """Say how often a message reaches a sink from here, and why."""
+        """Return the promise for messages from this store to a sink, and the reason."""
         cluster = self._parts.cluster
         if not isinstance(sink, KafkaSink):
             return Reach(Promise.AT_LEAST_ONCE, f"{sink.name} is not on a Kafka cluster: claimed, sent, settled")
@@ -69,7 +69,7 @@ class Transfers(StorePort):
 
     @contextmanager
     def transferring(self, sink: Sink) -> Iterator[Transferring]:
-        """Open the moving of one sink's messages."""
+        """Open the transfer of one sink's messages."""
         transfer, waiters = KafkaTransfer(self._parts, sink), self._parts.assignment.waiters
         waiters.transfers.add(transfer.wakeup)
         try:
@@ -78,7 +78,7 @@ class Transfers(StorePort):
             waiters.transfers.discard(transfer.wakeup)
 
     async def blocked(self) -> Sequence[Blocked]:
-        """List topics that take nothing now."""
+        """List the topics that take nothing now, with the number of messages that wait for each."""
         blocked = self._parts.targets.blocked
         return [
             Blocked(lane, address, blocked[address].reason, n)
@@ -88,12 +88,12 @@ class Transfers(StorePort):
 
 
 def _waiting(assignment: Assignment) -> Counter[tuple[str, str]]:
-    """Count the messages for addresses that take nothing, by lane and address."""
+    """Count the messages for addresses that take nothing now, by lane and address."""
     return sum((partition.index.due.blocked() for partition in assignment.partitions.values()), Counter())
 
 
 class _Taking:
-    """What a call may still take, and what it has found."""
+    """The rest of the demand of one call, and what the call has found."""
 
     def __init__(self, demand: Demand) -> None:
         self.messages, self.bytes = demand.messages, demand.max_bytes
@@ -101,7 +101,7 @@ class _Taking:
         self.unknown: set[str] = set()
 
     def take(self, partition: Partition, lane: str, most: Demand) -> list[Change]:
-        """Decide to move what is due in a partition, as much as a transaction takes."""
+        """Decide to move due messages of a partition, at most as many as one transaction takes."""
         messages = min(most.messages, self.messages, MAX_CLAIM_MESSAGES)
         changes, due = partition.moves.begin(lane, Demand(messages, min(most.max_bytes, MAX_CLAIM_BYTES)))
         self.messages -= len(changes)
@@ -111,20 +111,20 @@ class _Taking:
         return changes
 
     def goes_on(self, partition: Partition) -> bool:
-        """Say whether more is to be taken; with series, and topics of which nothing is known, the caller goes on."""
+        """Say whether to take more. Not if the caller must first handle series, or topics not known to take records."""
         has_room = self.messages > 0 and self.bytes >= MAX_CLAIM_BYTES
         return has_room and partition.is_ready and not self.series and not self.unknown
 
 
 class _Told:
-    """Traces of what was moved, as many as are wanted."""
+    """Traces of the moved messages, up to the wanted number."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.traces: list[tuple[str, Mapping[str, str]]] = []
 
     def add(self, changes: Sequence[Change]) -> None:
-        """Note those of changes that were written."""
+        """Add the traces of the changes that were written."""
         if len(self.traces) >= self._most:
             return
         moved = (each.entry.record for each in changes if each.is_written and each.targets and each.entry)
@@ -133,7 +133,7 @@ class _Told:
 
 
 class _OwnTopics(KafkaSink):
-    """The topics of a store's own cluster, but for those that hold its schedules."""
+    """The topics of a store's own cluster, except its schedules topics."""
 
     def __init__(self, cluster: Cluster, schedules: Sequence[str]) -> None:
         super().__init__(cluster, messages=MOST_MESSAGES)
@@ -147,9 +147,9 @@ class _OwnTopics(KafkaSink):
 
 
 class KafkaTransfer:
-    """`Transferring` into topics: of each partition that is ready, one transaction after the other.
+    """`Transferring` into topics. Each partition that is ready runs one transaction after the other.
 
-    While one is being committed, the next one is made ready, until the demand is used up or nothing is due.
+    While one transaction is being committed, the next one is prepared, until the demand is used up or nothing is due.
     """
 
     def __init__(self, parts: StoreParts, sink: Sink) -> None:
@@ -160,7 +160,7 @@ class KafkaTransfer:
 
     @property
     def lane(self) -> str:
-        """Whose messages are moved."""
+        """The lane whose messages are moved."""
         return self._sink.name
 
     async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = (), *, traces: int = 0) -> Transferred:
@@ -184,7 +184,7 @@ class KafkaTransfer:
         return Transferred(moved, taking.series, changed, self._parts.clock.now_ms(), self._next_due_ms(), told.traces)
 
     async def _look_again(self) -> dict[str, str]:
-        """Try those that took nothing once more, if anything waits for them."""
+        """Try blocked topics again whose pause is over. Unblock those for which no message waits."""
         over = set(self._targets.over())
         if not over:
             return {}
@@ -204,7 +204,7 @@ class KafkaTransfer:
         return changes
 
     def _taken(self, demand: Demand, changes: dict[Partition, list[Change]]) -> _Taking:
-        """Decide to move what is due, another partition first each time: what the first ones leave is the others'."""
+        """Decide to move due messages. Each call begins with another partition, so that none is always last."""
         self._block()
         ready = self._ready()
         if not ready and self._assignment.partitions:
@@ -220,10 +220,10 @@ class KafkaTransfer:
         return taking
 
     async def _moved(self, partition: Partition, changes: list[Change], taking: _Taking, told: _Told) -> int:
-        """Move what was taken of a partition, and meanwhile take more; return how many messages were moved."""
+        """Move the messages taken from a partition, and take more meanwhile; return the number of moved messages."""
         under_way, moved = deque([changes]), 0
         while under_way:
-            await asyncio.sleep(0)  # what was taken is begun with
+            await asyncio.sleep(0)  # lets the writer begin with the messages taken so far
             if len(under_way) < UNDER_WAY and taking.goes_on(partition):
                 more = taking.take(partition, self.lane, STEP)
                 under_way += [more] if more else []

@@ -1,4 +1,4 @@
-"""A dispatching process's side of the store: claims over all partitions that are owned and ready."""
+"""`KafkaWork`: the dispatching role of one worker. It claims over all partitions that are owned and ready."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ __all__ = ["KafkaWork"]
 
 
 class KafkaWork:
-    """One worker's side of the store.
+    """The dispatching role of one worker.
 
     Args:
-        parts: The store's.
-        readiness: Tells how far the partitions are.
-        worker: Its name.
-        lanes: The lanes that it serves at first.
+        parts: The parts of the store.
+        readiness: Reports how many partitions are ready.
+        worker: The name of the worker.
+        lanes: The lanes that the worker serves at first.
     """
 
     def __init__(self, parts: StoreParts, readiness: Readiness, worker: str, lanes: Collection[Lane]) -> None:
@@ -53,7 +53,7 @@ class KafkaWork:
         self._places: dict[tuple[str, int], Partition] = {}
 
     def close(self) -> None:
-        """Serve nothing more."""
+        """Stop serving."""
         self._assignment.waiters.workers.discard(self._worker)
 
     # --- claims -------------------------------------------------------------------------------------------
@@ -69,9 +69,9 @@ class KafkaWork:
         next_due: list[int] = []
         for partition in self._in_turn():
             if not partition.is_ready:
-                continue  # since the one before was asked
+                continue  # the partition has become unready while another partition was asked
             if partition.is_stalled and not is_repeated:
-                continue  # what it gave out could not be settled, and would keep the places of others
+                continue  # its claims could not be settled, and would take the places of other messages
             if is_repeated:
                 claimed = partition.index.claiming.claim_again(
                     self._claimed.get(partition, ()), demand, self._parts.clock.now_ms()
@@ -87,7 +87,7 @@ class KafkaWork:
         return Claimed(claims, self._parts.clock.now_ms(), min(next_due, default=None))
 
     def _in_turn(self) -> list[Partition]:
-        """Return the partitions that are ready, another one first each time."""
+        """Return the partitions that are ready, beginning with another one at each turn."""
         ready = [each for each in self._assignment.partitions.values() if each.is_ready]
         first = self._turn % len(ready) if ready else 0
         return ready[first:] + ready[:first]
@@ -118,7 +118,7 @@ class KafkaWork:
         return [outcomes[i] for i in range(len(settlements))]
 
     def _place_of(self, claim: Settlement | Renewal) -> Partition | None:
-        """Return the partition in which a claim is held; None: it is another process's now, or the message is gone."""
+        """Return the partition of a claim; None: another process owns the partition now, or the message has ended."""
         found = self._places.get((claim.id, claim.token))
         if found is None:
             found = next(
@@ -138,8 +138,8 @@ class KafkaWork:
         was_over = is_lease_over(renewal.token, self._parts.clock.now_ms())
         outcome = partition.index.rules.renew(renewal)
         if outcome is RenewOutcome.RENEWED and was_over:
-            # This process stood still, so another owner may have cancelled the message. A run goes on, and is fenced;
-            # a claim that has not begun does not begin.
+            # This process was suspended, so another owner may have cancelled the message. An attempt that runs goes
+            # on, and its settlement is fenced off. A claim whose attempt has not begun must not begin one.
             outcome = RenewOutcome.SUPERSEDED
         if outcome is not RenewOutcome.LOST:
             self._places[renewal.id, renewal.to] = partition
@@ -182,7 +182,7 @@ class KafkaWork:
 
 
 def _left(demand: Mapping[Lane, Demand], claims: Sequence[Claim]) -> dict[Lane, Demand]:
-    """Return the demand that is left once some claims are given out: no suspects beside others."""
+    """Return the demand that is left after some claims. Suspects are not claimed together with other messages."""
     room = MAX_CLAIM_MESSAGES - len(claims)
     left: dict[Lane, Demand] = {}
     for lane, wanted in demand.items():

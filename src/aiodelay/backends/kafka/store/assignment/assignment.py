@@ -1,8 +1,8 @@
-"""`Assignment`: takes partitions over and gives them up, as the groups of the topics, or the options, say.
+"""`Assignment`: the partitions that this process owns now. It takes partitions over and gives them up.
 
-The processes that have opened `work` share the partitions, by a consumer group for each topic. The group shares them
-again whenever a process comes or goes. With the options `member` and `members`, a process owns every n-th partition
-instead.
+The processes that have opened `work` share the partitions by a consumer group for each topic. The group shares them
+again whenever a process comes or goes. With the options `member` and `members` there is no group: a process owns every
+n-th partition.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Assignment:
     """The partitions of one store that this process owns.
 
     Args:
-        options: The store's.
-        clock: Where the store reads the time.
+        options: The options of the store.
+        clock: The clock of the store.
         targets: Which topics take messages.
-        tasks: Where the reader, the groups and the partitions run.
+        tasks: Runs the reader, the groups and the partitions.
     """
 
     waiters: Waiters
@@ -56,12 +56,12 @@ class Assignment:
         self.reader = Reader(options.cluster)
         self.partitions: Mapping[TopicPartition, Partition] = {}
         self.counts: dict[str, int] = {}
-        """How many partitions each topic has; new messages go into the first topic."""
+        """The number of partitions of each topic. New messages go into the first topic."""
         self.groups: dict[str, Group] = {}
         self.lost: dict[str, StoreMismatchError] = {}
         """The topics that were deleted."""
         self.too_new: StoreTooNewError | None = None
-        """A feature is in use that this version does not know."""
+        """Set when a feature is in use that this version does not know."""
         self.watch = self._new_watch()
         self.told_restored: Callable[[float], None] | None = None
         self._running: dict[object, asyncio.Task[None]] = {}
@@ -73,7 +73,7 @@ class Assignment:
     # --- opening and closing ------------------------------------------------------------------------------
 
     def open(self, topics: Sequence[Topic]) -> None:
-        """Begin to watch the topics, and own none of their partitions yet."""
+        """Begin to watch the topics. This process owns none of their partitions yet."""
         self.counts = {topic.name: topic.partitions for topic in topics}
         self.factory.use(topics)
         self.watch, self.lost, self.too_new = self._new_watch(), {}, None
@@ -86,7 +86,7 @@ class Assignment:
                 task.cancel()
 
     def close(self) -> None:
-        """Own nothing more."""
+        """Give up all partitions."""
         self._running.clear()
         self.partitions = {}
 
@@ -94,12 +94,12 @@ class Assignment:
 
     @property
     def is_owner(self) -> bool:
-        """Whether this process owns partitions, or may come to own some; otherwise it only schedules."""
+        """Whether this process owns partitions or waits for some; False: it only schedules."""
         return bool(self._running)
 
     @property
     def is_whole(self) -> bool:
-        """Whether this process owns every partition, and so knows how a command ends."""
+        """Whether this process owns every partition, and so knows the final outcome of each command."""
         return bool(self.partitions) and len(self.partitions) == sum(self.counts.values())
 
     def own(self, worker: str) -> None:
@@ -109,7 +109,7 @@ class Assignment:
             worker: The name of this process for other members.
 
         Raises:
-            ConfigurationError: There is no directory for the index.
+            ConfigurationError: The option `index` names a directory that cannot be used.
         """
         if self.is_owner or not self._tasks.is_open:
             return
@@ -139,7 +139,7 @@ class Assignment:
         return self.partitions.values()
 
     def assign(self, topic: str, numbers: Collection[int]) -> None:
-        """Own these partitions of a topic from now on, and no others; a partition that stays goes on undisturbed."""
+        """Own exactly these partitions of a topic from now on. A partition that is owned already is not interrupted."""
         if not self._tasks.is_open:
             return
         if topic in self.lost or self.too_new is not None:
@@ -159,7 +159,7 @@ class Assignment:
         self.waiters.wake()
 
     def _lose(self, topic: str, what: str) -> None:
-        """Stop to own partitions of a topic that was deleted, and of any later topic of its name."""
+        """Give up the partitions of a topic that was deleted, and never own partitions of a new topic of its name."""
         if topic in self.lost:
             return
         then = "the topic as it was; or schedule the lost messages again, and start again"
@@ -169,7 +169,7 @@ class Assignment:
         self._leave(topic)
 
     def _leave(self, topic: str) -> None:
-        """Own nothing more of a topic, and leave its group."""
+        """Give up all partitions of a topic, and leave its group."""
         self.assign(topic, ())
         group = self._running.pop(self.groups.get(topic), None)
         if group is not None:
@@ -180,7 +180,8 @@ class Assignment:
         if self.too_new is None:
             self.too_new = error
             log.error("%s", error)
-            asyncio.get_running_loop().call_soon(self._leave_all)  # not while the reader goes through partitions
+            # Later, not now: the reader is still iterating over these partitions.
+            asyncio.get_running_loop().call_soon(self._leave_all)
 
     def _leave_all(self) -> None:
         for topic in self.counts:
@@ -196,13 +197,13 @@ class Assignment:
             raise self.too_new
 
     def fullness(self) -> str:
-        """Say that more is pending than was allowed; "" if it is not."""
+        """Return an error text if `max_pending` messages or more are pending; otherwise ""."""
         most, pending = self._options.max_pending, sum(each.index.pending for each in self.partitions.values())
         if not most or pending < most:
             return ""
         return f"{pending} messages are pending, and max_pending={most} allows no more: raise it, or add processes"
 
-    # --- what partitions call -----------------------------------------------------------------------------
+    # --- callbacks of partitions --------------------------------------------------------------------------
 
     def _callbacks(self, place: TopicPartition) -> Callbacks:
         return Callbacks(
@@ -216,19 +217,19 @@ class Assignment:
         )
 
     async def _may_begin(self, place: TopicPartition, is_fenced: bool) -> None:  # noqa: FBT001 - a callback
-        """Return when a partition's session may begin; with `member` and `members` no group has a say."""
+        """Return when a session of a partition may begin; with `member` and `members` there is no group to ask."""
         group = self.groups.get(place.topic)
         if group is not None:
             await group.may_begin(is_fenced)
         await self.watch.until_same(place)
 
     def _silence(self, topic: str) -> str:
-        """Say why the group may have given a topic's partitions away; with `member` and `members` it cannot."""
+        """Return why the group may have given a topic's partitions away; "" if it has not, or if there is no group."""
         group = self.groups.get(topic)
         return "" if group is None else group.silence
 
     def _read_open(self) -> None:
-        """Read the partitions that know where reading begins."""
+        """Have the reader read the partitions that know their first offset to read."""
         self.reader.assign({place: each for place, each in self.partitions.items() if each.is_open})
 
     def _on_restored(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""`look_ahead`: brings far messages near in time, and tells, once a minute, if too many messages are pending."""
+"""`look_ahead`: brings far messages near in time, and logs once a minute if too many messages are pending."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ async def look_ahead(
     fullness: Callable[[], str],
     on_near: Callable[[], None],
 ) -> None:
-    """Look every `LOOK_AHEAD_S` until cancelled.
+    """Bring far messages near every `LOOK_AHEAD_S`, until cancelled.
 
     Args:
-        name: What logs call the store.
+        name: The name of the store for logs.
         partitions: Returns the partitions that this process owns.
-        fullness: Says that more is pending than was allowed; "" if it is not.
+        fullness: Returns an error text if too many messages are pending; otherwise "".
         on_near: Called when messages have come near.
     """
     for turn in count():
@@ -42,6 +42,6 @@ async def look_ahead(
                     if await partition.horizon.follow():
                         on_near()
                 except Exception as error:  # noqa: BLE001 - as in `SessionRunner.run`
-                    what = f"{partition.index.name}: what comes near cannot be read"
+                    what = f"{partition.index.name}: messages that will soon be due cannot be read"
                     log_failure(log, what, reason_of(error), error, (StoreUnavailableError,))
         await asyncio.sleep(LOOK_AHEAD_S)

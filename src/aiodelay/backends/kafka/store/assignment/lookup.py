@@ -1,4 +1,4 @@
-"""`Lookup`: finds the partition that holds a message or a dead letter, if this process owns it."""
+"""`Lookup`: finds the partition of a message or a dead letter, if this process owns the partition."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Lookup"]
 
 
 class Lookup:
-    """The places of messages.
+    """Finds the partitions of messages.
 
     Args:
-        name: What error messages call the store.
+        name: The name of the store for error messages.
         assignment: The partitions that this process owns.
-        tasks: Know if the store is open.
+        tasks: Know whether the store is open.
     """
 
     def __init__(self, name: str, assignment: Assignment, tasks: StoreTasks) -> None:
@@ -36,7 +36,7 @@ class Lookup:
         Raises:
             ClosedError: The store is not open.
             UnsupportedByStoreError: This process only schedules.
-            StoreUnavailableError: A topic is not the one it was, or this version does not know a feature in use.
+            StoreUnavailableError: A topic was deleted, or this version does not know a feature in use.
         """
         self._tasks.check_open()
         for problem in filter(None, [*self._assignment.lost.values(), self._assignment.too_new]):
@@ -48,7 +48,7 @@ class Lookup:
     # --- one partition ------------------------------------------------------------------------------------
 
     def partition_of(self, message_id: str) -> Partition:
-        """Return the partition in which a message of this id stands.
+        """Return the partition that has a message of this id, or would get it.
 
         Raises:
             UnsupportedByStoreError: Another process owns the partition.
@@ -56,7 +56,7 @@ class Lookup:
         return self.where(self.places(message_id), lambda index: index.knows(message_id))
 
     def partition_of_letter(self, key: DeadKey) -> Partition:
-        """Return the partition in which a dead letter stands.
+        """Return the partition that has a dead letter, or would get it.
 
         Raises:
             UnsupportedByStoreError: Another process owns the partition.
@@ -64,10 +64,10 @@ class Lookup:
         return self.where(self.places(key.id), lambda index: index.table.letters.has(key))
 
     def where(self, places: Sequence[TopicPartition], is_there: Callable[[PendingIndex], bool]) -> Partition:
-        """Return where a message stands, in the first topic that holds it; else the place where it would be put.
+        """Return the partition that has a message, in the first topic that has it; else where it would be put.
 
         Raises:
-            UnsupportedByStoreError: Another process owns a partition in which the message may stand.
+            UnsupportedByStoreError: Another process owns a partition that may have the message.
         """
         for place in places:
             found = next((each for each in self._at(place) if is_there(each.index)), None)
@@ -77,20 +77,20 @@ class Lookup:
         return self._assignment.partitions[places[0]]
 
     def owner_of(self, message_id: str) -> Partition | None:
-        """Return the partition into which a message of this id is put, if this process owns it."""
+        """Return the partition into which a new message of this id goes, if this process owns the partition."""
         return self._assignment.partitions.get(self.places(message_id)[0])
 
     # --- all partitions of a message ----------------------------------------------------------------------
 
     def partitions_of(self, message_id: str) -> Sequence[Partition]:
-        """Return the owned partitions in which messages of this id may stand, in the order of the topics."""
+        """Return the owned partitions that may have messages of this id, in the order of the topics."""
         return [each for place in self.places(message_id) for each in self._at(place)]
 
     def all_partitions_of(self, message_id: str) -> Sequence[Partition]:
-        """Return all partitions in which messages of this id may stand.
+        """Return all partitions that may have messages of this id.
 
         Raises:
-            UnsupportedByStoreError: Another process owns one of them.
+            UnsupportedByStoreError: Another process owns one of these partitions.
         """
         self.owned()
         for place in self.places(message_id):
@@ -98,7 +98,7 @@ class Lookup:
         return self.partitions_of(message_id)
 
     def places(self, message_id: str) -> list[TopicPartition]:
-        """Return the place that belongs to an id in each topic."""
+        """Return the partition in each topic to which the key of an id belongs."""
         key = records.key_of(message_id)
         return [TopicPartition(topic, records.partition_of(key, n)) for topic, n in self._assignment.counts.items()]
 
@@ -107,7 +107,7 @@ class Lookup:
             raise UnsupportedByStoreError("lookup", f"partition {place.partition}", "the process that owns it")
 
     def _at(self, own: TopicPartition) -> Iterator[Partition]:
-        """Return a key's own partition, if it is owned, and owned partitions of its topic that hold keys of others."""
+        """Yield the key's own partition and the partitions of its topic with misplaced keys, as far as owned."""
         partitions = self._assignment.partitions
         if own in partitions:
             yield partitions[own]
