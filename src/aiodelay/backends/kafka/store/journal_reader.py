@@ -4,6 +4,7 @@ The numbers of entries are offsets, and the parts are partitions.
 """
 
 from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager

@@ -1,4 +1,4 @@
-"""Reads records again, at their offsets: what was far ahead, and comes near or is asked for."""
+"""`Fetcher`: reads single records of a partition again by offset. The index has left these records unread until now."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ WAIT_MS = 500
 MOST_RECORDS = 200
 FETCH_BYTES = 1 << 16
 FAR_RECORDS = 200
-"""From this many records on it costs less to look elsewhere than to read what lies between."""
+"""If the next offset is this many records ahead, seeking it costs less than reading the records in between."""
 
 
 class Fetcher:
-    """One consumer for all partitions, made when it is first needed.
+    """Reads with one consumer for all partitions, made on first use.
 
     Args:
-        cluster: Where to read.
+        cluster: The cluster to read from.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -33,10 +33,11 @@ class Fetcher:
         self._lock = asyncio.Lock()
 
     async def fetch(self, place: TopicPartition, offsets: Sequence[int]) -> list[Read]:
-        """Return the records at these offsets that are still there, in their order.
+        """Return the records at these offsets that still exist, by offset.
 
         Raises:
-            KafkaError, TimeoutError, OSError: They cannot be read, or nothing was for as long as an answer may take.
+            KafkaError, TimeoutError, OSError: The records cannot be read, or reading made no progress within the
+                store's timeout.
         """
         async with self._lock:
             try:
@@ -61,7 +62,7 @@ class Fetcher:
         found: list[Read] = []
         at = -FAR_RECORDS
         if left:
-            consumer.assign([place])  # and, before it can look for a position of its own, a seek
+            consumer.assign([place])  # a seek follows before the consumer asks for a position of its own
         while left:
             if not 0 <= left[-1] - at < FAR_RECORDS:
                 at = left[-1]
@@ -78,7 +79,7 @@ class Fetcher:
             while left and left[-1] < at:
                 left.pop()
         if wanted:
-            consumer.pause(place)  # else it waits for more, and the next answers with it (K24)
+            consumer.pause(place)  # else it reads ahead, and the next answers on the connection wait too (K24)
         return found
 
     async def _opened(self) -> Consumer:

@@ -1,4 +1,4 @@
-"""`PartitionFactory`: makes the partitions that a store comes to own."""
+"""`PartitionFactory`: makes the `Partition` objects for the partitions that an `Assignment` takes over."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class PartitionFactory:
     """Makes partitions that share a clock, workers and limits.
 
     Args:
-        options: The store's.
-        clock: Where the store reads the time.
+        options: The options of the store.
+        clock: The clock of the store.
         targets: Which topics take messages.
         workers: The dispatching roles that this process has opened.
     """
@@ -44,25 +44,25 @@ class PartitionFactory:
         self._claims, self._pace = count(1), RateLimit(options.catch_up)
         self.fetcher = Fetcher(options.cluster)
         self.guard: Callable[[str], object] | None = None
-        """Refuses a destination to which other programs' messages may not go."""
+        """Refuses a destination that messages of other programs may not have."""
         self._topics: dict[str, Topic] = {}
 
     def use(self, topics: Sequence[Topic]) -> None:
-        """Make partitions of these topics, as their settings are now."""
+        """Note the topics and their settings, for the partitions that are made from now on."""
         self._topics = {topic.name: topic for topic in topics}
 
     def check_folder(self, name: str) -> None:
-        """Check that the index has a directory, if it is kept on disk.
+        """Check the directory of the option `index`, if the index is kept on disk.
 
         Raises:
-            ConfigurationError: The index has none.
+            ConfigurationError: The directory does not exist, or this process cannot write there.
         """
         folder = self._options.index
         if folder and not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
             raise ConfigurationError(f"index in {name}", folder, "a directory in which files can be made")
 
     def make(self, place: TopicPartition, callbacks: Callbacks) -> Partition:
-        """Return a new partition, which the caller runs."""
+        """Return a new partition. The caller must run it."""
         fetch = partial(self.fetcher.fetch, place)
         n = self._topics[place.topic].partitions
         return Partition(

@@ -1,4 +1,4 @@
-"""Reads the partitions that are owned, one consumer for all of them, and hands on what was committed."""
+"""`Reader`: reads committed records of all owned partitions with one consumer, and passes them to the partitions."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ FETCH_BYTES = 8 << 20
 
 
 class Reader:
-    """Feeds partitions, each from where it has been read to.
+    """Gives records to partitions. Each partition is read on from the offset up to which its index has read.
 
     Args:
-        cluster: Where to read.
+        cluster: The cluster to read from.
     """
 
     why: str = ""
-    """Why nothing can be read."""
+    """Why nothing can be read; "" while reading works."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -42,17 +42,17 @@ class Reader:
         self._failures = 0
 
     def skip(self, place: TopicPartition, offset: int) -> None:
-        """Read a partition from an offset on: what stands before it is known."""
+        """Read a partition on from an offset, because its index already knows all records before that offset."""
         if self._consumer is not None and place in self._consumer.assignment():
             self._consumer.seek(place, offset)
 
     def assign(self, partitions: Mapping[TopicPartition, Partition]) -> None:
-        """Read these partitions from now on, and no others."""
+        """Read exactly these partitions from now on."""
         self._partitions = partitions
         self._changed.set()
 
     async def run(self) -> None:
-        """Read until cancelled; no error ends this."""
+        """Read until cancelled. After an error, wait and read again."""
         while True:
             try:
                 await self._read_on()
@@ -73,7 +73,7 @@ class Reader:
             await consumer.start()
             self._consumer = consumer
             while True:
-                self._changed.clear()
+                self._changed.clear()  # before reading the assignment: a change from here on ends the wait below
                 partitions = self._partitions
                 self._seek(consumer, partitions)
                 while partitions and partitions is self._partitions:
@@ -94,7 +94,7 @@ class Reader:
             partition.open_at(end if is_open else None, asyncio.get_running_loop().time())
 
     def _seek(self, consumer: Consumer, partitions: Mapping[TopicPartition, Partition]) -> None:
-        """Go on where each partition has been read to; nothing is asked, since one may have no leader to answer."""
+        """Go to the offset up to which each index has read. Ask no broker: a partition may have no leader to answer."""
         consumer.assign(list(partitions))
         now = asyncio.get_running_loop().time()
         for place, partition in partitions.items():
@@ -104,7 +104,7 @@ class Reader:
     async def _read_some(self, consumer: Consumer, partitions: Mapping[TopicPartition, Partition]) -> None:
         try:
             found = await consumer.getmany(timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
-        except OffsetOutOfRangeError as error:  # the partition's first records were deleted, or its last ones cut off
+        except OffsetOutOfRangeError as error:  # the first records of the partition were deleted, or the last ones cut
             begins = await consumer.beginning_offsets(error.args[0])
             for place, begin in begins.items():
                 consumer.seek(place, max(begin, partitions[place].index.state.read_to))

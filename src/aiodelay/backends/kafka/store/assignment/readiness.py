@@ -1,4 +1,4 @@
-"""`Readiness`: how far the owned partitions are, what keeps them from serving, and which rights the process lacks."""
+"""`Readiness`: how many owned partitions are ready, why others do not serve, and which rights the process lacks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["Readiness"]
 
 
 class Readiness:
-    """The answers to users about an assignment.
+    """Answers the questions of users about an assignment.
 
     Args:
-        cluster: Where the topics are.
-        schedules: The topics; the first one takes new messages.
+        cluster: The cluster of the topics.
+        schedules: The schedules topics. The first one takes new messages.
         assignment: The partitions that this process owns.
     """
 
@@ -30,7 +30,7 @@ class Readiness:
         self._cluster, self._schedules, self._assignment = cluster, schedules, assignment
 
     async def until_ready(self) -> None:
-        """Wait until this process has its partitions and has read them; at most as long as for answers."""
+        """Wait until this process has partitions, then until it has read them; each at most the store's timeout."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):
                 for group in self._assignment.groups.values():
@@ -38,9 +38,9 @@ class Readiness:
         await asyncio.gather(*(partition.until_ready() for partition in self._assignment.partitions.values()))
 
     def status(self) -> WorkStatus:
-        """Say how many of the owned partitions are ready.
+        """Return how many of the owned partitions are ready.
 
-        A process that owns no partition, because others own all, is ready while the topics are known to be there.
+        If other processes own all partitions, this process counts as ready while the topics are known to exist.
         """
         assignment = self._assignment
         partitions, doubts = assignment.partitions.values(), assignment.watch.doubts
@@ -54,7 +54,7 @@ class Readiness:
         return WorkStatus("loading", ready, total, next(iter([*whys, *self._whys()]), ""))
 
     def problem(self) -> StoreMismatchError | None:
-        """Return what ends the delivery of a topic, or of a partition, until the process starts again."""
+        """Return the error that stops the delivery of a topic or a partition until the process starts again."""
         assignment = self._assignment
         problems = [assignment.too_new, *assignment.lost.values()]
         problems += [each.problem for each in assignment.groups.values()]
@@ -62,17 +62,17 @@ class Readiness:
         return next(filter(None, problems), None)
 
     def _whys(self) -> list[str]:
-        """Return why partitions are not served, as far as they say."""
+        """Return the known reasons why partitions do not serve."""
         assignment = self._assignment
         whys = [each.why for each in assignment.partitions.values()]
         whys += [each.why or each.silence for each in assignment.groups.values()]
         return [why for why in (*whys, assignment.reader.why) if why]
 
     async def missing_rights(self) -> Sequence[str]:
-        """Name the rights that this process lacks, each with the command that grants it.
+        """Return the rights that this process lacks, each with the command that grants the right.
 
-        A process that only schedules needs Write on the topic that it schedules into. An owner of partitions also needs
-        to read, to join the group and to begin transactions; it has tried these when this is called.
+        A process that only schedules needs the right to write to the topic that it schedules into. An owner also needs
+        the rights to read, to join the group and to begin transactions. It has already tried these three.
         """
         if self._assignment.is_owner:
             found = await missing_rights(self._cluster, self._schedules, ("Read", "Write"))
@@ -82,5 +82,5 @@ class Readiness:
         return [remedied(each, self._cluster) for each in dict.fromkeys(found)]
 
     def lost_topic(self) -> str:
-        """Return what happened to a topic that this process schedules into; "" in an owner, whose status says it."""
+        """Return why a topic that this process schedules into is lost; "" in an owner, whose status reports it."""
         return "" if self._assignment.is_owner else next(map(str, self._assignment.lost.values()), "")

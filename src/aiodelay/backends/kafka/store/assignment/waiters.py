@@ -9,7 +9,7 @@ __all__ = ["Waiters"]
 
 
 class Waiters:
-    """Who waits for messages of any partition."""
+    """The workers and transfers that wait for messages of any partition of the store."""
 
     workers: Workers
 

@@ -1,8 +1,8 @@
 """The commands of a Kafka store.
 
-`Commands` in `commands.py` carries them out as the owner of the partitions, or leaves them to the owners: `UserWrites`
-writes them as any user may, and `RemoteCancels` asks for verdicts. `Intakes` stores commands with the position of a
-source. `PutBacks` takes messages back.
+`Commands` in `commands.py` carries commands out if this process owns all partitions. Otherwise `UserWrites` writes them
+as requests to the owners, and `RemoteCancels` asks the owners for the outcomes of cancels. `Intakes` stores commands
+with the position of their source. `PutBacks` takes messages back.
 """
 
 from .commands import Commands

@@ -1,4 +1,8 @@
-"""Cancels that a process without verdicts leaves to the owners of partitions: asked in writing, answers read back."""
+"""Asks the owners of partitions to cancel messages, and reads their answers.
+
+A process that does not own all partitions uses this. It writes each request into the partition as a record. The owner
+reads it, decides, and writes its answer into the same partition.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ ANSWER_S = 30.0
 
 
 class _Question(Struct, gc=False):
-    """One cancel at one partition; `offset`: where it stands, once it was read."""
+    """One request to cancel, in one partition; `offset`: the offset of the request, once it was read back."""
 
     cancel: Cancel
     place: TopicPartition
@@ -33,17 +37,18 @@ class _Question(Struct, gc=False):
 async def ask_to_cancel(
     cluster: Cluster, writer: Writer, cancels: Mapping[Cancel, Collection[TopicPartition]]
 ) -> list[Outcome]:
-    """Have messages cancelled by the owners of their partitions; return their verdicts, in order.
+    """Have the owners of partitions cancel messages; return the outcomes, in order.
 
-    `Unknown` where an owner is silent for too long, or of an earlier version: it may still be done.
+    The outcome is `Unknown` if an owner does not answer in time, or runs an earlier version. The owner may still cancel
+    the message later.
 
     Args:
-        cluster: Where the partitions are.
-        writer: Open.
-        cancels: Each with `only` and an op of its own, and the partitions in which its message may stand.
+        cluster: The cluster of the partitions.
+        writer: An open writer.
+        cancels: Cancels, each with `only` and its own op, and the partitions that may have its message.
 
     Raises:
-        StoreUnavailableError: The cluster does not answer; some may be carried out.
+        StoreUnavailableError: The cluster does not answer. Some cancels may be carried out.
     """
     if not cancels:
         return []
@@ -73,7 +78,7 @@ async def ask_to_cancel(
 
 
 async def _until_answered(consumer: Consumer, questions: Sequence[_Question]) -> None:
-    """Read on until all is answered, or no answer has come for too long."""
+    """Read until all requests are answered, or until no answer has come for `ANSWER_S`."""
     left = {(each.place, records.key_of(each.cancel.id)): each for each in questions}
     now_s = asyncio.get_running_loop().time
     end_s = now_s() + ANSWER_S
@@ -105,7 +110,7 @@ def _read(left: dict[tuple[TopicPartition, bytes], _Question], place: TopicParti
 
 
 def _verdict(cancel: Cancel, answers: Sequence[str], cluster: Cluster) -> Outcome:
-    """Return what the answers of several partitions come to: the message stands in one at most."""
+    """Return the outcome of a cancel from the answers of several partitions. At most one of them has the message."""
     assert cancel.only is not None
     revision, due_ms = cancel.only
     assert due_ms is not None

@@ -1,4 +1,4 @@
-"""`Commands`: carries out commands where this process owns every partition, and leaves them to the owners elsewhere."""
+"""`Commands`: carries commands out if this process owns every partition, and otherwise leaves them to the owners."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["Commands"]
 
 
 class Commands:
-    """The commands of one store.
+    """Carries out the commands of one store, or leaves them to the owners.
 
     Args:
         assignment: The partitions that this process owns.
-        lookup: Knows where an id belongs.
-        writes: Leave commands to the owners.
-        cancels: Leave cancels to the owners, and bring their verdicts.
+        lookup: Finds the partition of an id.
+        writes: Write commands as requests to the owners.
+        cancels: Ask the owners to cancel, and return their outcomes.
     """
 
     def __init__(self, assignment: Assignment, lookup: Lookup, writes: UserWrites, cancels: RemoteCancels) -> None:
         self._assignment, self._lookup, self._writes, self._cancels = assignment, lookup, writes, cancels
 
     async def apply(self, commands: Sequence[Command]) -> Sequence[Outcome]:
-        """Carry out commands; commands of one message in order."""
+        """Carry out commands. Commands for the same message are carried out in their order."""
         if self._assignment.is_whole:
             return await self._as_owner(commands)
         return await self._leave_to_owners(commands)
@@ -43,7 +43,8 @@ class Commands:
         except UnsupportedByStoreError as error:
             if not self._assignment.groups:
                 raise
-            return [Refused("unavailable", str(error)) for _ in commands]  # until just now it owned all
+            # This process has lost a partition since the engine chose the command for an owner of all partitions.
+            return [Refused("unavailable", str(error)) for _ in commands]
 
     async def _as_owner(self, commands: Sequence[Command]) -> Sequence[Outcome]:
         by_id: dict[str, list[int]] = {}
@@ -62,7 +63,7 @@ class Commands:
         return [outcome for outcome in outcomes if outcome is not None]
 
     async def _commanded(self, command: Command, full: str) -> Outcome:
-        """Carry out a command as the owner: a put in the first topic, others where the message stands."""
+        """Carry out a command as the owner: a put in the first topic, another command where the message is."""
         places = self._lookup.places(command.id)
         if isinstance(command, Put):
             del places[1:]
@@ -72,12 +73,12 @@ class Commands:
         try:
             partition = self._lookup.where(places, lambda index: index.knows(command.id, command.op))
         except UnsupportedByStoreError as error:
-            return Refused("unavailable", str(error))  # until just now it owned all
+            return Refused("unavailable", str(error))  # this process has lost a partition since `apply` began
         if full and isinstance(command, Put) and not partition.index.knows(command.id, command.op):
             return Refused("full", full)
         return await partition.commands.command(command)
 
 
 def _has_verdict(command: Command) -> bool:
-    """Say whether another process may ask the owner for a verdict on a command."""
+    """Say whether a process that does not own the partition can learn the final outcome of a command."""
     return isinstance(command, Cancel) and command.only is not None and command.only[1] is not None

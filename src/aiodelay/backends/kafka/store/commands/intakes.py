@@ -36,14 +36,14 @@ _UNBEGUN: tuple[type[Exception], ...] = (FencedError, InDoubtError, *_UNWRITTEN)
 
 
 class Intakes:
-    """The intakes into one store.
+    """Stores the commands of the intakes into one store.
 
     Args:
-        name: What error messages call the store.
+        name: The name of the store for error messages.
         assignment: The partitions that this process owns.
-        positions: The positions that the schedules topic holds.
-        writes: Make the records.
-        tasks: Where transactions run, so that a caller who is cancelled cuts none off (K3).
+        positions: Reads and writes the positions of sources in the schedules topic.
+        writes: Make the records of commands.
+        tasks: Run the transactions, so that the cancellation of a caller does not cut one off (K3).
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Intakes:
         self._beginning: dict[str, asyncio.Task[IntakeSession | Exception]] = {}
 
     async def position(self, source: str) -> int | None:
-        """Return a source's position; another process that has read the source before is refused from then on.
+        """Return the position of a source. From now on, another process that reads this source is refused.
 
         Raises:
             StoreUnavailableError: The cluster does not answer.
@@ -64,7 +64,7 @@ class Intakes:
             beginning = self._tasks.start(self._begin(source), "aiodelay kafka intake begins")
             self._beginning[source] = beginning
         try:
-            begun = await asyncio.shield(beginning)  # K3
+            begun = await asyncio.shield(beginning)  # a cancelled caller must not cancel the transaction (K3)
             if isinstance(begun, Exception):
                 raise begun
             return await self._positions.position(source, begun)
@@ -72,25 +72,26 @@ class Intakes:
             raise StoreUnavailableError(self._name, reason_of(error)) from error
 
     async def _begin(self, source: str) -> IntakeSession | Exception:
-        """Begin to read a source, or return why that failed; never raises."""
+        """Begin to read a source; return the session, or the error. Never raises."""
         try:
             return await self._positions.begin(source)
-        except Exception as error:  # noqa: BLE001 - who waits for the task gets it
+        except Exception as error:  # noqa: BLE001 - `position` raises it to its caller
             return error
 
     async def store(self, commands: Sequence[Command], source: SourcePosition) -> Sequence[Outcome]:
-        """Write commands as any user may, with the position of the source that they were read from.
+        """Write commands as requests to the owners, in one transaction with the position of their source.
 
         Raises:
-            UnsupportedByStoreError: Only an owner could carry a command out; nothing was written.
+            UnsupportedByStoreError: Only an owner can carry out one of the commands. Nothing was written.
         """
         storing = self._store(*self._writes.recordable(commands), source)
-        return await asyncio.shield(self._tasks.start(storing, "aiodelay kafka intake"))  # K3
+        # A cancelled caller must not cancel the transaction (K3).
+        return await asyncio.shield(self._tasks.start(storing, "aiodelay kafka intake"))
 
     async def _store(
         self, outgoing: Sequence[Outgoing], answers: Sequence[Stored], source: SourcePosition
     ) -> Sequence[Outcome]:
-        """Write records and a position; never raises."""
+        """Write records and a position; return an outcome for each command. Never raises."""
         outcome: Outcome
         try:
             if refusal := self._assignment.fullness():
@@ -113,7 +114,7 @@ class Intakes:
         return [outcome for _ in answers]
 
     async def _until_read(self, outgoing: Sequence[Outgoing], offsets: Sequence[int]) -> None:
-        """Wait until this process has read the records of its own partitions, if that comes soon."""
+        """Wait until this process has read the new records of its own partitions, at most `READ_S`."""
         last: dict[TopicPartition, int] = {}
         for record, offset in zip(outgoing, offsets, strict=True):
             assert record.partition is not None

@@ -1,4 +1,4 @@
-"""`PutBacks`: takes messages back that had left the store, such as a source's message that a handler tries again."""
+"""`PutBacks`: takes back messages that have left the store, such as a source's message that a handler tries again."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["PutBacks"]
 
 
 class PutBacks:
-    """The messages that come back to one store.
+    """Takes messages back into one store.
 
     Args:
-        name: What error messages call the store.
-        lookup: Knows where an id belongs.
-        writes: Leave messages to other owners.
+        name: The name of the store for error messages.
+        lookup: Finds the partition of an id.
+        writes: Ask other owners to take messages back.
     """
 
     def __init__(self, name: str, lookup: Lookup, writes: UserWrites) -> None:
         self._name, self._lookup, self._writes = name, lookup, writes
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        """Take messages back: into owned partitions as their owner, into others by asking for it in writing.
+        """Take messages back. This process stores those of its own partitions, and asks other owners for the rest.
 
         Raises:
             StoreUnavailableError: Not all messages are known to be stored.

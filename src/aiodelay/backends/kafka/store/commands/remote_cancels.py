@@ -1,4 +1,4 @@
-"""`RemoteCancels`: cancels that a process leaves to the owners of the partitions, and their verdicts."""
+"""`RemoteCancels`: asks the owners of partitions to cancel messages, and returns their outcomes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["RemoteCancels"]
 
 
 class RemoteCancels:
-    """The remote cancels of one store.
+    """Cancels messages in partitions that other processes own.
 
     Args:
-        cluster: Where the topics are.
-        assignment: Knows the topics.
-        lookup: Knows where an id belongs.
-        writer: Open while the store is.
-        writes: Know if anything may be written.
+        cluster: The cluster of the topics.
+        assignment: Knows the topics and their partitions.
+        lookup: Finds the partition of an id.
+        writer: A writer, open while the store is open.
+        writes: Know whether anything may be written.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class RemoteCancels:
         self._writer, self._writes = writer, writes
 
     async def ask(self, cancels: Sequence[Cancel]) -> Sequence[Outcome]:
-        """Ask the owners to cancel messages; look in all partitions for a message that is not in its own."""
+        """Ask the owners to cancel messages. For a message not in its own partition, ask in all partitions."""
         asked = [replace(each, op=new_op()) for each in cancels]
         try:
             if refusal := await self._writes.refusal():

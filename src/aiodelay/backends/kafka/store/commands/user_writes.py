@@ -1,4 +1,8 @@
-"""`UserWrites`: writes commands as any user may. The owners of the partitions read and carry them out."""
+"""`UserWrites`: writes commands as records that any Kafka producer may write.
+
+The code calls every such writer a user, in contrast to the owner of a partition. The owners read these records and
+carry the commands out.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +22,23 @@ __all__ = ["UserWrites"]
 
 
 class UserWrites:
-    """The writes into the topic that takes new messages.
+    """Writes into the topic that takes new messages.
 
     Args:
-        name: What error messages call the store.
-        assignment: Knows the topics.
-        writer: Open while the store is.
-        clock: Where the store reads the time.
+        name: The name of the store for error messages.
+        assignment: Knows the topics and their partitions.
+        writer: A writer, open while the store is open.
+        clock: The clock of the store.
     """
 
     def __init__(self, name: str, assignment: Assignment, writer: Writer, clock: Clock) -> None:
         self._name, self._assignment, self._writer, self._clock = name, assignment, writer, clock
 
     def recordable(self, commands: Sequence[Command]) -> tuple[list[Outgoing], list[Stored]]:
-        """Return the records of commands as any user may write them, and the answers once these are written.
+        """Return the records for commands, and the outcomes that hold once these records are written.
 
         Raises:
-            UnsupportedByStoreError: Only an owner could carry a command out.
+            UnsupportedByStoreError: Only an owner can carry out one of the commands.
         """
         now, outgoing, answers = self._clock.now_ms(), [], []
         for command in commands:
@@ -54,7 +58,7 @@ class UserWrites:
         """Write commands; return an outcome for each.
 
         Raises:
-            UnsupportedByStoreError: Only an owner could carry a command out; nothing was written.
+            UnsupportedByStoreError: Only an owner can carry out one of the commands. Nothing was written.
         """
         outgoing, answers = self.recordable(commands)
         try:
@@ -66,7 +70,7 @@ class UserWrites:
         return [_told(each, answer) for each, answer in zip(written, answers, strict=True)]
 
     async def put_back(self, messages: Sequence[PutBack]) -> None:
-        """Ask the owners, in writing, to take messages back.
+        """Write requests to the owners to take messages back.
 
         Raises:
             StoreUnavailableError: Not all messages were written.
@@ -82,10 +86,10 @@ class UserWrites:
             raise StoreUnavailableError(self._name, reason_of(error)) from error
 
     async def refusal(self) -> str:
-        """Say why nothing may be written, since the topic has changed; "" if it is the same.
+        """Return why nothing may be written, if the topic has changed; "" if it has not.
 
         Raises:
-            KafkaError, TimeoutError, OSError: The cluster does not say.
+            KafkaError, TimeoutError, OSError: The cluster does not answer.
         """
         topic, n = self._first_topic()
         if topic in self._assignment.lost:
@@ -95,7 +99,7 @@ class UserWrites:
 
 
 def _recorded(command: Command, now: int) -> tuple[records.Wire, Stored]:
-    """Return the record that a user writes, and the answer once it is written."""
+    """Return the record for a command, and the outcome that holds once the record is written."""
     if isinstance(command, Put) and command.conflict.mode in ("replace", "keep"):
         record = record_of(command, due_of(command.due, now), now)
         wire = records.encode_record(record) if command.conflict.mode == "replace" else records.encode_keep(record)

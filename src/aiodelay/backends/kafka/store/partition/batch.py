@@ -11,7 +11,7 @@ __all__ = ["Batch"]
 
 
 class Batch:
-    """The records of one transaction: first the records of changes, then others."""
+    """The records of one transaction: first the records of changes, then other records."""
 
     size: int
 
@@ -30,16 +30,16 @@ class Batch:
         self._ends.append(len(self.outgoing))
 
     def add_others(self, outgoing: Iterable[Outgoing]) -> None:
-        """Add records that belong to no change; no change may follow."""
+        """Add records that belong to no change. After this, no change may be added."""
         self.outgoing += outgoing
 
     def note_offsets(self, offsets: Sequence[int]) -> None:
-        """Note where the changes stand, before the reader reads their records."""
+        """Store the offset of each change in the change. This must happen before the reader meets the records."""
         for change, end in zip(self.changes, self._ends, strict=True):
             change.offset = offsets[end - 1]
 
     def change_of_each_record(self) -> list[Change]:
-        """Return the change of each record, in order; records of no change come after them."""
+        """Return the change of each record, in order. The records without a change come last and are left out."""
         starts = [0, *self._ends]
         return [
             change

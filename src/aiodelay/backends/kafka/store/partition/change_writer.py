@@ -27,20 +27,20 @@ from .user_changes import UserChanges
 __all__ = ["STALL_S", "ChangeWriter"]
 
 MARK_MS = 5_000
-"""Pause between two watermarks."""
+"""Pause between two watermarks that are written."""
 STALL_S = 3.0
-"""Longest wait for written records to be read back: a waiting worker has other partitions, and renewals, to serve."""
+"""Longest wait for written records to be read back. A waiting worker must also serve other partitions and renewals."""
 
 
 class ChangeWriter:
-    """The writer of one partition.
+    """Writes the changes of one partition.
 
     Args:
         place: The partition.
         shared: The settings of all partitions of the store.
         progress: The partition's index.
-        ownership: Tells when the session is over.
-        unread: Where committed changes wait to be read back.
+        ownership: Knows whether the session is over.
+        unread: The committed changes that wait to be read back.
         horizon: Brings far messages near before the writer writes them again.
         to_write: Wakes the writer.
     """
@@ -68,12 +68,12 @@ class ChangeWriter:
         self._marked_ms = 0
 
     async def finish(self) -> None:
-        """Begin no further transaction; return when the open one has ended and its records were read back."""
+        """Begin no new transaction; return when the open one has ended and its records were read back."""
         await self._writing.acquire()
         await self._unread.until_none()
 
     def give_back(self) -> None:
-        """Undo changes that are not known to be committed: the next session reads the committed ones."""
+        """Undo changes that are not known to be committed. The next session reads those that were committed."""
         log = self._progress.index.log
         self._unread.clear()
         self._refusals.suspects.clear()
@@ -86,7 +86,7 @@ class ChangeWriter:
     # --- one transaction ----------------------------------------------------------------------------------
 
     async def write(self, transactions: Transactions) -> None:
-        """Write the changes that wait, in the order in which they were decided; wait if there are none.
+        """Write the waiting changes, in the order in which they were decided; wait if there are none.
 
         Raises:
             StoreMismatchError: The partition serves nothing more.
@@ -94,7 +94,7 @@ class ChangeWriter:
         """
         if self._ownership.problem is not None:
             raise self._ownership.problem
-        self._to_write.clear()  # clear before looking: a change from here on ends the wait below
+        self._to_write.clear()  # before looking for changes: a change from here on ends the wait below
         await self._prepare()
         is_told = await self._history.is_open()
         if self._refusals.suspects:
@@ -117,30 +117,31 @@ class ChangeWriter:
             self._aborted(error, transactions, batch)
             return
         if is_told:
-            for _ in waiting[: len(log.notes)]:  # no others: a claim during the transaction has added entries
+            for _ in waiting[: len(log.notes)]:  # these only: a claim during the transaction may have added entries
                 log.notes.popleft()
         else:
             log.notes += of_changes
         self._most = min(2 * self._most, MAX_CLAIM_MESSAGES)
         self._targets.took({each.topic for each in batch.outgoing})
-        self._ownership.check_over()  # then nobody waits for these any more
+        # If the session was ended meanwhile, nobody waits for these changes any more.
+        self._ownership.check_over()
         self._unread.add(batch.changes)
 
     async def _prepare(self) -> None:
-        """Make the changes that the index itself asks for."""
+        """Make the changes that the index itself needs: repairs, and far messages that must be written again."""
         await self._horizon.bring(self._progress.index.far.wanted())
         self._ownership.check_over()
         self._progress.index.repairs.make()
 
     async def _wait(self) -> None:
-        """Wait for a change; for a watermark or the history topic, only so long."""
+        """Wait for a change. If a watermark or journal entries wait, wait at most `MARK_MS`."""
         index = self._progress.index
         is_waiting = index.state.has_ended or index.log.notes
         if not (self._refusals.suspects or index.log.changes):
             await self._to_write.wait(MARK_MS / 1000 if is_waiting else None)
 
     def _mark(self) -> Sequence[Outgoing]:
-        """Return the record of a new watermark, if it is time for one."""
+        """Return the record of a new watermark, if it is time for one; else nothing."""
         now = self._clock.monotonic_ms()
         if now < self._marked_ms + MARK_MS or (mark := self._progress.index.next_mark()) is None:
             return []
@@ -148,7 +149,7 @@ class ChangeWriter:
         return [Outgoing(self._place.topic, *records.encode_mark(mark), self._place.number)]
 
     def _batch(self) -> Batch:
-        """Take changes for one transaction."""
+        """Take as many waiting changes as one transaction may have."""
         log, suspects = self._progress.index.log, self._refusals.suspects
         batch = Batch()
         waiting = suspects.take_turn(log.changes)
@@ -165,11 +166,11 @@ class ChangeWriter:
         return batch
 
     def _records(self, change: Change) -> list[Outgoing]:
-        """Return a change's records: those for target topics, then those for the partition."""
+        """Return a change's records: first those for target topics, then those for the partition."""
         return [*change.targets, *(Outgoing(self._place.topic, *wire, self._place.number) for wire in change.wires())]
 
     async def _commit(self, transactions: Transactions, batch: Batch) -> bool:
-        """Write a transaction; say whether it was committed, or aborted because a user has changed its messages."""
+        """Write a transaction. True: committed; False: aborted, because a user has changed one of its messages."""
         async with self._writing:
             offsets = await transactions.begin(batch.outgoing)
             overtaken_at = await self._user_changes.last_offset(transactions, batch, offsets)
@@ -183,7 +184,7 @@ class ChangeWriter:
         return False
 
     async def _begin_again(self, batch: Batch, offset: int) -> None:
-        """Queue an aborted transaction's changes again, once the reader has read what users wrote."""
+        """Queue the changes of an aborted transaction again, once the reader has read the users' records."""
         self._ownership.check_over()
         self._user_changes.note_aborted()
         self._progress.index.log.changes.extendleft(reversed(batch.changes))
@@ -192,11 +193,11 @@ class ChangeWriter:
                 await self._progress.until_read(offset)
 
     def _aborted(self, error: AbortedError, transactions: Transactions, batch: Batch) -> None:
-        """Go on after a target topic has refused records for good.
+        """Decide how to go on after a topic has refused records.
 
         Raises:
-            AbortedError: Another topic, or the partition itself, has refused records: the next session tries less at a
-                time.
+            AbortedError: The partition itself, or a topic for all records, has refused. The next session writes fewer
+                changes at a time.
             FencedError, InDoubtError: The session has ended meanwhile.
         """
         self._ownership.check_over()
@@ -206,7 +207,7 @@ class ChangeWriter:
             self._refusals.set_apart(error.written, batch)
             return
         self._most = max(1, len(batch.changes) // 2)
-        if len(batch.changes) == 1:  # it alone cannot be written; the others have been, or will be
+        if len(batch.changes) == 1:  # this change itself is refused; the others are written without it
             (change,) = batch.changes
             change.refusal, change.is_too_large = str(error), self._refusals.is_too_large(error, batch.outgoing)
         raise error

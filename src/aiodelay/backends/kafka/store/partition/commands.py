@@ -1,6 +1,6 @@
-"""`OwnerCommands`: claims, settlements, commands and housekeeping of a partition's owner, each written and read back.
+"""`OwnerCommands`: claims, settlements, commands and housekeeping of a partition's owner.
 
-A call decides at once and in memory. It returns after the decision's records were read back, or when its time is up.
+A call decides at once, in memory. It returns when the records of its decision were read back, or when its time is over.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ LATE = "not written, or not read back, in time"
 
 
 class OwnerCommands:
-    """The commands of one partition.
+    """Carries out the commands for one partition as its owner.
 
     Args:
         shared: The settings of all partitions of the store.
         progress: The partition's index.
-        ownership: Knows if the partition serves.
+        ownership: Knows whether the partition serves.
         horizon: Brings a far message near before a command changes it.
-        stalls: Knows if the partition can be read.
+        stalls: Knows whether the partition can be read.
         to_write: Wakes the writer.
     """
 
@@ -74,7 +74,7 @@ class OwnerCommands:
     # --- claims -------------------------------------------------------------------------------------------
 
     async def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
-        """Lease due messages; return once the ends of late messages, met on the way, were read back."""
+        """Lease due messages. Return when the ends of late messages, which the claim also makes, were read back."""
         if self._horizon.is_behind:
             await self._horizon.follow()
         index = self._progress.index
@@ -84,10 +84,10 @@ class OwnerCommands:
         return claimed
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
-        """Settle claims; return once the settlements were read back.
+        """Settle claims; return when the settlements were read back.
 
         Raises:
-            StoreUnavailableError: The session has ended, or nothing can be read just now; some may be settled.
+            StoreUnavailableError: The session has ended, or reading takes too long. Some claims may be settled.
         """
         try:
             async with asyncio.timeout(STALL_S):
@@ -110,14 +110,14 @@ class OwnerCommands:
         return outcomes
 
     async def tidy(self, worker: Worker, lanes: Collection[Lane], limit: int) -> Tidied:
-        """Do a step of housekeeping."""
+        """Do one step of housekeeping."""
         before = len(self._progress.index.log.changes)
         tidied = self._progress.index.tidy(worker, lanes, limit)
         await self._written_since(before)
         return tidied
 
     async def _written_since(self, before: int) -> None:
-        """Wait for the changes that the index has made by itself: all but the first `before`."""
+        """Wait until the changes after the first `before`, which the index made, were read back; at most `STALL_S`."""
         changes = list(self._progress.index.log.changes)[before:]
         if changes:
             self._to_write.set()
@@ -128,7 +128,7 @@ class OwnerCommands:
     # --- commands -----------------------------------------------------------------------------------------
 
     async def command(self, command: Command) -> Outcome:
-        """Carry out a command as the owner: the answer is final, unless it does not come in time."""
+        """Carry out a command as the owner. The outcome is final, or `Unknown` if the store's timeout ends first."""
         if self._stalls.is_stalled or not await self._ownership.until_ready():
             return self._being_read()
         try:
@@ -165,13 +165,13 @@ class OwnerCommands:
     def _unknown(self) -> Unknown:
         return Unknown(self._ownership.why or LATE)
 
-    # --- dead letters, and messages that come back --------------------------------------------------------
+    # --- dead letters and put-backs -----------------------------------------------------------------------
 
     async def put_back(self, message: PutBack) -> Stored:
-        """Take a message back as the owner; a message that stands under its id stays.
+        """Take a message back as the owner. A message that is already stored under its id stays.
 
         Raises:
-            StoreUnavailableError: Not written, or not read back, in time.
+            StoreUnavailableError: The message was not written, or not read back, in time.
         """
         try:
             async with asyncio.timeout(self._answer_s):
@@ -186,17 +186,17 @@ class OwnerCommands:
                     if not await change.until_written():
                         if change.refusal:
                             raise StoreUnavailableError(self._cluster_name, change.refusal)
-                        continue  # if it was written after all, the next turn finds the message and keeps it
+                        continue  # if the record was committed after all, the next turn finds the message and keeps it
                     is_shadowed = message.reason is None and not change.counted
                     return replace(stored, answer="kept") if is_shadowed else stored
         except TimeoutError:
             raise self._ownership.unavailable(LATE) from None
 
     async def redrive(self, key: DeadKey) -> Outcome:
-        """Give a dead letter a new life.
+        """Schedule a dead letter again.
 
         Raises:
-            StoreUnavailableError: The session has ended, or the message under its id cannot be read; nothing was
+            StoreUnavailableError: The session has ended, or the message under its id cannot be read. Nothing was
                 written.
         """
         await self._until_at_hand(key.id)
@@ -239,10 +239,10 @@ class OwnerCommands:
             await change.until_written()
 
     async def _until_at_hand(self, message_id: str) -> None:
-        """Wait until a message is near, and no change of it is being written.
+        """Wait until a message is near and no change of it is being written.
 
         Raises:
-            StoreUnavailableError: It cannot be read.
+            StoreUnavailableError: The message cannot be read.
         """
         await self._until_free(message_id)
         while self._progress.index.far.has(message_id):

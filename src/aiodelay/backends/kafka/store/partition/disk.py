@@ -1,4 +1,4 @@
-"""A partition's index on disk: whether it may be gone on from, and how."""
+"""`Disk`: restores a partition's index from its file, if the file may still be used."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ PAUSE_S = 1.0
 
 
 class Disk:
-    """Where an index was left.
+    """The file in which an index was left.
 
     Args:
         path: The file.
-        fetch: Reads records of the partition at offsets.
-        clock: Where the time is read.
-        max_age_ms: After so long what is there is worth nothing: tombstones may be gone, and the cleaner may have been
-            where nobody had read.
+        fetch: Reads records of the partition by offset.
+        clock: The clock of the store.
+        max_age_ms: An older file must not be used: tombstones may be gone, and Kafka may have removed records that
+            this process had not read.
     """
 
     def __init__(self, path: str, fetch: Fetch, clock: Clock, *, max_age_ms: int) -> None:
         self._path, self._fetch, self._clock, self._max_age_ms = path, fetch, clock, max_age_ms
 
     async def restore(self, index: PendingIndex) -> tuple[PendingIndex, Checkpoint | None]:
-        """Return the index as it was left, and when; or one that has read nothing, in a file or in memory."""
+        """Return the index and its checkpoint from the file; else an empty index, in a file or in memory, and None."""
         far, state = await asyncio.to_thread(open_far, self._path)
         try:
             if not state:
@@ -50,24 +50,24 @@ class Disk:
                 found = index.emptied(far)
                 await self._take_up(found, checkpoint)
                 return found, checkpoint
-        except Exception as error:  # noqa: BLE001 - whatever it is, the partition itself is still there
+        except Exception as error:  # noqa: BLE001 - after any failure, the partition itself can still be read
             problem = reason_of(error)
         except BaseException:
             far.close()
             raise
-        log.error("%s: its index on disk is left, and the partition read from its start: %s", index.name, problem)
+        log.error("%s: index on disk not used, partition is read from its start: %s", index.name, problem)
         return index.emptied(far.emptied()), None
 
     async def _checked(self, state: bytes) -> tuple[Checkpoint | None, str]:
-        """Return a checkpoint that may be gone on from, or why there is none."""
+        """Return a checkpoint that may be used, or the reason why there is none."""
         try:
             checkpoint = msgspec.msgpack.decode(state, type=Checkpoint)
         except msgspec.DecodeError as error:
             return None, str(error)
         age_ms = self._clock.now_ms() - checkpoint.whole_ms
         if not 0 <= age_ms <= self._max_age_ms:
-            limit = f"at most {self._max_age_ms / 1000:.0f} s, of which min.compaction.lag.ms and half of "
-            return None, f"it is {age_ms / 1000:.0f} s old; allowed: {limit}delete.retention.ms decide"
+            limit = f"at most {self._max_age_ms / 1000:.0f} s, the smaller of min.compaction.lag.ms and half of "
+            return None, f"it is {age_ms / 1000:.0f} s old; allowed: {limit}delete.retention.ms"
         found = [Witness.of(*each[:4]) for each in await self._fetched([checkpoint.witness.offset])]
         if found != [checkpoint.witness]:
             return None, f"the record at offset {checkpoint.witness.offset} is not the one that was read there"

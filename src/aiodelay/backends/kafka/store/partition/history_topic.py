@@ -1,4 +1,4 @@
-"""`HistoryTopic`: whether the history topic takes entries now. The writer of a partition asks before a transaction."""
+"""`HistoryTopic`: whether the history topic takes entries now. The partition's writer asks before each transaction."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 
 class HistoryTopic:
-    """The history topic as one partition sees it.
+    """The state of the history topic, for the writer of one partition.
 
     Args:
         topic: The topic; "" = none.
         targets: Which topics take messages.
-        clock: Where the time is read.
+        clock: The clock of the store.
         name: The topic and the number of the partition, for logs.
     """
 
@@ -30,7 +30,7 @@ class HistoryTopic:
         self._was_open = True
 
     async def is_open(self) -> bool:
-        """Say whether the topic takes entries. While it takes none, entries wait in memory."""
+        """Say whether the topic takes entries. While it does not, entries wait in memory."""
         topic, targets = self.topic, self._targets
         if not topic or topic in targets.known():
             return bool(topic)

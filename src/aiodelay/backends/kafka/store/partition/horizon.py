@@ -1,4 +1,8 @@
-"""What lies beyond a partition's horizon comes near when it is time, or when it is asked for."""
+"""`Horizon`: brings far messages of a partition near, when they are due soon or when a call needs them.
+
+A message due later than the horizon is far: the index knows only its offset, due time and lane. A near message is
+decoded and in memory.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +32,15 @@ Fetch = Callable[[Sequence[int]], Awaitable[list[Read]]]
 
 
 class Horizon:
-    """How far ahead a partition's messages are held whole.
+    """Brings the far messages of one partition near.
 
     Args:
-        index: Returns the partition's index, as it is now.
-        fetch: Reads records of the partition at offsets.
-        clock: Where the time is read.
-        on_near: Called when something has come near, which may have to be written.
-        ms: How far ahead.
-        name: Of the cluster, for errors.
+        index: Returns the partition's current index.
+        fetch: Reads records of the partition by offset.
+        clock: The clock of the store.
+        on_near: Called when messages have come near. Some may have to be written again.
+        ms: How far ahead messages are near.
+        name: The name of the cluster, for errors.
     """
 
     def __init__(
@@ -55,20 +59,22 @@ class Horizon:
         self._asked = set[bytes]()
 
     def set(self) -> None:
-        """Let the index know up to when it takes messages in whole."""
+        """Tell the index the due time up to which it takes messages in whole."""
         self._index().far.look_ahead(self._clock.now_ms() + self._ms)
 
     @property
     def is_behind(self) -> bool:
-        """Whether something may be due that is not near."""
+        """Whether far messages may be due already."""
         index = self._index()
         return bool(index.state.far) and index.state.edge_ms <= self._clock.now_ms()
 
     async def follow(self) -> bool:
-        """Bring near what has come near since a quarter of the span ago, earliest first; say whether there was any.
+        """Bring messages near that are now within the horizon, earliest first; say whether there were any.
+
+        Does nothing until a quarter of the horizon has passed since the last time.
 
         Raises:
-            StoreUnavailableError: It cannot be read.
+            StoreUnavailableError: The messages cannot be read.
         """
         if not self._index().state.far or self._index().state.edge_ms > self._clock.now_ms() + self._ms * 3 // 4:
             return False
@@ -89,10 +95,10 @@ class Horizon:
             return bool(found)
 
     async def bring(self, message_ids: Iterable[str]) -> None:
-        """Bring messages near, those that are far; what is asked for meanwhile is read together.
+        """Bring these messages near, if they are far. Concurrent calls are read together.
 
         Raises:
-            StoreUnavailableError: They cannot be read.
+            StoreUnavailableError: The messages cannot be read.
         """
         keys = set(map(records.key_of, message_ids))
         while far := {key for key in keys if self._index().state.far.find(key) is not None}:
@@ -107,20 +113,21 @@ class Horizon:
         """Return a message, near or far.
 
         Raises:
-            StoreUnavailableError: It cannot be read.
+            StoreUnavailableError: The message cannot be read.
         """
         while (row := (index := self._index()).state.far.find(records.key_of(message_id))) is not None:
             read = await self._read([row.offset])
             if found := index.far.peek(read):
                 return found[0]
-            self._take_in(index, [row.offset], read)  # it is gone, or was replaced, or cannot be decoded
+            # The record is gone, replaced, or cannot be decoded. Taking it in corrects the index.
+            self._take_in(index, [row.offset], read)
         return self._index().inspection.get(message_id, self._clock.now_ms())
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
         """List messages by (next attempt, id), near and far.
 
         Raises:
-            StoreUnavailableError: Those that are far cannot be read.
+            StoreUnavailableError: The far messages cannot be read.
         """
         index = self._index()
         from_ms = max(query.from_ms or 0, query.after[0] if query.after else 0)
@@ -136,7 +143,7 @@ class Horizon:
         return found
 
     def series(self, after: str | None, limit: int) -> Sequence[Snapshot]:
-        """List recurring messages by id; none is ever far."""
+        """List recurring messages by id. The index keeps all of them near."""
         return self._index().inspection.series(after, limit, self._clock.now_ms())
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
@@ -145,7 +152,7 @@ class Horizon:
         return index.far.with_far(index.inspection.counts(self._clock.now_ms()))
 
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
-        """Count what comes due from now on, by span and lane; of what is far the second decides."""
+        """Count the messages that become due from now on, by span and lane. Far due times are exact to the second."""
         index, now = self._index(), self._clock.now_ms()
         found: Counter[tuple[int, Lane]] = Counter()
         for each in index.inspection.load(bucket_ms, buckets, now):
@@ -159,7 +166,7 @@ class Horizon:
         self._take_in(index, offsets, await self._read(offsets))
 
     def _take_in(self, index: PendingIndex, offsets: Sequence[int], found: Sequence[Read]) -> None:
-        """Have what was read come near, and forget what is gone."""
+        """Let the index decode these records, and forget those that no longer exist."""
         for read in found:
             index.come_near(read)
         self._on_near()
@@ -175,7 +182,7 @@ class Horizon:
 
 
 def _earliest(rows: list[tuple[int, int, Lane]], limit: int) -> list[tuple[int, int, Lane]]:
-    """Return the first `limit` rows, and all that are due in the same second as the last of them."""
+    """Return the first `limit` rows, and all others that are due in the same second as the last of these."""
     if len(rows) <= limit:
         return rows
     last = heapq.nsmallest(limit, rows)[-1][0]

@@ -1,4 +1,4 @@
-"""`IndexCheckpoints`: keeps a partition's index on disk, so that the next owner need not read the whole partition."""
+"""`IndexCheckpoints`: writes a partition's index to disk, so that the next owner reads only what is new."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .read_progress import ReadProgress
 __all__ = ["IndexCheckpoints"]
 
 PAUSE_S, LONGEST_PAUSE_S = 10.0, 60.0
-"""Pause between two checkpoints, if the partition was read meanwhile, and if not."""
+"""Pause between two checkpoints: the short one if records were read since the last checkpoint, else the long one."""
 MOST_SHARE = 0.01
-"""Most of the time that writing checkpoints may take."""
+"""Largest share of the time that writing checkpoints may take."""
 
 
 class IndexCheckpoints:
-    """The checkpoints of one partition.
+    """Writes and restores the checkpoints of one partition.
 
     Args:
         progress: The partition's index.
-        disk: Where the index is kept; None = in memory only.
-        clock: Where the time is read.
+        disk: Keeps the index on disk; None = the index is in memory only.
+        clock: The clock of the store.
         on_open: Called when the partition knows where reading begins.
     """
 
@@ -39,7 +39,7 @@ class IndexCheckpoints:
     def __init__(self, progress: ReadProgress, disk: Disk | None, clock: Clock, on_open: Callable[[], None]) -> None:
         self._progress, self._disk, self._clock, self._on_open = progress, disk, clock, on_open
         self.is_open = disk is None
-        """Reading may begin: the index goes on from its file, or has no file."""
+        """Whether reading may begin: the index was restored from its file, or it has no file."""
         self._last: Read | None = None
         self._witness: Witness | None = None
         self._written_to, self._written_s, self._took_s = 0, 0.0, 0.0
@@ -49,11 +49,11 @@ class IndexCheckpoints:
         self._last = last
 
     def forget_read(self) -> None:
-        """Forget the last record: another index, which has read nothing, has taken the place of the last one."""
+        """Forget the last record, because an empty index has replaced the one that had read it."""
         self._last = self._witness = None
 
     async def restore(self) -> None:
-        """Go on from the index on disk, as far as it is fresh enough; once."""
+        """Restore the index from disk, if the file is fresh enough. Only the first call does anything."""
         if self._disk is None or self.is_open:
             return
         index, checkpoint = await self._disk.restore(self._progress.index)
@@ -92,5 +92,5 @@ class IndexCheckpoints:
             whole_ms=now - int(whole_age_s * 1000),
         )
         self._written_to = index.state.read_to
-        with suppress(StoreUnavailableError):  # `Partition.read_at` will find the file's problem
+        with suppress(StoreUnavailableError):  # `Partition.read_at` finds and logs the file's problem
             index.state.far.commit(msgspec.msgpack.encode(checkpoint))

@@ -1,4 +1,4 @@
-"""`Moves`: the due messages of a partition that move into topics, each in the transaction that ends it."""
+"""`Moves`: moves due messages of a partition into topics, each in the transaction that ends the message."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ FIRST_RETRY_MS, LONGEST_RETRY_MS = 5_000, 3_600_000
 
 
 class Moves:
-    """The moves of one partition.
+    """Moves the due messages of one partition.
 
     Args:
         topic: The partition's own topic.
         shared: The settings of all partitions of the store.
         progress: The partition's index.
-        ownership: Knows if the partition serves.
+        ownership: Knows whether the partition serves.
         to_write: Wakes the writer.
     """
 
@@ -46,7 +46,7 @@ class Moves:
         self._progress, self._ownership, self._to_write = progress, ownership, to_write
 
     def begin(self, lane: Lane, demand: Demand) -> tuple[list[Change], Due]:
-        """Decide to move due messages, each in the transaction that ends it; nothing here waits."""
+        """Decide to move due messages, and wake the writer. This does not wait for the writer."""
         now, moves = self._clock.now_ms(), self._progress.index.due
         due = moves.take(lane, demand, self._targets.known(), now)
         changes = [moves.move(key, entry, self._target_of(entry.record, now), now) for key, entry in due.entries]
@@ -54,7 +54,7 @@ class Moves:
         return changes, due
 
     def settle_occurrence(self, settlement: Settlement) -> Change | None:
-        """Decide how a series' occurrence ends; None: the series has changed meanwhile."""
+        """Decide how an occurrence of a series ends; None: the series has changed meanwhile."""
         entry = self._progress.index.due.series_at(settlement) if self._ownership.is_ready else None
         if entry is None:
             return None
@@ -66,13 +66,13 @@ class Moves:
         return change
 
     def _target_of(self, record: Record, now: int) -> Outgoing:
-        """Return the record that the target topic gets."""
+        """Return the record for the target topic."""
         envelope = record.envelope
         wire = records.delivered(envelope, delivery_id(record), record.attempt + 1, now_ms=now, schedules=self._topic)
         return Outgoing(envelope.address, *wire)
 
     async def finish(self, changes: Sequence[Change]) -> int:
-        """Wait until decided moves were read back, unless that takes long; return how many messages were moved."""
+        """Wait until decided moves were read back, at most `STALL_S`; return the number of moved messages."""
         n, refused = 0, list[Change]()
         with suppress(TimeoutError):
             async with asyncio.timeout(STALL_S):
@@ -86,7 +86,7 @@ class Moves:
         return n
 
     async def _not_moved(self, change: Change) -> None:
-        """Count an attempt of a message that its topic refused by itself."""
+        """Count an attempt of a message whose record its topic has refused."""
         entry = change.entry
         if entry is None or not await self._ownership.until_ready():
             return

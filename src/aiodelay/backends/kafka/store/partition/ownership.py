@@ -1,4 +1,4 @@
-"""`Ownership`: says if this process serves a partition, and why not. All parts of a `Partition` ask it."""
+"""`Ownership`: knows whether this process serves a partition, and why not. All parts of a `Partition` ask it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Ownership:
 
     Args:
         name: The topic and the number of the partition, for logs.
-        cluster: Where the partition is.
+        cluster: The cluster of the partition.
         progress: The partition's index.
-        silence: Says why the group may have given the partition away; "" while this process surely has it.
+        silence: Returns why the group may have given the partition away; "" while this process certainly owns it.
         to_write: Wakes the writer.
     """
 
@@ -43,9 +43,9 @@ class Ownership:
         self._cluster, self._progress, self._silence, self._to_write = cluster, progress, silence, to_write
         self.session = Session()
         self.why = ""
-        """Why the partition does not serve."""
+        """Why the partition does not serve; "" if no reason is known."""
         self.problem: StoreMismatchError | None = None
-        """Why the partition serves nothing more until the process starts again."""
+        """The error that stops the partition until the process starts again."""
         self.is_given_up = False
         self._serves = False
         self._looked_s = asyncio.get_running_loop().time()
@@ -63,11 +63,11 @@ class Ownership:
     # --- sessions -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin a session: forget why the last one ended."""
+        """Begin a session: forget the error that ended the last session."""
         self._over = None
 
     def has_barrier(self, offset: int) -> None:
-        """Note where the session's barrier stands."""
+        """Note the offset of the session's barrier."""
         self.session = Session(self._progress.index.state.read_to).with_barrier(offset)
 
     def has_read(self) -> None:
@@ -75,21 +75,21 @@ class Ownership:
         self.session = self.session.with_read(self._progress.index.state.read_to)
 
     def serve(self) -> None:
-        """Let claims and commands in."""
+        """Begin to serve claims and commands."""
         self._serves = True
         self._became_ready.set()
 
     def check_over(self) -> None:
-        """Refuse to go on with a session that `end_at_once` has ended.
+        """Raise the error of a session that `end_at_once` has ended.
 
         Raises:
-            FencedError, InDoubtError: Say why.
+            FencedError, InDoubtError: The session has ended.
         """
         if self._over is not None:
             raise self._over
 
     def end_at_once(self, why: FencedError | InDoubtError) -> None:
-        """Have the running session end, wherever it waits."""
+        """End the running session, wherever it waits now."""
         self._over = why
         self._to_write.set()
         self._progress.was_read.set()
@@ -103,38 +103,38 @@ class Ownership:
     # --- the end of ownership -----------------------------------------------------------------------------
 
     def refuse(self, problem: StoreMismatchError) -> None:
-        """Serve nothing more until the process starts again, and log why."""
+        """Stop serving until the process starts again, and log why."""
         if self.problem is None:
             log.error("%s: nothing more is delivered or changed: %s", self.name, problem)
         self.stop(problem)
 
     def stop(self, problem: StoreMismatchError) -> None:
-        """Serve nothing more until the process starts again; the first problem counts."""
+        """Stop serving until the process starts again. If there are several problems, the first one is kept."""
         if self.problem is None:
             self.problem, self.why = problem, str(problem)
         self._to_write.set()
         self._became_ready.set()
 
     def give_up(self) -> None:
-        """Own the partition no longer."""
+        """Give the partition up."""
         self.is_given_up = True
         self._became_ready.set()
         self._progress.end()
 
-    # --- standing still -----------------------------------------------------------------------------------
+    # --- a suspended process ------------------------------------------------------------------------------
 
     def looked(self, now_s: float) -> None:
-        """Note that this process has looked at the partition."""
+        """Note that this process has read the partition now."""
         self._looked_s = now_s
 
     def was_away(self) -> bool:
-        """Say whether this process stood still for so long that another owner may have taken over."""
+        """Say whether this process was suspended for so long that another owner may have taken over."""
         return asyncio.get_running_loop().time() - self._looked_s > SESSION_MS / 1000
 
     # --- waiting ------------------------------------------------------------------------------------------
 
     async def until_ready(self) -> bool:
-        """Wait for a session that is ready, at most as long as for an answer; say whether there is one."""
+        """Wait for a session that is ready, at most the store's timeout; say whether there is one."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):
                 while not (self.is_ready or self.is_given_up or self.problem is not None):
@@ -143,7 +143,7 @@ class Ownership:
         return self.is_ready
 
     async def until_known(self) -> None:
-        """Wait until the index knows all messages of the partition; a partition with a problem has been read.
+        """Wait until the index knows all messages. Do not wait for a partition with a problem: it serves no more.
 
         Raises:
             StoreUnavailableError: The partition was not read in time.
@@ -155,11 +155,11 @@ class Ownership:
         """Refuse a call while the partition does not serve.
 
         Raises:
-            StoreUnavailableError: Says why.
+            StoreUnavailableError: Names the reason.
         """
         if not self.is_ready:
             raise self.unavailable("the partition is being read")
 
     def unavailable(self, reason: str) -> StoreUnavailableError:
-        """Return the error of a call, with this reason unless the partition itself knows why."""
+        """Return the error for a call. Its reason is the partition's own, if one is known; else the given one."""
         return StoreUnavailableError(self._cluster.name, self.why or reason)

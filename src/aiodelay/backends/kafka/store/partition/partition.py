@@ -1,7 +1,7 @@
 """`Partition`: one partition of a schedules topic, from its assignment to this process until it is given up.
 
-The store makes and runs it. The reader of the process calls `take_in` and `read_at`. Transfers and workers use `moves`
-and `commands`.
+`PartitionFactory` makes it, and `Assignment` runs it. The reader of the process calls `take_in` and `read_at`.
+Transfers and workers use `moves` and `commands`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ class Partition:
     Args:
         place: The partition.
         shared: The settings of all partitions of the store.
-        callbacks: The functions that it calls.
-        fetch: Reads records of the partition again, at offsets.
-        patience_s: After so long without the end of the partition, reading begins anew: tombstones may be gone.
-        disk: Where the index is kept; None = in memory only.
+        callbacks: The functions that the partition calls.
+        fetch: Reads records of the partition again, by offset.
+        patience_s: If reading does not reach the end of the partition for this long, tombstones may be gone. Reading
+            then starts again from the beginning.
+        disk: Keeps the index on disk; None = the index is in memory only.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Partition:
         )
         self.moves: Moves = Moves(place.topic, shared, progress=progress, ownership=ownership, to_write=to_write)
 
-    # --- its state ----------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------
 
     @property
     def number(self) -> int:
@@ -110,12 +111,12 @@ class Partition:
 
     @property
     def index(self) -> PendingIndex:
-        """The messages. Another index may take the place of this one."""
+        """The pending messages. Do not keep a reference: another index may replace this one."""
         return self._progress.index
 
     @property
     def session(self) -> Session:
-        """How far the session is."""
+        """The state of the current session: its barrier, and how far it has read."""
         return self._ownership.session
 
     @property
@@ -125,56 +126,56 @@ class Partition:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a transaction is open beyond which nobody can read, for longer than a transaction takes."""
+        """Whether a transaction has been open for so long that reading counts as stalled. Nobody can read beyond it."""
         return self._stalls.is_stalled
 
     @property
     def is_open(self) -> bool:
-        """Whether reading may begin: the index goes on from its file, or has no file."""
+        """Whether reading may begin: the index was restored from its file, or it has no file."""
         return self._checkpoints.is_open
 
     @property
     def is_given_up(self) -> bool:
-        """Whether this process owns the partition no longer."""
+        """Whether this process has given the partition up."""
         return self._ownership.is_given_up
 
     @property
     def why(self) -> str:
-        """Why the partition does not serve; "" if nothing is known."""
+        """Why the partition does not serve; "" if no reason is known."""
         return self._ownership.why
 
     @property
     def problem(self) -> StoreMismatchError | None:
-        """Why the partition serves nothing more until the process starts again."""
+        """The error that stops the partition until the process starts again; None: no such error."""
         return self._ownership.problem
 
-    # --- its life -----------------------------------------------------------------------------------------
+    # --- running and ending -------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Run sessions until cancelled, or until the partition cannot be owned."""
         await self._sessions.run()
 
     async def finish(self) -> None:
-        """Begin no further transaction; return when the open one has ended and its records were read back."""
+        """Begin no new transaction; return when the open one has ended and its records were read back."""
         await self._writer.finish()
 
     def give_up(self) -> None:
-        """Own the partition no longer; the caller cancels `run`."""
+        """Give the partition up; the caller cancels `run`."""
         self._sessions.end(FencedError())
         self.close()
         self._ownership.give_up()
 
     def close(self) -> None:
-        """Leave the index on disk as it is now, if it is kept there."""
+        """Write a last checkpoint if the index is kept on disk, and close its file."""
         self._checkpoints.write()
         self.index.state.far.close()
 
     async def until_ready(self) -> bool:
-        """Wait for a session that is ready, at most as long as for an answer; say whether there is one."""
+        """Wait for a session that is ready, at most the store's timeout; say whether there is one."""
         return await self._ownership.until_ready()
 
     async def until_known(self) -> None:
-        """Wait until the index knows all messages of the partition; a partition with a problem has been read.
+        """Wait until the index knows all messages. Do not wait for a partition with a problem: it serves no more.
 
         Raises:
             StoreUnavailableError: The partition was not read in time.
@@ -182,13 +183,13 @@ class Partition:
         await self._ownership.until_known()
 
     async def until_read(self, offset: int) -> None:
-        """Wait until the index has taken in the record at an offset."""
+        """Wait until the index has read the record at an offset."""
         await self._progress.until_read(offset)
 
-    # --- reading, by the reader of the process ------------------------------------------------------------
+    # --- called by the reader of the process --------------------------------------------------------------
 
     def take_in(self, read: Sequence[Read], read_to: int) -> None:
-        """Take in records, in order; there are no others below the offset `read_to`."""
+        """Take in committed records, in order. `read_to` is the offset up to which the partition has now been read."""
         index = self.index
         if self.is_given_up:
             return
@@ -198,7 +199,7 @@ class Partition:
                 if each.offset >= index.state.read_to:  # the index may have taken in this owner's records already
                     self._notice_new_owner(each)
                     index.reader.read(each)
-        except StoreUnavailableError:  # the file's: nothing can go on with this index, as `read_at` will find
+        except StoreUnavailableError:  # the index file has failed; `read_at` finds it and replaces the index
             self._sessions.end(InDoubtError(index.state.far.problem))
             return
         if read:
@@ -213,26 +214,26 @@ class Partition:
             self._callbacks.on_change()
 
     def _notice_new_owner(self, read: Read) -> None:
-        """End the session at another owner's barrier: the other owner may have cancelled what is claimed after it."""
+        """End the session at another owner's barrier. The other owner may have cancelled messages claimed here."""
         own = self.session.barrier
         if own is not None and read.offset > own and read.key == records.BARRIER:
             self._sessions.end(FencedError())
 
     def has_partitions(self, n: int) -> None:
-        """Note how many partitions the topic has; if the number has changed, serve nothing more."""
+        """Note how many partitions the topic has. If the number has changed, stop serving."""
         if n != self._place.partitions:
             self._ownership.refuse(moved_keys(self._place.topic, self._place.partitions, n))
 
     def open_at(self, offset: int | None, now_s: float) -> None:
-        """Note where a transaction is open beyond which nobody can read; None: nowhere."""
+        """Note the offset of an open transaction, beyond which nobody can read; None: no transaction is open."""
         self._stalls.note(offset, now_s)
 
     def read_at(self, now_s: float, *, is_whole: bool) -> bool:
-        """Note that the reader has looked, and whether it has found the end; say whether reading goes on from there.
+        """Note that the reader has read, and whether it reached the end; say whether to go on from the same offset.
 
-        Otherwise it begins at the start, with an empty index: reading took, or stood still, for so long that tombstones
-        may be gone of records that were read before. After a shorter pause a new session finds out what another owner
-        did meanwhile.
+        If not, the reader starts at the beginning with an empty index. This happens when reading did not reach the end
+        for so long that tombstones of records that were read before may be gone. After a shorter pause, a new session
+        finds the changes that another owner has made meanwhile.
         """
         if self._ownership.was_away() and self.session.barrier is not None:
             self._sessions.end(FencedError())
@@ -242,7 +243,7 @@ class Partition:
         elif self._progress.goes_on(now_s, is_whole=is_whole):
             return True
         else:
-            why = "it was not read to its end for half of delete.retention.ms, and tombstones may be gone"
+            why = "its end was not reached for half of delete.retention.ms, so tombstones may be gone"
             log.error("%s: read again from its start: %s", self.index.name, why)
         self._sessions.end(InDoubtError("the partition is read again from its start"))
         self._progress.begin_again(now_s)
@@ -250,7 +251,7 @@ class Partition:
         return False
 
     def keep(self, now_s: float) -> None:
-        """Bring the index on disk up to date, if it is time for that."""
+        """Write a checkpoint to disk, if it is time for one."""
         self._checkpoints.keep(now_s)
 
 

@@ -1,4 +1,4 @@
-"""`ReadProgress`: a partition's index, and how far and how lately this process has read the partition into it."""
+"""`ReadProgress`: a partition's index, how far it has read, and when reading last reached the partition's end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["ReadProgress"]
 
 
 class ReadProgress:
-    """The index of a partition. All parts of the partition find it here, since another index may take its place.
+    """The index of a partition. All parts of the partition get the index from here, because it may be replaced.
 
     Args:
         index: The first index, which has read nothing.
-        patience_s: After so long without the end of the partition, tombstones may be gone that nobody has read.
+        patience_s: If reading does not reach the partition's end for this long, unread tombstones may be gone.
     """
 
     was_read: WakeUp
@@ -24,31 +24,31 @@ class ReadProgress:
     def __init__(self, index: PendingIndex, *, patience_s: float) -> None:
         self.index = index
         self.whole_s: float | None = None
-        """When reading has last found the end of the partition, in the loop's time; None: never."""
+        """When reading last reached the end of the partition, in the time of the event loop; None: never."""
         self.was_read = WakeUp()
-        """For the partition's one task that waits for reading."""
+        """Wakes the one task of the partition that waits for reading."""
         self._patience_s = patience_s
         self._has_read = asyncio.Event()
         self._is_over = False
 
     def tell_read(self) -> None:
-        """Wake all that wait for the partition to be read."""
+        """Wake all tasks that wait for the partition to be read."""
         self.was_read.set()
         self._has_read.set()
         self._has_read = asyncio.Event()
 
     async def until_read(self, offset: int) -> None:
-        """Wait until the index has taken in the record at an offset, or the partition is another process's."""
+        """Wait until the index has read the record at an offset, or until this process gives the partition up."""
         while self.index.state.read_to <= offset and not self._is_over:
             await self._has_read.wait()
 
     def end(self) -> None:
-        """Release all that wait: this process reads the partition no longer."""
+        """Release all waiting tasks: this process no longer reads the partition."""
         self._is_over = True
         self.tell_read()
 
     def goes_on(self, now_s: float, *, is_whole: bool) -> bool:
-        """Note whether a look has found the end; say whether the last end is recent enough to read on from here."""
+        """Note whether reading reached the end; say whether the last end is recent enough to go on from here."""
         if self.whole_s is not None and now_s - self.whole_s > self._patience_s:
             return False
         if is_whole or self.whole_s is None:
@@ -56,6 +56,6 @@ class ReadProgress:
         return True
 
     def begin_again(self, now_s: float) -> None:
-        """Replace the index by one that has read nothing."""
+        """Replace the index with an empty one."""
         self.whole_s = now_s
         self.index = self.index.emptied(self.index.state.far.emptied())

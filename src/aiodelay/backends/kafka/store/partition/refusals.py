@@ -1,4 +1,8 @@
-"""`Refusals`: what follows when a topic refuses a transaction's records: a topic waits, or a message is given up."""
+"""`Refusals`: reacts when topics refuse records of a transaction.
+
+If a topic refuses all records, it counts as blocked. If it refuses one record for good, the message becomes a dead
+letter.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 
 class Refusals:
-    """The refusals of one partition's writer.
+    """Handles the refusals that one partition's writer meets.
 
     Args:
         topic: The partition's own topic.
@@ -34,18 +38,18 @@ class Refusals:
     def __init__(self, topic: str, history: str, progress: ReadProgress, targets: Targets) -> None:
         self._topic, self._history, self._progress, self._targets = topic, history, progress, targets
         self.suspects = Suspects()
-        """Changes of which one may be refused for good."""
+        """Changes that were refused together. At least one of them may be refused for good."""
 
-    # --- who has refused what -----------------------------------------------------------------------------
+    # --- which topic has refused --------------------------------------------------------------------------
 
     def note_topics(self, error: AbortedError, outgoing: Sequence[Outgoing]) -> bool:
-        """Note the topics that refuse all records now; say whether there are any: then no record is at fault."""
+        """Note the topics that refuse all records now; say whether there are any. Then no single record is at fault."""
         failed = [(outgoing[each.indices[0]].topic, each.error) for each in error.written if each.error is not None]
         refused: dict[str, str] = {}
         for topic, why in failed:
             named = [topic] if topic == self._history else refused_topics(why, topic)
             refused |= dict.fromkeys(named, reason_of(why))
-        if self._topic not in refused:  # otherwise nothing is known of the others
+        if self._topic not in refused:  # if the partition itself refuses, the error says nothing about other topics
             for topic, reason in refused.items():
                 self._targets.refused(topic, reason)
         return bool(refused)
@@ -56,18 +60,18 @@ class Refusals:
         outgoing: Sequence[Outgoing],
         kinds: tuple[type[Exception], ...] = PERMANENT,
     ) -> bool:
-        """Say whether the partition itself has refused a record, for one of these kinds of error."""
+        """Say whether the partition itself has refused a record with an error of these kinds."""
         failed = (each for each in error.written if isinstance(each.error, kinds))
         return any(outgoing[each.indices[0]].topic == self._topic for each in failed)
 
     def is_too_large(self, error: AbortedError, outgoing: Sequence[Outgoing]) -> bool:
-        """Say whether the partition itself has no room for a record."""
+        """Say whether the partition itself has refused a record as too large."""
         return self.is_by_partition(error, outgoing, TOO_LARGE)
 
-    # --- what a target topic refuses of one message -------------------------------------------------------
+    # --- records that a target topic refuses for good -----------------------------------------------------
 
     def set_apart(self, written: Sequence[Written], batch: Batch) -> None:
-        """Give up a message whose record was refused alone; try records apart that were refused together."""
+        """Give up a message whose record was refused alone. Split records that were refused together, to retry them."""
         changes = batch.change_of_each_record()
         left = dict.fromkeys(changes)
         for each in written:
@@ -87,7 +91,7 @@ class Refusals:
         self._progress.index.log.changes.extendleft(reversed(left))
 
     async def give_up_large(self) -> None:
-        """Give up suspects that are larger than what their topics take, as far as that may be read.
+        """Give up suspects that are larger than the limit of their topic, if the limit may be read.
 
         Raises:
             StoreUnavailableError: The cluster does not answer.
@@ -99,11 +103,11 @@ class Refusals:
             self._give_up(change, excess)
 
     def excess(self, change: Change) -> str:
-        """Say why a message is too large for its topic; "" if it is not, as far as is known."""
+        """Return why a message is too large for its topic; "" if it is not, or if the limit is unknown."""
         return next((excess for record in change.targets if (excess := self._targets.excess(record))), "")
 
     def _give_up(self, change: Change, why: str) -> None:
-        """Make a dead letter of a message that its topic does not take, now or later."""
+        """Make a dead letter of a message that its topic never takes."""
         assert change.entry is not None
         record, then = change.entry.record, None if change.put is None else change.put[1]
         key, index = (record.id, record.revision, change.entry.token), self._progress.index

@@ -1,11 +1,12 @@
-"""A session: what must have happened before a partition's messages may be dispatched, and what ends it.
+"""A session: the state of one owner from its barrier on. It decides when the owner may dispatch.
 
-The lock is the producer's epoch: a session begins by taking a new one, so that nothing an earlier owner still sends is
-taken; then it writes a barrier under it, and reads the partition through that barrier. What the index held before is
-worth nothing until then: an owner that was fenced, and came back, may have missed deliveries. Group membership only
-says who should try.
+The lock is the producer's epoch. A session begins by taking a new epoch, so that Kafka refuses everything that an
+earlier owner still sends. The session then writes a barrier record and reads the partition up to this barrier.
 
-Pure: tests/stateful/test_kafka_models.py plays two owners that know nothing of each other.
+Before that, the index must not be trusted: an owner that was fenced off and has come back may have missed deliveries.
+Membership of the group only decides who should try to own the partition.
+
+Pure: tests/stateful/test_kafka_models.py plays two owners that do not know of each other.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ __all__ = ["Session"]
 
 
 class Session(Struct, frozen=True, gc=False):
-    """How far a session is.
+    """The progress of a session.
 
     Attributes:
         read_to: Everything below this offset has been read.
-        barrier: Offset of the session's own barrier; None: not written yet.
+        barrier: Offset of the session's own barrier; None: the barrier is not written yet.
     """
 
     read_to: int = 0
@@ -29,13 +30,13 @@ class Session(Struct, frozen=True, gc=False):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it may dispatch."""
+        """Whether the owner may dispatch: it has read its own barrier."""
         return self.barrier is not None and self.read_to > self.barrier
 
     def with_barrier(self, offset: int) -> Session:
-        """Return the session once its barrier is in the log."""
+        """Return the session with its barrier written at an offset."""
         return replace(self, barrier=offset)
 
     def with_read(self, read_to: int) -> Session:
-        """Return the session once everything below an offset has been read."""
+        """Return the session with everything below an offset read."""
         return replace(self, read_to=max(self.read_to, read_to))

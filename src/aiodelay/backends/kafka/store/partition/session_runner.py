@@ -1,4 +1,4 @@
-"""`SessionRunner`: runs the sessions of a partition, one after the other, each from its barrier to its end."""
+"""`SessionRunner`: runs the sessions of a partition, one after the other. Each begins with a barrier record."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 FIRST_PAUSE_S = 0.02
 STABLE_MS = 10_000
-"""A session that has lasted so long costs the next one no pause."""
+"""After a session that has lasted this long, the next session begins without a pause."""
 _ENDS = (FencedError, AbortedError, InDoubtError, StoreUnavailableError, *UNAVAILABLE)
 
 
 class SessionRunner:
-    """The sessions of one partition.
+    """Runs the sessions of one partition.
 
     Args:
         place: The partition.
         shared: The settings of all partitions of the store.
-        callbacks: The functions that it calls.
+        callbacks: The functions that the partition calls.
         progress: The partition's index.
-        ownership: What the sessions set.
-        writer: Writes within a session.
-        checkpoints: Where the first index comes from.
+        ownership: The state that the sessions change.
+        writer: Writes the changes of a session.
+        checkpoints: Restore the first index from disk.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class SessionRunner:
         self._place, self._callbacks = place, callbacks
         self._cluster, self._clock, self._targets = shared.cluster, shared.clock, shared.targets
         self._progress, self._ownership, self._writer, self._checkpoints = progress, ownership, writer, checkpoints
-        self._owned_s: float | None = asyncio.get_running_loop().time()  # until it serves for the first time
+        self._owned_s: float | None = asyncio.get_running_loop().time()  # None once the partition has served claims
 
     async def run(self) -> None:
-        """Run sessions until cancelled, or until the partition cannot be owned."""
+        """Run sessions until cancelled, or until an error rules out that this process owns the partition."""
         failures, is_fenced = 0, False
         await self._checkpoints.restore()
         while True:
@@ -77,7 +77,7 @@ class SessionRunner:
             except StoreMismatchError as error:
                 self._ownership.refuse(error)
                 return
-            except Exception as error:  # noqa: BLE001 - a loop that ended without a word would be the worst of faults
+            except Exception as error:  # noqa: BLE001 - a loop that ends unnoticed would stop the partition for good
                 is_fenced = isinstance(error, FencedError)
                 why = "another owner has taken over, or may have" if is_fenced else reason_of(error)
                 self._ownership.why = why
@@ -85,7 +85,8 @@ class SessionRunner:
                 is_refusal = isinstance(error, AbortedError) and self._ownership.is_ready
             finally:
                 self._end()
-            # Two owners take over from each other less and less often; a record that is refused costs no pause.
+            # The growing pause keeps two owners from taking over from each other without end. A refused record alone
+            # costs no pause.
             lasted_ms = self._clock.monotonic_ms() - started_ms
             failures = 0 if is_refusal or lasted_ms > STABLE_MS else failures + 1
             await asyncio.sleep(pause_s(failures, first_s=FIRST_PAUSE_S))
@@ -115,10 +116,10 @@ class SessionRunner:
             await transactions.close()
 
     async def _write_barrier(self, transactions: Transactions) -> None:
-        """Write the session's barrier: another owner that reads it ends its own session.
+        """Write the session's barrier. Another owner that reads this barrier ends its own session.
 
         Raises:
-            StoreMismatchError: The partition ends before an offset to which it was read.
+            StoreMismatchError: The partition now ends before an offset up to which it was read.
         """
         read_to = self._progress.index.state.read_to
         (offset,) = await transactions.begin([self._own_record(records.BARRIER, b"")])
@@ -131,17 +132,17 @@ class SessionRunner:
         return Outgoing(self._place.topic, key, value, [], self._place.number)
 
     async def _until_read(self) -> None:
-        """Wait until the index has read the barrier, and with it all records of earlier owners."""
+        """Wait until the index has read the barrier, and so all records of earlier owners."""
         while not self._ownership.session.is_ready:
             self._progress.was_read.clear()
             await self._progress.was_read.wait(self._cluster.timeout_ms / 1000)
             self._ownership.check_over()
 
     async def _check_partitions(self, transactions: Transactions) -> None:
-        """Compare how many partitions the topic has with the count that its first owner has written down.
+        """Compare the topic's number of partitions with the number that its first owner has recorded.
 
         Raises:
-            StoreMismatchError: The topic had another number.
+            StoreMismatchError: The recorded number is another one.
         """
         before, now = self._progress.index.state.partitions, self._place.partitions
         if before == now:

@@ -1,4 +1,4 @@
-"""The arguments of a `Partition`: its place, the settings of all partitions of a store, and functions to call."""
+"""The arguments of a `Partition`: its place, the settings of all partitions of the store, and its callbacks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Callbacks", "Place", "Shared"]
 
 
 class Place(NamedTuple):
-    """One partition among those of its topic.
+    """One partition, and the number of partitions of its topic.
 
     Attributes:
         topic: The schedules topic.
         number: The partition's number.
-        partitions: How many partitions the topic has.
-        is_accepted: The user has confirmed this count, also against the count that the partition holds.
+        partitions: The number of partitions of the topic.
+        is_accepted: The user has accepted this number, even if the partition has recorded another one.
     """
 
     topic: str
@@ -41,16 +41,16 @@ class Shared(NamedTuple):
     """The settings of all partitions of a store.
 
     Attributes:
-        cluster: Where the topics are.
-        schedules: The topics that hold the store's schedules.
+        cluster: The cluster of the topics.
+        schedules: The schedules topics of the store.
         targets: Which topics take messages.
-        clock: Where the time is read.
-        claims: Numbers for claims.
+        clock: The clock of the store.
+        claims: Gives the numbers of claims.
         workers: The dispatching roles that this process has opened.
-        pace: How fast long overdue messages leave.
-        history: The topic for the entries of the journal; "" = none.
-        horizon_ms: How far ahead an index holds messages whole.
-        guard: Refuses a destination to which other programs' messages may not go; None = all are allowed.
+        pace: Limits how fast long overdue messages leave.
+        history: The history topic, for the entries of the journal; "" = none.
+        horizon_ms: How far ahead the index keeps whole messages in memory.
+        guard: Refuses a destination that messages of other programs may not have; None = all are allowed.
     """
 
     cluster: Cluster
@@ -69,13 +69,13 @@ class Callbacks(NamedTuple):
     """The functions that a partition calls.
 
     Attributes:
-        may_begin: Returns when a session may begin; its argument says whether another owner may have fenced the last
-            session off.
-        silence: Says why the group may have given the partition away; "" while this process surely has it.
-        on_change: Called when workers may find something new to claim.
-        skip: Called with the offset at which the reader goes on.
+        may_begin: Returns when a session may begin. Its argument says whether another owner may have fenced off the
+            last session.
+        silence: Returns why the group may have given the partition away; "" while this process certainly owns it.
+        on_change: Called when workers may find new messages to claim.
+        skip: Called with the offset from which the reader must go on.
         on_open: Called when the partition knows where reading begins.
-        on_restored: Called once the partition serves claims, with the seconds since this process came to own it.
+        on_restored: Called when the partition serves claims for the first time, with the seconds since its assignment.
         on_too_new: Called when a feature is in use that this version does not know.
     """
 

@@ -1,4 +1,4 @@
-"""`StallWatch`: notices a transaction that stays open, beyond which nobody can read the partition."""
+"""`StallWatch`: notices a transaction that stays open. Nobody can read the partition beyond it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["StallWatch"]
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 OPEN_S = 5.0
-"""After so long an open transaction counts as a stall."""
+"""An open transaction counts as a stall after this time."""
 
 
 class StallWatch:
-    """The transaction that is open in a partition.
+    """Watches the open transaction of a partition.
 
     Args:
-        ownership: Tells users why the partition does not serve.
+        ownership: Gets the reason why the partition does not serve.
     """
 
     is_stalled: bool
@@ -28,10 +28,10 @@ class StallWatch:
         self._offset: int | None = None
         self._since_s = 0.0
         self.is_stalled = False
-        """A transaction has been open for longer than `OPEN_S`."""
+        """Whether a transaction has been open for longer than `OPEN_S`."""
 
     def note(self, offset: int | None, now_s: float) -> None:
-        """Note the offset of the transaction beyond which nobody can read; None: no transaction is open."""
+        """Note the offset of the open transaction; None: no transaction is open."""
         if offset != self._offset:
             if self.is_stalled:
                 self._ownership.why, self.is_stalled = "", False
@@ -39,4 +39,5 @@ class StallWatch:
         elif offset is not None and now_s - self._since_s > OPEN_S and not self.is_stalled:
             self.is_stalled = True
             self._ownership.why = f"a transaction is open at offset {offset}, and nothing after it can be read"
-            log.warning("%s: %s (kafka-transactions.sh tells whose it is)", self._ownership.name, self._ownership.why)
+            hint = "kafka-transactions.sh shows which producer has opened it"
+            log.warning("%s: %s (%s)", self._ownership.name, self._ownership.why, hint)

@@ -1,6 +1,6 @@
-"""`UnreadChanges`: committed changes that this process has not read back yet. The writer adds them, reading ends them.
+"""`UnreadChanges`: committed changes that this process has not read back. The writer adds them, reading removes them.
 
-A change counts once the index has read past its records: a user may have written in between.
+A change counts only when the index has read past its records, because a user may have written before them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .read_progress import ReadProgress
 __all__ = ["UnreadChanges"]
 
 MANY_OWN = 100
-"""From so many changes on the index takes them in without reading them: the reader drops what it has fetched."""
+"""From this many changes on, the index takes them in unread. The reader then drops the records it has fetched."""
 
 
 class UnreadChanges:
-    """The unread changes of one partition.
+    """Keeps the unread changes of one partition.
 
     Args:
         progress: The partition's index.
         ownership: Tells the session how far the index has read.
         to_write: Wakes the writer.
-        skip: Called with the offset at which the reader goes on.
-        on_change: Called when workers may find something new to claim.
+        skip: Called with the offset from which the reader must go on.
+        on_change: Called when workers may find new messages to claim.
     """
 
     written_to: int
@@ -52,12 +52,12 @@ class UnreadChanges:
         """Add changes that were just committed, in their order."""
         self._changes += changes
         self._take_in(changes)
-        self._tell()  # the reader may have been faster
+        self._tell()  # the reader may have read the records before this call
 
     def _take_in(self, changes: Sequence[Change]) -> None:
-        """Take in many changes without reading them, unless another record comes before.
+        """Take in many changes without reading them, unless another writer's record comes before them.
 
-        One offset between two transactions of one producer is the marker that ends the first.
+        Between two transactions of one producer there is one offset: the marker that ends the first transaction.
         """
         index, before = self._progress.index, self._progress.index.state.read_to
         if len(changes) >= MANY_OWN:
@@ -72,7 +72,7 @@ class UnreadChanges:
             self._on_change()
 
     def has_read(self) -> None:
-        """Let go of the changes that the index has read by now, and wake the tasks that wait for them."""
+        """Remove the changes that the index has read by now, and wake the tasks that wait for them."""
         index = self._progress.index
         self._ownership.has_read()
         self._tell()
@@ -88,14 +88,14 @@ class UnreadChanges:
             change.tell(written=True)
 
     def others_from(self, own: Sequence[int]) -> int:
-        """Return the offset from which on other writers' records may stand that the index has not read.
+        """Return the first offset at which there may be other writers' records that the index has not read.
 
         Args:
             own: The offsets of a transaction's records in this partition, in order.
         """
         read_to = self._progress.index.state.read_to
         if own[0] - read_to <= (read_to == self.written_to) and own[-1] - own[0] < len(own):
-            return own[-1] + 1  # only the marker of the last transaction is not read
+            return own[-1] + 1  # only the end marker of the last transaction is still unread
         return read_to
 
     async def until_none(self) -> None:
@@ -105,5 +105,5 @@ class UnreadChanges:
             await self._progress.was_read.wait()
 
     def clear(self) -> None:
-        """Forget the changes: the next session reads what was committed."""
+        """Forget the changes. The next session reads those that were committed."""
         self._changes.clear()

@@ -1,7 +1,7 @@
-"""`UserChanges`: users' changes to messages that an open transaction moves. The writer asks before each commit.
+"""`UserChanges`: finds users' changes to messages that an open transaction moves. The writer asks before each commit.
 
-A user who replaces or cancels a message in time must win. The broker is asked: the reader may be behind, and sees
-nothing beyond a transaction that is open.
+A user who replaces or cancels a message in time must win. Only the broker can answer: this process may not have read
+the last records yet, and its reader sees nothing beyond an open transaction.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from .unread_changes import UnreadChanges
 __all__ = ["MOST_OVERTAKEN", "UserChanges"]
 
 QUESTION_S, MOST_QUESTIONS = 0.02, 3
-"""The greatest age of the broker's answer at the commit, and how often the writer asks again."""
+"""The greatest age of the broker's answer at the commit, and how often the writer asks for a newer answer."""
 MOST_OVERTAKEN = 3
-"""Most transactions in a row that the writer aborts because users have changed their messages."""
+"""Most transactions in a row that the writer aborts because users have changed messages in them."""
 
 
 class UserChanges:
-    """The questions of one partition's writer.
+    """Asks the broker for users' changes in one partition.
 
     Args:
         place: The partition.
         progress: The partition's index.
-        unread: The changes that were not read back yet.
+        unread: The committed changes that were not read back yet.
     """
 
     def __init__(self, place: TopicPartition, progress: ReadProgress, unread: UnreadChanges) -> None:
@@ -39,9 +39,9 @@ class UserChanges:
         self._overtaken = 0
 
     async def last_offset(self, transactions: Transactions, batch: Batch, offsets: Sequence[int]) -> int | None:
-        """Return the offset of the last change by a user to a message that an open transaction moves; None: no change.
+        """Return the offset of users' last change to a message that an open transaction moves; None: no change.
 
-        A user's change that comes after the broker's answer does not stop the message.
+        A user's change that the broker takes after its answer does not stop the move.
         """
         for _ in range(MOST_QUESTIONS):
             asked_s = asyncio.get_running_loop().time()
@@ -61,7 +61,7 @@ class UserChanges:
             found = await transactions.keys_since(self._place, self._unread.others_from(own))
         except UNAVAILABLE:
             found = {}
-        if any(change.is_stale for change in batch.changes):  # it has been read since the transaction began
+        if any(change.is_stale for change in batch.changes):  # the reader has met a user's change since `begin`
             return self._progress.index.state.read_to - 1
         return max((found[key] for key in keys & found.keys()), default=None)
 
