@@ -205,7 +205,7 @@ async def test_f38_a_damaged_file_is_found_and_made_anew(
     async with opened(kafka, schedules, tmp_path) as store:
         assert len(was_read) > 500
         assert list(await store.search(Query(limit=1000))) == left
-    assert "is made anew, and its partition read from its start" in caplog.text
+    assert "is created again, and its partition is read from its start" in caplog.text
     was_read.clear()
     async with opened(kafka, schedules, tmp_path):
         assert len(was_read) < 20

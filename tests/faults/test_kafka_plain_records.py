@@ -122,7 +122,7 @@ async def test_l5_what_is_addressed_to_a_schedules_topic_does_not_come_back(kafk
         assert await scheduler.counts() == {"kafka": LaneCounts(dead=2)}
     for letter in letters:
         assert letter.reason == "undecodable"
-        assert f"it goes to {letter.record.id}, which holds schedules" in (letter.record.last_error or "")
+        assert f"it goes to {letter.record.id}, a schedules topic" in (letter.record.last_error or "")
 
 
 async def test_of_headers_with_one_name_the_last_counts_and_null_is_empty(kafka: str) -> None:
@@ -170,7 +170,9 @@ async def test_l5_what_is_too_large_to_be_written_again_holds_up_nobody(
         producer.produce(schedules, b"mended", b"large", headers=headers_to(target))
         assert await asyncio.to_thread(producer.flush, 10) == 0
         assert await values_of(kafka, target, 2) == {b"good", b"mended"}
-    assert caplog.text.count("message large is left where it stands: [Error 10] MessageSizeTooLargeError") == 1
+    assert (
+        caplog.text.count("message large stays in the partition, undelivered: [Error 10] MessageSizeTooLargeError") == 1
+    )
 
 
 async def test_a_dead_letter_that_is_too_large_with_its_traceback_is_kept_without(kafka: str) -> None:

@@ -86,4 +86,4 @@ def test_a_letter_without_a_destination_is_redriven_by_nobody(kafka: str, tmp_pa
     asyncio.run(play())
     ran = Cli(url, tmp_path)("dead", "redrive", "--all", "--yes", "--own")
     assert (ran.code, ran.lines[:1]) == (1, ["0 redriven, 2 not"]), ran
-    assert re.search(r"^a: undecodable: .*'noon'.*schedule it anew", ran.out, re.MULTILINE), ran.out
+    assert re.search(r"^a: undecodable: .*'noon'.*schedule the message again", ran.out, re.MULTILINE), ran.out

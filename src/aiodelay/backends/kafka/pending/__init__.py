@@ -1,6 +1,6 @@
 """The pending messages of one partition: read from its records, kept in memory and on disk, and changed.
 
-Begin with `pending_index`.
+Read `pending_index` first.
 """
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""`ChangeTable`: the table of the rules on Kafka, where an owner's decision counts once its record was read back.
+"""`ChangeTable`: the table that the rules work on. On Kafka, a decision counts once its record was read back.
 
-While a change is being decided, calls add to that change, and the message stays out of everyone's reach until the
-change's record comes back, or the session ends without it. Without a change, calls take effect at once.
+While a change is being decided, calls on the table are added to that change. Nobody can claim or change the message
+until the change's record is read back, or the session ends without it. Outside of a change, calls take effect at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["ChangeTable", "SupersededChanges"]
 
 
 class _Answers:
-    """`Answers` that the current change writes with its record, once no other record of the partition tells them."""
+    """`Answers` that are also added to the current change when no other record of the partition has them any more."""
 
     def __init__(self, near: DictAnswers, log: ChangeLog) -> None:
         self._near, self._log = near, log
@@ -63,7 +63,7 @@ class _Answers:
 
 
 class SupersededChanges:
-    """`SupersededClaims`, except for claims that have ended because their settlement is being written."""
+    """`SupersededClaims`, but without claims that have ended because their settlement is being written."""
 
     def __init__(self, near: DictClaims, log: ChangeLog) -> None:
         self._near, self._log = near, log
@@ -84,7 +84,7 @@ class SupersededChanges:
 
 
 class _Letters:
-    """`Letters`: the current change writes additions and deletions. The table has them once their records were read."""
+    """`Letters` whose additions and deletions the current change writes. The table changes when they are read back."""
 
     def __init__(self, near: DictLetters, log: ChangeLog) -> None:
         self._near, self._log = near, log
@@ -105,12 +105,12 @@ class _Letters:
 
 
 class ChangeTable:
-    """`Table` of one partition: adds the calls of a rule to the current change.
+    """`Table` of one partition. It adds the calls of a rule to the current change.
 
     Args:
-        near: The messages of the records that were read.
-        log: Where changes go.
-        clock: Where the time is read.
+        near: The near messages, as the records that were read define them.
+        log: Takes the changes.
+        clock: The clock of the store.
     """
 
     answers: _Answers
@@ -143,18 +143,19 @@ class ChangeTable:
         if self._log.current is None:
             self._near.move(row, record, place_ms, keeps_turn=keeps_turn)
         else:
-            self._hold_lease(row)
+            self._stop_lease(row)
             self.insert(record, place_ms)
 
-    def _hold_lease(self, row: Entry) -> None:
-        """Let the lease of a message not lapse while its change is written."""
+    def _stop_lease(self, row: Entry) -> None:
+        """Keep the lease of a message from lapsing while its change is written."""
         self._near.leased.pop(row.record.id, None)
 
     def update(self, row: Entry, record: Record) -> None:
         self._near.update(row, record)
 
     def set_token(self, row: Entry, token: int) -> None:
-        # While its replacement is written, a claimed row still stands, and its claim is kept as superseded already.
+        # While the replacement of a claimed message is written, the table has the old version, and its claim is
+        # already listed as superseded. Both must get the new token.
         self._near.superseded.renew(row.record.id, row.record.revision, row.token, token)
         self._near.set_token(row, token)
 
@@ -166,9 +167,10 @@ class ChangeTable:
         self.answers.keep(row.record, now)
 
     def _leave(self, row: Entry, now: int) -> None:
-        """Let the message of the current change end; keep its revision, and the version with which its id last ended.
+        """End the message of the current change. Remember its revision, and the version with which its id last ended.
 
-        Another record may take its place, and its tombstone's. If a user ends that one, its record tells no revision.
+        A later record may replace both the message's record and its tombstone. If that record is a user's tombstone, it
+        contains no revision.
         """
         change, record, answers = self._log.current, row.record, self._near.answers
         if change is None:
@@ -176,7 +178,7 @@ class ChangeTable:
             return
         if change.entry is not row:
             return
-        self._hold_lease(row)
+        self._stop_lease(row)
         if occurrence_of(record.id) is None:
             answers.revisions.add(record.id, record.revision, until_ms=now + RETRY_WINDOW_MS)
         version = answers.versions.get(record.id, now) if answers.versions.is_any else None

@@ -1,4 +1,4 @@
-"""`Change`: one decision of an owner, on its way to the partition; `ChangeLog`: the changes that are under way."""
+"""`Change`: one decision of an owner, until its records are read back. `ChangeLog`: the changes that are under way."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ __all__ = ["MOST_NOTES", "Change", "ChangeLog"]
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 MOST_NOTES = 10_000
-"""Most entries of the history that wait while its topic takes nothing."""
+"""Most journal entries that wait while the history topic takes nothing."""
 
 
 class Change(Struct, eq=False, gc=False):
-    """The records to write for one key, decided when everything below `read_to` had been read.
+    """The records to write for one key. They were decided when everything below `read_to` had been read.
 
     Attributes:
-        put: The message as it goes on, and its place; None: it ends.
-        letters: Dead letters that are written with it.
-        others: Further messages that are put with it: an occurrence beside its series, or the reverse.
+        put: The message as it goes on, and the time of its next attempt; None: the message ends.
+        letters: Dead letters to write with it.
+        others: More messages to put with it, such as a retry of an occurrence together with its series.
         memory: Answers and a version that must outlive the message's record.
         targets: Records for other topics, in the same transaction.
-        purged: A dead letter that ends with it.
-        asked: The key of a request that was left to the owner, which ends with it.
-        entry: The message that is held back meanwhile; None: no message of the table.
-        is_users: It writes the cancel of a user, which counts even if others have written the key meanwhile.
-        offset: Of its last record, once it is written.
-        counted: It was read, and counted.
+        purged: A dead letter that this change deletes.
+        asked: The key of a user's request to the owner that this change ends.
+        entry: The message in the table that nobody else may claim or change meanwhile; None: no message.
+        is_users: Whether it writes a user's cancel. That counts even if others have written the key meanwhile.
+        offset: The offset of its last record, once that is written.
+        counted: Whether its record was read and counted.
         refusal: Why Kafka does not take it.
-        is_too_large: Kafka does not take it because one of its records is too large.
-        notes: Its entries of the history.
-        is_written: True once it was read, False once it is known not to have been written.
-        waiter: Ends once `is_written` is known.
+        is_too_large: Whether Kafka does not take it because one of its records is too large.
+        notes: Its journal entries.
+        is_written: True once it was read back, False once it is known not to have been written.
+        waiter: Done once `is_written` is known.
     """
 
     key: bytes
@@ -71,30 +71,30 @@ class Change(Struct, eq=False, gc=False):
     waiter: asyncio.Future[None] | None = None
 
     def remembering(self) -> Memory:
-        """Return its memory, to add to it."""
+        """Return the memory of the change, for additions."""
         if self.memory is None:
             self.memory = Memory()
         return self.memory
 
     @property
     def is_end(self) -> bool:
-        """Whether all that it writes of its key's partition is a tombstone."""
+        """Whether the change writes nothing but a tombstone to its partition."""
         is_end = self.put is None and not self.is_users and bool(self.key)
         return is_end and not (self.letters or self.others or self.purged or self.asked)
 
     @property
     def is_stale(self) -> bool:
-        """Whether it moves a message that a user has replaced or cancelled."""
+        """Whether the change moves a message that a user has replaced or cancelled."""
         return bool(self.targets) and self.entry is not None and self.entry.state is EntryState.GONE
 
     def tell(self, *, written: bool) -> None:
-        """Note if the change was written, and wake the task that waits for that."""
+        """Note whether the change was written, and wake the task that waits for it."""
         self.is_written = written
         if self.waiter is not None:
             self.waiter.set_result(None)
 
     async def until_written(self) -> bool:
-        """Wait until the change was read back, or is known not to have been written; say whether it was."""
+        """Wait until the change was read back (True), or is known not to have been written (False)."""
         if self.is_written is None:
             if self.waiter is None:
                 self.waiter = asyncio.get_running_loop().create_future()
@@ -102,7 +102,7 @@ class Change(Struct, eq=False, gc=False):
         return bool(self.is_written)
 
     def wires(self) -> Iterable[Wire]:
-        """Return its records, in order."""
+        """Return the records of the change, in order."""
         if self.is_end:
             return (records.encode_end(self.key, read_to=self.read_to, outcome=self.outcome, memory=self.memory),)
         return self._all_wires()
@@ -128,7 +128,7 @@ class Change(Struct, eq=False, gc=False):
 
 
 class _Deciding:
-    """See `ChangeLog.deciding`; a class, since a generator costs a move more than all its rules."""
+    """The context manager of `ChangeLog.deciding`. A generator would take more time than all rules of a move."""
 
     __slots__ = ("_change", "_log", "_outer")
 
@@ -144,16 +144,16 @@ class _Deciding:
 
 
 class ChangeLog:
-    """The changes of a partition, from the decision until their records were read.
+    """The changes of a partition, from the decision until their records were read back.
 
-    A change holds its message back: nobody else may claim or change the message meanwhile.
+    A change reserves its message: nobody else may claim or change the message meanwhile.
 
     Args:
         table: The messages.
         state: How far the partition was read.
         name: The topic and partition, for logs.
-        keeps_history: Note the events of messages for the history topic.
-        notes: Entries of the history that wait.
+        keeps_history: Whether to note the events of messages for the history topic.
+        notes: Journal entries that wait to be written.
     """
 
     table: DictTable
@@ -171,9 +171,9 @@ class ChangeLog:
         self.current: Change | None = None
         """The change that is being decided: calls on the table add to it."""
         self.held_back: dict[bytes, Change] = {}
-        """The change that holds a key back."""
+        """The change that reserves each key."""
         self.under_way: dict[Change, None] = {}
-        """All changes that were begun, and neither read nor given back."""
+        """All changes that were begun, and were neither read back nor undone."""
         self.without_traceback: set[DeadKey] = set()
         """Dead letters that were too large with their tracebacks."""
 
@@ -185,7 +185,7 @@ class ChangeLog:
 
     @contextmanager
     def ending(self, entry: Entry) -> Iterator[None]:
-        """Make a change of a message's end; within a change of the same message, add to that one."""
+        """Make a change for the end of a message; if a change of this message is being decided, add to that change."""
         key = records.key_of(entry.record.id)
         if self.current is not None and self.current.key == key:
             yield
@@ -196,7 +196,7 @@ class ChangeLog:
         self.offer(change)
 
     def note(self, note: JournalEntry) -> None:
-        """Add an entry of the history to the current change, or to the entries that wait."""
+        """Add a journal entry to the current change, or to the entries that wait."""
         if self.current is None:
             self.notes.append(note)
         else:
@@ -211,15 +211,15 @@ class ChangeLog:
         self.current.letters = [*self.current.letters, letter]
 
     def reserve(self, entry: Entry) -> None:
-        """Take an entry out of its lane, or from beside it, while its change is written."""
+        """Take an entry out of its lane, so that nobody claims it while its change is written."""
         if entry.state is EntryState.PARKED:
             self.table.lanes[entry.record.envelope.lane].unpark(entry)
         entry.state = EntryState.LEASED
 
-    # --- the way of a change ------------------------------------------------------------------------------
+    # --- beginning and ending a change --------------------------------------------------------------------
 
     def offer(self, change: Change) -> Change | None:
-        """Begin a change and hold its message back; drop the end of a message that has no record any more."""
+        """Begin a change and reserve its message; None: it only ends a message that has no record any more."""
         has_news = bool(change.letters or change.put is not None or change.others)
         if not (self.state.stands(change.key) or has_news):
             if change.entry is not None and not change.is_users:
@@ -230,12 +230,12 @@ class ChangeLog:
         return change
 
     def hold_back(self, change: Change) -> None:
-        """Begin a change that holds its key back."""
+        """Begin a change and reserve its key."""
         self.held_back[change.key] = change
         self.begin(change)
 
     def begin(self, change: Change) -> None:
-        """Have a change written."""
+        """Queue a change for the writer."""
         self.under_way[change] = None
         self.changes.append(change)
 
@@ -243,17 +243,18 @@ class ChangeLog:
         """Say whether a change of this very entry is being written."""
         return key in self.held_back and self.held_back[key].entry is entry
 
-    def let_off(self, change: Change) -> None:
-        """Hold nothing back for a change any more, unless another one of its key does."""
+    def release(self, change: Change) -> None:
+        """End a change, and its reservation unless a newer change of the same key has taken that over."""
         del self.under_way[change]
         if self.held_back.get(change.key) is change:
             del self.held_back[change.key]
 
     def written(self, change: Change) -> None:
-        """Release the message of a change, once everything up to its record has been read."""
-        self.let_off(change)
+        """End a change after everything up to its record has been read, and remove its message from the table."""
+        self.release(change)
         entry = change.entry
-        if entry is not None and not change.is_users and self.is_left(entry):  # a user's cancel came before it
+        # A message that is still in the table here was cancelled by a user before this change's record.
+        if entry is not None and not change.is_users and self.is_left(entry):
             self.table.remove(entry)
 
     def is_left(self, entry: Entry) -> bool:
@@ -264,7 +265,7 @@ class ChangeLog:
         """Drop a move of a message that a user has replaced or cancelled in time; say whether it was dropped."""
         if not change.is_stale:
             return False
-        self.let_off(change)
+        self.release(change)
         return True
 
     def give_back(self) -> list[Change]:
@@ -273,7 +274,7 @@ class ChangeLog:
         A message that was leased is leased again. Any other message returns to its lane.
         """
         for queue in self.table.lanes.values():
-            queue.sweep()  # some changes have taken their message out of the heap, others have not
+            queue.sweep()  # some changes have taken their message out of the heap, and others have not
         changes = list(self.under_way)
         self.held_back.clear()
         self.under_way.clear()
@@ -291,14 +292,15 @@ class ChangeLog:
         return changes
 
     def shorten(self, change: Change) -> bool:
-        """Have dead letters that were too large written without tracebacks; say whether they had any."""
+        """Write dead letters that were too large without their tracebacks; say whether they had any."""
         keys = {letter.key for letter in change.letters if letter.traceback is not None}
         self.without_traceback |= keys
         return bool(keys)
 
     def leave(self, change: Change) -> None:
-        """Leave a message where it stands, until it is read again: it can neither be delivered nor be given up."""
-        log.error("%s: message %s is left where it stands: %s", self._name, records.id_of(change.key), change.refusal)
+        """Remove a message that can neither be delivered nor given up. Its record is read again by the next owner."""
+        name, problem = records.id_of(change.key), change.refusal
+        log.error("%s: message %s stays in the partition, undelivered: %s", self._name, name, problem)
         self.state.bad.pop(change.key, None)
         entry = change.entry
         if entry is not None and self.is_left(entry):

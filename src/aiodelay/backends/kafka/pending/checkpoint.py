@@ -1,4 +1,7 @@
-"""What must be known, beside what is far, to go on with a partition's index instead of reading the partition again."""
+"""`Checkpoint`: the state of a partition's index besides its far messages, written to disk from time to time.
+
+With it, the next owner goes on from the index on disk and does not read the whole partition.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ __all__ = ["Checkpoint", "Witness", "checkpoint_of"]
 
 
 class Witness(Struct, frozen=True, array_like=True):
-    """The last record that was read: a partition in which it does not stand is another one, or was cut off.
+    """The last record that was read. A partition without this record is another partition, or was cut off.
 
     Attributes:
-        offset: Where it stands.
-        timestamp: Its time.
-        crc: Of its key and value.
+        offset: The offset of the record.
+        timestamp: The timestamp of the record.
+        crc: The checksum of its key and value.
     """
 
     offset: int
@@ -32,27 +35,28 @@ class Witness(Struct, frozen=True, array_like=True):
 
     @staticmethod
     def of(offset: int, timestamp: int, key: bytes | None, value: bytes | None) -> Witness:
-        """Return what is remembered of a record."""
+        """Return the witness for a record."""
         return Witness(offset, timestamp, crc32(value or b"", crc32(key or b"")))
 
 
 class Checkpoint(Struct):
-    """An index, when all up to a record had been read.
+    """The state of an index that has read everything up to a record.
 
     Attributes:
-        offsets: The records by which what is near stands, with cancels, holds and dead letters; in order.
-        edge_ms: Nothing that is far is due before this.
-        mark: The newest.
-        ended_at: Where the last message ended.
-        partitions: How many the topic had when its first owner looked.
-        is_mixed: Keys stand here that should stand in another partition.
-        repeated: Of those records, which are over and have no end yet: they repeat a command whose message has ended
-            since, or are retries of a series that was replaced or cancelled.
-        revisions: Of messages at these offsets, where they are not what the record says.
-        answers: Op, answer, revision, due time, and until when to remember it, as in `Memory`.
-        versions: Of ids that ended: the version, and until when to remember it.
+        offsets: Offsets of the records to read again, in order: near messages, cancels, requests, pauses, features and
+            dead letters.
+        edge_ms: No far message is due before this time.
+        mark: The newest watermark.
+        ended_at: The offset at which the last message ended.
+        partitions: The number of partitions of the topic, as its first owner recorded it.
+        is_mixed: Whether the partition has keys that belong to another partition.
+        repeated: Offsets of messages that must be ended but have no end yet. They repeat a command whose message has
+            ended, or are retries of a series that was replaced or cancelled.
+        revisions: By offset, the revisions of messages that differ from those in their records.
+        answers: Op, answer, revision, due time, and the time until which to remember the answer, as in `Memory`.
+        versions: By id of an ended message: its version, and the time until which to remember it.
         witness: The last record that was read.
-        whole_ms: When it was known last that this is all that there is.
+        whole_ms: When reading last reached the end of the partition, in epoch ms.
     """
 
     offsets: list[int]
@@ -70,22 +74,22 @@ class Checkpoint(Struct):
 
     @property
     def read_to(self) -> int:
-        """Everything below this offset had been read."""
+        """The offset below which everything had been read."""
         return self.witness.offset + 1
 
 
 def checkpoint_of(
     state: ReadState, table: DictTable, placement: Placement, *, witness: Witness, now: int, whole_ms: int
 ) -> Checkpoint:
-    """Return the checkpoint of an index, which tells all that was read beside far messages.
+    """Return the checkpoint of an index. It contains everything except the far messages.
 
     Args:
-        state: The index's standing records.
-        table: Its messages.
-        placement: Its partition.
+        state: What the index has read.
+        table: The messages of the index.
+        placement: The partition.
         witness: The last record that was read.
         now: Epoch ms.
-        whole_ms: When reading has last found the end of the partition, epoch ms.
+        whole_ms: When reading last reached the end of the partition, in epoch ms.
     """
     standings, answers = state.standings, table.answers
     offsets = [standing.seen.offset for standing in standings.values()]
@@ -113,7 +117,7 @@ def checkpoint_of(
 
 
 def _raised(state: ReadState, table: DictTable) -> dict[int, int]:
-    """Return, by offset, the revisions that are not what their records say."""
+    """Return, by offset, the revisions that differ from those in the records."""
     found = [(state.standings.get(records.key_of(each)), table.find(each)) for each in state.raised]
     return {
         standing.seen.offset: entry.record.revision

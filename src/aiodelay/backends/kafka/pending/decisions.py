@@ -1,6 +1,6 @@
-"""`Decisions`: what an owner decides about the messages of a partition, each decision as a `Change` to be written.
+"""`Decisions`: decides for the owner what happens to the messages of a partition. Each decision is a `Change` to write.
 
-All stores share the rules. A decision counts only once its records were read back.
+All stores share the rules. On Kafka, a decision counts only when its records were read back.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = ["Decisions"]
 
 
 class Decisions:
-    """The decisions about one partition's messages.
+    """Makes the decisions about one partition's messages.
 
     Args:
-        rules: What commands and settlements do to the table.
-        changes: Where changes go, and the messages.
-        clock: Where the time is read.
+        rules: Apply commands and settlements to the table.
+        changes: Take the changes, and have the messages.
+        clock: The clock of the store.
     """
 
     def __init__(self, rules: Rules[Entry], changes: ChangeLog, clock: Clock) -> None:
@@ -63,7 +63,7 @@ class Decisions:
             return outcome, None
         if entry is not None and not entry.token:
             self._log.reserve(entry)
-        if outcome.answer != "stored":  # the record itself tells this answer
+        if outcome.answer != "stored":  # the message's own record contains the answer "stored"
             change.remembering().answers.append(records.remembered(command.op, outcome, now + RETRY_WINDOW_MS))
         return outcome, self._log.offer(change)
 
@@ -71,7 +71,7 @@ class Decisions:
         return Change(records.key_of(message_id), self._state.read_to, entry)
 
     def _cancel_in_flight(self, series_id: str) -> None:
-        """Write that no retry follows of a series' occurrences that are in flight."""
+        """Write cancels for the occurrences of a series that are in flight, so that no retries follow."""
         for entry in self._table.retries_of(series_id):
             if entry.token:
                 change = self._change(entry.record.id, entry)
@@ -79,7 +79,7 @@ class Decisions:
                 self._log.offer(change)
 
     def answered(self, command: Command, outcome: Outcome) -> None:
-        """Remember the answer to a command whose change counted, for as long as it may be repeated."""
+        """Remember the answer to a command whose change counted, while the command may be repeated."""
         keep_answer(self._table.answers, command, outcome, self._clock.now_ms())
 
     def settle(self, settlement: Settlement) -> tuple[SettleOutcome, Change | None]:
@@ -94,43 +94,44 @@ class Decisions:
         return outcome, self._log.offer(change) if outcome is SettleOutcome.SETTLED else None
 
     def end(self, entry: Entry, settlement: Settlement) -> Change | None:
-        """Decide how a due message ends that nobody has claimed; None: it is changed, or gone, already."""
+        """Decide how a due message ends that nobody has claimed; None: it has changed or ended already."""
         if not self._log.is_left(entry) or entry.state is not EntryState.IN_LANE:
             return None
         self._log.reserve(entry)
         return self.settle(settlement)[1]
 
     def end_instead(self, change: Change, settlement: Settlement) -> Change | None:
-        """Decide how a message ends whose move cannot be written, in its place; None: it is changed, or gone, already.
+        """Decide how a message ends whose move cannot be written; None: it has changed or ended already.
 
         Args:
-            change: The move, which nobody writes any more.
-            settlement: How it ends.
+            change: The move, which must not be written any more.
+            settlement: How the message ends.
         """
-        self._log.let_off(change)
+        self._log.release(change)
         if change.entry is None or not self._log.is_left(change.entry):
             return None
         return self.settle(settlement)[1]
 
     def has_newer(self, settlement: Settlement) -> bool:
-        """Say whether a newer revision of a message stands."""
+        """Say whether a newer revision of a message is stored."""
         entry = self._table.find(settlement.id)
         return entry is not None and entry.record.revision > settlement.revision
 
-    # --- dead letters, and messages that come back ----------------------------------------------------------
+    # --- dead letters and put-backs -------------------------------------------------------------------------
 
     def redrive(self, key: DeadKey) -> tuple[Outcome, Change | None]:
-        """Decide to give a dead letter a new life."""
+        """Decide to schedule a dead letter again."""
         letter = self._table.letters.get(key)
         if letter is not None and is_without_topic(letter.record.envelope):
-            problem = f"{letter.record.last_error}; nothing tells where it goes: schedule it anew, and purge this"
+            why = letter.record.last_error
+            problem = f"{why}; its destination is unknown: schedule the message again, then purge this dead letter"
             return Refused("undecodable", problem), None
         with self._log.deciding(self._change(key.id, None)) as change:
             outcome = self._rules.redrive(key, self._clock.now_ms())
         return outcome, None if isinstance(outcome, Refused) else self._log.offer(change)
 
     def put_back(self, message: PutBack) -> tuple[Stored, Change | None]:
-        """Decide to take a message back, unless a message stands under its id, or it is a dead letter already."""
+        """Decide to take a message back, unless a message of its id is stored, or it is a dead letter already."""
         is_dead = message.reason is not None
         change = Change(b"" if is_dead else records.key_of(message.record.id), self._state.read_to, None)
         with self._log.deciding(change):
@@ -143,7 +144,7 @@ class Decisions:
         return stored, self._log.offer(change)
 
     def purge(self, key: DeadKey) -> Change | None:
-        """Decide to delete a dead letter, if there is one."""
+        """Decide to delete a dead letter; None: there is no such dead letter."""
         if not self._table.letters.has(key):
             return None
         change = Change(b"", self._state.read_to, None, purged=key)
@@ -151,6 +152,6 @@ class Decisions:
         return change
 
     def bury(self, change: Change, record: Record, reason: DeadReason) -> None:
-        """Add a dead letter of a message to a change."""
+        """Add a dead letter for a message to a change."""
         with self._log.deciding(change):
             self._rules.bury(record, reason, self._clock.now_ms())

@@ -1,4 +1,4 @@
-"""`DueMessages`: due messages that Kafka itself takes: they move to their topics in one transaction with their ends."""
+"""`DueMessages`: decides the moves of due messages into topics, each in one transaction with the message's end."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["Due", "DueMessages"]
 
 
 class Due(NamedTuple):
-    """Due messages of a lane.
+    """The due messages of a lane.
 
     Attributes:
-        entries: Messages to move, by key.
-        size: Their bytes.
-        series: Recurring ones.
-        unknown: Addresses of which nothing is known.
+        entries: The messages to move, by key.
+        size: The bytes of these messages.
+        series: Recurring messages, which the caller must settle itself.
+        unknown: Addresses that are not known to take messages.
     """
 
     entries: list[tuple[bytes, Entry]]
@@ -37,11 +37,11 @@ class Due(NamedTuple):
 
 
 class DueMessages:
-    """The moves of a partition.
+    """Decides the moves of one partition.
 
     Args:
         rules: How messages end.
-        changes: Where moves go, and the messages.
+        changes: Take the moves, and have the messages.
         lanes: The order of messages.
         claiming: Returns lapsed messages.
     """
@@ -51,12 +51,12 @@ class DueMessages:
         self._table, self._state = changes.table, changes.state
 
     def take(self, lane: Lane, demand: Demand, known: Container[str], now: int) -> Due:
-        """Take due messages that can move out of their lane. The caller decides their moves.
+        """Take due messages that can be moved out of their lane. The caller must decide their moves.
 
         Args:
-            lane: A sink's.
+            lane: The lane of a sink.
             demand: Most messages and bytes.
-            known: Addresses that are known to take messages; messages for others stay.
+            known: Addresses that are known to take messages. Messages for other addresses stay.
             now: Epoch ms.
         """
         queue = self._table.lanes[lane]
@@ -87,7 +87,7 @@ class DueMessages:
         return Due(entries, taken, series, unknown)
 
     def move(self, key: bytes, entry: Entry, target: Outgoing, now: int) -> Change:
-        """Decide the move of a message that `take` has just returned: the move ends it."""
+        """Decide the move of a message that `take` has just returned. The move ends the message."""
         change = Change(key, self._state.read_to, entry, outcome="delivered", targets=(target,))
         with self._changes.deciding(change):
             self._changes.reserve(entry)
@@ -97,7 +97,7 @@ class DueMessages:
         return change
 
     def series_at(self, settlement: Settlement) -> Entry | None:
-        """Return the series whose occurrence a settlement ends, if that occurrence is still due and not held."""
+        """Return the series whose occurrence a settlement ends; None: it is not due now, or its lane is paused."""
         entry = self._table.find(settlement.id)
         if entry is None or entry.state is not EntryState.IN_LANE or entry.record.envelope.rule is None:
             return None
@@ -106,7 +106,7 @@ class DueMessages:
         return entry if is_same and not queue.holds(entry) and not queue.parks(entry) else None
 
     def next_due_ms(self, lane: Lane, now: int) -> int | None:
-        """Return when something of a lane may be moved."""
+        """Return the next time at which a message of a lane may be moved."""
         return self._claiming.next_due_ms({lane: Demand(1)}, now)
 
     def block(self, lane: Lane, addresses: AbstractSet[str]) -> None:
@@ -114,10 +114,10 @@ class DueMessages:
         self._table.lanes[lane].block(addresses)
 
     def blocked(self) -> Counter[tuple[Lane, str]]:
-        """Count the messages for addresses that take nothing."""
+        """Count the messages for addresses that take nothing now."""
         found: Counter[tuple[Lane, str]] = Counter()
         for name, lane in self._table.lanes.items():
             if lane.blocked:
-                lane.first()  # which sets messages aside that have been put since
+                lane.first()  # puts messages for blocked addresses aside that were added since
                 found.update({(name, address): len(lane.parked(address)) for address in lane.blocked})
         return +found

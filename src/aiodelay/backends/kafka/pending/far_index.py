@@ -1,8 +1,9 @@
-"""Messages that are due beyond the horizon: of each, where it stands and about when it is due.
+"""`FarIndex`: the offset and the approximate due time of each message that is due beyond the horizon.
 
-A table of SQLite by 88 bits of the key's hash, which nobody else can foresee: in memory, where a row takes less than 40
-bytes, or in a file, beside what else must be known to go on from there. What there is besides, also the key, is read
-again from the partition when it comes near.
+The rows are in a SQLite table in memory, where a row takes less than 40 bytes, or in a file. The file also contains the
+checkpoint of the near messages, so that the next owner can go on from it. A row is found by 88 bits of the key's salted
+hash, so that nobody can choose keys that collide. The key and everything else are read again from the partition when
+the message comes near.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ __all__ = ["FORMAT", "FarIndex", "Row", "open_far"]
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 FORMAT = 1
-"""Of the file (`PRAGMA user_version`); one of another format is made anew."""
+"""Format of the file (`PRAGMA user_version`). A file of another format is replaced by an empty one."""
 BUSY_S = 5.0
-"""So long a file is waited for that another process, or an earlier owner in this one, has not closed yet."""
+"""How long to wait for a file that another process, or an earlier owner in this one, has not closed yet."""
 _BATCH = 4_000
 _SLICE = 8_192
-_EPOCH_S = 1_735_689_600  # 2025: so due times take 4 bytes until 2093
+_EPOCH_S = 1_735_689_600  # 2025-01-01, so that due times fit into 4 bytes until 2093
 _ALL = 1 << 64
 _COLUMNS = "hash INTEGER, tag INTEGER, due INTEGER, offset INTEGER, kind INTEGER, PRIMARY KEY (hash, tag)"
 _CACHE_KIB = 2_048
@@ -42,13 +43,13 @@ _CHECK = (
     "(({0}hash & 2147483647) + ({0}hash >> 31) * 3 + {0}tag * 5 + {0}due * 7 + {0}offset * 11 + {0}kind * 13)"
     " % 2147483647"
 )
-"""Of a row: no damage to one byte leaves it the same."""
+"""Check number of a row. Damage to any one byte of the row changes it."""
 
 _Hash: TypeAlias = tuple[int, int]
 
 
 class Row(NamedTuple):
-    """What is known of a message: the offset at which it stands, its lane, and whether a user's record holds it."""
+    """The offset of a message's record, its lane, and whether a user wrote the record."""
 
     offset: int
     lane: Lane
@@ -56,13 +57,13 @@ class Row(NamedTuple):
 
 
 class _Kept(msgspec.Struct, array_like=True):
-    """What a file holds beside its rows.
+    """The contents of a file besides its rows.
 
     Attributes:
-        lanes: By number.
-        size: How many rows there are.
-        checks: The sum of their checks.
-        state: What belongs to them.
+        lanes: The lanes, by number.
+        size: The number of rows.
+        checks: The sum of the check numbers of all rows.
+        state: The encoded checkpoint of the near messages.
     """
 
     lanes: list[Lane]
@@ -72,22 +73,22 @@ class _Kept(msgspec.Struct, array_like=True):
 
 
 class _DamagedError(Exception):
-    """A file is not as it was left."""
+    """The content of a file is not what was written."""
 
 
 class FarIndex:
-    """Rows by key.
+    """Rows of far messages, by key.
 
     Args:
-        path: The file, which nobody else can open meanwhile; "" = memory.
-        wait_s: How long to wait for it.
+        path: The file, which no other process can open meanwhile; "" = in memory.
+        wait_s: How long to wait until another process has closed the file.
 
     Raises:
         sqlite3.Error: The file cannot be used.
     """
 
     problem: str = ""
-    """What is wrong with the file; once something is, nothing more can be asked or done."""
+    """Why the file cannot be used any more; "" = no problem. After a problem, every call fails."""
 
     def __init__(self, path: str = "", *, wait_s: float = 0) -> None:
         if path:
@@ -102,7 +103,7 @@ class FarIndex:
         self._by_lane: Counter[Lane] = Counter()
         self._lanes: list[Lane] = []
         self._kinds: dict[tuple[Lane, bool], int] = {}
-        self._new: dict[_Hash, tuple[int, int, int, int, int]] = {}  # what is not in the table yet
+        self._new: dict[_Hash, tuple[int, int, int, int, int]] = {}  # rows that are not in the table yet
         self._salt = os.urandom(16)
         self._hashed: Callable[[bytes], _Hash] = _keyed(self._salt) if path else _hashed
         pragmas = _FILE if path else ("PRAGMA journal_mode = OFF",)
@@ -117,7 +118,7 @@ class FarIndex:
             self._table.execute(statement)
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # it was never opened
+        with suppress(AttributeError):  # opening has failed, so there is no table
             self._table.close()
 
     def __bool__(self) -> bool:
@@ -129,12 +130,12 @@ class FarIndex:
 
     @property
     def by_lane(self) -> Counter[Lane]:
-        """How many rows there are of each lane."""
+        """The number of rows of each lane."""
         self._flush()
         return self._by_lane
 
     def find(self, key: bytes) -> Row | None:
-        """Return a key's row."""
+        """Return the row of a key."""
         if not self:
             return None
         hashed = self._hashed(key)
@@ -144,7 +145,7 @@ class FarIndex:
         return None if found is None else Row(found[3], self._lanes[found[4] >> 1], bool(found[4] & 1))
 
     def put(self, key: bytes, place_ms: int, offset: int, lane: Lane, *, is_users: bool) -> None:
-        """Set a key's row."""
+        """Set the row of a key."""
         kind = self._kinds.get((lane, is_users))
         if kind is None:
             kind = self._numbered(lane, is_users=is_users)
@@ -154,7 +155,7 @@ class FarIndex:
             self._flush()
 
     def remove(self, key: bytes) -> None:
-        """Take a key's row out, if it has one."""
+        """Remove the row of a key, if there is one."""
         if not self:
             return
         hashed = self._hashed(key)
@@ -162,7 +163,7 @@ class FarIndex:
         self._gone(self._run(f"DELETE FROM far WHERE hash = ? AND tag = ? RETURNING {_RETURNED}", hashed).fetchall())
 
     def forget(self, offsets: Collection[int]) -> int:
-        """Take out the rows of these offsets, which takes long; return how many there were."""
+        """Remove the rows with these offsets; return how many there were. This is slow: it scans the table."""
         self._flush()
         before = self._size
         for offset in offsets:
@@ -172,9 +173,9 @@ class FarIndex:
     def due(
         self, *, from_ms: int = 0, to_ms: int = 1 << 62, lanes: Sequence[Lane] = ()
     ) -> Iterator[list[tuple[int, int, Lane]]]:
-        """Return what is due in a span, to the second, as (due, offset, lane) in slices: each takes about 1 ms.
+        """Yield the rows that are due in a span, to the second, as (due, offset, lane). A slice takes about 1 ms.
 
-        What changes between two slices may or may not be told.
+        The caller may change rows between two slices. Such a change may be included or not.
         """
         for low, high in _slices(len(self)):
             rows = self._run(
@@ -188,11 +189,11 @@ class FarIndex:
 
     @property
     def is_in_file(self) -> bool:
-        """Whether there is a file."""
+        """Whether the rows are in a file."""
         return bool(self._path)
 
     def commit(self, state: bytes) -> None:
-        """Write all rows, with what belongs to them: a process that is killed leaves both as they were last."""
+        """Write all rows and the state in one transaction. A killed process leaves the last committed file."""
         self._flush()
         kept = msgspec.msgpack.encode(_Kept(self._lanes, self._size, self._checks, state))
         sealed = self._salt, kept, _seal(kept, self._salt)
@@ -201,11 +202,11 @@ class FarIndex:
             self._run(statement)
 
     def load(self) -> bytes:
-        """Take up what was committed last; return what belongs to it, nothing if there is none.
+        """Restore the rows that were committed last; return their state, or b"" if nothing was committed.
 
         Raises:
-            sqlite3.Error: It cannot be read.
-            DamagedError: It is not what was committed.
+            sqlite3.Error: The file cannot be read.
+            DamagedError: The content of the file is not what was committed.
         """
         (version,) = self._table.execute("PRAGMA user_version").fetchone()
         found = self._table.execute("SELECT salt, kept, seal FROM kept").fetchone()
@@ -228,15 +229,15 @@ class FarIndex:
         return kept.state
 
     def _counted(self, size: int) -> list[tuple[int, int, int]]:
-        """Count the rows of each kind, and add up their checks, slice by slice.
+        """Count the rows of each kind and add up their check numbers, slice by slice.
 
-        SQLite sorts the rows of a GROUP BY in memory, 65 bytes each: it must not sort all of them at once.
+        SQLite sorts the rows of a GROUP BY in memory, at 65 bytes per row. It must not sort all rows at once.
         """
         groups = f"SELECT kind, count(*), sum({_CHECK.format('')}) FROM far WHERE hash BETWEEN ? AND ? GROUP BY kind"
         return [row for span in _slices(size) for row in self._table.execute(groups, span)]
 
     def emptied(self) -> FarIndex:
-        """Return one without rows, in a file of the same name unless that has a problem; this one is closed."""
+        """Close this index and return an empty one, in a file of the same name, or in memory if that is impossible."""
         path = self._path
         self.close()
         try:
@@ -247,7 +248,7 @@ class FarIndex:
             return FarIndex()
 
     def close(self) -> None:
-        """Let go of the file, without what was not committed; there are no rows from then on."""
+        """Close the file without committing. The index has no rows from then on."""
         self._table.close()
         self._table = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._start("")
@@ -277,7 +278,7 @@ class FarIndex:
             self._by_lane[self._lanes[kind >> 1]] -= 1
 
     def _flush(self) -> None:
-        """Put what is new into the table, many rows at once."""
+        """Write new rows into the table, many at once."""
         if not self._new:
             return
         try:
@@ -314,9 +315,9 @@ _FILE = (
 
 
 def open_far(path: str) -> tuple[FarIndex, bytes]:
-    """Open a file, and return what was committed last, with what belongs to it.
+    """Open a file; return its index, and the state that was committed with it.
 
-    One that is damaged, or of another version, is made anew; where that cannot be done, rows are held in memory.
+    A file that is damaged, or has another format, is replaced by an empty one. If that fails, the index is in memory.
     """
     try:
         return _loaded(path)
@@ -324,7 +325,8 @@ def open_far(path: str) -> tuple[FarIndex, bytes]:
         if _is_busy(error):
             _tell_memory(path, error)
             return FarIndex(), b""
-        log.error("index file %s is made anew, and its partition read from its start: %s", path, error)  # noqa: TRY400 - no trace
+        problem = "index file %s is created again, and its partition is read from its start: %s"
+        log.error(problem, path, error)  # noqa: TRY400 - no trace
     try:
         _remove(path)
         return _loaded(path)
@@ -348,22 +350,22 @@ def _tell_memory(path: str, error: Exception) -> None:
 
 
 def _remove(path: str) -> None:
-    """Remove a file, its log first: that must not be taken for another's."""
+    """Remove a file, its write-ahead log first: SQLite must not apply that log to the next file of this name."""
     for suffix in ("-wal", "-shm", "-journal", "") if path else ():
         with suppress(FileNotFoundError):
             os.remove(path + suffix)
 
 
 def _hashed(key: bytes) -> _Hash:
-    """Return what only this process knows of a key."""
-    return hash(key), (hash(b"\0" + key) & 0xFFFFFF) - 0x800000  # which takes 3 bytes
+    """Return a hash of a key. Python's hash seed makes it unpredictable, and it is valid only in this process."""
+    return hash(key), (hash(b"\0" + key) & 0xFFFFFF) - 0x800000  # the tag fits into 3 bytes
 
 
 _NUMBERS = Layout("<qi").unpack
 
 
 def _keyed(salt: bytes) -> Callable[[bytes], _Hash]:
-    """Return what only who has read the file knows of keys."""
+    """Return a function that hashes keys with a salt, for a file. Nobody can predict the hash without the file."""
     empty = blake2b(key=salt, digest_size=12)
 
     def hashed(key: bytes) -> _Hash:

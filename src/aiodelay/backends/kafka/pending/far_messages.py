@@ -1,4 +1,4 @@
-"""`FarMessages`: messages that are due late, of which a partition's index keeps little more than the offset."""
+"""`FarMessages`: moves messages between near and far. Of a far message, the index keeps little more than the offset."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ EVERYTHING = Query(limit=1000)
 
 
 class FarMessages:
-    """The border between near messages, in the table, and far ones, in `ReadState.far`.
+    """The border between near messages, in the table, and far messages, in `ReadState.far`.
 
     Args:
-        changes: Messages that are being changed stay near.
-        inspection: Of the table.
-        clock: Where the time is read.
+        changes: The changes under way. Their messages stay near.
+        inspection: Inspects the table.
+        clock: The clock of the store.
     """
 
     def __init__(self, changes: ChangeLog, inspection: DictInspection, clock: Clock) -> None:
@@ -36,13 +36,13 @@ class FarMessages:
         self._inspection, self._clock = inspection, clock
 
     def look_ahead(self, until_ms: int) -> None:
-        """Keep messages whole that are due until then, from now on."""
+        """Set the horizon: messages due up to this time are near from now on."""
         state = self._state
         state.edge_ms = min(state.edge_ms, until_ms) if state.far else until_ms
         state.near_until_ms = until_ms
 
     def put_off(self) -> None:
-        """Only note messages that are whole although they are due later."""
+        """Make the messages in the table far that are due beyond the horizon."""
         self._state.raised &= self._table.entries.keys()
         for entry in list(self._table.entries.values()):
             if self._may_be_far(entry):
@@ -69,7 +69,7 @@ class FarMessages:
         self._table.remove(entry)
 
     def peek(self, read: Sequence[Read], query: Query = EVERYTHING) -> list[Snapshot]:
-        """Return far messages, among records that were read again, and within a query's bounds."""
+        """Return the far messages among records that were read again, within a query's bounds."""
         found = []
         for each in read:
             assert each.key is not None
@@ -98,11 +98,11 @@ class FarMessages:
         return found
 
     def has(self, message_id: str) -> bool:
-        """Say whether a message is only noted."""
+        """Say whether a message is far."""
         return self._state.far.find(records.key_of(message_id)) is not None
 
     def wanted(self) -> list[str]:
-        """Return messages that must come near: to be written again, or since a request asks for them."""
+        """Return the ids of far messages that must come near: to be written again, or because of a request."""
         state = self._state
         return [records.id_of(key) for key in (*state.hidden, *state.asked) if state.far.find(key) is not None]
 

@@ -1,4 +1,4 @@
-"""`PacedLanes`: the order of lanes, in which long overdue messages leave no faster than a rate."""
+"""`PacedLanes`: the order of lanes. It limits the rate at which long overdue messages leave."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["PacedLanes"]
 
 
 class PacedLanes:
-    """`LaneOrder` that holds up messages which are overdue for longer than `OVERDUE_MS`.
+    """`LaneOrder` that delays messages which are overdue for longer than `OVERDUE_MS`, to keep to a rate.
 
     Args:
         table: The messages.
-        heads: Their order without a rate.
+        heads: The order of messages without a rate.
         pace: The rate, shared by all partitions of a store.
     """
 
@@ -33,14 +33,14 @@ class PacedLanes:
         if not self._pace.rate:
             return self._heads.first_due(lanes, now)
         self._release(now)
-        while (entry := self._heads.first_due(lanes, now)) is not None and self._is_held_up(entry, now):
+        while (entry := self._heads.first_due(lanes, now)) is not None and self._is_delayed(entry, now):
             lane = entry.record.envelope.lane
             self._table.lanes[lane].take_first()
             self._backlog[lane].push(entry.place_ms, entry)
         return entry
 
-    def _is_held_up(self, entry: Entry, now: int) -> bool:
-        """Say whether a message is overdue, and its turn has not come."""
+    def _is_delayed(self, entry: Entry, now: int) -> bool:
+        """Say whether a message is long overdue and the rate does not allow it to leave yet."""
         return entry.place_ms < now - OVERDUE_MS and entry not in self._released
 
     def _release(self, now: int) -> None:
@@ -62,12 +62,12 @@ class PacedLanes:
         self._table.lanes[lane].add(first)
 
     def overdue(self) -> Entry | None:
-        """Return the first message that is held up."""
+        """Return the first message that waits because of the rate."""
         found = (entry for backlog in self._backlog.values() if (entry := backlog.first()) is not None)
         return min(found, key=lambda entry: entry.order, default=None)
 
     def release_all(self) -> None:
-        """Return all messages that are held up to their lanes."""
+        """Return all messages that wait because of the rate to their lanes."""
         while (overdue := self.overdue()) is not None:
             self._put_back(overdue)
         self._backlog.clear()

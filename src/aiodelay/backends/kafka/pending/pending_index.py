@@ -1,13 +1,16 @@
-"""`PendingIndex`: the pending messages of one partition, fed by the partition's records alone.
+"""`PendingIndex`: the pending messages of one partition. Only the records of the partition fill it.
 
-All stores share the rules, claims, leases and fairness. The difference: a message changes only once the change
-was written to the partition and read back. A settlement, or a message that has become late, makes a `Change`. Nobody
-can reach the message until its record comes back, or the session ends without it.
+All stores share the rules, claims, leases and fairness. On Kafka, a message changes only when the change was written to
+the partition and read back. A settlement, or a message that has become late, makes a `Change`. Nobody can reach the
+message until its record is read back, or the session ends without it.
 
-Nothing here waits or touches the network. The parts: `record_reader.py` takes records in, `decisions.py` decides for
-the owner, `repairs.py` sets right what only writing sets right, `change_table.py` turns decisions into changes,
-`changes.py` keeps them until they are read back, `due_messages.py` moves due messages to their topics,
-`far_messages.py` is the border to messages that are due late.
+Nothing here waits or uses the network. The parts:
+
+- `record_reader.py` takes records in.
+- `decisions.py` decides for the owner, and `repairs.py` makes the changes that repair the partition.
+- `change_table.py` turns decisions into changes. `changes.py` keeps them until they are read back.
+- `due_messages.py` moves due messages to their topics.
+- `far_messages.py` makes messages far or near.
 """
 
 from __future__ import annotations
@@ -50,17 +53,17 @@ log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 
 class PendingIndex:
-    """One partition's messages.
+    """The pending messages of one partition.
 
     Args:
-        clock: Where the time is read.
-        placement: Which partition this is.
-        claims: Numbers for claims.
-        pace: How fast overdue messages leave, shared by all partitions of a store.
-        keeps_history: Note the events of messages for the history topic.
+        clock: The clock of the store.
+        placement: The number of the partition, and checks of its messages.
+        claims: Gives the numbers of claims.
+        pace: The rate of overdue messages, shared by all partitions of a store.
+        keeps_history: Whether to note the events of messages for the history topic.
         far: Messages that are far already.
-        workers: The dispatching processes.
-        notes: Entries of the history that wait.
+        workers: The dispatching roles that this process has opened.
+        notes: Entries of the journal that wait to be written.
     """
 
     placement: Placement
@@ -108,7 +111,7 @@ class PendingIndex:
         self.repairs = Repairs(self.decisions, self.log, name=placement.name)
 
     def emptied(self, far: FarIndex) -> PendingIndex:
-        """Return an index that has read nothing but far messages, for the same workers."""
+        """Return an empty index with these far messages, for the same partition and workers."""
         index = PendingIndex(
             clock=self._clock,
             placement=self.placement.unread(),
@@ -125,13 +128,13 @@ class PendingIndex:
     # --- for the owner ------------------------------------------------------------------------------------
 
     def come_near(self, read: Read) -> None:
-        """Take in a far message whole, if it still stands."""
+        """Decode a far message and put it into the table, if its record is still the standing one."""
         entry = self.reader.come_near(read)
         if entry is not None and self.state.mark.covers(read.offset, entry.place_ms):
             self.repairs.set_aside(records.key_of(entry.record.id), entry)
 
     def next_mark(self) -> Watermark | None:
-        """Return the watermark of now; None if it is no further than the last one."""
+        """Return a new watermark; None if it covers no more than the last one."""
         state, now = self.state, self._clock.now_ms()
         if not state.has_ended:
             return None
@@ -146,12 +149,12 @@ class PendingIndex:
         return mark if mark.is_beyond(state.mark) else None
 
     def give_back(self) -> list[Change]:
-        """Undo all changes under way, and return them."""
+        """Undo all changes that are under way, and return them."""
         self._lanes.release_all()
         return self.log.give_back()
 
     def tidy(self, worker: Worker, lanes: Collection[Lane], limit: int) -> Tidied:
-        """Do a step of housekeeping."""
+        """Do one step of housekeeping."""
         tidied = self.claiming.tidy(worker, lanes, limit, self._clock.now_ms())
         listed = {state.lane for state in tidied.lanes}
         far = [lane for lane, n in self.state.far.by_lane.items() if n and lane not in listed]
@@ -161,11 +164,11 @@ class PendingIndex:
     # --- inspection ---------------------------------------------------------------------------------------
 
     def knows(self, message_id: str, op: bytes = NO_OP) -> bool:
-        """Say whether a message stands here, or a command's answer is remembered here."""
+        """Say whether this index has a message, or remembers the answer to a command."""
         is_here = self.table.find(message_id) is not None or self.far.has(message_id)
         return is_here or self.reader.has_answered(op)
 
     @property
     def pending(self) -> int:
-        """How many messages stand here, near and far."""
+        """The number of messages, near and far."""
         return len(self.table.entries) + len(self.state.far)

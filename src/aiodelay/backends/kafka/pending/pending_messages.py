@@ -1,4 +1,4 @@
-"""`pending_messages`: the pending messages of a partition's index, for a scan that owns no partition."""
+"""`pending_messages`: lists the pending messages of a partition's index, for a scan that owns no partition."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["pending_messages"]
 
 
 def pending_messages(index: PendingIndex, now: int) -> Iterator[Snapshot]:
-    """Yield the messages that an owner which has read so far would deliver, near and whole; in no order.
+    """Yield the messages that an owner of this index would deliver, decoded and in no order.
 
-    A record that cannot be read is salvaged, as it becomes a dead letter. A message that had ended and has come back is
-    left out.
+    A record that cannot be decoded is included, as the message that its dead letter will have. A message that had ended
+    and has come back is left out.
 
     Args:
         index: The index, read as far as wanted.
@@ -40,7 +40,7 @@ def pending_messages(index: PendingIndex, now: int) -> Iterator[Snapshot]:
 
 
 def _as_asked(put: Put | PutBack) -> Entry:
-    """Return the entry that a put unless one stands would make."""
+    """Return the entry that a user's request to the owner would make."""
     if isinstance(put, PutBack):
         return Entry(put.record, put.due_ms, 0)
     due_ms = put.due.ms

@@ -1,4 +1,4 @@
-"""`Placement`: the number of a partition, and the check that a message belongs there."""
+"""`Placement`: the number of a partition, and the checks of messages that are read from it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Placement:
 
     Args:
         name: The topic and partition, for logs.
-        number: The partition's.
-        partitions: How many the topic has.
-        schedules: The topics that hold the store's schedules: a message to one of them would come back.
+        number: The number of the partition.
+        partitions: The number of partitions of the topic.
+        schedules: The schedules topics of the store. A message moved to one of them would become a schedule again.
     """
 
     name: str
@@ -32,24 +32,25 @@ class Placement:
     def __init__(self, name: str, number: int = 0, partitions: int = 1, schedules: Collection[str] = ()) -> None:
         self.name, self.number, self.partitions, self.schedules = name, number, partitions, schedules
         self.guard: Callable[[str], object] | None = None
-        """Refuses a destination to which other programs' messages may not go."""
+        """Refuses a destination that messages of other programs may not have."""
         self.is_mixed: bool = False
-        """The partition holds keys whose own partition is another one."""
+        """Whether the partition has keys that belong to another partition."""
 
     def unread(self) -> Placement:
-        """Return the placement for reading the partition from its start: no key of another partition is known yet."""
+        """Return a new placement, for reading the partition from its start. No misplaced key is known yet."""
         placement = Placement(self.name, self.number, self.partitions, self.schedules)
         placement.guard = self.guard
         return placement
 
     def check_address(self, envelope: Envelope, *, is_users: bool) -> None:
-        """Check where a message goes.
+        """Check the destination of a message.
 
         Raises:
-            RecordFormatError: It may not go there.
+            RecordFormatError: The message may not go there.
         """
         if envelope.lane == records.SINK and envelope.address in self.schedules:
-            raise RecordFormatError(f"it goes to {envelope.address}, which holds schedules: there it would come back")
+            problem = f"it goes to {envelope.address}, a schedules topic, where it would become a schedule again"
+            raise RecordFormatError(problem)
         if self.guard is not None and is_users and envelope.address:
             try:
                 self.guard(f"{envelope.lane}:{envelope.address}")
@@ -57,7 +58,7 @@ class Placement:
                 raise RecordFormatError(str(error)) from error
 
     def look_for_strays(self, key: bytes) -> None:
-        """Note and log the first key that belongs to another partition. Its message is delivered from here."""
+        """Note and log the first key that belongs to another partition. Its message is still delivered from here."""
         if self.partitions <= 1 or self.is_mixed:
             return
         own = records.partition_of(key, self.partitions)
@@ -65,8 +66,8 @@ class Placement:
             return
         self.is_mixed = True
         log.warning(
-            "%s: message %s stands here, and its own partition is %d: who wrote it has another partitioner than "
-            "Java's. What is written of one id must go to one partition, to replace and cancel what was before",
+            "%s: message %s is in this partition, but belongs to partition %d: its producer has another partitioner "
+            "than Java's. All records of an id must go to one partition, or a replace or cancel misses the earlier one",
             self.name,
             records.id_of(key),
             own,

@@ -1,14 +1,17 @@
-"""Which record of a key stands: the one rule by which a schedules topic is read, by its owner and by everyone else.
+"""Decides which record of a key counts. Every reader of a schedules topic uses this one rule, owner or not.
 
-Anyone may write a key at any time (a *user's* record: a put or a cancel), and Kafka compares nothing before it
-appends. So what an *owner* writes about a key (a tombstone when it has ended, a put when it is to be tried again) says
-how far its writer had read, `read_to`, and counts only if no user's record of that key stands at `read_to` or later.
-An owner's record that does not count is ignored by every reader; but the cleaner knows nothing of this and will drop
-the user's record below it, so the owner writes that one again before `min.compaction.lag.ms` has passed.
+A *user's* record is a put or a cancel. Anyone may write one at any time, because Kafka compares nothing before it
+appends. An *owner's* record is a tombstone when a message has ended, or a put when a message is tried again. It says
+how far its writer had read: `read_to`. It counts only if no user's record of its key is at `read_to` or later. The
+record of a key that counts is called its *standing* record.
 
-Within a partition `read_to` never falls: one session at a time, one transaction at a time, and a session begins by
-reading all that is there. So nothing but the newest record of a key need be kept, and of cancels only those that an
-owner may not have read yet.
+Every reader ignores an owner's record that does not count. Kafka's cleaner does not know this rule: it would keep that
+record and drop the user's record before it. The owner therefore writes the user's record again before
+`min.compaction.lag.ms` has passed.
+
+Within a partition `read_to` never falls: there is one session and one transaction at a time, and a session begins by
+reading all records. A reader therefore keeps only the newest record of each key. It keeps a cancel only while an owner
+may not have read it.
 
 Pure: tests/stateful/test_kafka_models.py plays all interleavings of writers, owners, crashes and the cleaner with it.
 """
@@ -21,12 +24,12 @@ __all__ = ["Precedence", "Seen", "after", "is_forgettable", "is_unread"]
 
 
 class Seen(Struct, frozen=True, gc=False):
-    """What of a record decides whether it stands.
+    """The facts about a record that decide whether it counts.
 
     Attributes:
-        offset: Its place in the partition.
-        is_put: It holds a message; otherwise it is a cancel or a tombstone.
-        read_to: Of an owner's record: its writer had read everything below this offset. None: a user's record.
+        offset: The offset of the record.
+        is_put: Whether the record has a message. False: it is a cancel or a tombstone.
+        read_to: In an owner's record: its writer had read everything below this offset. None: a user's record.
     """
 
     offset: int
@@ -35,12 +38,12 @@ class Seen(Struct, frozen=True, gc=False):
 
 
 class Precedence(Struct, frozen=True, gc=False):
-    """What is known of a key.
+    """The facts about a key.
 
     Attributes:
-        seen: Its record that stands.
-        hidden_at: Offset of the first owner's record after it that does not count and hides it from the cleaner: it is
-            to be written again. None: it is not hidden.
+        seen: The standing record.
+        hidden_at: Offset of the first owner's record after the standing record that does not count. The cleaner would
+            drop the standing record because of it, so the owner must write that again. None: no such record.
     """
 
     seen: Seen
@@ -48,7 +51,7 @@ class Precedence(Struct, frozen=True, gc=False):
 
 
 def after(standing: Precedence | None, seen: Seen) -> Precedence:
-    """Return how a key stands after its next record; None stands for a key of which nothing need be known."""
+    """Return the facts about a key after its next record. `standing` is None if nothing needs to be known before."""
     if standing is None or seen.read_to is None or not is_unread(standing.seen, seen.read_to):
         return Precedence(seen)
     if standing.hidden_at is not None:
@@ -57,10 +60,10 @@ def after(standing: Precedence | None, seen: Seen) -> Precedence:
 
 
 def is_forgettable(standing: Precedence, read_to: int) -> bool:
-    """Say whether a key need not be remembered once an owner has read everything below `read_to`."""
+    """Say whether nothing needs to be known about a key once an owner has read everything below `read_to`."""
     return not standing.seen.is_put and standing.hidden_at is None and not is_unread(standing.seen, read_to)
 
 
 def is_unread(seen: Seen, read_to: int) -> bool:
-    """Say whether this is a user's record that the owner had not read."""
+    """Say whether this is a user's record that an owner who has read up to `read_to` has not read."""
     return seen.read_to is None and seen.offset >= read_to

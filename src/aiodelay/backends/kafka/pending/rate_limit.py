@@ -1,20 +1,20 @@
-"""How fast a process catches up with what has been overdue for long, whatever it was that held it up."""
+"""`RateLimit`: how fast a process delivers messages that have been overdue for long, for example after an outage."""
 
 from __future__ import annotations
 
 __all__ = ["OVERDUE_MS", "RateLimit"]
 
 OVERDUE_MS = 10_000
-"""Messages later than this leave at the pace; others are never held up by it."""
+"""Messages later than this leave at the limited rate. Other messages are never delayed by it."""
 PAUSE_MS = 50
 _MOST_MS = 100
 
 
 class RateLimit:
-    """So many messages a second, in steps; what is not used within `_MOST_MS` is not made up for.
+    """Allows a number of messages a second. Allowance that is not used within `_MOST_MS` is lost.
 
     Args:
-        rate: Messages a second; 0 = as many as are asked for.
+        rate: Messages a second; 0 = no limit.
     """
 
     def __init__(self, rate: int) -> None:
@@ -22,7 +22,7 @@ class RateLimit:
         self._at_ms, self._left = 0, 0.0
 
     def take(self, now_ms: int) -> int:
-        """Return how many may leave now; they count as gone."""
+        """Return how many messages may leave now, and count them as gone."""
         passed_ms = min(max(now_ms - self._at_ms, 0), _MOST_MS)
         self._left = min(self._left + passed_ms * self.rate / 1000, max(1.0, _MOST_MS * self.rate / 1000))
         self._at_ms = now_ms
@@ -31,5 +31,5 @@ class RateLimit:
         return n
 
     def give_back(self, n: int) -> None:
-        """Return what was not used."""
+        """Return allowance that was not used."""
         self._left += n

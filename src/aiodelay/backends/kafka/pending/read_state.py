@@ -1,4 +1,4 @@
-"""`ReadState`: how far a partition was read, and which records of its keys stand."""
+"""`ReadState`: how far a partition was read, and the standing record of each key (see `precedence.py`)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Asked", "ReadState"]
 
 
 class Asked(Struct, gc=False):
-    """A request that a user has left to the owner: a put that counts unless a message stands, or a cancel.
+    """A user's request to the owner: a put that counts only if no message of its id is stored, or a cancel.
 
     Attributes:
-        offset: Where it was read.
+        offset: The offset of the request.
         what: The request.
-        is_over: A user has put or cancelled the message since, and wins.
-        is_decided: The owner has made a change of it.
+        is_over: A user has put or cancelled the message after the request, which is therefore void.
+        is_decided: The owner has decided the request and made a change.
     """
 
     offset: int
@@ -33,24 +33,24 @@ class Asked(Struct, gc=False):
 
 
 class ReadState(Struct, eq=False):
-    """Standing records, by their keys.
+    """What is known from the records of a partition, by key.
 
     Attributes:
-        far: Messages that are only noted, since they are due late.
+        far: The far messages, of which little more than the offset is known.
         read_to: Everything below this offset has been read.
-        standings: Which record of a key stands; keys that have ended, and that no owner can have missed, are left out.
+        standings: The facts about each near key. A key that has ended is removed once no owner can have missed its end.
         hidden: Keys whose standing record the cleaner would drop.
-        bad: Records that cannot be read, and why.
-        over: Keys that stand, and are to be ended by the owner.
-        asked: Requests to the owner.
-        kept_at: Where holds and dead letters stand.
-        raised: Ids of messages whose revision is not what their record says.
+        bad: Records that cannot be decoded, and why.
+        over: Keys with a standing message that the owner must end.
+        asked: Requests to the owner, by key.
+        kept_at: Offsets of the records of pauses, features and dead letters.
+        raised: Ids of messages whose revision differs from the one in their record.
         mark: The newest watermark of an owner.
-        ended_at: Where the last message ended.
-        partitions: How many partitions the topic had when its first owner looked.
+        ended_at: The offset at which the last message ended.
+        partitions: The number of partitions of the topic, as its first owner recorded it.
         features: The features in use, each with the version of aiodelay that switched it on.
-        near_until_ms: Messages that are due later are only noted, in `far`.
-        edge_ms: No message of `far` is due before this.
+        near_until_ms: Messages that are due later are far.
+        edge_ms: No message in `far` is due before this time.
     """
 
     far: FarIndex
@@ -70,12 +70,12 @@ class ReadState(Struct, eq=False):
     edge_ms: int = 0
 
     def stands(self, key: bytes) -> bool:
-        """Say whether a record of a near key stands, or must be written again."""
+        """Say whether a near key has a standing message, or a record that must be written again."""
         standing = self.standings.get(key)
         return standing is not None and (standing.seen.is_put or standing.hidden_at is not None)
 
     def standing(self, key: bytes) -> Precedence | None:
-        """Return which record of a key stands, near or far."""
+        """Return the facts about a key, near or far."""
         standing = self.standings.get(key)
         if standing is None and (row := self.far.find(key)) is not None:
             return Precedence(Seen(row.offset, is_put=True, read_to=None if row.is_users else row.offset))

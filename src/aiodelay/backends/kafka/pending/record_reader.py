@@ -31,17 +31,17 @@ __all__ = ["RecordReader"]
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 STRAY_SAMPLE = 64
-"""The reader checks one far key in so many for being in its own partition: the check takes long."""
+"""Of far keys, only one in this many is checked for being in its own partition, because the check is slow."""
 
 
 class RecordReader:
-    """Decides of each record whether it counts, and changes the table by those that do.
+    """Decides whether each record counts, and applies the records that count to the table.
 
     Args:
         changes: The owner's decisions that wait to be read back, with the messages.
-        inspection: Holds are set through it.
-        placement: Which partition this is.
-        clock: Where the time is read.
+        inspection: Sets pauses.
+        placement: The number of the partition, and checks of its messages.
+        clock: The clock of the store.
         superseded: Claims on versions that were replaced.
     """
 
@@ -58,7 +58,7 @@ class RecordReader:
         self._state, self._table = changes.state, changes.table
         self._placement, self._clock = placement, clock
         self._cancels: deque[tuple[bytes, int]] = deque()
-        self._checkpoint: Checkpoint | None = None  # while it is taken up
+        self._checkpoint: Checkpoint | None = None  # only while it is being restored
 
     def read(self, read: Read) -> None:
         """Take in the partition's next record."""
@@ -75,7 +75,7 @@ class RecordReader:
             self._read_message(read, read.key, glance)
 
     def _read_special(self, read: Read, key: bytes | None, glance: Glance) -> None:
-        """Take in a record that has no key, or a key that no message of a user's can have."""
+        """Take in a record without a key, or with a key that no user's message can have."""
         if key is None or glance.kind is Kind.BAD:
             log.warning("%s, offset %d: %s; skipped", self._placement.name, read.offset, glance.problem)
         elif glance.kind is Kind.DEAD:
@@ -84,7 +84,7 @@ class RecordReader:
         elif glance.kind is Kind.BARRIER:
             self._forget_cancels(read.offset)
         elif glance.kind is Kind.INTAKE:
-            pass  # `Positions` reads it, for intakes
+            pass  # `Positions` reads the positions of intakes
         elif glance.kind is Kind.PARTITIONS:
             self._state.partitions = records.partitions_in(read.value)
         elif glance.kind is Kind.FEATURE:
@@ -94,8 +94,8 @@ class RecordReader:
             self._read_mark(records.mark_of(read.value))
         elif glance.kind is Kind.HOLD:
             self._keep_at(key, read)
-            change_hold = self._inspection.release if read.value is None else self._inspection.hold
-            change_hold(*cast("tuple[Lane, str | None]", records.held_in(key)))
+            change_pause = self._inspection.release if read.value is None else self._inspection.hold
+            change_pause(*cast("tuple[Lane, str | None]", records.held_in(key)))
         elif key.startswith(records.KEEP):
             self._read_asked(read, key.removeprefix(records.KEEP), glance)
         else:
@@ -108,10 +108,10 @@ class RecordReader:
             self._state.features = {**self._state.features, name: version}
 
     def read_own(self, changes: Iterable[Change]) -> None:
-        """Take in committed changes without reading them, as far as no other record is to be read first.
+        """Take in this owner's committed changes without reading them, up to the first whose record must be read.
 
         Args:
-            changes: A transaction's, in their order.
+            changes: The changes of one transaction, in their order.
         """
         state = self._state
         for change in changes:
@@ -127,7 +127,7 @@ class RecordReader:
             self._state.kept_at[key] = read.offset
 
     def _read_asked(self, read: Read, key: bytes, glance: Glance) -> None:
-        """Take in a request to the owner, or its end; an owner's puts back a message that had left."""
+        """Take in a request to the owner, or the end of a request. A request with `read_to` puts a message back."""
         read_to, all_asked = glance.read_to, self._state.asked
         if read.value is None:
             if key in all_asked and (read_to is None or all_asked[key].offset < read_to):
@@ -141,12 +141,12 @@ class RecordReader:
                 what = records.kept_put(key, read.value, read.headers, written_ms=read.timestamp)
         except RecordFormatError as error:
             where = self._placement.name, read.offset
-            log.warning("%s, offset %d: a put unless one stands %s; skipped", *where, error.problem)
+            log.warning("%s, offset %d: a request to the owner is skipped: %s", *where, error.problem)
         else:
             all_asked[key] = Asked(read.offset, what)
 
     def _read_own_end(self, key: bytes, offset: int) -> bool:
-        """Take in a message's end that this owner has decided, if it counts: all that it says is known."""
+        """Take in the end of a message that this owner has decided; False: read the record in the usual way."""
         change, state = self._changes.held_back.get(key), self._state
         if change is None or change.offset != offset or change.is_users or change.entry is None:
             return False
@@ -154,13 +154,13 @@ class RecordReader:
         if standing is None or is_unread(standing.seen, change.read_to) or not self._changes.is_left(entry):
             return False
         change.counted = True
-        del state.standings[key]  # nothing need be known of a message that an owner has ended
+        del state.standings[key]  # nothing needs to be known of a message that an owner has ended
         state.hidden.pop(key, None)
         state.over.pop(key, None)
         self._table.remove(entry)
         state.ended_at = offset
         self._forget_cancels(change.read_to)
-        self._remember(entry.record.id, change.memory)  # also if the caller waits no more
+        self._remember(entry.record.id, change.memory)  # here, because the caller may have stopped waiting
         return True
 
     def _read_message(self, read: Read, key: bytes, glance: Glance) -> None:
@@ -177,13 +177,14 @@ class RecordReader:
             self._read_standing(read, key, glance, is_put=is_put)
         if glance.read_to is not None:
             self._forget_cancels(glance.read_to)
-        if glance.read_to is not None or not is_put:  # an owner's; it also cancels
+        # An owner's record, or a cancel, which may also be an owner's end of a claimed message.
+        if glance.read_to is not None or not is_put:
             self._remember(records.id_of(key), records.memory_of(read.headers), counts=counts)
         if standing.hidden_at == read.offset:
             self._end_repeated(key)
 
     def _read_standing(self, read: Read, key: bytes, glance: Glance, *, is_put: bool) -> None:
-        """Take in a record that stands from now on."""
+        """Take in a record that is the standing record of its key from now on."""
         state = self._state
         if (change := self._changes.held_back.get(key)) is not None and change.offset == read.offset:
             change.counted = True
@@ -198,7 +199,10 @@ class RecordReader:
             self._cancels.append((key, read.offset))
 
     def _end_repeated(self, key: bytes) -> None:
-        """End a message that a user has put a second time, unread by an owner that tells that it has ended."""
+        """End a message again that a user has put twice with the same op.
+
+        The owner had not read the second put when it wrote the end of the message.
+        """
         entry, seen = self._table.find(records.id_of(key)), self._state.standings[key].seen
         if entry is None or entry.token or seen.read_to is not None or not self.has_answered(entry.record.op):
             return
@@ -210,7 +214,10 @@ class RecordReader:
         return self._table.answers.by_op.get(op, self._clock.now_ms()) is not None
 
     def _remember(self, message_id: str, memory: Memory | None, *, counts: bool = True) -> None:
-        """Keep the memory of a record; if the record does not count, not the answer to its own command."""
+        """Remember the answers and the version in a record. A record that does not count gives only "stored" answers.
+
+        Its own command was not carried out, so that answer does not hold.
+        """
         if memory is None:
             return
         now, answers = self._clock.now_ms(), self._table.answers
@@ -224,11 +231,11 @@ class RecordReader:
             answers.add_version(message_id, newest, until_ms=memory.version[1])
 
     def take_in(self, read: Read, key: bytes, glance: Glance) -> None:
-        """Take in a message whole."""
+        """Decode a message and put it into the table."""
         state = self._state
         try:
             if glance.problem:
-                raise RecordFormatError(glance.problem)  # noqa: TRY301 - one way for both kinds of bad records
+                raise RecordFormatError(glance.problem)  # noqa: TRY301 - both kinds of bad records are handled below
             assert read.value is not None
             record = records.decode(key, read.value, read.headers, written_ms=read.timestamp)
             self._placement.check_address(record.envelope, is_users=glance.read_to is None)
@@ -251,16 +258,17 @@ class RecordReader:
         elif glance.read_to is None and record.op != NO_OP:
             if old is not None and old.record.op == record.op:
                 state.raised.add(record.id)
-                return  # sent again, because its first answer was lost
+                return  # the producer has sent the put again, because its first answer was lost
             if old is None and self.has_answered(record.op):
-                state.over[key] = None  # and it has ended since
+                state.over[key] = None  # the producer has sent the put again, and its message has ended since
                 return
         if glance.read_to is not None and self._was_written_late(record.id, glance.read_to):
             state.over[key] = None
             return
         if old is not None and glance.read_to is None:
             self._end_retries(record.id, is_replaced=True)
-            if record.revision <= old.record.revision:  # two of one ms, or of a clock that is behind
+            # A put in the same millisecond, or from a producer whose clock is behind, still gets a higher revision.
+            if record.revision <= old.record.revision:
                 record = replace(record, revision=old.record.revision + 1)
                 state.raised.add(record.id)
             self._superseded.add(old)
@@ -269,15 +277,16 @@ class RecordReader:
         self._table.insert(record, glance.place_ms)
 
     def _end_retries(self, series_id: str, *, is_replaced: bool) -> None:
-        """End the retries of a series that a user has replaced or cancelled, without asking its owner.
+        """End the retries of a series that a user has replaced or cancelled without asking the owner.
 
-        The owner writes their ends. A retry in flight that was cancelled is left to its claim, for the last time.
+        The owner later writes their ends. If the series was cancelled, the attempt of a retry in flight goes on, and no
+        other attempt follows.
         """
         for entry in self._table.retries_of(series_id):
             if entry.record.no_retry and not is_replaced:
-                continue  # that is written already
+                continue  # its cancel is written already
             key = records.key_of(entry.record.id)
-            if self._state.stands(key):  # Else its end was read already, and its last run goes on.
+            if self._state.stands(key):  # otherwise its end was read already, and its last attempt goes on
                 self._state.over[key] = None
             if entry.token and not is_replaced:
                 self._table.update(entry, replace(entry.record, no_retry=True))
@@ -286,13 +295,13 @@ class RecordReader:
                 self._table.remove(entry)
 
     def _was_written_late(self, message_id: str, read_to: int) -> bool:
-        """Say whether this is a retry that its owner wrote before it had read that a user has replaced the series."""
+        """Say whether a retry was written by an owner that had not read that a user has replaced the series."""
         occurrence = occurrence_of(message_id)
         series = None if occurrence is None else self._state.standing(records.key_of(occurrence[0]))
         return series is not None and is_unread(series.seen, read_to)
 
     def _let_go(self, message_id: str, *, is_users: bool) -> None:
-        """End a message. A message that a user cancels in flight is delivered this once, and never again."""
+        """Remove a message. If a user has cancelled it in flight, its attempt goes on, and no other attempt follows."""
         entry = self._table.find(message_id)
         if entry is None:
             return
@@ -311,7 +320,7 @@ class RecordReader:
             letter = records.decode_dead(key, read.value, read.headers)
         except RecordFormatError as error:
             where = self._placement.name, read.offset
-            log.warning("%s, offset %d: a dead letter %s; skipped", *where, error.problem)
+            log.warning("%s, offset %d: a dead letter is skipped: %s", *where, error.problem)
         else:
             self._table.letters.add(letter)
 
@@ -321,7 +330,7 @@ class RecordReader:
             self._forget_cancels(mark.read_to)
 
     def _forget_cancels(self, read_to: int) -> None:
-        """Forget keys that have ended, as far as no owner can have missed it."""
+        """Forget keys that have ended, if no owner can have missed the end."""
         standings = self._state.standings
         while self._cancels:
             key, offset = self._cancels[0]
@@ -335,11 +344,11 @@ class RecordReader:
     # --- from a checkpoint --------------------------------------------------------------------------------
 
     def begin(self, checkpoint: Checkpoint) -> None:
-        """Begin to take up a checkpoint, with the far messages known: its records are read next, in order, whole."""
+        """Begin to restore a checkpoint. The far messages are restored already; its records are read next, in order."""
         self._checkpoint = checkpoint
 
     def go_on(self) -> None:
-        """Go on from the checkpoint, all of whose records have been read that are still there."""
+        """Finish restoring a checkpoint, after all of its records that still exist have been read."""
         checkpoint, self._checkpoint = self._checkpoint, None
         assert checkpoint is not None
         state = self._state
@@ -353,7 +362,7 @@ class RecordReader:
     # --- far messages -------------------------------------------------------------------------------------
 
     def _read_far(self, read: Read, glance: Glance) -> bool:
-        """Note a message that is due late and of which nothing else is known; say whether that is all to be done."""
+        """Note a far message without decoding it; False: the record must be read in the usual way."""
         key, read_to, state = read.key, glance.read_to, self._state
         assert key is not None
         change = self._changes.held_back.get(key)
@@ -380,7 +389,7 @@ class RecordReader:
         return True
 
     def come_near(self, read: Read) -> Entry | None:
-        """Take in a far message whole, if it still stands; return its entry."""
+        """Decode a far message and put it into the table, if its record is still the standing one; return its entry."""
         assert read.key is not None
         row = self._state.far.find(read.key)
         if row is None or row.offset != read.offset:

@@ -1,7 +1,7 @@
-"""`Repairs`: changes that the owner of a partition makes by itself, since only writing sets these things right.
+"""`Repairs`: changes that the owner of a partition makes without a command, because only writing repairs the partition.
 
-The cleaner would drop the standing record of a hidden key. A record that cannot be read becomes a dead letter. Requests
-that users have left to the owner are carried out.
+Hidden keys are written again, before the cleaner drops their standing record. Records that cannot be decoded become
+dead letters. Users' requests to the owner are carried out.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 
 class Repairs:
-    """The repairs of one partition.
+    """Makes the repairs of one partition.
 
     Args:
         decisions: Carry out requests.
-        changes: Where changes go, and the messages.
+        changes: Take the changes, and have the messages.
         name: The topic and partition, for logs.
     """
 
@@ -35,7 +35,7 @@ class Repairs:
         self._table, self._state = changes.table, changes.state
 
     def make(self) -> None:
-        """Make changes of hidden keys, of records that cannot be read, of messages that are over, and of requests."""
+        """Make changes for hidden keys, for records that cannot be decoded, for messages to end, and for requests."""
         state = self._state
         for key in [*state.hidden, *state.bad, *state.over]:
             if key not in self._log.held_back and state.far.find(key) is None:
@@ -45,7 +45,8 @@ class Repairs:
                 asked.is_decided = True
                 change = Change(b"", state.read_to, None, asked=key)
                 self._log.under_way[change] = None
-                self._log.changes.appendleft(change)  # else another owner may find it, and not what followed
+                # First in the queue: otherwise another owner may find the request without the record that voids it.
+                self._log.changes.appendleft(change)
             elif not asked.is_decided and key not in self._log.held_back and state.far.find(key) is None:
                 asked.is_decided = True
                 self._decide_asked(key, asked.what)
@@ -60,14 +61,14 @@ class Repairs:
             change.is_users = entry is not None and entry.token != 0
             change.entry = entry if change.is_users else None
         elif entry is not None and entry.token:
-            return  # its settlement does the same
+            return  # the settlement of its claim writes the key
         elif state.standings[key].seen.is_put and entry is not None:
             change.put = entry.record, entry.place_ms
             self._log.reserve(entry)
         self._log.offer(change)
 
     def _decide_asked(self, key: bytes, what: Put | PutBack | Cancel) -> None:
-        """Carry out a request that was left to the owner; the tombstone of the request is the answer."""
+        """Carry out a user's request to the owner; the tombstone of the request contains the answer."""
         outcome, change = self._decisions.put_back(what) if isinstance(what, PutBack) else self._decisions.command(what)
         if change is None:
             change = Change(b"", self._state.read_to, None)
@@ -78,12 +79,12 @@ class Repairs:
 
     @property
     def are_needed(self) -> bool:
-        """Whether anything waits to be written."""
+        """Whether there are repairs to make, or changes to write."""
         state = self._state
         return bool(state.hidden or state.bad or state.over or state.asked or self._log.changes)
 
     def quarantine(self) -> None:
-        """Make dead letters of messages that had ended, and are in the partition again."""
+        """Make dead letters of messages that had ended and have come back."""
         mark = self._state.mark
         for key, standing in self._state.standings.items():
             entry = self._table.find(records.id_of(key)) if standing.seen.offset < mark.read_to else None
@@ -91,7 +92,7 @@ class Repairs:
                 self.set_aside(key, entry)
 
     def set_aside(self, key: bytes, entry: Entry) -> None:
-        """Make a dead letter of a message that had ended, and stands again."""
+        """Make a dead letter of a message that had ended and has come back."""
         log.error("%s: message %s had ended, and has come back: it becomes a dead letter", self._name, entry.record.id)
         change = Change(key, self._state.read_to, entry)
         self._decisions.bury(change, entry.record, "resurrected")

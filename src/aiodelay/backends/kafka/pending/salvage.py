@@ -1,4 +1,4 @@
-"""What can be salvaged of records that cannot be read: they become dead letters, and a scan shows them."""
+"""Makes messages of records that cannot be decoded, with their bytes and headers. They become dead letters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["is_without_topic", "salvaged"]
 
 
 def salvaged(read: Read, problem: str) -> Record:
-    """Return a message with the bytes and headers of a record that cannot be read, and with the problem."""
+    """Return a message with the bytes and headers of a record that cannot be decoded, and with the problem."""
     assert read.key is not None
     headers = dict(records.user_headers(read.headers))
     envelope = Envelope(records.id_of(read.key), records.SINK, payload=read.value or b"", headers=headers)
@@ -20,5 +20,5 @@ def salvaged(read: Read, problem: str) -> Record:
 
 
 def is_without_topic(envelope: Envelope) -> bool:
-    """Say whether an envelope tells no topic, since its record could not be read."""
+    """Say whether an envelope has no topic, because its record could not be decoded."""
     return envelope.lane == records.SINK and not envelope.address

@@ -1,4 +1,4 @@
-"""Changes of which a topic may refuse one for good: they are tried apart, so that it costs nobody else anything."""
+"""`Suspects`: changes of which a topic may refuse some for good. They get transactions apart from all other changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Suspects"]
 
 
 class Suspects:
-    """Groups of changes, each for a transaction of its own, in turn with one for what is not suspect."""
+    """Groups of suspect changes. Each group gets its own transaction, in turn with a transaction of other changes."""
 
     def __init__(self) -> None:
         self._groups: deque[deque[Change]] = deque()
@@ -24,26 +24,26 @@ class Suspects:
         return (change for group in self._groups for change in group)
 
     def add(self, changes: Collection[Change]) -> None:
-        """Have a group tried together."""
+        """Add a group of changes for one transaction."""
         if changes:
             self._groups.append(deque(changes))
 
     def halve(self, changes: Sequence[Change]) -> None:
-        """Have two halves tried, as they were refused together."""
+        """Add two groups, each with one half of the changes of a transaction that was refused."""
         half = len(changes) // 2
         self.add(changes[:half])
         self.add(changes[half:])
 
     def discard(self, changes: Container[Change]) -> None:
-        """Suspect changes no longer."""
+        """Remove changes from all groups."""
         left = (deque(change for change in group if change not in changes) for group in self._groups)
         self._groups = deque(filter(None, left))
 
     def take_turn(self, others: deque[Change]) -> deque[Change]:
-        """Return what the next transaction is made of: a group, or the others, in turn where there are both."""
+        """Return the changes for the next transaction: a group or the others, in turn if there are both."""
         self._had_turn = bool(self._groups) and not (self._had_turn and others)
         return self._groups.popleft() if self._had_turn else others
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all groups."""
         self._groups.clear()

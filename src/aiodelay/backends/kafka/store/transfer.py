@@ -142,7 +142,7 @@ class _OwnTopics(KafkaSink):
     def check(self, address: str) -> None:
         super().check(address)
         if address in self._schedules:
-            allowed = "a topic that holds none of this store's schedules: there it would come back"
+            allowed = "another topic: in a schedules topic of this store it would become a schedule again"
             raise TargetNotAllowedError("topic in to", shortened(address), allowed)
 
 
