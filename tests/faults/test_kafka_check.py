@@ -202,7 +202,7 @@ def mended(broker: Broker, url: str, *options: str, folder: Path) -> list[str]:
 
 def said_of(rights: Rights, what: str) -> str:
     operation, kind, name = what.split()
-    beginning = " and what begins so" if name.endswith(".") else ""
+    beginning = " and all names with this prefix" if name.endswith(".") else ""
     return f"the right {operation} on {kind} {rights.name(name)}{beginning} is missing"
 
 

@@ -269,7 +269,7 @@ async def test_f3_a_process_that_stood_still_delivers_nothing_before_it_knows_wh
                 claims = (await others.claim({"h": Demand(10)}, request="1", lease_ms=60_000)).claims
                 done = [Done(each.record.id, each.record.revision, each.token) for each in claims]
                 assert await others.settle(done) == [SettleOutcome.SETTLED] * 10
-            mine._ownership._looked_s -= SESSION_MS / 1000 + 1
+            mine._ownership._last_read_s -= SESSION_MS / 1000 + 1
             assert (await work.claim({"h": Demand(10)}, request="1", lease_ms=60_000)).claims == []
             await asyncio.sleep(0.5)  # the reader has looked again
             assert (await work.claim({"h": Demand(10)}, request="2", lease_ms=60_000)).claims == []

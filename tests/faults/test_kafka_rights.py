@@ -149,7 +149,7 @@ NEEDED += ["Write TransactionalId aiodelay.schedules."]
 def said_of(missing: str, rights: Rights) -> str:
     """Return what is said where a right is missing, named as `OWNER` does."""
     operation, kind, name = missing.split()
-    beginning = " and what begins so" if name.endswith(".") else ""
+    beginning = " and all names with this prefix" if name.endswith(".") else ""
     return f"the right {operation} on {kind} {rights.name(name)}{beginning} is missing"
 
 

@@ -156,13 +156,13 @@ async def test_f3_what_was_decided_before_a_process_stood_still_is_not_written_a
     ):
         await store.apply([put("m", target)])
         (mine,) = store.partitions.values()
-        await store._parts.targets.look([target])
+        await store._parts.targets.inspect([target])
         missed: list[tuple[Sequence[Read], int]] = []
         with monkeypatch.context() as patched:
             patched.setattr(mine, "take_in", lambda *read: missed.append(read))
             await plain.send_and_wait(schedules, None, key=b"m")  # somebody cancels it while this process stands still
             assert len(mine.moves.begin("kafka", ALL)[0]) == 1
-            mine._ownership._looked_s -= SESSION_MS / 1000 + 1
+            mine._ownership._last_read_s -= SESSION_MS / 1000 + 1
             await asyncio.sleep(0.5)  # it may settle the message, and must not
         for batch, read_to in missed:
             mine.take_in(batch, read_to)
@@ -178,7 +178,7 @@ async def test_r1_closing_that_is_cancelled_leaves_nothing_open(kafka: str) -> N
     async def use() -> None:
         async with KafkaStore(url_of(kafka, new_name("schedules"))) as store, store.work("w", []):
             await store.hold("kafka")
-            await store._parts.targets.look([new_name()])
+            await store._parts.targets.inspect([new_name()])
             is_used.set()
             await asyncio.Event().wait()
 

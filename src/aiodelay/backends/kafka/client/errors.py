@@ -107,5 +107,5 @@ def missing_right(operation: str, resource: str, names: str | Collection[str]) -
     """Name a missing right in the words of kafka-acls.sh."""
     named = [names] if isinstance(names, str) else sorted(names)
     if resource == "TransactionalId":  # one for each partition, which are granted together
-        named = [f"{name.rpartition('.')[0]}. and what begins so" for name in named]
+        named = [f"{name.rpartition('.')[0]}. and all names with this prefix" for name in named]
     return f"{_RIGHT}{operation} on {resource} {', '.join(named)} is missing"

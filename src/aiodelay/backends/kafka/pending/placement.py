@@ -57,7 +57,7 @@ class Placement:
             except TargetNotAllowedError as error:
                 raise RecordFormatError(str(error)) from error
 
-    def look_for_strays(self, key: bytes) -> None:
+    def note_stray(self, key: bytes) -> None:
         """Note and log the first key that belongs to another partition. Its message is still delivered from here."""
         if self.partitions <= 1 or self.is_mixed:
             return

@@ -245,7 +245,7 @@ class RecordReader:
             self._let_go(records.id_of(key), is_users=True)
             state.bad[key] = read, error.problem
             return
-        self._placement.look_for_strays(key)
+        self._placement.note_stray(key)
         old = self._table.find(record.id)
         state.raised.discard(record.id)
         if self._checkpoint is not None:
@@ -379,7 +379,7 @@ class RecordReader:
             if standing.seen.offset != read.offset:
                 return False
         if not read.offset % STRAY_SAMPLE:
-            self._placement.look_for_strays(key)
+            self._placement.note_stray(key)
         state.far.put(key, glance.place_ms, read.offset, glance.lane, is_users=read_to is None)
         if change is not None:
             change.counted = True

@@ -168,11 +168,11 @@ class KafkaTransfer:
         for partition in list(self._assignment.partitions.values()):
             if partition.is_ready and partition.horizon.is_behind:
                 await partition.horizon.follow()
-        changed = await self._look_again()
+        changed = await self._try_blocked_again()
         changes = self._settled(settlements)
         taking = self._taken(demand, changes)
         if taking.unknown:
-            changed.update(await self._targets.look(taking.unknown))
+            changed.update(await self._targets.inspect(taking.unknown))
             taking = self._taken(demand, changes)
         told = _Told(traces)
         moving = (self._moved(partition, each, taking, told) for partition, each in changes.items())
@@ -183,7 +183,7 @@ class KafkaTransfer:
         self._block()
         return Transferred(moved, taking.series, changed, self._parts.clock.now_ms(), self._next_due_ms(), told.traces)
 
-    async def _look_again(self) -> dict[str, str]:
+    async def _try_blocked_again(self) -> dict[str, str]:
         """Try blocked topics again whose pause is over. Unblock those for which no message waits."""
         over = set(self._targets.over())
         if not over:
@@ -191,7 +191,7 @@ class KafkaTransfer:
         idle = over - {address for _, address in _waiting(self._assignment)}
         for topic in idle:
             self._targets.forget(topic)
-        return {**dict.fromkeys(idle, ""), **await self._targets.look(over - idle)}
+        return {**dict.fromkeys(idle, ""), **await self._targets.inspect(over - idle)}
 
     def _settled(self, settlements: Sequence[Settlement]) -> dict[Partition, list[Change]]:
         changes: dict[Partition, list[Change]] = {}

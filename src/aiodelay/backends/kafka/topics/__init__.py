@@ -1,6 +1,6 @@
-"""Topics of all kinds: their settings, and what reads and writes them outside the store's partitions.
+"""Topics of all kinds: their settings, and their readers and writers outside the store's partitions.
 
-Begin with `topic` (settings) and `group` (who reads which partition).
+Read `topic` (settings) and `group` (who reads which partition) first.
 """
 
 __all__: list[str] = []

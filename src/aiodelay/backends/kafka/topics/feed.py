@@ -1,6 +1,6 @@
-"""`TopicFeed`: gives a handler the records of a topic, as one member of a group: claims, settlements and waiting.
+"""`TopicFeed`: gives a handler the records of a topic, as one member of a consumer group.
 
-`FeedReader` reads the partitions, `OffsetCommits` commits the offsets of ended records.
+`FeedReader` reads the partitions. `OffsetCommits` commits the offsets of ended records.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ __all__ = ["TopicFeed"]
 LONGEST_WAIT_S = 10.0
 
 _Key: TypeAlias = tuple[str, int]
-"""Id, and the token's counter: a record that was lost, and taken again, has another claim."""
+"""The id, and the counter of the token. A record that was lost and taken again has another claim."""
 
 
 class _Taken(Struct, frozen=True, gc=False):
-    """A record that a handler has, neither settled nor lost."""
+    """A record with a claim that is neither settled nor lost."""
 
     key: _Key
     part: FeedPart
@@ -56,13 +56,13 @@ class _Taken(Struct, frozen=True, gc=False):
 
 
 class TopicFeed:
-    """One process's taking from one topic.
+    """Claims, settles and waits for the records of one topic in one process.
 
     Args:
-        cluster: Where the topic is.
-        topic: Its name.
-        group: The group's name.
-        store: Takes retries and dead letters; and tells the store's time.
+        cluster: The cluster of the topic.
+        topic: The name of the topic.
+        group: The name of the group.
+        store: Two functions: the first puts retries and dead letters into the store, the second returns its time.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class TopicFeed:
         self._commits.may_commit = False
 
     async def commit_on(self) -> None:
-        """Commit the offsets of ended records, again and again, until cancelled; no error ends this."""
+        """Commit the offsets of ended records at intervals, until cancelled, also after errors."""
         await self._commits.run()
 
     async def close(self) -> None:
-        """Commit the offsets of ended records, and disconnect; the caller ends the group's `run`, which leaves it."""
+        """Commit the offsets of ended records, and disconnect. The caller cancels the group's `run`, to leave it."""
         try:
             await self._commits.finish()
         finally:
@@ -112,7 +112,7 @@ class TopicFeed:
     # --- claims -------------------------------------------------------------------------------------------
 
     async def claim(self, demand: Mapping[str, Demand], *, request: str, lease_ms: int) -> Claimed:
-        """Take records for one lane's handler. What a failed claim has read is given out by the next one."""
+        """Take records for the handler of one lane. Records that a failed claim has read go to the next claim."""
         ((lane, wanted),) = demand.items()
         asked_ms = self._now_ms()
         missing = min(wanted.messages, MAX_CLAIM_MESSAGES) - sum(part.ready for part in self._reader.parts.values())
@@ -123,7 +123,7 @@ class TopicFeed:
         return Claimed(claims, now_ms, now_ms if claims else None)
 
     def _give_out(self, lane: str, wanted: Demand, ends_ms: int, now_ms: int) -> list[Claim]:
-        """Give out records that were read: first an equal share of each partition, then the rest."""
+        """Give out records that were read: first an equal share from each partition, then the rest."""
         claims: list[Claim] = []
         self._turn += 1
         parts = [part for part in self._reader.parts.values() if part.ready]
@@ -143,9 +143,9 @@ class TopicFeed:
         return claims
 
     def _room(self, part: FeedPart, free: int) -> int:
-        """Return how many runs a partition may take: a place is kept for each other that has none, up to half of all.
+        """Return how many attempts a partition may begin now, so that one with slow records does not delay the others.
 
-        So one partition whose records take long does not hold up the rest.
+        One place is kept for each other partition without an attempt, up to half of all places.
         """
         parts = self._reader.parts.values()
         idle = sum(not each.in_flight for each in parts if each is not part)
@@ -153,7 +153,7 @@ class TopicFeed:
         return max(free - min(idle, total // 2), int(not part.in_flight))
 
     def _claim(self, part: FeedPart, read: FeedRecord, lane: str, token: int, now_ms: int) -> Claim:
-        """Give out a record; `token` is that of a lease with counter 0."""
+        """Give out a record. `token` is the token of a lease with counter 0."""
         written_ms = max(read.timestamp, 0)
         message_id = part.id_of(read.offset) + self._reader.id_ends
         envelope = received(message_id, lane, read.key, read.value, read.headers)
@@ -168,11 +168,11 @@ class TopicFeed:
     # --- settling -----------------------------------------------------------------------------------------
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
-        """End claims. The store has retries and dead letters first. A claim of a lost partition writes nothing."""
+        """End claims, after the store has taken retries and dead letters. Claims of lost partitions change nothing."""
         found: list[_Taken | None] = []
         leaving: list[PutBack] = []
         for settlement in settlements:
-            taken = self._held(settlement)
+            taken = self._taken_by(settlement)
             found.append(taken)
             if taken is None or isinstance(settlement, Done) or is_release(taken.record, settlement):
                 continue
@@ -190,15 +190,15 @@ class TopicFeed:
         return [SettleOutcome.GONE if taken is None else SettleOutcome.SETTLED for taken in found]
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        """Prolong leases: a record is held as long as its partition is."""
-        held = [self._held(renewal) is not None for renewal in renewals]
-        return [RenewOutcome.RENEWED if each else RenewOutcome.LOST for each in held]
+        """Renew leases. A claim lasts as long as this process owns the partition."""
+        owned = [self._taken_by(renewal) is not None for renewal in renewals]
+        return [RenewOutcome.RENEWED if each else RenewOutcome.LOST for each in owned]
 
     def beat(self, ids: Collection[str]) -> None:
-        """Do nothing: a record carries no lapses, so that it is never a suspect."""
+        """Do nothing: a source's record has no lapses, so it is never a suspect."""
 
-    def _held(self, claim: Settlement | Renewal) -> _Taken | None:
-        """Return the record that is settled or renewed; None: this process holds it no longer."""
+    def _taken_by(self, claim: Settlement | Renewal) -> _Taken | None:
+        """Return the record of a claim; None: this process does not own its partition any more."""
         key = _key(claim)
         taken = self._taken.get(key)
         if taken is not None and taken.part.is_lost:
@@ -209,13 +209,13 @@ class TopicFeed:
     # --- waiting ------------------------------------------------------------------------------------------
 
     async def wait(self, *, until_ms: int | None) -> None:
-        """Return when there may be something new to give out; meanwhile the next records are read."""
+        """Return when there may be new records to give out. Meanwhile the next records are read."""
         if self._wakeup.is_set:
             return
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LONGEST_WAIT_S) as self._patience:
-                    if self._reader.is_behind or self._reader.is_thirsty:
+                    if self._reader.is_behind or self._reader.wants_more:
                         await self._reader.poll(LONGEST_WAIT_S, MAX_CLAIM_MESSAGES)
                     else:
                         await self._wakeup.wait()

@@ -1,4 +1,4 @@
-"""`FeedPart`: one partition of a topic from which a handler takes records: read, given out, ended, and committed."""
+"""`FeedPart`: one partition of a source's topic: its records that were read, given out, ended and committed."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ FeedRecord: TypeAlias = Any
 """aiokafka's `ConsumerRecord`."""
 
 MOST_AHEAD = 2_000
-"""Most records to read ahead of the first record that has not ended."""
+"""Most records to read, counted from the first record that has not ended."""
 MOST_IN_ID = 100
-"""Most characters of a topic's name that message ids repeat."""
+"""Most characters of a topic's name in message ids."""
 _OFFSET = attrgetter("offset")
 
 
 class FeedPart:
-    """One partition of a topic, as long as this member owns it.
+    """One partition of a topic, while this member owns it.
 
     Args:
         place: The partition.
-        topic_id: The id that the topic had when this member came to own the partition.
-        start: The offset from which it is read.
+        topic_id: The id of the topic when this member took the partition over.
+        start: The offset at which reading begins.
         committed: The offset that the group has committed.
     """
 
@@ -42,9 +42,9 @@ class FeedPart:
     in_flight: int
 
     is_lost: bool = False
-    """Another member owns the partition, and reads the records again that have not ended."""
+    """Whether another member owns the partition now. It reads the records again that have not ended."""
     is_checked: bool = True
-    """The committed offset is known to be this member's."""
+    """Whether the committed offset is known to be this member's."""
 
     def __init__(self, place: TopicPartition, topic_id: str, start: int, committed: int | None) -> None:
         self.place, self.topic_id, self.offsets = place, topic_id, Offsets(start)
@@ -56,22 +56,22 @@ class FeedPart:
         self._begun_at = start
 
     def id_of(self, offset: int) -> str:
-        """Return how the id of the message at an offset begins."""
+        """Return the beginning of the id of the message at an offset."""
         return f"{self._id_begins}{offset}"
 
     @property
     def ready(self) -> int:
-        """How many records may be given out."""
+        """The number of records that may be given out."""
         return len(self._returned) + len(self._unclaimed)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the reader is to read more of it."""
+        """Whether the reader should read more of this partition."""
         return not self._unclaimed and len(self.offsets) < MOST_AHEAD
 
     @property
     def to_commit(self) -> int | None:
-        """The offset to commit, if any."""
+        """The offset to commit; None: there is nothing new to commit."""
         ended_to = self.offsets.ended_to
         return ended_to if ended_to != self.committed and ended_to > self._begun_at else None
 
@@ -87,7 +87,7 @@ class FeedPart:
         return self._returned.pop(0) if self._returned else self._unclaimed.popleft()
 
     def take_back(self, read: FeedRecord) -> None:
-        """Have a record given out again."""
+        """Take a record back, to give it out again."""
         self.in_flight -= 1
         insort(self._returned, read, key=_OFFSET)
 
@@ -97,5 +97,5 @@ class FeedPart:
         self.offsets.end(read.offset)
 
     def is_own(self, committed: int | None) -> bool:
-        """Say whether a committed offset shows that nobody else can have owned the partition since."""
+        """Say whether a committed offset shows that no other member has owned the partition since."""
         return committed in (self.committed, self.committing)

@@ -1,4 +1,4 @@
-"""`FeedReader`: reads the partitions of a topic that a group's member owns, and follows each change of owner."""
+"""`FeedReader`: reads the partitions of a source's topic that a group member owns, and follows each rebalance."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = ["NOTE", "FeedReader"]
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 CHECK_S = 30.0
-"""Pause between two questions whether the topic is still the same one."""
+"""Pause between two checks whether the topic is still the same one."""
 NOTE = "aiodelay-topic="
-"""The group commits each offset with the topic's id: a topic that is created again is read from its beginning."""
+"""Prefix of the topic's id, which is committed with each offset. A topic created again is read from its beginning."""
 
 
 class FeedReader:
-    """The reading of one topic by one member.
+    """Reads one topic for one member.
 
     Args:
-        cluster: Where the topic is.
-        topic: Its name.
-        group: The group; the feed passes its assignments to `assign`.
+        cluster: The cluster of the topic.
+        topic: The name of the topic.
+        group: The group. The feed passes its assignments to `assign`.
     """
 
     topic_id: str
@@ -48,21 +48,21 @@ class FeedReader:
         self.parts: dict[TopicPartition, FeedPart] = {}
         self.topic_id = ""
         self.id_ends = ""
-        """The end of message ids: other topics of this name, and other groups, have another one."""
+        """The end of message ids. It differs between groups, and between topics that had the same name."""
         self.assigned: Collection[int] = ()
-        """The partitions that the group gave this member last; another collection each time."""
+        """The partitions that the group assigned last. Each assignment is a new object, also if it is equal."""
         self.commits_ended = 0
-        """How many commits have ended."""
+        """The number of commits that have ended."""
         self._followed: Collection[int] | None = None
         self._check_at = 0.0
         self._consumer: Consumer | None = None
 
-    # --- whose partitions they are ------------------------------------------------------------------------
+    # --- ownership of partitions --------------------------------------------------------------------------
 
     def assign(self, numbers: Collection[int]) -> None:
-        """Own these partitions from now on. Claims of lost partitions end; claims of partitions that stay go on."""
+        """Own exactly these partitions from now on. Claims of lost partitions end, and other claims go on."""
         self.assigned = frozenset(numbers)
-        self._followed = None  # also if they are the same: another may have had them in between
+        self._followed = None  # also if they are the same partitions: another member may have owned them in between
         for place, part in list(self.parts.items()):
             part.is_checked = False
             if place.partition not in self.assigned:
@@ -70,25 +70,25 @@ class FeedReader:
                 del self.parts[place]
 
     def find_topic_again(self) -> None:
-        """Follow the topic that bears the name now: it is another topic than before."""
+        """Take the partitions over again, because the topic was deleted and created again."""
         self._followed = None
         for part in self.parts.values():
             part.is_checked = False
 
     @property
     def is_behind(self) -> bool:
-        """Whether the next poll takes over partitions first."""
+        """Whether the next poll must first take partitions over."""
         return self._followed is None
 
     @property
-    def is_thirsty(self) -> bool:
-        """Whether the reader may read more of a partition, however much there is of others."""
+    def wants_more(self) -> bool:
+        """Whether some partition wants more records, however many there are of others."""
         return any(part.is_wanted for part in self.parts.values())
 
     async def _follow(self) -> Consumer:
         """Return a consumer that reads the owned partitions.
 
-        A partition goes on where it was read to, or begins at its committed offset.
+        A partition goes on from where it was read to, or begins at its committed offset.
 
         Raises:
             KafkaError, TimeoutError, OSError: The cluster does not answer.
@@ -104,7 +104,8 @@ class FeedReader:
             committed = await self._group.committed(places) if places else {}
             begins, ends = await consumer.beginning_offsets(places), await consumer.end_offsets(places)
             if assigned is not self.assigned or commits != self.commits_ended:
-                continue  # the offsets that were committed meanwhile are our own
+                # Another assignment, or a commit of this member, has come in between: the answers may be out of date.
+                continue
             self.topic_id = topic_id
             self.id_ends = "-" + blake2b(f"{topic_id}/{self._group.name}".encode(), digest_size=8).hexdigest()
             for place in places:
@@ -113,7 +114,7 @@ class FeedReader:
             self._followed = assigned
 
     async def _check_topic(self) -> None:
-        """Ask, every `CHECK_S`, whether another topic bears the name now; if so, stop following the old one."""
+        """Check every `CHECK_S` whether the topic was created again; if so, take its partitions over again."""
         if self._followed is None or not self.assigned or asyncio.get_running_loop().time() < self._check_at:
             return
         with suppress(*UNAVAILABLE):  # the next poll finds out why
@@ -125,16 +126,15 @@ class FeedReader:
         return await self._group.topic_id(place)
 
     def _adopt(self, place: TopicPartition, found: OffsetAndMetadata | None, there: range) -> None:
-        """Go on with a partition if nobody else has owned it; else begin at its committed offset."""
+        """Go on with a partition if nobody else has owned it; otherwise begin at its committed offset."""
         part, committed = self.parts.get(place), None if found is None else found.offset
         start = committed
         if part is not None and part.topic_id == self.topic_id:
             if part.is_own(committed) and part.offsets.read_to in there:
                 part.committed, part.is_checked = committed, True
                 return
-            part.is_lost = not part.is_own(
-                committed
-            )  # else it was cut off: nobody gets the records that have not ended
+            # If no other member has owned it, it was cut off, and nobody gets the records that have not ended.
+            part.is_lost = not part.is_own(committed)
             start = committed if part.is_lost else part.offsets.read_to
         is_others = found is not None and found.metadata.startswith(NOTE) and found.metadata != NOTE + self.topic_id
         if start is not None and (start not in there or is_others):
@@ -151,7 +151,7 @@ class FeedReader:
 
     def _read_from_here(self, consumer: Consumer) -> None:
         consumer.assign(list(self.parts))
-        for place, part in self.parts.items():  # before it can look for a position of its own
+        for place, part in self.parts.items():  # before the consumer asks for a position of its own
             consumer.seek(place, part.offsets.read_to)
 
     async def _opened(self) -> Consumer:
@@ -169,7 +169,7 @@ class FeedReader:
     # --- reading ------------------------------------------------------------------------------------------
 
     async def poll(self, seconds: float, most: int) -> None:
-        """Read some records of each partition that has none left to give out and not too many that have not ended.
+        """Read records of each partition that has none left to give out and not too many that have not ended.
 
         Raises:
             StoreUnavailableError: The cluster does not answer.
@@ -184,16 +184,16 @@ class FeedReader:
                         self.parts[place].read(read)
         except OffsetOutOfRangeError as error:
             self._followed = None
-            raise StoreUnavailableError(self.name, "what was to be read next is not there") from error
+            raise StoreUnavailableError(self.name, "the next record to read does not exist any more") from error
         except UNAVAILABLE as error:
             await self.disconnect()
             raise StoreUnavailableError(self.name, reason_of(error, "Read")) from error
         except Exception:
-            self._followed = None  # what the call had taken of other partitions by then is lost, and read again (K23)
+            self._followed = None  # the call's records of other partitions are lost, so read them again (K23)
             raise
 
     async def disconnect(self) -> None:
-        """Close the consumer; the next poll makes another one."""
+        """Close the consumer; the next poll makes a new one."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await stop(consumer)

@@ -1,8 +1,10 @@
-"""A process's place in the group of those that share a topic: it says who should own a partition.
+"""`Group`: this process as a member of a consumer group, which decides which member should own a partition.
 
-Nothing is stopped while partitions are shared out anew: what a member keeps it goes on with, and what it has lost it
-gives up when it learns so. What fences it off is another matter: of a store's partitions an epoch, of a source's the
-group's generation, without which no offset is committed. Reading is not done here, by which it would stop as well.
+During a rebalance nothing stops. A member goes on with the partitions that it keeps, and gives up a lost partition when
+it learns of the loss. The group alone does not fence off an earlier owner. For a store's partitions the producer's
+epoch does that; for a source's topic the group's generation does, without which no offset is committed.
+
+`Group` does not read records. If it did, reading would stop at each rebalance.
 """
 
 from __future__ import annotations
@@ -36,12 +38,12 @@ __all__ = ["HEARTBEAT_MS", "METADATA_MS", "SESSION_MS", "Group"]
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 SESSION_MS = 10_000
-"""After so long without a heartbeat a member's partitions are given to others."""
+"""A member that sends no heartbeat for this long loses its partitions to other members."""
 HEARTBEAT_MS = 1_000
 UUID_LENGTH = 37
-"""With the hyphen before it: a broker adds so much to the name of a member, to make the member's id."""
+"""Length of the suffix that a broker adds to a member's name to make the member's id: a hyphen and a UUID."""
 METADATA_MS = 10_000
-"""How old what is known of topics may become."""
+"""Greatest age of what a client knows about topics."""
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -59,19 +61,19 @@ class Group:
     """This process as a member of a group.
 
     Args:
-        cluster: Where it is.
-        topic: What is shared.
-        name: The group's.
-        on_assigned: Called with the topic and this member's partitions, whenever the group has been shared out.
-        assignors: How partitions are shared; with more than ours, other clients may be members beside us.
-        before_revoked: Called while this member still has what it had, before the group is shared out anew.
-        member: What other members know this one by.
-        instance: A name by which this member, started again within its session, is the same one, and has its partitions
-            at once; "": it is a new member each time.
+        cluster: The cluster of the group.
+        topic: The topic whose partitions the group shares.
+        name: The name of the group.
+        on_assigned: Called with the topic and this member's partitions after each rebalance.
+        assignors: The ways to share partitions. With more than aiodelay's own, other clients can be members too.
+        before_revoked: Called before a rebalance, while this member still has its partitions.
+        member: The name of this member for other members.
+        instance: A name that survives a restart. If this member starts again within its session, it has its partitions
+            at once. "" = it is a new member after each start.
     """
 
     problem: StoreMismatchError | None = None
-    """Another process has joined under this one's name, and this one has left."""
+    """Set when another process has joined under this member's `instance`, so that this member has left for good."""
 
     def __init__(
         self,
@@ -98,27 +100,27 @@ class Group:
 
     @property
     def silence(self) -> str:
-        """Why this member may have lost its partitions; "" while the group has heard of it within its session."""
+        """Why this member may have lost its partitions; "" if the group has heard of it within the session time."""
         if asyncio.get_running_loop().time() - self._heard_s <= SESSION_MS / 1000:
             return ""
         return f"the group has acknowledged no heartbeat for {SESSION_MS / 1000:g} s"
 
     async def may_begin(self, is_fenced: bool) -> None:  # noqa: FBT001 - a callback
-        """Return when a partition's session may begin: not while the group is being shared out.
+        """Return when a partition's session may begin: not during a rebalance.
 
         Args:
-            is_fenced: Another owner may have taken the partition over, which the group would tell soon.
+            is_fenced: Whether another owner may have taken the partition over. The group would report that soon.
         """
         if is_fenced:
             await asyncio.sleep(2 * HEARTBEAT_MS / 1000)
         await self._settled.wait()
 
     async def is_settled(self) -> None:
-        """Return when the group is not being shared out."""
+        """Return when no rebalance is going on."""
         await self._settled.wait()
 
     async def run(self) -> None:
-        """Be a member until cancelled, or another process takes this one's name; no error ends this."""
+        """Be a member until cancelled, or until another process takes this member's `instance`. Rejoin after errors."""
         while self.problem is None:
             try:
                 await self._be_member()
@@ -146,7 +148,7 @@ class Group:
             if self._instance:
                 consumer.stay_out_once_forgotten()
             while True:
-                await consumer.getmany(timeout_ms=SESSION_MS)  # nothing, but errors: all partitions are paused
+                await consumer.getmany(timeout_ms=SESSION_MS)  # returns no records (all are paused), but raises errors
         except KafkaError:
             await self._check_name()
             raise
@@ -156,11 +158,11 @@ class Group:
             await stop(consumer)
 
     def _note_heartbeat(self, sent_s: float) -> None:
-        """Note when a heartbeat was sent that the group has acknowledged: its answer may be read much later."""
+        """Note when an acknowledged heartbeat was sent. Its answer may be read much later."""
         self._heard_s = sent_s
 
     async def _check_name(self) -> None:
-        """Leave the group for good if another process has joined it under this one's name."""
+        """Leave the group for good if another process has joined it under this member's `instance`."""
         if not self._instance or not self._member_id:
             return
         with suppress(*UNAVAILABLE):
@@ -171,20 +173,20 @@ class Group:
                 self._on_assigned(self._topic, ())
 
     async def topic_id(self, place: TopicPartition) -> str:
-        """Return the id of the topic that bears the name now.
+        """Return the id of the topic that has this name now.
 
         Raises:
-            KafkaError: There is no such topic now, or no answer.
-            TimeoutError: Not in time.
+            KafkaError: There is no such topic, or the cluster does not answer.
+            TimeoutError: The cluster does not answer in time.
         """
         return await topic_id(self._member().client, place, timeout_s=self._cluster.timeout_ms / 1000)
 
     async def others(self) -> Mapping[str, Collection[TopicPartition]]:
-        """Return the other members, and which partitions each has; nothing while this process is no member.
+        """Return the other members and their partitions; nothing while this process is not a member.
 
         Raises:
-            KafkaError: No answer.
-            TimeoutError: Not in time.
+            KafkaError: The cluster does not answer.
+            TimeoutError: The cluster does not answer in time.
         """
         if self._consumer is None:
             return {}
@@ -193,22 +195,22 @@ class Group:
         return {member_id[:-UUID_LENGTH]: part for member_id, part in members.items() if member_id != self._member_id}
 
     async def committed(self, places: Collection[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Return what the group has committed, where it has.
+        """Return the offsets that the group has committed, for partitions that have one.
 
         Raises:
-            KafkaError: They cannot be read.
-            TimeoutError: Not in time.
+            KafkaError: The offsets cannot be read.
+            TimeoutError: The cluster does not answer in time.
         """
         async with asyncio.timeout(self._cluster.timeout_ms / 1000):
             found = await self._member().committed_offsets(places)
         return {place: each for place, each in found.items() if each.offset >= 0}
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Commit offsets, if this process is a member of the group's generation.
+        """Commit offsets, if this process is a member of the group's current generation.
 
         Raises:
-            KafkaError: They were not committed: `CommitFailedError` if it is no member, or will not be.
-            TimeoutError: They may have been committed.
+            KafkaError: The offsets were not committed. `CommitFailedError`: this process is not a member.
+            TimeoutError: The offsets may have been committed.
         """
         consumer = self._member()
         if not consumer.is_member:
@@ -222,14 +224,14 @@ class Group:
         return self._consumer
 
     async def revoke(self) -> None:
-        """Begin nothing new until the group has been shared out."""
+        """Begin no new session until the rebalance has ended."""
         self._settled.clear()
         if self._before_revoked is not None:
             await self._before_revoked()
 
     def assign(self, assigned: Collection[TopicPartition]) -> None:
-        """Take what is ours, and give up the rest."""
-        if self._consumer is None:  # it has left meanwhile
+        """Take the assigned partitions, and give up all others."""
+        if self._consumer is None:  # this process has left the group meanwhile
             return
         self._consumer.pause(*assigned)
         self._member_id = self._consumer.member_id

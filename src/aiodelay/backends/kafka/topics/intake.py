@@ -1,7 +1,7 @@
-"""One partition of a topic that is taken into a store: each batch in the step that moves the partition's position.
+"""`Intake`: takes one partition of a topic into a store. One step stores a batch and the partition's new position.
 
-Nothing is committed to Kafka. A reader that was overtaken, or does not know what became of its batch, asks the store
-where the partition stands, and reads on from there.
+No offset is committed to Kafka. A reader that another reader has overtaken, or whose batch has an unknown outcome, asks
+the store for the position and reads on from there.
 """
 
 from __future__ import annotations
@@ -54,34 +54,34 @@ log: logging.Logger = logging.getLogger("aiodelay.kafka")
 WAIT_MS = 500
 FETCH_BYTES = 1 << 20
 Around: TypeAlias = Callable[[Sequence[Put]], AbstractContextManager[Sequence[Put]]]
-"""What goes around the storing of a batch; it may give other puts to be stored."""
+"""Returns a context manager around the storing of one batch. It may replace the puts that are stored."""
 Storing: TypeAlias = Store
-"""The former name of a store that keeps positions, which every store is able to tell."""
+"""The former name of a store that keeps positions. Today every store can."""
 REPLACING_COST = 6
-"""What a put under an id that stands may cost a store, in puts of new ids."""
+"""The cost of a put under an id that is already stored, as a number of puts of new ids."""
 DEAD_FROM, DEAD_TIMESTAMP = "aiodelay-dead-from", "aiodelay-dead-timestamp"
 MOST_REASON = 500
 CHECK_S = 30.0
-"""While nothing is read, the intake asks so often whether the topic is still the same one."""
+"""While no record comes, the intake checks at this interval whether the topic is still the same one."""
 CUT_OFF_S = 10.0
-"""So long a partition must end before its position until that is believed: a new leader may not know its end yet."""
+"""A partition must end before its position for this long to count as cut off: a new leader may not know its end yet."""
 
 
 class _OvertakenError(Exception):
-    """Another reader has stored something, or the store does not stand where it stood."""
+    """Another reader has stored records, or the store's position is another one than expected."""
 
 
 class _RecreatedError(Exception):
-    """The topic is another one than before."""
+    """The topic is not the same one as before."""
 
 
 class _Batch(Struct):
     """Records that are stored in one step.
 
     Attributes:
-        position: The next one to read after them.
-        puts: What those ask for that can be read.
-        refused: The others, and why.
+        position: The offset after these records.
+        puts: The records that ask for a put, with their puts.
+        refused: The other records, with the reasons.
     """
 
     position: int = 0
@@ -90,23 +90,24 @@ class _Batch(Struct):
 
 
 def source_of(topic: str, incarnation: str, partition: int) -> str:
-    """Return what a partition's position is stored under: of a topic that was created anew, another one."""
+    """Return the key under which a partition's position is stored. It is another one if a topic is created again."""
     return f"kafka:{topic}/{incarnation}/{partition}"
 
 
 class Intake:
-    """Takes a partition in, while it runs.
+    """Takes one partition into a store while it runs.
 
     Args:
-        cluster: Where it is.
-        place: Which one.
-        store: Open; it keeps positions.
-        put_of: The put that a record asks for, given the id it has without one of its own; raises `BadRequestError`.
-        dead: Writes what is refused; open.
-        dead_topic: Where that goes.
-        begin_after: The group whose committed offset is the beginning where no position is stored; "": none.
-        may_go_on: Returns when the partition is surely this reader's, as far as its group knows.
-        around: Goes around the storing of each batch.
+        cluster: The cluster of the partition.
+        place: The partition.
+        store: An open store.
+        put_of: Returns the put that a record asks for. It also gets the id for a record that names none. Raises
+            `BadRequestError`.
+        dead: An open writer for refused records.
+        dead_topic: The topic for refused records.
+        begin_after: The group whose committed offset is the start if no position is stored; "" = no group.
+        may_go_on: Returns when this reader owns the partition, as far as its group knows.
+        around: Returns a context manager around the storing of each batch.
     """
 
     def __init__(
@@ -131,14 +132,14 @@ class Intake:
         self._failures, self._cut_off_at, self._check_at = 0, 0.0, 0.0
 
     async def run(self) -> None:
-        """Take in until cancelled; no error ends this."""
+        """Take records in until cancelled. After an error, wait and go on from the stored position."""
         while True:
             try:
                 await self._take_in()
             except _OvertakenError as error:
                 log.info("%s: %s", self._name, error)
                 self._failures = min(self._failures + 1, 3)
-            except Exception as error:  # noqa: BLE001 - one that stopped and told nobody would be the worst of faults
+            except Exception as error:  # noqa: BLE001 - an intake that stops unnoticed would take in nothing for good
                 self._failures += 1
                 expected = (StoreUnavailableError, _RecreatedError, *UNAVAILABLE)
                 log_failure(
@@ -147,7 +148,7 @@ class Intake:
             await asyncio.sleep(pause_s(self._failures))
 
     async def _take_in(self) -> None:
-        await self._may_go_on()  # who asks for the position fences off the one before
+        await self._may_go_on()  # first: asking for the position fences off the reader before this one
         consumer = consumer_of(self._cluster, max_partition_fetch_bytes=FETCH_BYTES)
         try:
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):
@@ -180,9 +181,9 @@ class Intake:
         return asyncio.get_running_loop().time()
 
     async def _begin(self, consumer: Consumer, source: str) -> int:
-        """Go to the stored position, or the beginning; return what is stored, or will be taken for that."""
+        """Go to the stored position, or the beginning; return the position that the store now expects."""
         place = self._place
-        position = await self._store.position(source)  # first: from then on it does not move
+        position = await self._store.position(source)  # first: after this call, no other reader can move the position
         first = (await consumer.beginning_offsets([place]))[place]
         end = (await consumer.end_offsets([place]))[place]
         if position is None and (position := await self._committed()) is not None:
@@ -201,19 +202,19 @@ class Intake:
         return position
 
     async def _committed(self) -> int | None:
-        """Return the offset that another system's group has committed, None if there is none."""
+        """Return the offset that another system's group has committed; None if there is none."""
         if not self._begin_after:
             return None
         consumer = plain_consumer_of(self._cluster, group_id=self._begin_after)
         try:
             await consumer.start()
-            consumer.assign([self._place])  # and so it does not join
+            consumer.assign([self._place])  # `assign` does not join the group
             return await consumer.committed(self._place)
         finally:
             await stop(consumer)
 
     def _check_cut_off(self, position: int, end: int) -> None:
-        """Return once a partition has ended before its position for so long that it must have been cut off."""
+        """Return only after a partition has ended before its position for so long that it must have been cut off."""
         now = self._now_s()
         self._cut_off_at = self._cut_off_at or now + CUT_OFF_S
         if now < self._cut_off_at:
@@ -223,15 +224,15 @@ class Intake:
         )
 
     async def _take_some(self, consumer: Consumer, source: str, position: int) -> int:
-        """Wait for records and store them; return the position that is stored then."""
+        """Wait for records and store them; return the position that is then stored."""
         try:
             found = await consumer.getmany(self._place, timeout_ms=WAIT_MS, max_records=MAX_CLAIM_MESSAGES)
         except OffsetOutOfRangeError:
-            raise _RecreatedError("its position is not there any more") from None
+            raise _RecreatedError("the record at its position does not exist any more") from None
         records = found.get(self._place, ())
-        # A topic that was created anew and holds as many records as the one before has none to read.
+        # A new topic of the same name may have as many records as the old one. Then no record comes to reveal it.
         if (records or self._now_s() >= self._check_at) and await self._incarnation(consumer) != self._id:
-            raise _RecreatedError("the topic was created anew")
+            raise _RecreatedError("the topic was deleted and created again")
         for batch in self._batches(records):
             await self._bury(batch.refused)
             await self._apply(batch.puts, SourcePosition(source, position, batch.position))
@@ -240,7 +241,7 @@ class Intake:
         return position
 
     def _batches(self, records: Sequence[ConsumerRecord]) -> Iterator[_Batch]:
-        """Read records into batches that a store takes in one short step."""
+        """Yield records in batches that a store takes in one short step."""
         batch, size, cost = _Batch(), 0, 0
         for record in records:
             own_id = f"kafka-{self._id}-{record.partition}-{record.offset}"
@@ -260,11 +261,11 @@ class Intake:
             yield batch
 
     async def _apply(self, puts: Sequence[tuple[ConsumerRecord, Put]], source: SourcePosition) -> None:
-        """Store puts and the position, in one step.
+        """Store puts and the position in one step.
 
         Raises:
-            _OvertakenError: The store stands elsewhere; or what it did is not known.
-            StoreUnavailableError: It takes nothing now.
+            _OvertakenError: The store has another position, or the outcome is unknown.
+            StoreUnavailableError: The store takes nothing now.
         """
         with self._around([put for _, put in puts]) as given:
             outcomes = await self._store.apply(given, source=source)
@@ -279,13 +280,13 @@ class Intake:
         ]
         await self._bury(left)
 
-    # --- what is refused ----------------------------------------------------------------------------------
+    # --- refused records ----------------------------------------------------------------------------------
 
     async def _bury(self, refused: Sequence[tuple[ConsumerRecord, str]]) -> None:
         """Write refused records to the dead topic, each once, as far as this process knows.
 
         Raises:
-            StoreUnavailableError, KafkaError, TimeoutError, OSError: Not all are there.
+            StoreUnavailableError, KafkaError, TimeoutError, OSError: Not all records were written.
         """
         left = [each for each in refused if each[0].offset not in self._written]
         if not left:
@@ -294,12 +295,12 @@ class Intake:
         too_large = await self._write([self._dead_record(*each) for each in left], left)
         stubs = [self._stub(*each) for each in too_large]
         if stubs and await self._write(stubs, too_large):
-            raise StoreUnavailableError(self._dead_topic, "it takes no record of that size, not even a reason alone")
+            raise StoreUnavailableError(self._dead_topic, "the topic does not even take a record with only the reason")
 
     async def _write(
         self, outgoing: Sequence[Outgoing], refused: Sequence[tuple[ConsumerRecord, str]]
     ) -> list[tuple[ConsumerRecord, str]]:
-        """Write dead records; return those that are too large."""
+        """Write dead records; return the refused records whose dead records are too large."""
         too_large: list[tuple[ConsumerRecord, str]] = []
         problem: Exception | None = None
         for written, each in zip(await self._dead.write(outgoing), refused, strict=True):
@@ -324,10 +325,10 @@ class Intake:
 
 def _not_stored(store: str, outcome: Outcome) -> Exception:
     if isinstance(outcome, Unknown):
-        return _OvertakenError(f"the store's answer was lost ({outcome.detail}); it is asked where it stands")
+        return _OvertakenError(f"the store's answer was lost ({outcome.detail}): its position is read again")
     assert isinstance(outcome, Refused)
     if outcome.reason == "passed":
-        return _OvertakenError("another reader has stored what comes next")
+        return _OvertakenError("another reader has stored the next records")
     return StoreUnavailableError(store, f"{outcome.reason}: {outcome.detail}")
 
 

@@ -1,4 +1,4 @@
-"""Reading a topic from any place, of no group: started, read on, stopped, and what a silent cluster comes to."""
+"""Reads a topic from any offset, without a group: a started consumer, its next records, and errors of the store."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MOST_RECORDS = 5_000
 
 @contextmanager
 def answering(cluster: Cluster) -> Iterator[None]:
-    """Have a cluster that does not answer told as what it is.
+    """Map the client's errors to `StoreUnavailableError`.
 
     Raises:
-        StoreUnavailableError: It does not answer.
+        StoreUnavailableError: The cluster does not answer.
     """
     try:
         yield
@@ -34,7 +34,7 @@ def answering(cluster: Cluster) -> Iterator[None]:
 
 @asynccontextmanager
 async def observer(cluster: Cluster) -> AsyncGenerator[Consumer]:
-    """Have a consumer of no topic yet.
+    """Yield a started consumer that reads no topic yet.
 
     Raises:
         StoreUnavailableError: The cluster does not answer.
@@ -52,7 +52,7 @@ async def observer(cluster: Cluster) -> AsyncGenerator[Consumer]:
 async def next_records(
     consumer: Consumer, place: TopicPartition, at: int, cluster: Cluster
 ) -> tuple[Sequence[Any], int]:
-    """Return a partition's next records, none where only marks of transactions stand, and where to go on, beyond `at`.
+    """Return a partition's next records, and the offset to go on from. There may be only markers of transactions.
 
     Raises:
         StoreUnavailableError: The cluster does not answer.

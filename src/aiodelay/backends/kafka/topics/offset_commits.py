@@ -1,8 +1,8 @@
 """`OffsetCommits`: commits the offsets of records that have ended, for one member of a group.
 
-An offset is committed up to the first record that has not ended. Only a member of the group's generation commits, and
-only for partitions whose committed offset is known to be its own: if another member has owned a partition meanwhile,
-its records are read again from that member's offset.
+An offset is committed up to the first record that has not ended. Only a member of the group's current generation
+commits, and only for a partition whose committed offset is known to be its own. If another member has owned a partition
+meanwhile, its records are read again from that member's offset.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ COMMIT_S = 0.1
 
 
 class OffsetCommits:
-    """The commits of one member.
+    """Commits the offsets of one member.
 
     Args:
-        reader: Knows the partitions and their records.
+        reader: Has the partitions and their records.
         group: The group.
-        on_new_topic: Called when another topic bears the name now.
+        on_new_topic: Called when the topic was deleted and created again.
     """
 
     def __init__(self, reader: FeedReader, group: Group, on_new_topic: Callable[[], None]) -> None:
         self._reader, self._group, self._on_new_topic = reader, group, on_new_topic
         self.may_commit = False
-        """The group has given this member its partitions, and is not taking them away just now."""
+        """Whether the group has assigned partitions to this member, and is not taking them away now."""
         self._moved = WakeUp()
         self._committing = asyncio.Lock()
 
@@ -52,15 +52,15 @@ class OffsetCommits:
         self._moved.set()
 
     async def run(self) -> None:
-        """Commit the offsets of ended records, again and again, until cancelled; no error ends this."""
+        """Commit the offsets of ended records at intervals, until cancelled, also after errors."""
         while True:
             await self._moved.wait()
-            self._moved.clear()
+            self._moved.clear()  # before the commit: a record that ends from here on causes another one
             await self.commit()
             await asyncio.sleep(COMMIT_S)
 
     async def commit(self) -> None:
-        """Commit offsets up to the first record that has not ended; `run` repeats a commit that fails."""
+        """Commit offsets up to the first record that has not ended. `run` repeats a commit that fails."""
         async with self._committing:
             if not (self.may_commit and self._has_to_commit):
                 return
@@ -80,7 +80,7 @@ class OffsetCommits:
                 finally:
                     self._reader.commits_ended += 1
             except CommitFailedError:
-                self._moved.set()  # the group is being shared out
+                self._moved.set()  # a rebalance is going on; try again after it
             except Exception as error:  # noqa: BLE001 - as in `SessionRunner.run`
                 self._moved.set()
                 what = f"{self._reader.name}, group {self._group.name}: offsets are not committed"
@@ -94,7 +94,7 @@ class OffsetCommits:
         return any(part.to_commit is not None for part in self._reader.parts.values())
 
     async def _check_parts(self) -> None:
-        """Find the partitions of which nobody else has committed an offset since the group was shared out."""
+        """Mark the partitions for which no other member has committed an offset since the rebalance."""
         assigned, parts = self._reader.assigned, [part for part in self._reader.parts.values() if not part.is_checked]
         if not parts:
             return
@@ -104,7 +104,7 @@ class OffsetCommits:
                 part.is_checked = part.is_own(found[part.place].offset if part.place in found else None)
 
     async def _is_same_topic(self, place: TopicPartition) -> bool:
-        """Say if the topic is still the same; if not, the reader turns to the new topic."""
+        """Say whether the topic is still the same; if not, have the reader take the new topic over."""
         if await self._group.topic_id(place) == self._reader.topic_id:
             return True
         self._reader.find_topic_again()
@@ -112,7 +112,7 @@ class OffsetCommits:
         return False
 
     async def finish(self) -> None:
-        """Commit all ended records, also while the group is being shared out; give up after `CLOSE_S`."""
+        """Commit all ended records, also after a rebalance that is going on; give up after `CLOSE_S`."""
         await self.commit()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):

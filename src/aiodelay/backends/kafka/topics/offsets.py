@@ -1,4 +1,4 @@
-"""Which offset of a partition may be committed: a function of what was read and what has ended."""
+"""`Offsets`: decides which offset of a partition may be committed, from the records that were read and have ended."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["Offsets"]
 
 
 class Offsets:
-    """What was read of a partition and has not ended, in order.
+    """The records of a partition that were read and have not ended, in order.
 
     Args:
-        start: Where reading begins.
+        start: The offset at which reading begins.
     """
 
     read_to: int
@@ -23,21 +23,21 @@ class Offsets:
         self._ended: set[int] = set()
 
     def __len__(self) -> int:
-        """Return how many records were read from the first one on that has not ended."""
+        """Return how many records were read, counted from the first one that has not ended."""
         return len(self._open)
 
     @property
     def ended_to(self) -> int:
-        """Everything below this offset has ended: it may be committed."""
+        """The offset below which all records have ended. It may be committed."""
         return self._open[0] if self._open else self.read_to
 
     def read(self, offset: int) -> None:
-        """Take note of the next record."""
+        """Note the next record."""
         self._open.append(offset)
         self.read_to = offset + 1
 
     def end(self, offset: int) -> None:
-        """Take note that a record has ended, once."""
+        """Note that a record has ended. Call this once for each record."""
         self._ended.add(offset)
         while self._open and self._open[0] in self._ended:
             self._ended.remove(self._open.popleft())

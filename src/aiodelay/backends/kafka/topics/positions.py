@@ -1,8 +1,10 @@
-"""Positions of intakes: a record keyed by the source, in the transaction of the puts that were read up to it.
+"""`Positions`: the positions of intakes in a schedules topic. A position is a record whose key names the source.
 
-Each source has a transactional id of its own, so that a reader that begins fences off the one before it, and ends what
-that one has left open; what it had stored is read back then, through a barrier, since a reader of committed records may
-not see the topic's end. All positions stand in the first partition, however many there are.
+One transaction writes a batch of puts and the new position. Each source has its own transactional id, so a reader that
+begins fences off the reader before it and aborts its open transaction. The new reader then writes a barrier and reads
+the topic up to it, to find the stored position. Without the barrier, a reader of committed records may not see the end.
+
+All positions are in the first partition.
 """
 
 from __future__ import annotations
@@ -34,22 +36,22 @@ WAIT_MS = 200
 MOST_RECORDS = 5_000
 FETCH_BYTES = 4 << 20
 STALL_S = 20.0
-"""So long another producer's open transaction may hold up reading: Kafka ends ours after 15 s."""
+"""How long another producer's open transaction may delay reading. Kafka aborts aiodelay's own after 15 s."""
 
 
 class PassedError(Exception):
-    """The source stands elsewhere; nothing was written."""
+    """The position of the source is another one. Nothing was written."""
 
 
 class IntakeSession(Struct):
-    """One source's transactions, and where it stands, once that was read.
+    """The transactions of one source, and its position once that was read.
 
     Attributes:
-        transactions: Started; they have fenced off those of the reader before.
-        barrier: Offset of what was written to be read through.
-        is_new_topic: The topic ended before what had been read of it.
-        position: Where the source stands; None: nothing is stored.
-        is_read: Whether that is known.
+        transactions: Started transactions, which have fenced off the reader before this one.
+        barrier: The offset of this session's barrier, up to which the positions are read.
+        is_new_topic: Whether the topic ended before an offset up to which it had been read.
+        position: The position of the source; None: no position is stored.
+        is_read: Whether the position is known.
     """
 
     transactions: Transactions
@@ -60,10 +62,10 @@ class IntakeSession(Struct):
 
 
 class Positions:
-    """The positions in a schedules topic, and the writing of them.
+    """Reads and writes the positions in a schedules topic.
 
     Args:
-        cluster: Where it is.
+        cluster: The cluster of the topic.
         topic: The schedules topic.
     """
 
@@ -76,14 +78,14 @@ class Positions:
         self._read_to = 0
 
     async def begin(self, source: str) -> IntakeSession:
-        """Begin to take a source in, whoever did before. Not to be cancelled.
+        """Begin to take a source in, and fence off the reader before. The caller must not be cancelled.
 
-        A reader that has begun before may have been fenced off since, by one that has come and gone: it asks for that
-        with a transaction.
+        If this process has begun before, another reader may have come and gone since. A transaction finds out whether
+        this process was fenced off.
 
         Raises:
-            AbortedError, InDoubtError, FencedError: As those of transactions.
-            KafkaError, TimeoutError, OSError: It could not begin.
+            AbortedError, InDoubtError, FencedError: A transaction has failed.
+            KafkaError, TimeoutError, OSError: No transaction could begin.
         """
         async with self._locks[source]:
             if (session := self._sessions.get(source)) is not None:
@@ -97,10 +99,10 @@ class Positions:
             return await self._session(source)
 
     async def position(self, source: str, session: IntakeSession) -> int | None:
-        """Return where a source stands, None if nothing is stored.
+        """Return the position of a source; None: no position is stored.
 
         Raises:
-            KafkaError, TimeoutError, OSError: It cannot be read.
+            KafkaError, TimeoutError, OSError: The position cannot be read.
         """
         if not session.is_read:
             position = await self._read(source, session)
@@ -108,12 +110,14 @@ class Positions:
         return session.position
 
     async def store(self, outgoing: Sequence[Outgoing], source: SourcePosition) -> list[int]:
-        """Write records and a source's position in one transaction; return the records' offsets. Not to be cancelled.
+        """Write records and a source's position in one transaction; return the records' offsets.
+
+        The caller must not be cancelled.
 
         Raises:
-            PassedError: The source stands elsewhere, or another reader of it has begun.
-            AbortedError, InDoubtError, FencedError: As those of transactions.
-            KafkaError, TimeoutError, OSError: It could not begin; nothing was written.
+            PassedError: The position of the source is another one, or another reader of the source has begun.
+            AbortedError, InDoubtError, FencedError: The transaction has failed.
+            KafkaError, TimeoutError, OSError: The transaction could not begin. Nothing was written.
         """
         async with self._locks[source.source]:
             session = await self._session(source.source)
@@ -158,7 +162,7 @@ class Positions:
                 tasks.create_task(self._end(source))
 
     async def _read(self, source: str, session: IntakeSession) -> int | None:
-        """Return a source's position, once all that stands before its session's barrier has been read."""
+        """Return a source's position, after everything before its session's barrier has been read."""
         async with self._reading:
             if session.is_new_topic and session.barrier < self._read_to:
                 self._read_to = 0
@@ -181,7 +185,7 @@ class Positions:
             await stop(consumer)
 
     async def _read_some(self, consumer: Consumer) -> None:
-        """Read on; some records must come, or the end come nearer, in the time for an answer."""
+        """Read on. Raises `TimeoutError` if reading makes no progress within the time for an answer."""
         before = self._read_to
         async with asyncio.timeout(max(self._cluster.timeout_ms / 1000, STALL_S)):
             while self._read_to == before:

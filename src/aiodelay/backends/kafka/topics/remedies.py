@@ -1,4 +1,4 @@
-"""Causes for which a Kafka cluster cannot be used, each with its remedy: an option of the URL, or a right to grant."""
+"""Reasons why a Kafka cluster cannot be used, each with its remedy: a URL option, or a right to grant."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ _CAUSES = (
     ),
 )
 _RESOURCES = {"Topic": "--topic", "Group": "--group", "TransactionalId": "--transactional-id"}
-_RIGHT = re.compile(rf"the right (\w+) on ({'|'.join(_RESOURCES)}) (.+?)( and what begins so)? is missing")
+_RIGHT = re.compile(rf"the right (\w+) on ({'|'.join(_RESOURCES)}) (.+?)( and all names with this prefix)? is missing")
 
 
 def remedied(reason: str, cluster: Cluster, *, whole: str = "") -> str:
-    """Return why a cluster cannot be used, followed by the remedy where it is known.
+    """Return the reason why a cluster cannot be used, followed by the remedy if it is known.
 
     Args:
-        reason: As `reason_of` words it.
-        cluster: Whose.
-        whole: The error's whole text, of which the reason may be a part.
+        reason: The reason in the words of `reason_of`.
+        cluster: The cluster.
+        whole: The whole text of the error, of which the reason may be a part.
     """
     grants = [
         grant(cluster, operation, resource, names, is_prefix=bool(prefix))
@@ -76,14 +76,14 @@ def is_missing_right(reason: str) -> bool:
 
 
 def grant(cluster: Cluster, operation: str, resource: str, names: str, *, is_prefix: bool = False) -> str:
-    """Return the command that grants a right to the user of a cluster's URL.
+    """Return the command that grants a right to the user in a cluster's URL.
 
     Args:
-        cluster: Where.
-        operation: Such as `Write`.
+        cluster: The cluster.
+        operation: The operation, such as `Write`.
         resource: `Topic`, `Group` or `TransactionalId`.
-        names: Of the resources, with `, ` between them.
-        is_prefix: The right is to hold for everything that begins so.
+        names: The names of the resources, separated by `, `.
+        is_prefix: Whether to grant the right for all names that begin with the given ones.
     """
     which = " ".join(f"{_RESOURCES[resource]} {name}" for name in names.split(", "))
     pattern = " --resource-pattern-type prefixed" if is_prefix else ""
@@ -92,7 +92,7 @@ def grant(cluster: Cluster, operation: str, resource: str, names: str, *, is_pre
 
 
 def _principal(cluster: Cluster) -> str:
-    """Return what the broker calls us; of a client's certificate, only the broker's settings tell."""
+    """Return the broker's name for this process. For a client certificate, only the broker's settings define it."""
     user = cluster.client.get("sasl_plain_username")
     if user is None and "ssl_context" in cluster.client:
         return "'User:<name in client_cert>'"

@@ -1,7 +1,7 @@
-"""What a record of the delay box's topic asks for: JSON `{"topic", "message", "countdown"}`, read strictly.
+"""`read_request`: reads a request in the delay box's topic, JSON `{"topic", "message", "countdown"}`.
 
-The article that this form is from says no more than those three and the header `CALLER_SERVICE`; `at`, `id`, `key` and
-`headers` are ours. What is not certain is refused, never guessed. Pure; docs/delay-box.md holds the table.
+The published form of such requests has only these three fields and the header `CALLER_SERVICE`. aiodelay adds `at`,
+`id`, `key` and `headers`. An unclear request is refused, never guessed. Pure; docs/delay-box.md has the table.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _MOST_S = MAX_HORIZON_MS // 1000
 
 
 class BadRequestError(Exception):
-    """Why a record is refused."""
+    """A request is refused. The text says why."""
 
 
 class Rules(NamedTuple):
-    """By what requests are judged.
+    """The rules for requests.
 
     Attributes:
-        allowed: Topics that messages may go to.
-        from_arrival: A countdown begins when the record is read, not when it was written.
+        allowed: The topics to which messages may go.
+        from_arrival: Whether a countdown begins when the record is read. False: when it was written.
         max_payload: Most bytes of a message.
     """
 
@@ -45,7 +45,7 @@ class Rules(NamedTuple):
 
 
 class _Object(list[tuple[str, Any]]):
-    """A JSON object as its pairs, so that a name given twice is seen."""
+    """A JSON object as a list of pairs, so that a repeated name is noticed."""
 
 
 class _Message(msgspec.Struct):
@@ -61,18 +61,18 @@ def read_request(
     written_ms: int,
     now_ms: int,
 ) -> Put:
-    """Return the put that a record asks for.
+    """Return the put that a request asks for.
 
     Args:
-        value: The record's.
-        headers: The record's; they travel on, save those that a delivery adds.
-        rules: By what it is judged.
-        own_id: The message's id if the record gives none.
-        written_ms: The record's time, epoch ms; negative: it has none.
+        value: The record's value.
+        headers: The record's headers. The message gets them, except those that a delivery adds.
+        rules: The rules for requests.
+        own_id: The message's id if the request has none.
+        written_ms: The record's timestamp, epoch ms; negative if it has none.
         now_ms: The store's time.
 
     Raises:
-        BadRequestError: Says what is wrong; never what the message holds.
+        BadRequestError: The request is refused. Its text never contains the message.
     """
     given = _fields(value)
     topic = _topic(given, rules.allowed)
@@ -96,7 +96,7 @@ def _fields(value: bytes | None) -> Mapping[str, Any]:
         raise BadRequestError("it has no value")
     try:
         found = _decoder.decode(value.decode())
-    except (ValueError, RecursionError) as error:  # of JSON and of UTF-8 alike
+    except (ValueError, RecursionError) as error:  # errors of JSON and of UTF-8
         raise BadRequestError(f"its value is no JSON text: {_in_words(error)}") from None
     if not isinstance(found, _Object):
         raise BadRequestError(f"its value is {_kind(found)}, not a JSON object")
@@ -107,7 +107,7 @@ def _fields(value: bytes | None) -> Mapping[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise BadRequestError(f"its value is no JSON text: {name} stands in it")
+    raise BadRequestError(f"its value is no JSON text: it contains {name}")
 
 
 _decoder = json.JSONDecoder(object_pairs_hook=_Object, parse_float=Decimal, parse_constant=_refuse_constant)
@@ -141,7 +141,7 @@ def _topic(given: Mapping[str, Any], allowed: Collection[str]) -> str:
     if not isinstance(topic, str):
         raise BadRequestError("it has no topic" if topic is None else f"its topic is {_kind(topic)}, not a text")
     if not is_topic(topic):
-        raise BadRequestError(f"its topic {shortened(topic)} cannot be the name of one")
+        raise BadRequestError(f"its topic {shortened(topic)} cannot be the name of a topic")
     if topic not in allowed:
         raise BadRequestError(f"its topic {topic} is not allowed")
     return topic
@@ -151,7 +151,7 @@ def _due(given: Mapping[str, Any], *, from_arrival: bool, written_ms: int, now_m
     countdown, at = given.get("countdown"), given.get("at")
     if (countdown is None) == (at is None):
         got = "neither countdown nor at" if at is None else "both countdown and at"
-        raise BadRequestError(f"it has {got}; one of them says when")
+        raise BadRequestError(f"it has {got}; allowed: exactly one of them")
     if countdown is None:
         due_ms = _instant_ms(at)
         check_horizon(due_ms, now_ms, "at")
@@ -164,7 +164,7 @@ def _due(given: Mapping[str, Any], *, from_arrival: bool, written_ms: int, now_m
 
 
 def _countdown_ms(countdown: object) -> int:
-    """Return seconds as ms, rounded up, exactly as they are written."""
+    """Return seconds as ms, rounded up, from the exact decimal number in the request."""
     if isinstance(countdown, bool) or not isinstance(countdown, int | Decimal):
         raise BadRequestError(f"its countdown is {_kind(countdown)}, not a number of seconds")
     if not 0 <= countdown <= _MOST_S:
@@ -190,7 +190,7 @@ def _id(given: object) -> str:
 
 
 def _payload(given: Mapping[str, Any], value: bytes) -> bytes:
-    """Return the message: a text as UTF-8, an object or an array as the JSON text that stands in the record."""
+    """Return the message: a text as UTF-8, or the JSON text of an object or an array exactly as in the record."""
     message = given.get("message")
     if isinstance(message, str):
         return message.encode()

@@ -1,4 +1,7 @@
-"""Which topics take messages now: found out outside of transactions, so that a broken one holds up nobody else."""
+"""`Targets`: knows which topics take messages now.
+
+It asks outside of transactions, so that a blocked topic delays no messages for other topics.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +32,18 @@ __all__ = ["Targets", "refused_topics"]
 
 _KNOWN_MS = 60_000
 _SURE_MS = 5_000
-"""For so long a limit that was read, or found, is what messages are given up for."""
+"""A limit that was learnt within this time is recent enough to give up a message because of it."""
 _LIMIT = "max.message.bytes"
 _AROUND_BYTES = 65_536
-"""A record has no more than this beside its value: key, headers, and what a delivery adds to them."""
+"""A record has at most this much besides its value: key, headers, and the headers that a delivery adds."""
 _FIRST_MS, _LONGEST_MS = 100, 2_000
 _FIRST_REFUSED_MS, _LONGEST_REFUSED_MS = 1_000, 60_000
 _REFUSALS = (TopicAuthorizationFailedError, InvalidTopicError, InvalidProducerIdMapping)
-"""What is no record's fault, though aiokafka does not try again by itself."""
+"""Errors that aiokafka does not retry, although the record is not the cause."""
 
 
 class _Blocked(Struct):
-    """Why a topic takes nothing, how often in a row it was found so, and when it is looked at again."""
+    """Why a topic takes nothing, how often in a row that was found, and when to check it again."""
 
     reason: str
     times: int
@@ -48,18 +51,18 @@ class _Blocked(Struct):
 
 
 class _Limit(Struct, frozen=True):
-    """Most bytes of a batch that a topic takes, None: that may not be read; and when that was found out."""
+    """Most bytes of a batch that a topic takes, and when that was learnt. None: the setting may not be read."""
 
     bytes: int | None
     at_ms: int
 
 
 class Targets:
-    """What is known of the topics that messages are addressed to.
+    """The state of the topics to which messages are addressed.
 
     Args:
-        cluster: Where they are.
-        now_ms: The store's time.
+        cluster: The cluster of the topics.
+        now_ms: Returns the store's time.
     """
 
     def __init__(self, cluster: Cluster, now_ms: Callable[[], int]) -> None:
@@ -68,7 +71,7 @@ class Targets:
         self._refusals: dict[str, int] = {}
         self._limits: dict[str, _Limit] = {}
         self._admin: Admin | None = None
-        self._looking = asyncio.Lock()
+        self._asking_lock = asyncio.Lock()
         self.blocked: dict[str, _Blocked] = {}
 
     def known(self) -> set[str]:
@@ -84,31 +87,31 @@ class Targets:
 
     @property
     def next_ms(self) -> int | None:
-        """When a topic that takes nothing is to be looked at again."""
+        """When to check the next blocked topic again; None: no topic is blocked."""
         return min((each.until_ms for each in self.blocked.values()), default=None)
 
     def over(self) -> list[str]:
-        """Return the topics that are to be looked at again."""
+        """Return the blocked topics that should be checked again now."""
         now = self._now_ms()
         return [topic for topic, each in self.blocked.items() if each.until_ms <= now]
 
     def forget(self, topic: str) -> None:
-        """Forget a topic for which nothing waits."""
+        """Forget a topic for which no message waits."""
         self.blocked.pop(topic, None)
 
     def took(self, topics: Collection[str]) -> None:
-        """Note that topics took what they were given."""
+        """Note that these topics have taken records."""
         for topic in self._refusals.keys() & topics:
             del self._refusals[topic]
 
     def refused(self, topic: str, reason: str) -> None:
-        """Note that a topic refused a record whatever it held: whether it may be written is not told beforehand."""
+        """Note that a topic refuses all records, for example because the right to write is missing."""
         times = self._refusals[topic] = self._refusals.get(topic, 0) + 1
         pause_ms = min(_FIRST_REFUSED_MS << min(times - 1, 10), _LONGEST_REFUSED_MS)
         self._known.pop(topic, None)
         self.blocked[topic] = _Blocked(reason, times, self._now_ms() + pause_ms)
 
-    # --- how much a topic takes ---------------------------------------------------------------------------
+    # --- the largest batch that a topic takes -------------------------------------------------------------
 
     def batch_bytes(self, topic: str) -> int:
         """Return the most bytes of a batch for a topic."""
@@ -116,7 +119,7 @@ class Targets:
         return BATCH_BYTES if limit is None or limit.bytes is None else min(limit.bytes, BATCH_BYTES)
 
     def excess(self, record: Outgoing) -> str:
-        """Say why a record is too large for its topic; "" if it is not, as far as is known."""
+        """Return why a record is too large for its topic; "" if it is not, or if the limit is unknown."""
         limit = self._limits.get(record.topic)
         if limit is None or limit.bytes is None or len(record.value or b"") + _AROUND_BYTES <= limit.bytes:
             return ""
@@ -126,17 +129,17 @@ class Targets:
         return f"topic {record.topic} takes {limit.bytes} bytes ({_LIMIT}), and this message makes a batch of {size}"
 
     def found_too_large(self, record: Outgoing) -> None:
-        """Note that a record was refused as too large by itself."""
+        """Note that a record was refused as too large although it was alone in its batch."""
         limit = self._limits.get(record.topic)
         if limit is None or limit.bytes is None or limit.bytes >= record.batch_size:
             self._limits[record.topic] = _Limit(record.batch_size - 1, self._now_ms())
 
     def doubt(self, topic: str) -> None:
-        """Note that a topic takes less than it was thought to."""
+        """Note that a topic takes less than its known limit, which is forgotten."""
         self._limits.pop(topic, None)
 
     async def confirm(self, topics: Collection[str]) -> None:
-        """Read anew how much topics take, unless that has just been found out.
+        """Read the limits of topics again, unless they were learnt just now.
 
         Raises:
             StoreUnavailableError: The cluster does not answer.
@@ -155,10 +158,10 @@ class Targets:
             values = [] if code else [entry[1] for entry in entries if entry[0] == _LIMIT]
             self._limits[topic] = _Limit(int(values[0]) if values and values[0] else None, now)
 
-    # --- whether a topic takes anything -------------------------------------------------------------------
+    # --- whether a topic takes messages -------------------------------------------------------------------
 
-    async def look(self, topics: Collection[str]) -> Mapping[str, str]:
-        """Find out which topics take messages; return what has changed, or was tried again in vain: "" = it does.
+    async def inspect(self, topics: Collection[str]) -> Mapping[str, str]:
+        """Check which topics take messages; return the blocked ones with reasons, and "" for those just unblocked.
 
         Raises:
             StoreUnavailableError: The cluster does not answer.
@@ -179,7 +182,7 @@ class Targets:
         return changed
 
     async def _described(self, topics: Collection[str]) -> dict[str, Exception | None]:
-        """Ask for topics, and create none by that; not for what cannot be one: a record may name anything."""
+        """Ask for topics without creating any. Names that no topic can have are not asked for, but records have them."""
         found: dict[str, Exception | None] = dict.fromkeys(topics, InvalidTopicError())
         named = [topic for topic in topics if is_topic(topic)]
         if not named:
@@ -192,9 +195,9 @@ class Targets:
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[Admin]:
-        """Give a client to ask with, one question at a time; close it if the cluster does not answer."""
+        """Yield a client for one caller at a time; close it if the cluster does not answer."""
         try:
-            async with self._looking, asyncio.timeout(self._cluster.timeout_ms / 1000):
+            async with self._asking_lock, asyncio.timeout(self._cluster.timeout_ms / 1000):
                 yield await self._started()
         except (KafkaError, TimeoutError, OSError) as error:
             await self.close()
@@ -217,7 +220,7 @@ def _reason(topic: str, error: Exception) -> str:
 
 
 def _problem(topic: Mapping[str, Any]) -> Exception | None:
-    """Return why a topic takes nothing, or not all."""
+    """Return why a topic, or one of its partitions, takes nothing."""
     if code := topic["error_code"]:
         problem: Exception = for_code(code)()
         return problem
@@ -225,9 +228,9 @@ def _problem(topic: Mapping[str, Any]) -> Exception | None:
 
 
 def refused_topics(error: Exception, topic: str) -> Collection[str]:
-    """Return the topics that take nothing now, by the error of a batch for one; none if its records are at fault."""
+    """Return the topics that take nothing now, by the error of a batch for one topic; none if a record is the cause."""
     named = error.args[0] if isinstance(error, TopicAuthorizationFailedError) and error.args else None
-    if isinstance(named, set):  # of one forbidden topic, the others' batches fail as well
+    if isinstance(named, set):  # because of these forbidden topics, batches for other topics fail too
         return named
     is_rejected = isinstance(error, BrokerResponseError) and not error.retriable
     return () if is_rejected and not isinstance(error, _REFUSALS) else {topic}

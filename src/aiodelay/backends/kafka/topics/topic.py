@@ -1,4 +1,4 @@
-"""A schedules topic must keep what it is given: its settings are checked at start, all problems named at once."""
+"""Checks, creates and describes topics. The settings of a schedules topic must not let Kafka lose messages."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ __all__ = [
     "Topic",
     "check",
     "history_partitions",
-    "mending",
     "missing_rights",
     "prepare",
     "prepare_dead",
     "prepare_intake",
     "problems",
+    "repair_command",
     "schedules_partitions",
 ]
 
@@ -71,11 +71,11 @@ SETTINGS = {
     "unclean.leader.election.enable": "false",
     "max.message.bytes": str(2 << 20),
 }
-"""What a schedules topic is created with, and what the commands that mend one set."""
+"""The settings with which a schedules topic is created, and which a repair command sets."""
 
 
 class Topic(NamedTuple):
-    """A topic as it is; `settings` is empty where it may not be read."""
+    """A topic as the cluster describes it; `settings` is empty if this process may not read them."""
 
     name: str
     partitions: int
@@ -84,37 +84,37 @@ class Topic(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What is wrong with a topic.
+    """A problem with the settings of a topic.
 
     Attributes:
-        setting: Its name.
-        text: What it is, and what it should be.
-        is_fatal: Messages may be lost with it; otherwise it costs time or space, or is unwise.
-        mended: The value that a command can set; "": none can.
+        setting: The name of the setting.
+        text: Its value, and the value that it should have.
+        is_fatal: Whether messages may be lost with it. Otherwise it costs time or space, or is unwise.
+        repair: The value that a command can set; "" if no command can repair it.
     """
 
     setting: str
     text: str
     is_fatal: bool
-    mended: str
+    repair: str
 
 
 def problems(topic: Topic) -> list[Problem]:
-    """Return all that is wrong with a topic."""
+    """Return all problems with a topic."""
     found = [
         _judge(name, value, rule) for name, rule in _RULES.items() if (value := topic.settings.get(name)) is not None
     ]
     if topic.replicas < 3:
-        text = f"replication factor is {topic.replicas}, should be 3: a broker that is lost takes schedules along"
-        found.append(Problem("replication.factor", text, is_fatal=False, mended=""))
+        text = f"replication factor is {topic.replicas}, should be 3: if a broker is lost, its schedules may be lost"
+        found.append(Problem("replication.factor", text, is_fatal=False, repair=""))
     elif int(topic.settings.get("min.insync.replicas", "2")) < 2:
         text = f"min.insync.replicas is {topic.settings['min.insync.replicas']}, should be 2"
-        found.append(Problem("min.insync.replicas", text, is_fatal=False, mended="2"))
+        found.append(Problem("min.insync.replicas", text, is_fatal=False, repair="2"))
     return [problem for problem in found if problem is not None]
 
 
 class _Rule(NamedTuple):
-    """When a setting is good, when it is at least not fatal, and how to say so."""
+    """When a setting is good, when it is at least not fatal, and the value that it should have."""
 
     good: Any
     bearable: Any
@@ -122,7 +122,7 @@ class _Rule(NamedTuple):
 
 
 HISTORY_SETTINGS = {"cleanup.policy": "delete", "retention.ms": str(7 * _DAY_MS)}
-"""What a history topic is created with."""
+"""The settings with which a history topic is created."""
 
 
 def _at_least(n: int) -> Any:  # noqa: ANN401 - a predicate of text
@@ -146,13 +146,13 @@ _RULES: dict[str, _Rule] = {
     "min.compaction.lag.ms": _Rule(
         _at_least(6 * _HOUR_MS),
         _at_least(LEAST_LAG_MS),
-        "at least 21600000 (6 h): so long a change that raced with a delivery can be written again",
+        "at least 21600000 (6 h): within this time, a change that raced with a delivery is written again",
     ),
     "max.compaction.lag.ms": _Rule(
         _at_most(_FOREVER / 2), _always, "about 604800000 (7 d): else quiet partitions grow"
     ),
     "delete.retention.ms": _Rule(
-        _at_least(_LEAST_RETENTION_MS), _at_least(LEAST_LAG_MS), "at least 259200000 (3 d): so long a reader may take"
+        _at_least(_LEAST_RETENTION_MS), _at_least(LEAST_LAG_MS), "at least 259200000 (3 d): a reader may take this long"
     ),
     "segment.ms": _Rule(_at_most(7 * _DAY_MS), _always, "at most 604800000 (7 d): the newest segment is never cleaned"),
     "segment.bytes": _Rule(_at_most(1 << 30), _always, "at most 1073741824: the newest segment is never cleaned"),
@@ -160,9 +160,9 @@ _RULES: dict[str, _Rule] = {
     "message.timestamp.type": _Rule(
         _is("LogAppendTime"), _always, "LogAppendTime: else producers choose when their records may be cleaned"
     ),
-    "unclean.leader.election.enable": _Rule(_is("false"), _is("false"), "false: what was acknowledged may be cut off"),
+    "unclean.leader.election.enable": _Rule(_is("false"), _is("false"), "false: else schedules may be lost"),
     "max.message.bytes": _Rule(
-        _at_least(_LEAST_MESSAGE), _always, f"at least {_LEAST_MESSAGE}: larger ones are refused"
+        _at_least(_LEAST_MESSAGE), _always, f"at least {_LEAST_MESSAGE}: larger messages are refused"
     ),
 }
 
@@ -173,9 +173,9 @@ def _judge(name: str, value: str, rule: _Rule) -> Problem | None:
     return Problem(name, f"{name} is {value}, should be {rule.should_be}", not rule.bearable(value), SETTINGS[name])
 
 
-def mending(topic: str, bootstrap: str, found: Sequence[Problem]) -> str:
-    """Return the command that mends what a command can mend; "" if there is nothing."""
-    settings = ",".join(f"{problem.setting}={problem.mended}" for problem in found if problem.mended)
+def repair_command(topic: str, bootstrap: str, found: Sequence[Problem]) -> str:
+    """Return the command that sets the repairable settings; "" if there are none."""
+    settings = ",".join(f"{problem.setting}={problem.repair}" for problem in found if problem.repair)
     if not settings:
         return ""
     where = f"--bootstrap-server {bootstrap} --entity-type topics --entity-name {topic}"
@@ -183,10 +183,10 @@ def mending(topic: str, bootstrap: str, found: Sequence[Problem]) -> str:
 
 
 def check(topic: Topic, cluster: Cluster) -> None:
-    """Refuse a topic that may lose messages; log, once, what is merely unwise.
+    """Refuse a topic that may lose messages; log other problems once.
 
     Raises:
-        StoreMismatchError: Names all problems, and the command that mends them.
+        StoreMismatchError: The topic may lose messages. It names all problems, and the command that repairs them.
     """
     found = problems(topic)
     if not topic.settings:
@@ -196,25 +196,25 @@ def check(topic: Topic, cluster: Cluster) -> None:
         )
     if any(problem.is_fatal for problem in found):
         texts = "; ".join(problem.text for problem in sorted(found, key=lambda problem: not problem.is_fatal))
-        command = mending(topic.name, cluster.bootstrap, found)
+        command = repair_command(topic.name, cluster.bootstrap, found)
         raise StoreMismatchError(f"topic {topic.name}", f"not safe for schedules: {texts}", f"after: {command}")
     if found:
         texts = "; ".join(problem.text for problem in found)
-        command = mending(topic.name, cluster.bootstrap, found)
+        command = repair_command(topic.name, cluster.bootstrap, found)
         log.warning("topic %s: %s", topic.name, with_remedy(texts, command) if command else texts)
 
 
 async def prepare(
     cluster: Cluster, names: Sequence[str], *, create: bool, partitions: int, history: str = ""
 ) -> list[Topic]:
-    """Return the topics as they are, checked; create those that are missing if told to.
+    """Return the topics, checked. With `create`, create missing topics first.
 
     Raises:
         StoreUnavailableError: The cluster does not answer.
         StoreMismatchError: A topic is missing, or may lose messages.
     """
 
-    async def look(admin: Admin) -> tuple[list[Topic], list[Topic]]:
+    async def ask(admin: Admin) -> tuple[list[Topic], list[Topic]]:
         if create:
             await _create(admin, names, partitions, SETTINGS)
         topics = [await _described(admin, name, cluster, SETTINGS, is_created=create) for name in names]
@@ -223,12 +223,12 @@ async def prepare(
         kept = [await _described(admin, history, cluster, HISTORY_SETTINGS, is_created=create)] if history else []
         return topics, kept
 
-    topics, kept = await _asked(cluster, look, "Write")
+    topics, kept = await _by_admin(cluster, ask, "Write")
     for topic in topics:
         check(topic, cluster)
     for topic in kept:
         if "compact" in topic.settings.get("cleanup.policy", ""):
-            command = mending(topic.name, cluster.bootstrap, [_COMPACTED])
+            command = repair_command(topic.name, cluster.bootstrap, [_COMPACTED])
             raise StoreMismatchError(
                 f"topic {history}", f"not fit for a history: {_COMPACTED.text}", f"after: {command}"
             )
@@ -236,45 +236,45 @@ async def prepare(
 
 
 async def history_partitions(cluster: Cluster, name: str) -> int:
-    """Return how many partitions a history topic has.
+    """Return the number of partitions of a history topic.
 
     Raises:
         StoreUnavailableError: The cluster does not answer.
-        StoreMismatchError: It is missing.
+        StoreMismatchError: The topic is missing.
     """
 
-    async def look(admin: Admin) -> Topic:
+    async def ask(admin: Admin) -> Topic:
         return await _described(admin, name, cluster, HISTORY_SETTINGS, is_created=False)
 
-    return (await _asked(cluster, look, "Read")).partitions
+    return (await _by_admin(cluster, ask, "Read")).partitions
 
 
 async def schedules_partitions(cluster: Cluster, names: Sequence[str]) -> dict[str, int]:
-    """Return how many partitions topics of schedules have.
+    """Return the number of partitions of each schedules topic.
 
     Raises:
         StoreUnavailableError: The cluster does not answer.
-        StoreMismatchError: One is missing.
+        StoreMismatchError: A topic is missing.
     """
 
-    async def look(admin: Admin) -> list[Topic]:
+    async def ask(admin: Admin) -> list[Topic]:
         return [await _described(admin, name, cluster, SETTINGS, is_created=False) for name in names]
 
-    return {topic.name: topic.partitions for topic in await _asked(cluster, look, "Read")}
+    return {topic.name: topic.partitions for topic in await _by_admin(cluster, ask, "Read")}
 
 
 async def missing_rights(cluster: Cluster, names: Sequence[str], operations: Sequence[str]) -> list[str]:
-    """Return which of these operations this user may not carry out on topics, in the words of `missing_right`.
+    """Return the rights to these operations that this user lacks on topics, in the words of `missing_right`.
 
     Raises:
         StoreUnavailableError: The cluster does not answer.
     """
 
-    async def look(admin: Admin) -> dict[str, Collection[str]]:
+    async def ask(admin: Admin) -> dict[str, Collection[str]]:
         return {name: await _rights(admin, name) for name in names}
 
-    held = await _asked(cluster, look)
-    lacking = {operation: [name for name in names if operation not in held[name]] for operation in operations}
+    allowed = await _by_admin(cluster, ask)
+    lacking = {operation: [name for name in names if operation not in allowed[name]] for operation in operations}
     return [missing_right(operation, "Topic", topics) for operation, topics in lacking.items() if topics]
 
 
@@ -284,26 +284,26 @@ async def _rights(admin: Admin, name: str) -> Collection[str]:
     except TopicAuthorizationFailedError:
         return ()
     except NO_TOPIC_IDS:
-        return ("Read", "Write")  # such an old broker does not tell
+        return ("Read", "Write")  # brokers before topic ids do not report rights
 
 
 async def prepare_intake(
     cluster: Cluster, dead_topics: Mapping[str, str], *, create: bool, partitions: int
 ) -> list[Topic]:
-    """Return topics as they are; create what is missing of them, if told to, and of their dead topics always.
+    """Return the topics of an intake. Create missing dead topics always, and missing topics if `create` is set.
 
     Args:
-        cluster: Where they are.
-        dead_topics: By topic.
+        cluster: The cluster of the topics.
+        dead_topics: The dead topic of each topic.
         create: Whether to create missing topics as well.
-        partitions: Of topics that are created.
+        partitions: The number of partitions of a topic that is created.
 
     Raises:
         StoreUnavailableError: The cluster does not answer, or a topic may not be created.
         StoreMismatchError: A topic is missing.
     """
 
-    async def look(admin: Admin) -> list[Topic]:
+    async def ask(admin: Admin) -> list[Topic]:
         known = {each["topic"] for each in await admin.describe_topics() if not each["error_code"]}
         if create:
             await _create(admin, [topic for topic in dead_topics if topic not in known], partitions, {})
@@ -315,7 +315,7 @@ async def prepare_intake(
             await _described(admin, dead, cluster, DEAD_SETTINGS, is_created=True)
         return topics
 
-    return await _asked(cluster, look)
+    return await _by_admin(cluster, ask)
 
 
 async def prepare_dead(cluster: Cluster, name: str, *, partitions: int) -> None:
@@ -325,24 +325,24 @@ async def prepare_dead(cluster: Cluster, name: str, *, partitions: int) -> None:
         StoreUnavailableError: The cluster does not answer, or the topic may not be created.
     """
 
-    async def look(admin: Admin) -> None:
+    async def ask(admin: Admin) -> None:
         if name not in {each["topic"] for each in await admin.describe_topics() if not each["error_code"]}:
             await _create(admin, [name], partitions, DEAD_SETTINGS)
         await _described(admin, name, cluster, DEAD_SETTINGS, is_created=True)
 
-    await _asked(cluster, look)
+    await _by_admin(cluster, ask)
 
 
-async def _asked(cluster: Cluster, look: Callable[[Admin], Awaitable[_Found]], operation: str = "Describe") -> _Found:
-    """Return what is found by an administrator's client; while the cluster is not of one mind, look again.
+async def _by_admin(cluster: Cluster, ask: Callable[[Admin], Awaitable[_Found]], operation: str = "Describe") -> _Found:
+    """Return the result of `ask` with an administrator's client. Repeat it while brokers do not agree with each other.
 
-    A controller counts a broker that has just started, or was silent for a while, only after its next heartbeat; of
-    a topic that one broker knows another may not have heard yet.
+    A broker that has just started, or was silent for a while, counts for the controller only after its next heartbeat.
+    A topic that one broker knows may still be unknown to another one.
 
     Args:
-        cluster: Where.
-        look: What to find.
-        operation: The right that is missing where a topic may not be seen; Read and Write include Describe.
+        cluster: The cluster to ask.
+        ask: The questions and commands to repeat.
+        operation: The right that is missing if a topic may not be seen; Read and Write include Describe.
     """
     try:
         async with asyncio.timeout(cluster.timeout_ms / 1000):
@@ -350,7 +350,7 @@ async def _asked(cluster: Cluster, look: Callable[[Admin], Awaitable[_Found]], o
                 admin = admin_of(cluster)
                 try:
                     await admin.start()
-                    return await _found(admin, look)
+                    return await _retried(admin, ask)
                 except NodeNotReadyError:
                     await asyncio.sleep(0.1)
                 finally:
@@ -360,23 +360,23 @@ async def _asked(cluster: Cluster, look: Callable[[Admin], Awaitable[_Found]], o
         raise StoreUnavailableError(cluster.name, reason) from error
 
 
-async def _found(admin: Admin, look: Callable[[Admin], Awaitable[_Found]]) -> _Found:
-    """Return what is found; it looks again by the same client, since a new one may meet a silent host once more."""
+async def _retried(admin: Admin, ask: Callable[[Admin], Awaitable[_Found]]) -> _Found:
+    """Return the result of `ask`. Repeat it with the same client: a new one may have to wait for a silent host."""
     while True:
         try:
-            return await look(admin)
+            return await ask(admin)
         except (InvalidReplicationFactorError, UnknownTopicOrPartitionError):
             await asyncio.sleep(0.1)
 
 
 DEAD_SETTINGS = {"cleanup.policy": "delete", "retention.ms": str(30 * _DAY_MS), "max.message.bytes": str(2 << 20)}
-"""What a delay box's dead topic is created with."""
+"""The settings with which a delay box's dead topic is created."""
 
 _COMPACTED = Problem(
     "cleanup.policy",
-    "cleanup.policy is compact: of each id the last entry alone is kept",
+    "cleanup.policy is compact: only the last entry of each id is kept",
     is_fatal=True,
-    mended="delete",
+    repair="delete",
 )
 
 
@@ -396,7 +396,7 @@ async def _create(
     topics = [NewTopic(name, partitions, replicas, topic_configs=settings) for name in names]
     try:
         answer = await admin.create_topics(topics)
-    except AttributeError as error:  # aiokafka's: the broker that it asked first named no controller
+    except AttributeError as error:  # aiokafka raises it if the broker that it asked first names no controller
         raise NodeNotReadyError("the cluster names no controller") from error
     for name, code, *_ in answer.topic_errors:
         if code == _FORBIDDEN:

@@ -1,4 +1,4 @@
-"""Whether the schedules topics are still those that were opened: a topic that is created again has another id."""
+"""`TopicWatch`: notices that a schedules topic was deleted. A topic that is created again has another id."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ __all__ = ["TopicWatch"]
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 CHECK_S = 2.0
-"""Pause between two looks at a topic."""
+"""Pause between two checks of a topic."""
 MISSING_S = 3.0
-"""So long a topic must be missing until it counts as deleted: a broker that has just started may not know it yet."""
+"""A topic must be missing for this long to count as deleted: a broker that has just started may not know it yet."""
 
 
 class TopicWatch:
-    """Remembers the id that each topic has first, and compares it with the topic's id from then on.
+    """Remembers the first id of each topic, and compares it with the current id from then on.
 
     Args:
-        cluster: Where the topics are.
+        cluster: The cluster of the topics.
         topics: Their names.
-        on_lost: Called with the name of a topic that was deleted, and with what has happened to it.
+        on_lost: Called with the name of a topic that was deleted, and with what happened to it.
     """
 
     def __init__(self, cluster: Cluster, topics: Collection[str], on_lost: Callable[[str, str], None]) -> None:
@@ -52,28 +52,28 @@ class TopicWatch:
         self._missing_since: dict[str, float] = {}
         self._doubted = WakeUp()
         self.doubts: dict[str, str] = dict.fromkeys(topics, "")
-        """The topics that are not known to be the ones they were, and why not, where that is known."""
+        """The topics that may not be the same ones any more, each with the reason; "" = not checked yet."""
 
     def doubt(self, topic: str) -> None:
-        """Look at a topic soon, and do not count on it until then."""
+        """Check a topic soon, and do not rely on it until then."""
         self.doubts[topic] = f"topic {topic} has no partition for this process, and may have been deleted"
         self._doubted.set()
 
     async def run(self) -> None:
-        """Look at all topics every `CHECK_S` until cancelled; no error ends this."""
+        """Check all topics every `CHECK_S` until cancelled, also after errors."""
         while True:
-            self._doubted.clear()
+            self._doubted.clear()  # before the checks: a doubt from here on ends the wait below
             for topic in self._topics:
                 try:
-                    await self._look(TopicPartition(topic, 0))
-                except UNAVAILABLE as error:  # an owner's sessions tell about it
-                    log.debug("topic %s cannot be looked at: %s", topic, reason_of(error))
+                    await self._compare(TopicPartition(topic, 0))
+                except UNAVAILABLE as error:  # an owner's sessions report the same failure
+                    log.debug("topic %s cannot be checked: %s", topic, reason_of(error))
                 except Exception as error:  # noqa: BLE001 - as in `SessionRunner.run`
-                    log_failure(log, f"topic {topic} cannot be looked at", reason_of(error), error, UNAVAILABLE)
+                    log_failure(log, f"topic {topic} cannot be checked", reason_of(error), error, UNAVAILABLE)
             await self._doubted.wait(CHECK_S)
 
     async def until_same(self, place: TopicPartition) -> None:
-        """Return once a partition's leader has answered that the topic is the one it was."""
+        """Return when a partition's leader has confirmed that the topic is still the same one."""
         failures = 0
         while not await self._is_same(place):
             failures += 1
@@ -81,17 +81,17 @@ class TopicWatch:
 
     async def _is_same(self, place: TopicPartition) -> bool:
         try:
-            return await self._look(place)
+            return await self._compare(place)
         except UNAVAILABLE as error:
             reason = self.doubts[place.topic] = reason_of(error, "Describe")
-            log_failure(log, f"topic {place.topic} cannot be looked at", reason, error, UNAVAILABLE)
+            log_failure(log, f"topic {place.topic} cannot be checked", reason, error, UNAVAILABLE)
             return False
 
-    async def _look(self, place: TopicPartition) -> bool:
-        """Compare a topic's id; say whether it is the one it was.
+    async def _compare(self, place: TopicPartition) -> bool:
+        """Compare the topic's current id with the first one; say whether they are the same.
 
         Raises:
-            KafkaError, TimeoutError, OSError: The cluster does not say.
+            KafkaError, TimeoutError, OSError: The cluster does not answer.
         """
         topic = place.topic
         try:
@@ -113,7 +113,7 @@ class TopicWatch:
             self._on_lost(topic, "deleted")
 
     async def _asked(self, place: TopicPartition) -> str:
-        """Return a topic's id; "" from a broker that gives topics none."""
+        """Return the topic's current id; "" from a broker that gives topics no ids."""
         try:
             return await topic_id(await self._connected(), place, timeout_s=self._timeout_s)
         except UnknownTopicOrPartitionError:
@@ -121,7 +121,7 @@ class TopicWatch:
         except NO_TOPIC_IDS as error:
             if place.topic not in self._ids:
                 log.warning(
-                    "topic %s: %s, so nobody will notice if it is deleted and created again", place.topic, error
+                    "topic %s: %s, so a topic that is deleted and created again will not be noticed", place.topic, error
                 )
             return ""
         except UNAVAILABLE:
@@ -143,7 +143,7 @@ class TopicWatch:
             return self._client
 
     async def close(self) -> None:
-        """Disconnect; the next look connects again."""
+        """Disconnect; the next check connects again."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()

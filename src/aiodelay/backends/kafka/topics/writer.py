@@ -1,4 +1,4 @@
-"""Records into topics, at least once: one producer after the other, and what becomes of each record by itself."""
+"""`Writer`: writes records into topics at least once, and reports the result for each record."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _MOST_HALVED = 32
 
 
 class Writer:
-    """Writes with one producer until it has had an error, then with another; starts with the first record.
+    """Writes with one producer, and with a new one after each error. It connects at the first write.
 
     Args:
-        cluster: Where to.
-        options: Further options of aiokafka's producer.
+        cluster: The cluster to write to.
+        options: More options of aiokafka's producer.
     """
 
     _tasks: asyncio.TaskGroup
-    """While open: producers being closed, while others go on."""
+    """While the writer is open: closes spent producers, while others go on."""
 
     def __init__(self, cluster: Cluster, **options: Any) -> None:  # noqa: ANN401 - aiokafka's
         self._cluster, self._options = cluster, options
@@ -51,7 +51,7 @@ class Writer:
         """Return a producer that has had no error yet.
 
         Raises:
-            KafkaError, TimeoutError, OSError: There is none.
+            KafkaError, TimeoutError, OSError: No producer can be started.
         """
         async with self._starting:
             if self._producer is None or self._producer.is_spent:
@@ -61,10 +61,10 @@ class Writer:
             return self._producer
 
     async def write(self, records: Sequence[Outgoing]) -> list[Written]:
-        """Write records, each partition's in order; return what became of each one's batch. May be cancelled.
+        """Write records, in order within each partition; return the result of each record's batch. May be cancelled.
 
         Raises:
-            KafkaError, TimeoutError, OSError: No producer can be started; what was written before is not told.
+            KafkaError, TimeoutError, OSError: No producer can be started. Some records may have been written.
         """
         queue = deque([list(range(len(records)))] if records else [])
         found: dict[int, Written] = {}
@@ -75,13 +75,15 @@ class Writer:
                 indices = [asked[i] for i in written.indices]
                 half = len(indices) // 2
                 if isinstance(written.error, TOO_LARGE) and half:
-                    # The limit is on batches: the one that is too large by itself is found by halving.
+                    # The limit is on batches. Halving finds the records that are too large alone.
                     again += (indices[:half], indices[half:])
                 elif isinstance(written.error, OutOfOrderSequenceNumber) and repeats < _MOST_REPEATS:
-                    repeats += 1  # the batch before it was refused (K7)
+                    repeats += 1  # only because the batch before it was refused (K7)
                     again.append(indices)
                 elif half and _is_for_a_record(written) and halved < _MOST_HALVED:
-                    halved += 1  # one without key, say, where a topic is compacted; of very many, the others fail too
+                    # One record is at fault, such as one without a key for a compacted topic. If there are very many
+                    # such records, the others fail with them.
+                    halved += 1
                     again += (indices[:half], indices[half:])
                 else:
                     found.update(dict.fromkeys(indices, written))
@@ -106,5 +108,5 @@ class Writer:
 
 
 def _is_for_a_record(written: Written) -> bool:
-    """Say whether a batch was refused for what one of its records is."""
+    """Say whether a batch was refused because of one of its records."""
     return written.error is not None and not written.in_doubt and not refused_topics(written.error, "")

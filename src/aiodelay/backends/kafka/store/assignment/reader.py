@@ -78,13 +78,13 @@ class Reader:
                 self._seek(consumer, partitions)
                 while partitions and partitions is self._partitions:
                     await self._read_some(consumer, partitions)
-                    self._look_at_partitions(consumer, partitions)
+                    self._note_partitions(consumer, partitions)
                 await self._changed.wait()
         finally:
             self._consumer = None
             await stop(consumer)
 
-    def _look_at_partitions(self, consumer: Consumer, partitions: Mapping[TopicPartition, Partition]) -> None:
+    def _note_partitions(self, consumer: Consumer, partitions: Mapping[TopicPartition, Partition]) -> None:
         for place, partition in partitions.items():
             found = consumer.partitions_for_topic(place.topic)
             if found is not None:

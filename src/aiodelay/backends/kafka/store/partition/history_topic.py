@@ -37,7 +37,7 @@ class HistoryTopic:
         blocked = targets.blocked.get(topic)
         if blocked is None or blocked.until_ms <= self._clock.now_ms():
             with suppress(StoreUnavailableError):
-                await targets.look([topic])
+                await targets.inspect([topic])
         is_open = topic in targets.known()
         if self._was_open != is_open:
             level, what = (logging.INFO, "works") if is_open else (logging.ERROR, "takes nothing")

@@ -48,7 +48,7 @@ class Ownership:
         """The error that stops the partition until the process starts again."""
         self.is_given_up = False
         self._serves = False
-        self._looked_s = asyncio.get_running_loop().time()
+        self._last_read_s = asyncio.get_running_loop().time()
         self._over: FencedError | InDoubtError | None = None
         self._became_ready = asyncio.Event()
 
@@ -123,13 +123,13 @@ class Ownership:
 
     # --- a suspended process ------------------------------------------------------------------------------
 
-    def looked(self, now_s: float) -> None:
+    def note_reading(self, now_s: float) -> None:
         """Note that this process has read the partition now."""
-        self._looked_s = now_s
+        self._last_read_s = now_s
 
     def was_away(self) -> bool:
         """Say whether this process was suspended for so long that another owner may have taken over."""
-        return asyncio.get_running_loop().time() - self._looked_s > SESSION_MS / 1000
+        return asyncio.get_running_loop().time() - self._last_read_s > SESSION_MS / 1000
 
     # --- waiting ------------------------------------------------------------------------------------------
 

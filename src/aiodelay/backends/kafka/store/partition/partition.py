@@ -237,7 +237,7 @@ class Partition:
         """
         if self._ownership.was_away() and self.session.barrier is not None:
             self._sessions.end(FencedError())
-        self._ownership.looked(now_s)
+        self._ownership.note_reading(now_s)
         if problem := self.index.state.far.problem:
             log.error("%s: index= in the URL: %s; the index is held in memory", self.index.name, problem)
         elif self._progress.goes_on(now_s, is_whole=is_whole):
