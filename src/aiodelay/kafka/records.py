@@ -1,4 +1,4 @@
-"""Records of Kafka, for users. The public names of `aiodelay.backends.kafka.records`."""
+"""Public names for Kafka records: the encoders and decoders of `aiodelay.backends.kafka.records`."""
 
 from aiodelay.backends.kafka.records import (
     BARRIER,

@@ -1,9 +1,12 @@
-"""What stands in a schedules topic and in the topics it delivers to: Kafka records, written and read.
+"""Kafka records of a schedules topic and of the topics that it delivers to: encoding and decoding.
 
-docs/formats.md describes the format; `record_format` declares the headers of fields. A schedule is: key = its id,
-value = its payload, and three headers, `scheduler-epoch` (seconds), `scheduler-target-topic` and, if the delivered
-record has a key, `scheduler-target-key`. The same key again replaces it, a tombstone cancels it. Everything else is
-ours, begins with `aiodelay-`, and may be left out.
+docs/formats.md describes the format, and `record_format` declares the headers of fields. A record schedules a message:
+its key is the message's id, and its value is the payload. It has the headers `scheduler-epoch` (seconds) and
+`scheduler-target-topic`, and `scheduler-target-key` if the delivered record has a key. A later record with the same key
+replaces the message, and a tombstone cancels it. All other headers belong to aiodelay, begin with `aiodelay-`, and may
+be left out.
+
+An *owner* is the process that owns the partition. Every other writer is a *user*: another process or program.
 """
 
 from __future__ import annotations
@@ -111,7 +114,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 FORMAT = 1
 SINK = "kafka"
-"""The name of the sink whose addresses are topics, and so the lane of what goes to one."""
+"""The name of the sink whose addresses are topics, and so the lane of messages to topics."""
 RESERVED = b"\x00aiodelay/"
 BARRIER, MARK, PARTITIONS = RESERVED + b"barrier", RESERVED + b"mark", RESERVED + b"partitions"
 INTAKE = RESERVED + b"intake/"
@@ -150,11 +153,11 @@ _TEXT_TO_LATE = {text: action for action, text in _LATE.items()}
 
 
 _HISTORY_MOST = {"at_ms": LAST_MS, "revision": (1 << 63) - 1, "due_ms": _MOST_MS, "attempt": (1 << 31) - 1}
-"""The largest numbers of a history's entry, by name, the smallest being 0: an entry without end has no day."""
+"""The largest numbers in a journal entry, by name; the smallest is 0. A larger time could not be shown as a date."""
 
 
 class Read(NamedTuple):
-    """A record as it was read; aiokafka's own stands for one as well."""
+    """A record that was read. aiokafka's own records have these attributes too, and are used in its place."""
 
     offset: int
     timestamp: int
@@ -164,7 +167,7 @@ class Read(NamedTuple):
 
 
 class Wire(NamedTuple):
-    """A Kafka record as a producer takes it."""
+    """A record in the form that a producer takes."""
 
     key: bytes | None
     value: bytes | None
@@ -172,15 +175,15 @@ class Wire(NamedTuple):
 
 
 _new = tuple.__new__
-"""Makes a named tuple in a quarter of the time, where there is one for every record that is moved or read."""
+"""Makes a named tuple in a quarter of the time. Used where every record that is moved or read needs one."""
 
 
 class Memory(msgspec.Struct, omit_defaults=True):
-    """What an owner's record tells of what is gone: header `aiodelay-memory`, as JSON.
+    """Answers and a version to remember after their records are gone: header `aiodelay-memory`, as JSON.
 
     Attributes:
-        answers: Of commands: op as hexadecimal digits, answer, revision, due time, and until when to remember it.
-        version: The version of what has ended, and until when to remember it.
+        answers: Answers to commands: op in hexadecimal digits, answer, revision, due time, and until when to remember.
+        version: The version of a message that has ended, and until when to remember it.
     """
 
     answers: list[tuple[str, str, int, int, int]] = []
@@ -188,15 +191,15 @@ class Memory(msgspec.Struct, omit_defaults=True):
 
 
 def remembered(op: bytes, stored: Stored, until_ms: int) -> tuple[str, str, int, int, int]:
-    """Return a command's answer as `Memory.answers` has it."""
+    """Return the answer to a command in the form of `Memory.answers`."""
     return op.hex(), stored.answer, stored.revision, stored.due_ms, until_ms
 
 
 class Message(Protocol):
-    """What `encode` takes: `aiodelay.Message`, or anything with these attributes."""
+    """The argument of `encode`: an `aiodelay.Message`, or any object with these attributes."""
 
     @property
-    def event(self) -> Any: ...  # noqa: ANN401 - of any type, which is what is checked
+    def event(self) -> Any: ...  # noqa: ANN401 - `encode` checks its type
     @property
     def at(self) -> datetime | None: ...
     @property
@@ -215,10 +218,10 @@ class Message(Protocol):
 
 
 def encode(message: Message) -> Wire:
-    """Return the record that schedules a message, for a producer of your own. Pure: the same message, the same record.
+    """Return the record that schedules a message, for a producer of your own.
 
-    Send it with `acks=all`, to partition `partition_of(key, partitions)`: Java's default, librdkafka's
-    `partitioner=murmur2_random`.
+    Pure: the same message gives the same record. Send the record with `acks=all`, to partition
+    `partition_of(key, partitions)`. This is Java's default, and librdkafka's `partitioner=murmur2_random`.
 
     Args:
         message: `Message(b"...", at=..., id=..., to="kafka:<topic>")`, with `key`, `headers` and `late` if wanted. The
@@ -230,7 +233,7 @@ def encode(message: Message) -> Wire:
     if message.event is not None and type(message.event) is not bytes:
         raise PayloadTypeError("event", kind_of(message.event), "bytes, or None for a record without value")
     if message.id is None:
-        raise TargetError("id", "missing", "an id: by it the message is replaced and cancelled")
+        raise TargetError("id", "missing", "an id, by which the message can be replaced and cancelled")
     if message.at is None:
         raise ScheduleTimeError("at", "missing", "an aware datetime")
     sink, topic = split_target(message.to)
@@ -256,13 +259,13 @@ def encode(message: Message) -> Wire:
 def encode_record(
     record: Record, *, read_to: int | None = None, place_ms: int | None = None, memory: Memory | None = None
 ) -> Wire:
-    """Return the record that holds a message.
+    """Return the record of a message.
 
     Args:
         record: The message and its state.
-        read_to: What an owner writes tells how far it had read; None: a user schedules.
-        place_ms: When it stands to be delivered, if that is not its due time.
-        memory: What else is to be remembered.
+        read_to: The offset up to which the owner has read, in an owner's record; None: a user's record.
+        place_ms: The time of the next attempt, if it is not the due time.
+        memory: Answers and a version to remember.
     """
     envelope = record.envelope
     headers: list[tuple[str, bytes]] = [(EPOCH, b"%d" % -(-record.due_ms // 1000))]
@@ -291,7 +294,7 @@ def encode_record(
 
 
 def _rest_of(record: Record) -> Iterable[tuple[str, bytes]]:
-    """Return what differs from the default, by field."""
+    """Yield the fields that differ from their defaults, by name."""
     envelope = record.envelope
     if record.op != NO_OP:
         yield "op", record.op.hex().encode()
@@ -324,17 +327,17 @@ def _errors_of(record: Record) -> Iterable[tuple[str, bytes]]:
 
 
 def encode_keep(record: Record) -> Wire:
-    """Return the record by which a user asks for a put unless a message stands under its key: the owner decides."""
+    """Return the record by which a user requests a put. The owner carries it out unless a message has its key."""
     wire = encode_record(record)
     assert wire.key is not None
     return wire._replace(key=KEEP + wire.key)
 
 
 def kept_put(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Put:
-    """Return the put that a record of `encode_keep` asks for; `key` is the message's.
+    """Return the put that a record of `encode_keep` requests; `key` is the message's.
 
     Raises:
-        RecordFormatError: It holds no message.
+        RecordFormatError: The record has no message that can be read.
     """
     record = decode(key, value, headers, written_ms=written_ms)
     late = Late(record.late, record.expires_ms - record.due_ms) if record.late else Late()
@@ -342,9 +345,9 @@ def kept_put(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> 
 
 
 def encode_ask_to_cancel(cancel: Cancel) -> Wire:
-    """Return the record by which a user asks for a cancel of one revision at one due time: the owner decides.
+    """Return the record by which a user requests a cancel of one revision at one due time. The owner decides.
 
-    Its answer is the tombstone of this record's key, whose outcome is that of the command (`answer_of`).
+    The owner's answer is the tombstone of this record's key. Its outcome is that of the command (`answer_of`).
     """
     assert cancel.only is not None
     revision, due_ms = cancel.only
@@ -354,10 +357,10 @@ def encode_ask_to_cancel(cancel: Cancel) -> Wire:
 
 
 def asked_cancel(key: bytes, headers: Headers) -> Cancel | None:
-    """Return the cancel that a record asks for; `key` is the message's. None: it asks for something else.
+    """Return the cancel that a record requests; None: it requests something else. `key` is the message's.
 
     Raises:
-        RecordFormatError: It does not say of which revision.
+        RecordFormatError: The record does not name a revision and a due time.
     """
     found = dict(headers)
     if CANCEL not in found:
@@ -369,16 +372,16 @@ def asked_cancel(key: bytes, headers: Headers) -> Cancel | None:
 
 
 def asked_op(key: bytes | None, value: bytes | None, headers: Headers) -> tuple[bytes, bytes] | None:
-    """Return of which message's key a record of `encode_ask_to_cancel` is, and its op; None: it is another one."""
+    """Return the message's key and the op in a record of `encode_ask_to_cancel`; None: it is another kind of record."""
     if key is None or value is None or not key.startswith(KEEP) or CANCEL not in dict(headers):
         return None
     return key.removeprefix(KEEP), op_of(headers)
 
 
 def answer_of(key: bytes | None, value: bytes | None, headers: Headers) -> tuple[bytes, str, int] | None:
-    """Return of which message's key a record answers a question, the outcome, and how far its owner had read.
+    """Return the owner's answer to a request: the message's key, the outcome, and how far the owner had read.
 
-    None: it answers none.
+    None: the record is not an answer.
     """
     if key is None or value is not None or not key.startswith(KEEP):
         return None
@@ -390,9 +393,10 @@ def answer_of(key: bytes | None, value: bytes | None, headers: Headers) -> tuple
 
 
 def encode_back(message: PutBack, now_ms: int) -> Wire:
-    """Return the record by which one who is not the owner puts a message back.
+    """Return the record by which a user puts a message back.
 
-    A dead letter is written as it will stand; of another the owner decides, as of a put that keeps what is there.
+    A dead letter is written in its final form. About another message the owner decides, as about a put that keeps an
+    existing message.
     """
     if message.reason is not None:
         return encode_dead(DeadLetter(message.record, message.reason, now_ms))
@@ -402,21 +406,21 @@ def encode_back(message: PutBack, now_ms: int) -> Wire:
 
 
 def asked_back(key: bytes, value: bytes, headers: Headers, *, place_ms: int) -> PutBack:
-    """Return the message that such a record puts back; `key` is the message's.
+    """Return the message that a record of `encode_back` puts back; `key` is the message's.
 
     Raises:
-        RecordFormatError: It holds no message.
+        RecordFormatError: The record has no message that can be read.
     """
     return PutBack(decode(key, value, headers, written_ms=0), place_ms)
 
 
 def encode_cancel(key: bytes, memory: Memory | None = None) -> Wire:
-    """Return the tombstone by which a user cancels."""
+    """Return the tombstone by which a user cancels a message."""
     return Wire(key, None, _remembering(memory))
 
 
 def encode_end(key: bytes, *, read_to: int, outcome: str, memory: Memory | None = None) -> Wire:
-    """Return the tombstone by which an owner ends a message: it counts if nothing came at `read_to` or later."""
+    """Return the tombstone by which an owner ends a message. It counts if no user's record is at `read_to` or later."""
     if memory is None:
         return _new(Wire, (key, None, _end_headers(read_to, outcome)))
     return Wire(key, None, [*_end_headers(read_to, outcome), *_remembering(memory)])
@@ -424,7 +428,7 @@ def encode_end(key: bytes, *, read_to: int, outcome: str, memory: Memory | None 
 
 @lru_cache(maxsize=64)
 def _end_headers(read_to: int, outcome: str) -> list[tuple[str, bytes]]:
-    """Return the headers that a transaction's tombstones have in common; nobody changes them."""
+    """Return the headers that the tombstones of one transaction share. Callers must not change the list."""
     return [(READ_TO, b"%d" % read_to), (OUTCOME, outcome.encode())]
 
 
@@ -433,7 +437,7 @@ def _remembering(memory: Memory | None) -> list[tuple[str, bytes]]:
 
 
 def memory_of(headers: Headers) -> Memory | None:
-    """Return what a record tells to remember, if it can be read."""
+    """Return the memory in a record; None: it has none, or it cannot be read."""
     text = dict(headers).get(MEMORY)
     if text is None:
         return None
@@ -447,19 +451,19 @@ def memory_of(headers: Headers) -> Memory | None:
 
 
 def encode_dead(letter: DeadLetter) -> Wire:
-    """Return the record that keeps a dead letter, beside the message's own."""
+    """Return the record that keeps a dead letter. It does not replace the record of its message."""
     wire = encode_record(letter.record, read_to=0)
     reason = [(DEAD_REASON, letter.reason.encode()), (DEAD_AT, b"%d" % letter.at_ms)]
     return Wire(dead_key(letter.key), wire.value, [*reason, *wire.headers])
 
 
 def encode_hold(lane: str, address: str | None, *, is_held: bool) -> Wire:
-    """Return the record by which a lane, or an address of it, is held or released: one for each partition."""
+    """Return the record that pauses or resumes a lane or one of its addresses. Every partition gets one."""
     return Wire(HOLD + msgspec.json.encode((lane, address)), b"1" if is_held else None, [])
 
 
 def held_in(key: bytes) -> tuple[str, str | None] | None:
-    """Return the lane, and the address of it, that such a record's key names; None if it names none."""
+    """Return the lane and the address in the key of a record of `encode_hold`; None: the key names none."""
     try:
         return msgspec.json.decode(key.removeprefix(HOLD), type=tuple[str, str | None])
     except _NOT_JSON:
@@ -467,17 +471,17 @@ def held_in(key: bytes) -> tuple[str, str | None] | None:
 
 
 def encode_feature(name: str, version: str) -> Wire:
-    """Return the record by which a feature is in use from here on: one for each partition.
+    """Return the record that switches a feature on. Every partition gets one.
 
     Args:
-        name: The feature's.
+        name: The name of the feature.
         version: The version of aiodelay that switches it on.
     """
     return Wire(FEATURE + name.encode(), version.encode(), [])
 
 
 def feature_in(key: bytes, value: bytes | None) -> tuple[str, str] | None:
-    """Return the feature that such a record names, and the version that switched it on; None if it is none."""
+    """Return the feature in a record, and the version that switched it on; None: the record names no feature."""
     name = key.removeprefix(FEATURE)
     if value is None or not key.startswith(FEATURE) or not _FEATURE.fullmatch(name):
         return None
@@ -485,17 +489,17 @@ def feature_in(key: bytes, value: bytes | None) -> tuple[str, str] | None:
 
 
 def dead_key(key: DeadKey) -> bytes:
-    """Return the key under which a dead letter stands."""
+    """Return the key of the record that keeps a dead letter."""
     return b"%s%d/%s" % (DEAD, key.revision, key_of(key.id))
 
 
 def encode_mark(mark: Watermark) -> Wire:
-    """Return the record by which an owner tells what it has finished."""
+    """Return the record of a watermark, by which an owner says what it has finished."""
     return Wire(MARK, msgspec.json.encode(mark), [])
 
 
 def mark_of(value: bytes | None) -> Watermark:
-    """Return what a mark tells; nothing, if it cannot be read."""
+    """Return the watermark in a record; an empty watermark if it cannot be read."""
     try:
         return msgspec.json.decode(value or b"", type=Watermark)
     except _NOT_JSON:
@@ -503,26 +507,26 @@ def mark_of(value: bytes | None) -> Watermark:
 
 
 def encode_position(source: str, position: int) -> Wire:
-    """Return the record that keeps an intake's position."""
+    """Return the record that keeps the position of an intake."""
     return Wire(INTAKE + source.encode(), b"%d" % position, [])
 
 
 def position_in(key: bytes, value: bytes | None) -> tuple[str, int] | None:
-    """Return the source and the position that a record keeps, None if it keeps none."""
+    """Return the source and the position in a record; None: it keeps no position."""
     if not key.startswith(INTAKE) or value is None or not value.isdigit():
         return None
     return key.removeprefix(INTAKE).decode(errors="replace"), int(value)
 
 
 def delivered(envelope: Envelope, delivery_id: str, attempt: int, *, now_ms: int, schedules: str = "") -> Wire:
-    """Return the record that a target topic gets.
+    """Return the record for a target topic.
 
     Args:
         envelope: The message.
-        delivery_id: By which consumers drop what comes twice.
-        attempt: From 1.
+        delivery_id: The id by which consumers recognise a repeated delivery.
+        attempt: The number of the attempt, from 1.
         now_ms: The time of the delivery.
-        schedules: The schedules topic it comes from, if it comes from one.
+        schedules: The schedules topic of the message; "" if another store delivers it.
     """
     headers: list[tuple[str, bytes]] = list(envelope.headers.items())
     if envelope.trace and envelope.headers.keys().isdisjoint(envelope.trace):
@@ -538,20 +542,20 @@ def delivered(envelope: Envelope, delivery_id: str, attempt: int, *, now_ms: int
 
 @lru_cache(maxsize=64)
 def _delivered_headers(now_s: int, schedules: str, attempt: int) -> list[tuple[str, bytes]]:
-    """Return the headers that records delivered together have in common; nobody changes them."""
+    """Return the headers that records delivered together share. Callers must not change the list."""
     headers = [(TIMESTAMP, b"%d" % now_s), (ATTEMPT, b"%d" % attempt)]
     return [*headers, (SCHEDULE_TOPIC, schedules.encode())] if schedules else headers
 
 
 def received(message_id: str, lane: str, key: bytes | None, value: bytes | None, headers: Headers) -> Envelope:
-    """Return a message for a handler, made of a record of a topic: anybody's, or one that `delivered` has made.
+    """Return the message for a handler from a record of a topic. The record may be any, or one made by `delivered`.
 
     Args:
-        message_id: What it is called here.
-        lane: The handler's.
+        message_id: The id of the new message.
+        lane: The lane of the handler.
         key: The record's key.
-        value: Its value; None is a payload that is null.
-        headers: Its headers; of several with one name, the last counts.
+        value: The record's value; None = the payload is null.
+        headers: The record's headers. If several have one name, the last counts.
     """
     payload = b"" if value is None else value
     if not headers:
@@ -563,12 +567,12 @@ def received(message_id: str, lane: str, key: bytes | None, value: bytes | None,
 
 
 def encode_history(entry: JournalEntry) -> Wire:
-    """Return the record that a history topic gets; its number is its place there."""
+    """Return the record of a journal entry for the history topic. Its offset will be the number of the entry."""
     return Wire(key_of(base_id(entry.id)), msgspec.json.encode(entry), [])
 
 
 def decode_history(value: bytes | None, number: int) -> JournalEntry | None:
-    """Return what a record of a history topic tells, None if it is none of ours."""
+    """Return the journal entry in a record of a history topic; None: another program wrote the record."""
     try:
         entry = msgspec.structs.replace(msgspec.json.decode(value or b"", type=JournalEntry), number=number)
     except _NOT_JSON:
@@ -580,7 +584,7 @@ def decode_history(value: bytes | None, number: int) -> JournalEntry | None:
 
 
 def key_of(message_id: str) -> bytes:
-    """Return the key under which a message stands."""
+    """Return the key of a message's record."""
     occurrence = occurrence_of(message_id)
     if occurrence is not None:
         series, due_ms = occurrence
@@ -589,10 +593,10 @@ def key_of(message_id: str) -> bytes:
 
 
 def id_of(key: bytes) -> str:
-    """Return the id of a key: its text, or, for a key that is none, a zero character and the key in hexadecimal.
+    """Return the message id of a key: its text, or a zero character and the key in hexadecimal if it is not plain text.
 
     Raises:
-        RecordFormatError: No message can stand under this key.
+        RecordFormatError: No message can have this key.
     """
     if key.startswith(RESERVED):
         due, slash, series = key.removeprefix(AGAIN).partition(b"/")
@@ -607,7 +611,7 @@ def id_of(key: bytes) -> str:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition in which a schedule's key stands; an occurrence stands beside its series."""
+    """Return the partition of a message's key. An occurrence is in the partition of its series."""
     return java_partition(key.removeprefix(AGAIN).partition(b"/")[2] if key.startswith(AGAIN) else key, partitions)
 
 
@@ -634,7 +638,7 @@ def _murmur2(data: bytes) -> int:
 
 
 class Kind(Enum):
-    """What a record of a schedules topic is."""
+    """The kinds of records in a schedules topic."""
 
     PUT = auto()
     END = auto()
@@ -649,14 +653,14 @@ class Kind(Enum):
 
 
 class Glance(NamedTuple):
-    """What must be known of every record that is read, and no more: the rest is read when it is due.
+    """The facts that every reader needs about each record. The rest of a record is decoded when its message is near.
 
     Attributes:
-        kind: A message, the end of one, one of ours, a dead letter, or one that cannot be read.
-        place_ms: Of a message: when it is to be delivered.
-        read_to: Of an owner's record: how far its writer had read. None: a user's.
-        problem: What is wrong with it.
-        lane: Of a message that may be left unread until it is near: its lane. "": it is read at once, as series are.
+        kind: A message, the end of a message, one of aiodelay's own kinds, or a record that cannot be read.
+        place_ms: The time of the next attempt of a message.
+        read_to: The offset up to which the writer of an owner's record had read; None: a user's record.
+        problem: Why the record cannot be read.
+        lane: The lane of a message that may be decoded later; "": it must be decoded at once, like a series.
     """
 
     kind: Kind
@@ -676,7 +680,7 @@ _RESERVED = Glance(Kind.BAD, problem="its key is reserved")
 
 
 def glance(key: bytes | None, value: bytes | None, headers: Headers) -> Glance:
-    """Look at a record as every reader of the topic must; never raises."""
+    """Return the facts about a record that decide how to read it. Never raises."""
     special = _by_key(key)
     if special is not None and special is not _WHOLE:
         return special
@@ -697,7 +701,7 @@ def glance(key: bytes | None, value: bytes | None, headers: Headers) -> Glance:
 
 
 def _by_key(key: bytes | None) -> Glance | None:
-    """Return what a key says by itself."""
+    """Return the facts that the key alone tells; None: the value and the headers decide."""
     if key is None:
         return Glance(Kind.BAD, problem="it has no key")
     if key.startswith(RESERVED):
@@ -725,7 +729,7 @@ def _reserved(key: bytes) -> Glance:
 
 
 def is_plain(key: bytes) -> bool:
-    """Say whether a schedule of somebody's can stand under this key."""
+    """Say whether a user's message can have this key."""
     return 0 < len(key) <= MAX_KEY and not key.startswith(RESERVED)
 
 
@@ -758,23 +762,23 @@ def _number(found: Mapping[str, bytes | None], name: str, most: int = _MOST_MS) 
 
 
 def partitions_in(value: bytes | None) -> int | None:
-    """Return how many partitions a record says that its topic has, None if it does not."""
+    """Return the topic's number of partitions in an owner's record; None: it names none."""
     return int(value) if value is not None and value.isdigit() and len(value) <= 9 else None
 
 
 def is_topic(name: str) -> bool:
-    """Say whether a topic that messages may go to can have this name."""
+    """Say whether a topic for messages can have this name."""
     return _TOPIC.fullmatch(name) is not None and name not in (".", "..") and not name.startswith("__")
 
 
 def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Record:
-    """Return the message that a record holds.
+    """Return the message in a record.
 
     Args:
         key: The record's key.
-        value: Its value.
-        headers: Its headers; of several with one name, the last counts.
-        written_ms: Its timestamp: the revision of a message that no owner has written again.
+        value: The record's value.
+        headers: The record's headers. If several have one name, the last counts.
+        written_ms: The record's timestamp. It is the revision of a message that no owner has written again.
 
     Raises:
         RecordFormatError: Says what is wrong.
@@ -811,7 +815,7 @@ def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Re
 
 
 def _state(found: Mapping[str, bytes | None]) -> dict[str, Any]:
-    """Return what only an owner writes."""
+    """Return the fields that only owners write."""
     if READ_TO not in found:
         return {}
     live = _json(found, "live") or []
@@ -845,13 +849,13 @@ def _destination(found: Mapping[str, bytes | None]) -> tuple[str, str]:
 
 
 def dead_key_of(key: bytes) -> DeadKey:
-    """Return what names a dead letter, from the key it stands under."""
+    """Return the dead letter's id and revision from the key of its record."""
     revision, _, of = key.removeprefix(DEAD).partition(b"/")
     return DeadKey(id_of(of), int(revision))
 
 
 def decode_dead(key: bytes, value: bytes, headers: Headers) -> DeadLetter:
-    """Return the dead letter that a record holds.
+    """Return the dead letter in a record.
 
     Raises:
         RecordFormatError: Says what is wrong.
@@ -866,7 +870,7 @@ def decode_dead(key: bytes, value: bytes, headers: Headers) -> DeadLetter:
 
 
 def user_headers(headers: Headers) -> Iterable[tuple[str, bytes]]:
-    """Return the headers that are neither the scheduler's nor ours, in their order; null is written as empty."""
+    """Return the user's own headers, in their order: neither the scheduler's nor aiodelay's. A null becomes empty."""
     return (
         (readable(name), value or b"")
         for name, value in headers
@@ -875,10 +879,10 @@ def user_headers(headers: Headers) -> Iterable[tuple[str, bytes]]:
 
 
 def check_names(headers: Headers) -> None:
-    """Refuse names that are no UTF-8.
+    """Refuse headers whose names are not UTF-8.
 
     Raises:
-        RecordFormatError: Names the first.
+        RecordFormatError: Names the first such header.
     """
     for name, _ in headers:
         if readable(name) != name:
@@ -886,7 +890,7 @@ def check_names(headers: Headers) -> None:
 
 
 def readable(name: str) -> str:
-    r"""Return a header's name with `\xff` in the place of a byte that is no UTF-8, which is read as a surrogate."""
+    r"""Return a header's name with `\xff` for a byte that is not UTF-8. Such a byte was read as a surrogate."""
     return name if name.isascii() else name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
@@ -915,7 +919,7 @@ def _op(found: Mapping[str, bytes | None]) -> bytes:
 
 
 def op_of(headers: Headers) -> bytes:
-    """Return the op of the command that made a record; none if it cannot be read."""
+    """Return the op of the command that made a record; `NO_OP` if it cannot be read."""
     try:
         return _op(dict(headers))
     except RecordFormatError:
@@ -944,7 +948,7 @@ def _trace(found: Mapping[str, bytes | None]) -> Mapping[str, str]:
     return cast("Mapping[str, str]", trace)
 
 
-def _object(found: Mapping[str, bytes | None], name: str) -> Any:  # noqa: ANN401 - what the field's type says
+def _object(found: Mapping[str, bytes | None], name: str) -> Any:  # noqa: ANN401 - the caller knows the field's type
     value = _json(found, name)
     if value is not None and not isinstance(value, dict):
         raise RecordFormatError(f"header {HEADER[name]} is not a JSON object")

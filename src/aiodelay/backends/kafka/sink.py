@@ -1,4 +1,4 @@
-"""`to="kafka:<topic>"`: records in topics, from any store, at least once."""
+"""`KafkaSink`, for `to="kafka:<topic>"`: writes messages of any store as records into topics, at least once."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .topics.writer import Writer
 __all__ = ["NAMES", "KafkaSink", "check_topic", "open_sink"]
 
 NAMES = "1 to 249 of A-Z a-z 0-9 . _ -, not '.', '..' or beginning with '__'"
-"""What can be the name of a topic, or of a member of a group."""
+"""The form of a topic's name, and of the name of a member of a group."""
 _SENT = Sent()
 _FINAL = (*PERMANENT, InvalidTopicError)
 
 
 def check_topic(topic: str, field: str = "topic in to") -> str:
-    """Refuse what cannot be a topic, and Kafka's own.
+    """Refuse a name that no topic can have, and the names of Kafka's own topics.
 
     Raises:
-        TargetError: Says what is allowed.
+        TargetError: Says which names are allowed.
     """
     if not is_topic(topic):
         raise TargetError(field, shortened(topic), NAMES)
@@ -37,21 +37,22 @@ def check_topic(topic: str, field: str = "topic in to") -> str:
 
 
 class KafkaSink:
-    """Takes messages into topics: key, payload and headers as scheduled, by Java's partitioner, `acks=all`, idempotent.
+    """Writes messages into topics, with key, payload and headers as scheduled.
 
-    A record may be written twice if its acknowledgement is lost with the connection, or this process ends before its
-    message is settled; consumers drop the second by header `aiodelay-delivery-id`.
+    It uses Java's partitioner, `acks=all` and an idempotent producer. A record may be written twice if the connection
+    is lost before its acknowledgement, or if this process ends before its message is settled. Consumers recognise the
+    second record by its header `aiodelay-delivery-id`.
 
     Args:
         cluster: `host:9092`, several with commas, or a `kafka://` URL (docs/reference.md).
-        name: What stands before the colon in `to=`.
+        name: The name of the sink, which comes before the colon in `to=`.
         messages: Most messages in flight.
         max_bytes: Most bytes in flight.
-        clock: For `scheduler-timestamp`.
-        options: Further options of aiokafka's client, such as `ssl_context` or `sasl_oauth_token_provider`.
+        clock: The clock for the header `scheduler-timestamp`.
+        options: More options of aiokafka's producer, such as `ssl_context` or `sasl_oauth_token_provider`.
 
     Raises:
-        ConfigurationError: The cluster, or an option in its URL, cannot be read.
+        ConfigurationError: The cluster, or an option in its URL, cannot be used.
     """
 
     name: str
@@ -74,14 +75,14 @@ class KafkaSink:
         self._writer = Writer(self.cluster, **options)
 
     def is_at(self, cluster: Cluster) -> bool:
-        """Say whether this is surely the same cluster, with the same login."""
+        """Say whether the sink certainly writes to this cluster, with the same login."""
         return not self._options and self.cluster.is_same(cluster)
 
     def check(self, address: str) -> None:
-        """Refuse what cannot be a topic.
+        """Refuse an address that cannot be a topic.
 
         Raises:
-            TargetError: Says what is allowed.
+            TargetError: Says which names are allowed.
         """
         check_topic(address)
 
@@ -104,10 +105,10 @@ class KafkaSink:
         await self._writer.__aexit__(*exc_info)
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
-        """Write the records. May be cancelled: what was on its way then may be written.
+        """Write the records. May be cancelled: records that were under way may then be written.
 
         Raises:
-            SinkUnavailableError: Nothing was written, as far as is known.
+            SinkUnavailableError: No record is known to be written.
         """
         now_ms = self._clock.now_ms()
         records = [
@@ -131,7 +132,7 @@ class KafkaSink:
 
 
 def _outcome(written: Written, record: Outgoing) -> SendOutcome | None:
-    """Return what became of a record; None: that is not known."""
+    """Return the outcome for a record; None: the outcome is unknown."""
     error = written.error
     if error is None:
         return _SENT

@@ -1,4 +1,4 @@
-"""Topics as a source: `@scheduler.handler(source="kafka:<topic>?group=<name>")`."""
+"""`KafkaSource`: topics as a source, by `@scheduler.handler(source="kafka:<topic>?group=<name>")`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _OURS = "aiodelay."
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """Return an address's topic, and the group that takes from it.
+    """Return the topic and the group in an address.
 
     Raises:
-        TargetError: It is not of the form `<topic>?group=<name>`, or the group is one of aiodelay's own.
+        TargetError: The address is not `<topic>?group=<name>`, or the group is one of aiodelay's own.
     """
     topic, _, options = address.partition("?")
     match parse_qsl(options, keep_blank_values=True):
@@ -41,18 +41,19 @@ def split_address(address: str) -> tuple[str, str]:
 
 
 class KafkaSource:
-    """Takes records from topics, as a member of a consumer group; an address is a topic and the group's name.
+    """Takes records from topics as a member of a consumer group. An address is a topic and the name of the group.
 
-    A record is settled in any order; the group's offset is committed up to the first one that is not. Retries and dead
-    letters go to the scheduler's store. The group is an ordinary one: its lag is seen, and its offsets are set, by
-    Kafka's own tools, and where another client has stopped, this goes on. A group without offsets begins with what is
-    oldest.
+    Records may be settled in any order. The group's offset is committed up to the first record that is not settled.
+    Retries and dead letters go into the scheduler's store.
+
+    The group is an ordinary one: Kafka's own tools show its lag and set its offsets. If another client of the group has
+    stopped, this source goes on where that client was. A group without offsets begins with the oldest record.
 
     Args:
         cluster: `host:9092`, several with commas, or a `kafka://` URL (docs/reference.md).
 
     Raises:
-        ConfigurationError: The cluster, or an option in its URL, cannot be read.
+        ConfigurationError: The cluster, or an option in its URL, cannot be used.
     """
 
     name: str = SINK
@@ -64,12 +65,12 @@ class KafkaSource:
         """Refuse an address that is not of the form `<topic>?group=<name>`.
 
         Raises:
-            TargetError: Says what is allowed.
+            TargetError: Says which form is allowed.
         """
         split_address(address)
 
     async def __aenter__(self) -> Self:
-        """Connect nothing yet: each feed has connections of its own.
+        """Check the version of aiokafka. Nothing is connected here, because each feed has its own connections.
 
         Raises:
             ConfigurationError: aiodelay was not tested with this version of aiokafka.
@@ -88,7 +89,7 @@ class KafkaSource:
         put_back: Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]],
         now_ms: Callable[[], int],
     ) -> AsyncIterator[Feed]:
-        """Open the taking of records from a topic, as a member of a group; at the end its offsets are committed."""
+        """Open a feed of records from a topic, as a member of a group. At its end, the offsets are committed."""
         topic, group = split_address(address)
         feed = TopicFeed(self.cluster, topic, group, store=(put_back, now_ms))
         failure: BaseException | None = None
@@ -99,7 +100,7 @@ class KafkaSource:
             ]
             try:
                 yield feed
-            except BaseException as error:  # noqa: BLE001 - raised below: what ends the block goes its own way
+            except BaseException as error:  # noqa: BLE001 - raised below, so that the task group does not wrap it
                 failure = error
             try:
                 await feed.close()

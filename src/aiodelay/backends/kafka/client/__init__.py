@@ -1,8 +1,7 @@
-"""aiokafka as aiodelay uses it: subclasses of its classes that only aiodelay uses, and all that reaches into it.
+"""The only code that makes Kafka clients. It subclasses aiokafka's classes and uses their private parts.
 
-`_overrides` has the subclasses; docs/decisions/0007-kafka-client.md tells each fault of aiokafka's, K1 to K29.
-
-Begin with `client`, which all clients share; `_overrides` holds what replaces parts of aiokafka.
+Begin with `client`, which all clients share. `_overrides` has the subclasses. docs/decisions/0007-kafka-client.md
+describes the faults of aiokafka, K1 to K29.
 """
 
 from .versions import check_version
@@ -27,7 +26,7 @@ try:
     from .topic_ids import NO_TOPIC_IDS, rights_on, topic_id
     from .transactions import AbortedError, FencedError, InDoubtError, Transactions
 except (ImportError, AttributeError):
-    check_version()  # another version of aiokafka has other names inside
+    check_version()  # another version of aiokafka has other private names
     raise
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Administrators: clients that ask for topics and their settings, and create topics."""
+"""Administrator clients: they describe clusters, topics and settings, and create topics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Admin", "admin_of"]
 
 
 class Admin(Protocol):
-    """An administrator: aiokafka documents the methods that have no docstring here."""
+    """An administrator client. aiokafka documents the methods that have no docstring here."""
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...
@@ -28,18 +28,18 @@ class Admin(Protocol):
 
     @property
     def client(self) -> Client:
-        """The client of its cluster."""
+        """The client with the connections to the cluster."""
 
     async def find_topics(self, names: Collection[str]) -> Sequence[Mapping[str, Any]]:
-        """Return the topics that a broker knows, and create none by asking.
+        """Return the descriptions of topics, without creating a topic that is missing.
 
         Raises:
-            KafkaError: No answer.
+            KafkaError: The cluster does not answer.
         """
 
 
 def admin_of(cluster: Cluster) -> Admin:
-    """Return an administrator. The caller starts it.
+    """Return an administrator client. The caller must start it.
 
     Args:
         cluster: The cluster to ask.

@@ -1,4 +1,4 @@
-"""Which member of a group owns which partition: a function of the members alone, by which few partitions move."""
+"""`ASSIGNOR`: assigns partitions to the members of a group, by the members alone, so that few partitions move."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ASSIGNOR", "shared"]
 
 
 def shared(topic: str, partitions: Collection[int], members: Collection[str]) -> dict[str, list[int]]:
-    """Share a topic's partitions among members: rendezvous hashing, in parts that differ by one at most."""
+    """Share a topic's partitions among members by rendezvous hashing. The shares differ by at most one partition."""
     parts: dict[str, list[int]] = {member: [] for member in members}
     least, larger = divmod(len(partitions), len(members))
     left = set(partitions)
@@ -33,7 +33,7 @@ def _weight(topic: str, number: int, member: str) -> bytes:
 
 
 class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]  # aiokafka has no types
-    """Rendezvous hashing for aiokafka's groups. It keeps nothing: aiokafka's own share their state by class (K10)."""
+    """Rendezvous hashing for aiokafka's groups. It has no state: aiokafka's assignors share theirs by class (K10)."""
 
     name = "aiodelay"
 
@@ -41,7 +41,7 @@ class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]  # aiokafka ha
     def assign(
         cls, cluster: ClusterMetadata, members: Mapping[str, ConsumerProtocolMemberMetadata]
     ) -> dict[str, ConsumerProtocolMemberAssignment]:
-        """Share the partitions of all topics, each among those who want it."""
+        """Share the partitions of each topic among the members that subscribe to it."""
         found: dict[str, list[tuple[str, list[int]]]] = {member: [] for member in members}
         for topic in sorted({topic for each in members.values() for topic in each.subscription}):
             wanting = [member for member, each in members.items() if topic in each.subscription]
@@ -51,13 +51,13 @@ class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]  # aiokafka ha
 
     @classmethod
     def metadata(cls, topics: Iterable[str]) -> ConsumerProtocolMemberMetadata:
-        """Say which topics this member wants."""
+        """Return the topics to which this member subscribes."""
         return ConsumerProtocolMemberMetadata(0, sorted(topics), b"")
 
     @classmethod
     def on_assignment(cls, assignment: ConsumerProtocolMemberAssignment) -> None:
-        """Keep nothing."""
+        """Do nothing: this assignor has no state."""
 
 
 ASSIGNOR: Any = _Assignor
-"""For a consumer's `partition_assignment_strategy`."""
+"""The value for a consumer's `partition_assignment_strategy`."""

@@ -1,4 +1,4 @@
-"""Clients of a cluster, by which we send requests of our own."""
+"""Clients of a cluster, for requests that aiokafka's consumers and producers do not send."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Client", "client_of"]
 
 
 class Client(Protocol):
-    """A client: aiokafka documents its methods.
+    """A client of a cluster. aiokafka documents its methods.
 
     Attributes:
         cluster: The brokers, topics and leaders that it knows.
@@ -34,7 +34,7 @@ def client_of(cluster: Cluster, **options: Any) -> Client:  # noqa: ANN401 - aio
 
     Args:
         cluster: The cluster to connect to.
-        options: aiokafka's.
+        options: Options of aiokafka's client.
 
     Raises:
         ConfigurationError: This version of aiokafka was not tested.

@@ -1,4 +1,4 @@
-"""Consumers: which of aiokafka's methods we use, how we make a consumer, and how we stop it."""
+"""Consumers: the methods of aiokafka that aiodelay uses, how consumers are made, and how they are stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLOSE_S = 2.0
 
 
 class GroupMember(Protocol):
-    """A consumer as a member of a group: aiokafka documents the methods that have no docstring here."""
+    """A consumer as a member of a group. aiokafka documents the methods that have no docstring here."""
 
     def subscribe(self, topics: Collection[str], *, listener: ConsumerRebalanceListener) -> None: ...
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None: ...
@@ -31,19 +31,19 @@ class GroupMember(Protocol):
 
     @property
     def is_member(self) -> bool:
-        """Whether it belongs to the group's generation."""
+        """Whether this consumer belongs to the current generation of the group."""
 
     @property
     def member_id(self) -> str:
         """The id that the group gave this member; "" before it has joined."""
 
     def stay_out_once_forgotten(self) -> None:
-        """Fail, instead of joining again, once the broker has forgotten this member. Call it after `start`."""
+        """Raise an error when the broker has forgotten this member, instead of joining again. Call it after `start`."""
 
     def tell_heartbeats(self, told: Callable[[float], None]) -> None:
-        """Call `told` with the loop's time at which each heartbeat was sent that the group acknowledges.
+        """Have `told` called for each acknowledged heartbeat, with the time in the event loop when it was sent.
 
-        Call it after `start`.
+        Call this after `start`.
         """
 
     async def committed_offsets(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
@@ -54,7 +54,7 @@ class GroupMember(Protocol):
         """
 
     async def group_members(self) -> Mapping[str, Collection[TopicPartition]]:
-        """Return each group member's partitions by its id; no members while the coordinator is unknown.
+        """Return the partitions of each member of the group, by member id; nothing if the coordinator is unknown.
 
         Raises:
             KafkaError: The group's coordinator does not answer, or refuses.
@@ -62,7 +62,7 @@ class GroupMember(Protocol):
 
 
 class Consumer(GroupMember, Protocol):
-    """A consumer: aiokafka documents the methods that have no docstring here."""
+    """A consumer. aiokafka documents the methods that have no docstring here."""
 
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
@@ -87,20 +87,20 @@ class Consumer(GroupMember, Protocol):
 
     @property
     def client(self) -> Client:
-        """The client of its cluster."""
+        """The client with the connections to the cluster."""
 
     @property
     def is_started(self) -> bool:
-        """Whether `start` has connected it."""
+        """Whether `start` has connected the consumer."""
 
 
 def plain_consumer_of(cluster: Cluster, *topics: str, **options: Any) -> Consumer:  # noqa: ANN401 - aiokafka's
-    """Return a consumer with aiokafka's own defaults. The caller starts it.
+    """Return a consumer with aiokafka's own defaults. The caller must start it.
 
     Args:
         cluster: The cluster to read from.
         topics: The topics to read; none: `assign` or `subscribe` names them later.
-        options: aiokafka's.
+        options: Options of aiokafka's consumer.
 
     Raises:
         ConfigurationError: This version of aiokafka was not tested.
@@ -111,19 +111,19 @@ def plain_consumer_of(cluster: Cluster, *topics: str, **options: Any) -> Consume
 
 
 def consumer_of(cluster: Cluster, *topics: str, **options: Any) -> Consumer:  # noqa: ANN401 - aiokafka's
-    """Return a consumer that reads committed records, and commits no offsets. The caller starts it.
+    """Return a consumer that reads committed records and commits no offsets. The caller must start it.
 
     Args:
         cluster: The cluster to read from.
         topics: The topics to read; none: `assign` names partitions later.
-        options: aiokafka's; they replace ours.
+        options: Options of aiokafka's consumer. They override the options of this function.
     """
     ours = {"isolation_level": "read_committed", "auto_offset_reset": "none"}
     return plain_consumer_of(cluster, *topics, **(ours | options))
 
 
 async def stop(consumer: Consumer) -> None:
-    """Stop a consumer within twice `CLOSE_S`, also while the cluster is away; its connections are closed afterwards.
+    """Stop a consumer within twice `CLOSE_S`, also if the cluster does not answer, and close its connections.
 
     A caller that is cancelled meanwhile goes on waiting: a consumer that is half closed keeps its connections.
     """

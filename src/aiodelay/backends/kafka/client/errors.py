@@ -1,4 +1,4 @@
-"""Kafka's errors: groups of them by what the caller can do, their reasons in words, and how they are logged."""
+"""Kafka's errors: groups by what the caller can do, their reasons in words, and how they are logged."""
 
 from __future__ import annotations
 
@@ -33,37 +33,37 @@ __all__ = [
 ]
 
 RIGHT_S = 60.0
-"""So long a missing right is not logged again."""
+"""Pause between two log lines about the same missing right."""
 UNAVAILABLE: tuple[type[Exception], ...] = (KafkaError, TimeoutError, OSError)
 INVALID_RECORD_CODE = 87
 
 
 class _InvalidRecordError(BrokerResponseError):  # type: ignore[misc]  # aiokafka has no types
-    """The topic refuses what a record is, such as one without key where it is compacted."""
+    """The topic refuses this kind of record, such as a record without a key in a compacted topic."""
 
     errno = INVALID_RECORD_CODE
     message = "INVALID_RECORD"
-    description = "the topic refuses such a record (one without key, where it is compacted)"
+    description = "the topic refuses this kind of record, for example one without a key in a compacted topic"
 
 
 class _MayNotCreateError(TopicAuthorizationFailedError):  # type: ignore[misc]  # aiokafka has no types
-    """This user may not create a topic; the argument names it."""
+    """This user may not create a topic. The argument is the topic's name."""
 
 
 MAY_NOT_CREATE: type[Exception] = _MayNotCreateError
-"""What creating a topic fails with that this user may not create."""
+"""The error for a topic that this user may not create."""
 INVALID_RECORD: type[Exception] = _InvalidRecordError
-"""A topic refuses a record for what the record is."""
+"""The error of a topic that refuses this kind of record."""
 TOO_LARGE: tuple[type[Exception], ...] = (MessageSizeTooLargeError, RecordListTooLargeError)
-"""A topic refuses a batch that has too many bytes."""
+"""The errors of a topic that refuses a batch with too many bytes."""
 PERMANENT: tuple[type[Exception], ...] = (*TOO_LARGE, INVALID_RECORD, InvalidTimestampError, PolicyViolationError)
-"""A topic refuses a record, and refuses it again if we send it again."""
+"""The errors of a topic that refuses a record now and at each repetition."""
 
 
 def log_failure(log: logging.Logger, what: str, reason: str, error: Exception, expected: tuple[type, ...]) -> None:
-    """Log why something begins anew; with its traceback, as an error, if it is a fault of our own.
+    """Log a failure after which something is tried again. An unexpected error is logged with its traceback.
 
-    A right that is missing stops many things many times over: it is logged once a minute.
+    A missing right stops many actions many times. It is logged once a minute.
     """
     now_s = asyncio.get_running_loop().time()
     if not isinstance(error, expected):
@@ -74,26 +74,26 @@ def log_failure(log: logging.Logger, what: str, reason: str, error: Exception, e
         log.debug("%s: %s", what, reason)
     else:
         _quiet_until[reason] = now_s + RIGHT_S
-        log.error("%s, and what needs it is tried again (docs/kafka.md#rights)", reason)
+        log.error("%s; actions that need it are tried again (docs/kafka.md#rights)", reason)
 
 
 _RIGHT = "the right "
 _quiet_until: dict[str, float] = {}
-"""Until when a missing right is not logged again."""
+"""The time until which each missing right is not logged again."""
 _RIGHTS: dict[type[BaseException], tuple[str, str]] = {
     GroupAuthorizationFailedError: ("Read", "Group"),
     MAY_NOT_CREATE: ("Create", "Topic"),
     TransactionalIdAuthorizationFailed: ("Write", "TransactionalId"),
 }
-"""Which operation on which resource an error is about; of a topic, who asks knows the operation."""
+"""The operation and the resource of an error. For a topic, only the caller knows the operation."""
 
 
 def reason_of(error: BaseException, operation: str = "Write") -> str:
-    """Return an error in words, on one line; a missing right is named.
+    """Return an error in words, on one line. If a right is missing, the words name it.
 
     Args:
-        error: Any.
-        operation: The operation on a topic that failed.
+        error: Any error.
+        operation: The operation on a topic that has failed.
     """
     if type(error) is TimeoutError:
         return "no answer in time"
@@ -104,8 +104,8 @@ def reason_of(error: BaseException, operation: str = "Write") -> str:
 
 
 def missing_right(operation: str, resource: str, names: str | Collection[str]) -> str:
-    """Name a missing right in the words of kafka-acls.sh."""
+    """Return a text that names a missing right, in the words of kafka-acls.sh."""
     named = [names] if isinstance(names, str) else sorted(names)
-    if resource == "TransactionalId":  # one for each partition, which are granted together
+    if resource == "TransactionalId":  # there is one for each partition; all are granted together, by their prefix
         named = [f"{name.rpartition('.')[0]}. and all names with this prefix" for name in named]
     return f"{_RIGHT}{operation} on {resource} {', '.join(named)} is missing"

@@ -1,4 +1,4 @@
-"""What a URL says: where the cluster is, and who we are."""
+"""`Cluster`: the address of a Kafka cluster and the login, read from a URL."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 
 class Cluster(Struct, frozen=True):
-    """Where a cluster is, and how it is spoken to.
+    """The address of a cluster, and the options for its clients.
 
     Attributes:
         name: The URL without its secrets.
-        client: What every client is made with.
+        client: The options for every client of the cluster.
         timeout_ms: Longest wait for an answer.
     """
 
@@ -37,11 +37,11 @@ class Cluster(Struct, frozen=True):
 
     @property
     def bootstrap(self) -> str:
-        """The hosts of the URL, as commands take them."""
+        """The hosts of the URL, in the form that Kafka's commands take."""
         return ",".join(self.client["bootstrap_servers"])
 
     def is_same(self, other: Cluster) -> bool:
-        """Say whether another one is surely the same, with the same login: they have a broker in common."""
+        """Say whether another one is certainly the same cluster with the same login: they have a host in common."""
         login = [
             {name: value for name, value in each.client.items() if name not in ("bootstrap_servers", "ssl_context")}
             for each in (self, other)
@@ -51,10 +51,10 @@ class Cluster(Struct, frozen=True):
 
 
 def read_cluster(given: UrlOptions) -> Cluster:
-    """Read what a store's and a sink's URL have in common; the caller reads the rest, and finishes.
+    """Read the options that the URLs of stores, sinks and sources share. The caller reads the others, then finishes.
 
     Raises:
-        ConfigurationError: It is not of one of the known forms, or an option is unknown or out of range.
+        ConfigurationError: The URL has none of the known forms, or an option is unknown or out of range.
     """
     parts, masked = given.parts, given.masked
     timeout_ms = given.integer("timeout_ms", 10_000, 100, MAX_TIMEOUT_MS)
@@ -66,7 +66,7 @@ def read_cluster(given: UrlOptions) -> Cluster:
     if mechanism not in _MECHANISMS:
         raise ConfigurationError(f"sasl in {masked}", shortened(mechanism), ", ".join(_MECHANISMS))
     if security.startswith("SASL") != bool(user):
-        allowed = "user and password with SASL_PLAINTEXT or SASL_SSL, and with them only"
+        allowed = "user and password with SASL_PLAINTEXT or SASL_SSL, and only with these"
         raise ConfigurationError("url", masked, allowed)
     client: dict[str, Any] = {"bootstrap_servers": _hosts(parts, masked), "security_protocol": security}
     if user:
@@ -77,10 +77,10 @@ def read_cluster(given: UrlOptions) -> Cluster:
 
 
 def read_url(given: str, whose: str) -> Cluster:
-    """Read what a sink or a source is given: `host:9092`, several with commas, or a URL.
+    """Read the cluster of a sink or a source: `host:9092`, several with commas, or a URL.
 
     Raises:
-        ConfigurationError: It is of neither form, or an option is unknown or out of range.
+        ConfigurationError: The text has neither form, or an option is unknown or out of range.
     """
     url = UrlOptions(given if "://" in given else f"kafka://{given}")
     cluster = read_cluster(url)
@@ -91,15 +91,15 @@ def read_url(given: str, whose: str) -> Cluster:
 
 
 def read_topics(given: UrlOptions, field: str, form: str) -> list[str]:
-    """Return the topics that a URL's path names; whether they can be topics is for the caller to check.
+    """Return the topics in the path of a URL. The caller must check that they are valid names.
 
     Args:
         given: The URL.
-        field: What an error calls it.
-        form: How it must look.
+        field: The name of the field for errors.
+        form: The allowed forms, for errors.
 
     Raises:
-        ConfigurationError: It is another scheme's, or names none, or one twice.
+        ConfigurationError: The URL has another scheme, names no topic, or names one twice.
     """
     topics = given.parts.path.removeprefix("/").split(",")
     if given.parts.scheme != "kafka" or given.parts.fragment or not all(topics) or len(topics) > len(set(topics)):
@@ -129,7 +129,7 @@ def _credentials(parts: SplitResult, masked: str) -> tuple[str, str]:
 
 
 def _tls(given: UrlOptions) -> ssl.SSLContext:
-    """Return a context that checks the broker's certificate and name, always."""
+    """Return a TLS context. It always checks the broker's certificate and name."""
     ca, cert, key = given.text("ca_certs"), given.text("client_cert"), given.text("client_key")
     try:
         context = ssl.create_default_context(cafile=ca or None)

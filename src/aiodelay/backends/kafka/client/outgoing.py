@@ -1,4 +1,4 @@
-"""Records to write, and the result of each batch of them."""
+"""Records to write, and the result of each batch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from msgspec import Struct
 __all__ = ["Outgoing", "Written"]
 
 _BATCH_HEADER, _RECORD_OVERHEAD, _RECORD_FIELDS = 61, 21, 3
-"""Bytes of a batch's header; what aiokafka adds to a record at most; and what a batch's first record has of these."""
+"""Bytes of a batch's header; most bytes that aiokafka adds to a record; and how many of those its first record has."""
 
 
 class Outgoing(Struct, frozen=True, gc=False):
-    """A record to write; `partition` None: by its key, as Java's producer, or any if it has none."""
+    """A record to write. Without a `partition`, its key selects one as in Java's producer; without a key, any one."""
 
     topic: str
     key: bytes | None
@@ -24,26 +24,26 @@ class Outgoing(Struct, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes."""
+        """The approximate number of bytes of the record."""
         size: int = DefaultRecordBatchBuilder.estimate_size_in_bytes(self.key, self.value, self.headers)
         return size
 
     @property
     def batch_size(self) -> int:
-        """Bytes of a batch with this record alone; a topic's `max.message.bytes` limits them."""
+        """The bytes of a batch with this record alone. The topic's `max.message.bytes` limits them."""
         body = self.size - _BATCH_HEADER - _RECORD_OVERHEAD + _RECORD_FIELDS
         return _BATCH_HEADER + -(-(body << 1).bit_length() // 7) + body
 
 
 class Written(NamedTuple):
-    """What became of a batch.
+    """The result of one batch.
 
     Attributes:
-        indices: Of its records, in what was to be written.
-        error: Why it was not written, or may not have been; None: it was.
-        offset: Of its first record.
-        in_doubt: It may have been written.
-        partition: Where it was written, or was to be; -1: it was not sent.
+        indices: The positions of its records in the list of records to write.
+        error: Why the batch was not written, or may not have been; None: it was written.
+        offset: The offset of its first record.
+        in_doubt: Whether the batch may have been written in spite of the error.
+        partition: The partition of the batch; -1: the batch was not sent.
     """
 
     indices: list[int]

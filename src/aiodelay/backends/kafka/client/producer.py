@@ -1,6 +1,6 @@
-"""The producer that writes batches until its first error: aiokafka's state after an error cannot be trusted.
+"""`Producer`: writes batches until its first error, because aiokafka's state after an error cannot be trusted.
 
-docs/decisions/0007-kafka-client.md tells each of aiokafka's faults, K1 to K29.
+docs/decisions/0007-kafka-client.md describes the faults of aiokafka, K1 to K29.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from .outgoing import Outgoing, Written
 __all__ = ["BATCH_BYTES", "REQUEST_BYTES", "Producer"]
 
 BATCH_BYTES = 524_288
-"""Most bytes of a batch: half of what a broker takes unless told otherwise."""
+"""Most bytes of a batch: half of a broker's default limit."""
 REQUEST_BYTES = 2 << 20
 
 
 class Producer:
-    """Writes batches, idempotently, until the first error; then it is to be closed.
+    """Writes batches idempotently until the first error. After that, the caller must close it.
 
     Args:
-        cluster: Where to.
-        batch_bytes: Returns the most bytes of a batch for a topic; None: `BATCH_BYTES` for each.
-        options: Further options of aiokafka's producer.
+        cluster: The cluster to write to.
+        batch_bytes: Returns the most bytes of a batch for a topic; None: `BATCH_BYTES` for each topic.
+        options: More options of aiokafka's producer.
     """
 
     is_spent: bool = False
-    """Something went wrong: sequence numbers have a gap (K7), or a request may still be on its way (K4)."""
+    """Whether an error has occurred: sequence numbers may have a gap (K7), or a request may still be under way (K4)."""
     _made_of: type[OwnProducer] = OwnProducer
 
     def __init__(
@@ -70,20 +70,20 @@ class Producer:
         """Connect.
 
         Raises:
-            KafkaError: It could not; nothing is left open.
-            TimeoutError: It took too long.
+            KafkaError: The producer could not connect. No connection is left open.
+            TimeoutError: The cluster did not answer in time.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._client.start()
         except BaseException as error:
             await self.close()
-            if isinstance(error, AssertionError):  # a cluster that has just started counts no broker yet (K22)
-                raise KafkaConnectionError("the cluster counts no broker") from error
+            if isinstance(error, AssertionError):  # a cluster that has just started may list no broker yet (K22)
+                raise KafkaConnectionError("the cluster lists no broker") from error
             raise
 
     async def close(self) -> None:
-        """End it within twice `CLOSE_S`, also while the cluster is away (K6); what it still held fails.
+        """Close the producer within twice `CLOSE_S`, also if the cluster does not answer (K6). Unsent batches fail.
 
         A caller that is cancelled meanwhile goes on waiting: a producer that is half closed keeps its connections.
         """
@@ -94,19 +94,19 @@ class Producer:
         await self._client.end(within_s=CLOSE_S)
 
     async def partitions(self, topic: str) -> int | None:
-        """Return how many partitions a topic has, None if there is no such topic.
+        """Return the number of partitions of a topic; None: there is no such topic.
 
         Raises:
-            KafkaError: The cluster does not say.
-            TimeoutError: Not in time.
+            KafkaError: The cluster does not answer.
+            TimeoutError: The cluster does not answer in time.
         """
         count: int | None = await self._client.client.partition_count(topic, timeout_s=self._timeout_s)
         return count
 
     async def write(self, records: Sequence[Outgoing]) -> list[Written]:
-        """Write records, each partition's in order; return what became of them, each accounted for once.
+        """Write records, in order within each partition; return the results. Each record is in exactly one result.
 
-        May be cancelled: what was on its way then may be written.
+        May be cancelled. Records that were under way may then be written.
         """
         refused, batches = await self._batches(records)
         waiting: list[tuple[_Batch, asyncio.Future[Any]]] = []
@@ -117,8 +117,8 @@ class Producer:
                     sent = await self._client.send_batch(batch.builder, batch.topic, partition=batch.partition)
                     sent.add_done_callback(note)
                     waiting.append((batch, sent))
-                self._client.client.hurry()  # the sender may be waiting for another batch's leader alone
-                if waiting:  # `wait`, which leaves the futures alone when this call is cancelled
+                self._client.client.ask_metadata_now()  # aiokafka may be pausing because another batch has no leader
+                if waiting:  # `asyncio.wait` does not cancel the futures when this call is cancelled
                     await asyncio.wait([sent for _, sent in waiting])
         except (KafkaError, TimeoutError) as error:
             problem = error
@@ -128,10 +128,10 @@ class Producer:
         return written + refused
 
     async def _batches(self, records: Sequence[Outgoing]) -> tuple[list[Written], list[_Batch]]:
-        """Put records into batches by partition; those that no batch can take are answered at once."""
+        """Put records into batches by partition. Return failed results for records that no batch can take."""
         refused: list[Written] = []
         counts: dict[str, int | Exception] = {}
-        limits: dict[str, int] = {}  # of those topics that take less than our batches hold
+        limits: dict[str, int] = {}  # only for topics that take smaller batches than `BATCH_BYTES`
         open_batches: dict[tuple[str, int], _Batch] = {}
         batches: list[_Batch] = []
         unkeyed = random.getrandbits(31)
@@ -156,7 +156,7 @@ class Producer:
                     refused.append(Written([index], MessageSizeTooLargeError()))
                     continue
                 batch = open_batches[topic, partition] = _Batch(topic, partition, self._client.create_batch(), [])
-                batch.builder.append(key=key, value=value, headers=headers, timestamp=None)  # a first one always fits
+                batch.builder.append(key=key, value=value, headers=headers, timestamp=None)  # an empty batch has room
                 batches.append(batch)
             batch.indices.append(index)
         return refused, batches

@@ -1,4 +1,7 @@
-"""What a partition got since it was read: asked just before a commit, beyond what a `read_committed` reader can see."""
+"""`keys_since`: reads the last keys of a partition just before a commit, also beyond an open transaction.
+
+A `read_committed` reader cannot see these records.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,17 @@ _UNCOMMITTED = 0
 
 
 async def keys_since(client: Client, place: TopicPartition, offset: int) -> Mapping[bytes, int]:
-    """Return the last offset of each key that stands from an offset on, as far as one answer reaches.
+    """Return the last offset of each key from an offset on, as far as one answer reaches.
 
-    Transactions are left out: their records may not be committed yet, and the caller knows its own.
+    Records of transactions are left out: they may not be committed yet, and the caller knows its own.
 
     Args:
-        client: Connected.
+        client: A connected client.
         place: The partition.
-        offset: Where to begin.
+        offset: The first offset to read.
 
     Raises:
-        KafkaError, OSError: It cannot be read.
+        KafkaError, OSError: The partition cannot be read.
     """
     leader = client.cluster.leader_for_partition(place)
     if leader is None or leader < 0:

@@ -1,4 +1,4 @@
-"""What aiokafka does not ask of a topic: the id that Kafka gave it when it was created, and what this user may do."""
+"""Questions about a topic that aiokafka does not ask: the id from its creation, and the rights of this user."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _NoTopicIdsError(KafkaError):  # type: ignore[misc]  # aiokafka has no typ
 
 
 NO_TOPIC_IDS: type[Exception] = _NoTopicIdsError
-"""What is raised where a broker gives topics no ids."""
+"""The error for a broker that gives topics no ids."""
 
 
 class _Id(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka has no types
@@ -115,27 +115,27 @@ class _Metadata(Request[_Question]):  # type: ignore[misc]
         self._topic = topic
 
     def build(self, request_struct_class: type[_Question]) -> _Question:
-        """Return the request as it is sent."""
+        """Return the request in the form in which it is sent."""
         return request_struct_class([(bytes(16), self._topic, {})], False, False, True, {})  # noqa: FBT003
 
 
 _OPERATIONS = {"Read": 3, "Write": 4}
-"""Kafka's numbers of operations: the bits of an answer."""
+"""Kafka's numbers of operations. An answer has one bit for each operation."""
 
 
 async def topic_id(client: Client, place: TopicPartition, *, timeout_s: float) -> str:
-    """Return the id of the topic that bears a name now.
+    """Return the id of the topic that has this name now.
 
     Args:
-        client: Connected.
-        place: A partition of the topic. Its leader is asked, which is the first to know; any broker if it has none.
+        client: A connected client.
+        place: A partition of the topic. Its leader is asked, because it knows the topic first; else any broker.
         timeout_s: Longest wait for the answer.
 
     Raises:
         UnknownTopicOrPartitionError: There is no such topic now.
         NO_TOPIC_IDS: The broker is older than Kafka 2.8, which gave topics their ids.
-        KafkaError: No answer.
-        TimeoutError: Not in time.
+        KafkaError: The broker does not answer.
+        TimeoutError: The broker does not answer in time.
     """
     leader = client.cluster.leader_for_partition(place)
     node = leader if leader is not None and leader >= 0 else client.get_random_node()
@@ -150,20 +150,20 @@ async def rights_on(client: Client, topic: str) -> Collection[str]:
     """Return which of the operations Read and Write this user may carry out on a topic.
 
     Args:
-        client: aiokafka's.
-        topic: Its name.
+        client: A connected client.
+        topic: The name of the topic.
 
     Raises:
         UnknownTopicOrPartitionError: There is no such topic.
         NO_TOPIC_IDS: The broker is older than Kafka 2.8.
-        KafkaError: No answer, or the user may not see the topic.
+        KafkaError: The broker does not answer, or the user may not see the topic.
     """
     bits = (await _topic(client, client.get_random_node(), topic))[5]
     return {operation for operation, bit in _OPERATIONS.items() if bits >> bit & 1}
 
 
 async def _topic(client: Client, node: int | None, name: str) -> tuple[Any, ...]:
-    """Return what a broker says of a topic: the fields of the answer's schema."""
+    """Return a broker's description of a topic: the fields in the schema of `_Answer`."""
     try:
         answer = await client.send(node, _Metadata(name))
     except NotImplementedError as error:

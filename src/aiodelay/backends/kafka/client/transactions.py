@@ -1,4 +1,4 @@
-"""Transactions of one producer: all of a batch, or nothing, or it is not known which, and then the producer ends."""
+"""`Transactions`: a producer whose batches are committed whole or not at all. If the outcome is in doubt, it ends."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .tail import keys_since
 __all__ = ["AbortedError", "FencedError", "InDoubtError", "Transactions"]
 
 TIMEOUT_MS = 15_000
-"""After so long Kafka itself aborts a transaction that nobody ends."""
+"""Kafka itself aborts a transaction that nobody has ended after this time."""
 
 
 class AbortedError(Exception):
-    """Nothing of the batch will ever be seen by `read_committed` readers; `written` says which records were refused.
+    """`read_committed` readers will never see any record of the batch. `written` says which records were refused.
 
     If the producer is not spent, the transaction has been aborted, and the next one may begin.
     """
@@ -36,20 +36,20 @@ class AbortedError(Exception):
 
 
 class FencedError(Exception):
-    """Another owner has taken over; nothing of the batch will be seen."""
+    """Another owner has taken over. `read_committed` readers will never see any record of the batch."""
 
 
 class InDoubtError(Exception):
-    """The batch may have been committed, or not: the log will tell."""
+    """The batch may have been committed or not. Only reading the topic shows which."""
 
 
 class Transactions(Producer):
-    """A producer of transactions; to start it fences off every earlier one of its id.
+    """A producer of transactions. Its start fences off every earlier producer with its transactional id.
 
     Args:
-        cluster: Where to.
-        transactional_id: One per partition that is owned, the same for every owner.
-        batch_bytes: As of `Producer`.
+        cluster: The cluster to write to.
+        transactional_id: One id for each owned partition, the same for every owner of the partition.
+        batch_bytes: As in `Producer`.
     """
 
     is_spent: bool = False
@@ -67,13 +67,15 @@ class Transactions(Producer):
         self._is_lost = self.is_spent = True
 
     async def begin(self, records: Sequence[Outgoing]) -> list[int]:
-        """Write records in a transaction; return their offsets, before anybody can read them. Not to be cancelled (K3).
+        """Write records in a transaction; return their offsets, before anybody can read the records.
+
+        The caller must not be cancelled (K3).
 
         Raises:
-            AbortedError: A record was refused (K1). If only records were, for good, the transaction has been aborted;
-                else the producer is spent, and its next owner aborts the rest.
-            FencedError: Another producer of this id has been started.
-            InDoubtError: No answer.
+            AbortedError: A record was refused (K1). If every error is a permanent refusal, the transaction has been
+                aborted. Otherwise the producer is spent, and the next producer with its id aborts the transaction.
+            FencedError: Another producer with this id has been started.
+            InDoubtError: The cluster did not answer.
         """
         sequences = self._client.sequence_numbers()
         await self._client.begin_transaction()
@@ -93,35 +95,35 @@ class Transactions(Producer):
         return _offsets(written, len(records))
 
     async def commit(self) -> None:
-        """Commit what `begin` has written. Not to be cancelled (K3).
+        """Commit the records that `begin` has written. The caller must not be cancelled (K3).
 
         Raises:
-            FencedError: Another producer of this id has been started.
-            InDoubtError: No answer.
+            FencedError: Another producer with this id has been started.
+            InDoubtError: The cluster did not answer.
         """
         await self._end(self._client.commit_transaction)
 
     async def abort(self) -> None:
-        """Have nobody ever see what `begin` has written; the next transaction may begin. Not to be cancelled (K3).
+        """Abort the transaction, so that the next one may begin. The caller must not be cancelled (K3).
 
         Raises:
-            FencedError: Another producer of this id has been started.
-            InDoubtError: No answer; nothing will be seen all the same.
+            FencedError: Another producer with this id has been started.
+            InDoubtError: The cluster did not answer. No `read_committed` reader will see the records all the same.
         """
         await self._end(self._client.abort_transaction)
 
     async def keys_since(self, place: TopicPartition, offset: int) -> Mapping[bytes, int]:
-        """Return the last offset of each key that others have written to a partition from an offset on.
+        """Return the last offset of each key that other writers have written to a partition from an offset on.
 
         Raises:
-            KafkaError, TimeoutError, OSError: It cannot be read.
+            KafkaError, TimeoutError, OSError: The partition cannot be read.
         """
         async with asyncio.timeout(self._timeout_s):
             return await keys_since(self._client.client, place, offset)
 
     async def _end(self, end: Callable[[], Awaitable[None]]) -> None:
         try:
-            async with asyncio.timeout(self._timeout_s * 0.8):  # before aiokafka repeats EndTxn by itself (K4)
+            async with asyncio.timeout(self._timeout_s * 0.8):  # ends before aiokafka repeats EndTxn (K4)
                 await end()
         except ProducerFenced:
             self.is_spent = True
@@ -135,7 +137,7 @@ class Transactions(Producer):
     def _count_again(
         self, before: Mapping[TopicPartition, int], records: Sequence[Outgoing], written: Sequence[Written]
     ) -> None:
-        """Go on numbering each partition's records where the broker does: at the last batch that it took (K7)."""
+        """Continue each partition's sequence numbers after the last batch that the broker took (K7)."""
         sent, taken = dict[TopicPartition, int](), dict[TopicPartition, int]()
         for each in written:
             if each.partition >= 0:
@@ -148,7 +150,7 @@ class Transactions(Producer):
 
 
 def _offsets(written: Sequence[Written], n: int) -> list[int]:
-    """Return each record's offset."""
+    """Return the offset of each record."""
     offsets = [-1] * n
     for each in written:
         for i, index in enumerate(each.indices, each.offset):
@@ -157,6 +159,6 @@ def _offsets(written: Sequence[Written], n: int) -> list[int]:
 
 
 def _are_records_at_fault(errors: Sequence[Exception]) -> bool:
-    """Say whether topics have refused records for what these are, and nothing else failed but what came after (K7)."""
+    """Say whether permanent refusals are the only errors, apart from the batches that failed because of them (K7)."""
     is_all_told = all(isinstance(error, (*PERMANENT, OutOfOrderSequenceNumber)) for error in errors)
     return is_all_told and any(isinstance(error, PERMANENT) for error in errors)

@@ -1,4 +1,4 @@
-"""Which versions of aiokafka aiodelay works with: this package overrides aiokafka's private methods."""
+"""The versions of aiokafka that aiodelay works with. This package overrides aiokafka's private methods."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from aiodelay.errors import ConfigurationError
 __all__ = ["TESTED", "check_version"]
 
 TESTED = ("0.14.0",)
-"""The versions of aiokafka that our tests ran with. The extra `kafka` in pyproject.toml requires one of them."""
+"""The versions of aiokafka that the tests ran with. The extra `kafka` in pyproject.toml requires one of them."""
 
 
 def check_version() -> None:
-    """Refuse a version of aiokafka that our tests did not run with.
+    """Refuse a version of aiokafka that the tests did not run with.
 
     Raises:
         ConfigurationError: Another version is installed.

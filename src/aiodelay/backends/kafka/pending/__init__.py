@@ -1,6 +1,6 @@
 """The pending messages of one partition: read from its records, kept in memory and on disk, and changed.
 
-Read `pending_index` first.
+Begin with `pending_index`.
 """
 
 __all__: list[str] = []

@@ -1,3 +1,3 @@
-"""The Kafka store. Read `store` first, then `partition`: one owned partition and its pending index."""
+"""The Kafka store. Begin with `store`, then `partition`: one owned partition and its pending index."""
 
 __all__: list[str] = []

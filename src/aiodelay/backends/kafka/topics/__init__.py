@@ -1,6 +1,6 @@
 """Topics of all kinds: their settings, and their readers and writers outside the store's partitions.
 
-Read `topic` (settings) and `group` (who reads which partition) first.
+Begin with `topic` (settings) and `group` (who reads which partition).
 """
 
 __all__: list[str] = []

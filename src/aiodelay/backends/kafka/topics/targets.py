@@ -182,7 +182,7 @@ class Targets:
         return changed
 
     async def _described(self, topics: Collection[str]) -> dict[str, Exception | None]:
-        """Ask for topics without creating any. Names that no topic can have are not asked for, but records have them."""
+        """Ask for topics without creating any. A record may name anything: names that no topic can have are blocked."""
         found: dict[str, Exception | None] = dict.fromkeys(topics, InvalidTopicError())
         named = [topic for topic in topics if is_topic(topic)]
         if not named:

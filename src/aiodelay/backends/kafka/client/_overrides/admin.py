@@ -1,4 +1,4 @@
-"""The administrator's client, which can ask for topics without creating them."""
+"""`OwnAdmin`: aiokafka's administrator client, which can also describe topics without creating missing ones."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["OwnAdmin"]
 
 
 class OwnAdmin(AIOKafkaAdminClient):  # type: ignore[misc]  # aiokafka has no types
-    """aiokafka's administrator, on a client of ours. `Admin` tells what its methods promise.
+    """aiokafka's administrator client, with an `OwnClient`. `Admin` documents its methods.
 
     Args:
-        options: aiokafka's.
+        options: Options of aiokafka's administrator client.
 
     Raises:
         ConfigurationError: This version of aiokafka was not tested.

@@ -1,4 +1,4 @@
-"""The client of a cluster that consumers, producers and administrators use: its brokers, topics and connections.
+"""`OwnClient`: the client with the brokers, topics and connections of a cluster, inside all other Kafka clients.
 
 If the last answer named no leader for a partition, the client pauses before it asks again (K26). A producer's client
 asks only for the topics that the producer writes to (K27).
@@ -26,7 +26,7 @@ LONGEST_PAUSE_S = 0.5
 
 
 class _NoTopic(frozenset[str]):
-    """No topic: aiokafka asks for all topics where a collection of them is false."""
+    """No topic, in a collection that is true: for a false one, aiokafka would ask for all topics."""
 
     def __bool__(self) -> bool:
         return True
@@ -36,7 +36,7 @@ class OwnClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
     """A client of one cluster.
 
     Args:
-        options: aiokafka's.
+        options: Options of aiokafka's client.
 
     Raises:
         ConfigurationError: This version of aiokafka was not tested.
@@ -47,9 +47,9 @@ class OwnClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
         super().__init__(**options)
         self._is_urgent = asyncio.Event()
         self._asked_in_vain = 0
-        """How many times in a row no answer came, or an answer without a leader of some partition."""
+        """How many times in a row there was no answer, or an answer without a leader for some partition."""
         self._unnamed: Collection[str] | None = None
-        """Topics to ask for while the client was given none; None: all topics."""
+        """The topics to ask for while no topic was added; None: all topics."""
 
     _get_conn = rebound(AIOKafkaClient._get_conn, create_conn=connect)
 
@@ -69,16 +69,16 @@ class OwnClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
         """Never ask for all topics of the cluster: there may be thousands (K27)."""
         self._unnamed = _NoTopic()
 
-    def hurry(self) -> None:
-        """End the pause before the next question for metadata."""
+    def ask_metadata_now(self) -> None:
+        """End the pause before the next request for metadata."""
         self._is_urgent.set()
 
     async def partition_count(self, topic: str, *, timeout_s: float) -> int | None:
-        """Return how many partitions a topic has, None if there is no such topic.
+        """Return the number of partitions of a topic; None: there is no such topic.
 
         Raises:
-            KafkaError: The cluster does not say.
-            TimeoutError: Not in time.
+            KafkaError: The cluster does not answer.
+            TimeoutError: The cluster does not answer in time.
         """
         known = self.cluster.partitions_for_topic(topic)
         for _ in range(2):
@@ -86,7 +86,7 @@ class OwnClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
                 break
             async with asyncio.timeout(timeout_s):
                 self.add_topic(topic)
-                self.hurry()
+                self.ask_metadata_now()
                 await self.force_metadata_update()
             known = self.cluster.partitions_for_topic(topic)
         if known is None:
@@ -103,9 +103,9 @@ class OwnClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
         is_updated = await super()._metadata_update(cluster, self._unnamed if topics == set() else topics)
         is_whole = is_updated and all(_has_leaders(cluster, topic) for topic in topics or ())
         self._asked_in_vain = 0 if is_whole else self._asked_in_vain + 1
-        if topics is not None and topics != self._topics:  # the client was given other topics meanwhile
+        if topics is not None and topics != self._topics:  # topics were added during the request
             self._is_urgent.set()
-            if not self._md_update_waiter.done():  # else aiokafka asks for them only at its next turn
+            if not self._md_update_waiter.done():  # without this, aiokafka would ask for them only at its next turn
                 self._md_update_waiter.set_result(None)
         return is_updated
 

@@ -1,4 +1,4 @@
-"""Connections to brokers, and the start of a client, which connects to one host after the other.
+"""`OwnConnection`: a connection to a broker. `Start`: connects a client to one host after the other.
 
 aiokafka logs whole requests at DEBUG (K9). Its start has three faults: a cancelled or refused start leaves its
 connection open (K20), one silent host takes all the time (K25), and the error gives no reason for any host (K29).
@@ -27,12 +27,12 @@ from .rebound import rebound
 __all__ = ["OwnConnection", "Start", "connect"]
 
 CLOSE_S = 1.0
-"""Longest wait for a broker to take leave of a connection over TLS."""
+"""Longest wait for a broker to end a TLS connection."""
 _log = logging.getLogger("aiokafka.conn")
 
 
 class _RequestLog(logging.LoggerAdapter[logging.Logger]):
-    """Logs as aiokafka does, but logs whole requests only if somebody has set a level for aiokafka (K9)."""
+    """Logs like aiokafka, but logs whole requests only if somebody has set a level for aiokafka's loggers (K9)."""
 
     def debug(self, msg: object, *args: object, **_: Any) -> None:  # noqa: ANN401 - as `LoggerAdapter` has it
         """Log a request or its answer, payloads and passwords included."""
@@ -41,12 +41,12 @@ class _RequestLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class _LoginLog(logging.LoggerAdapter[logging.Logger]):
-    """Logs as aiokafka does, but warns of a login in the clear only once, not at each connection."""
+    """Logs like aiokafka, but warns about an unencrypted login only once, not at each connection."""
 
     _has_warned = False
 
     def warning(self, msg: object, *args: object, **_: Any) -> None:  # noqa: ANN401 - as `LoggerAdapter` has it
-        """Log a warning for the first time."""
+        """Log the first warning, and no other."""
         if not self._has_warned:
             self._has_warned = True
             self.logger.warning(msg, *args)
@@ -75,13 +75,13 @@ class Start:
     """The start of one client: it connects to one host after the other, until one answers.
 
     Args:
-        hosts: How many hosts there are. They share the time for an answer (K25).
+        hosts: The number of hosts. They share the time for an answer (K25).
     """
 
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts
         self.refusals: list[str] = []
-        """Each host that could not be used, with its reason (K29)."""
+        """The hosts that could not be used, each with the reason (K29)."""
 
     async def connect(self, host: str, port: int, *, request_timeout_ms: int, **options: Any) -> OwnConnection:  # noqa: ANN401 - aiokafka's
         """Connect to one host. Its first answer decides whether the client can use it.
@@ -116,18 +116,18 @@ class Start:
 
 
 async def _until_closed(connection: Any) -> None:  # noqa: ANN401 - aiokafka's
-    """Wait until a connection is closed, if there ever was one: over TLS, the broker takes leave as well."""
+    """Wait until a connection is closed, if it was ever open. Over TLS, the broker also has to end it."""
     if connection._protocol is not None:
         await asyncio.wait([connection._closed_fut], timeout=CLOSE_S)
 
 
 def _refusal(error: Exception, security: str, *, has_answered: bool = False) -> str:
-    """Say why a host cannot be used, and which option of the URL may be wrong; `remedies` looks for these words.
+    """Return why a host cannot be used, and which URL option may be wrong; `remedies` searches for these words.
 
     Args:
         error: The error of the connection.
-        security: The option that the connection was made with.
-        has_answered: The broker has told its versions, which it tells before a login.
+        security: The `security` option of the connection.
+        has_answered: Whether the broker has sent its versions, which it does before a login.
     """
     if isinstance(error, SaslAuthenticationFailed | UnsupportedSaslMechanismError | IllegalSaslStateError):
         return _login_refusal(error, security)
@@ -150,7 +150,7 @@ def _login_refusal(error: KafkaError, security: str) -> str:
 
 
 def _ending(security: str, *, has_answered: bool) -> str:
-    """Say why a broker may have ended the connection."""
+    """Return why a broker may have ended the connection."""
     if has_answered and not security.startswith("SASL"):
         return f"the broker answers, then ends the connection: it may want a login, security={security} may be wrong"
     if has_answered:

@@ -1,4 +1,4 @@
-"""The consumer, which reads any header's name (K18), and tells the members and offsets of its group."""
+"""`OwnConsumer`: a consumer that reads any header name (K18), and reports the members and offsets of its group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["OwnConsumer"]
 
 
 class _ForgottenError(KafkaError):  # type: ignore[misc]  # aiokafka has no types
-    """The broker does not know this member any more."""
+    """The broker has forgotten this member of the group."""
 
     def __str__(self) -> str:
         return "the group does not know this process any more"
@@ -33,10 +33,12 @@ class _Fetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
 
 class _Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no types
     stays_out = False
-    """Fail once the broker has forgotten this member. aiokafka would join again, and push another member out."""
+    """Whether to raise an error when the broker has forgotten this member. aiokafka would join again, and the member
+    that has taken its `instance` over would be removed.
+    """
 
     on_heartbeat: Callable[[float], None] | None = None
-    """Called with the loop's time at which a heartbeat was sent that the group has acknowledged."""
+    """Called for each acknowledged heartbeat, with the time in the event loop when it was sent."""
 
     def reset_generation(self) -> None:
         if self.stays_out and not self._closing.done():
@@ -52,11 +54,11 @@ class _Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
 
 
 class OwnConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no types
-    """aiokafka's consumer, on a client of ours. `Consumer` tells what its methods promise.
+    """aiokafka's consumer, with an `OwnClient`. `Consumer` documents its methods.
 
     Args:
         topics: The topics to read; none: `assign` names partitions later.
-        options: aiokafka's.
+        options: Options of aiokafka's consumer.
 
     Raises:
         ConfigurationError: This version of aiokafka was not tested.

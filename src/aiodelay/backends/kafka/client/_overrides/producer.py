@@ -1,4 +1,4 @@
-"""aiokafka's producer, which names one more error (K28), and can be ended in time while its cluster is away (K6)."""
+"""`OwnProducer`: aiokafka's producer. It names one more error (K28), and can be ended without its cluster (K6)."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ class _ProduceHandler(SendProduceReqHandler):  # type: ignore[misc]  # aiokafka 
             for partition, code, *_ in partitions:
                 batch = self._batches.get(TopicPartition(topic, partition))
                 if code == INVALID_RECORD_CODE and batch is not None:
-                    # aiokafka calls it an unknown error. A batch keeps its first failure.
+                    # aiokafka would report an unknown error. A batch keeps the first error that it gets.
                     batch.failure(INVALID_RECORD())
         super().handle_response(response)
 
 
 class _Sender(Sender):  # type: ignore[misc]  # aiokafka has no types
-    """aiokafka's sender, which reports a refused record by the name of its error (K28)."""
+    """aiokafka's sender, which reports `INVALID_RECORD` by name (K28)."""
 
     _send_produce_req = rebound(Sender._send_produce_req, SendProduceReqHandler=_ProduceHandler)
 
 
 class _Batches(set[Any]):
-    """Batches under way. aiokafka takes a failed batch out twice (K21)."""
+    """The batches under way. aiokafka removes a failed batch twice (K21), so `remove` must not raise."""
 
     remove = set.discard
 
 
 class OwnProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
-    """aiokafka's producer, on a client of ours.
+    """aiokafka's producer, with an `OwnClient`.
 
     Args:
-        options: aiokafka's.
+        options: Options of aiokafka's producer.
 
     Raises:
         ConfigurationError: This version of aiokafka was not tested.
@@ -60,30 +60,30 @@ class OwnProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no ty
     __init__ = rebound(AIOKafkaProducer.__init__, AIOKafkaClient=OwnClient, Sender=_Sender)
 
     async def end(self, *, within_s: float) -> None:
-        """Fail the batches that it still holds, cut its connections, and stop it, within twice that time (K6)."""
+        """Fail unsent batches, close the connections, and stop the producer, within twice `within_s` (K6)."""
         sender, accumulator = self._sender, self._message_accumulator
         if sender.sender_task is not None:
-            sender.sender_task.remove_done_callback(sender._fail_all)  # it fails itself without transactions (K17)
+            sender.sender_task.remove_done_callback(sender._fail_all)  # without transactions, `_fail_all` raises (K17)
         accumulator._pending_batches = _Batches(accumulator._pending_batches)
         accumulator.fail_all(KafkaConnectionError("closed"))
         drains = [batch._drain_waiter for batches in accumulator._batches.values() for batch in batches]
-        for _ in range(2):  # the second time it holds nothing any more
+        for _ in range(2):  # the first try may time out; then the second one finds no batch left to wait for
             with suppress(TimeoutError, Exception):
                 async with asyncio.timeout(within_s):
                     await self.client.close()
                     await self.stop()
                 break
-        await asyncio.sleep(0)  # connections' tasks end in the next step of the loop
+        await asyncio.sleep(0)  # the tasks of the connections end in the next step of the event loop
         for left in (sender.sender_task, getattr(self._txn_manager, "_transaction_waiter", None), *drains):
             if left is not None and left.done():
                 note(left)
 
     def sequence_numbers(self) -> dict[TopicPartition, int]:
-        """Return the number that each partition's next record will have."""
+        """Return the sequence number of each partition's next record."""
         return dict(self._txn_manager._sequence_numbers)
 
     def number_from(self, place: TopicPartition, number: int, taken: int) -> None:
-        """Give a partition's next record the number that comes `taken` records after another one."""
+        """Set the sequence number of a partition's next record to `number` plus `taken`."""
         self._txn_manager._sequence_numbers[place] = number
         self._txn_manager.increment_sequence_number(place, taken)
 
@@ -91,15 +91,16 @@ class OwnProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no ty
 class _WatchedClient(OwnClient):
     """The client of a producer of transactions.
 
-    aiokafka repeats a request whose answer is lost, which may end a later transaction (K4): so `on_lost` tells of the
-    loss. While Kafka writes the markers of the last transaction, aiokafka waits 20 ms, and this client waits 1 ms.
+    aiokafka repeats a request whose answer is lost, and the repeated request may end a later transaction (K4). So this
+    client calls `on_lost`. While Kafka writes the end markers of the last transaction, aiokafka waits 20 ms before it
+    sends a request again, and this client waits 1 ms.
     """
 
     on_lost: Callable[[], None]
-    """The client calls it when a request of a transaction gets no answer."""
+    """Called when a request of a transaction gets no answer."""
 
     async def send(self, node_id: int, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:  # noqa: ANN401
-        """Send a request of the producer, again while the last transaction is still ending."""
+        """Send a request. Repeat it while Kafka is still ending the last transaction."""
         while True:
             try:
                 response = await super().send(node_id, request, group=group)
@@ -113,7 +114,7 @@ class _WatchedClient(OwnClient):
 
 
 class OwnTransactions(OwnProducer):
-    """aiokafka's producer of transactions, whose client tells of a lost request."""
+    """aiokafka's producer of transactions, with a client that reports a lost request."""
 
     __init__ = rebound(AIOKafkaProducer.__init__, AIOKafkaClient=_WatchedClient, Sender=_Sender)
 
@@ -129,6 +130,6 @@ def _is_too_early(request: Any, response: Any) -> bool:  # noqa: ANN401 - aiokaf
 
 
 def note(sent: asyncio.Future[Any]) -> None:
-    """Look at the error of a future that nobody may wait for any more, so that asyncio does not log it."""
+    """Read the error of a future for which nobody may be waiting any more, so that asyncio does not log it."""
     if not sent.cancelled():
         sent.exception()

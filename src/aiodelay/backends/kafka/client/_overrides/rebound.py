@@ -1,7 +1,7 @@
-"""Copies of aiokafka's functions that use classes of ours.
+"""`rebound`: copies aiokafka's functions so that they use other classes.
 
-aiokafka's methods name the classes that they make: a consumer's constructor makes `AIOKafkaClient`. A subclass that
-wants another class would have to repeat the whole method.
+aiokafka's methods name the classes that they use: a consumer's constructor makes an `AIOKafkaClient`. Without a copy, a
+subclass that needs another class would have to repeat the whole method.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ __all__ = ["rebound"]
 
 
 def rebound(function: FunctionType, **names: Any) -> Any:  # noqa: ANN401 - aiokafka has no types
-    """Return a copy of a function in which some names of its module mean other things.
+    """Return a copy of a function in which some global names refer to other objects.
 
     The function and its module do not change, so the user's own clients keep aiokafka's classes.
 
     Args:
-        function: A function or method of aiokafka's.
-        names: The other things, by the names that the function looks up.
+        function: A function or method of aiokafka.
+        names: The other objects, by the names in the function.
 
     Raises:
-        ImportError: The function does not use one of the names, so the copy would do the same as aiokafka.
+        ImportError: The function does not use one of the names, so the copy would behave like the original.
     """
     if unused := sorted(names.keys() - set(function.__code__.co_names)):
         raise ImportError(f"aiokafka's {function.__qualname__} does not use {', '.join(unused)}")

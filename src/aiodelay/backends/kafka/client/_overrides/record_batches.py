@@ -1,7 +1,8 @@
-"""Record batches as aiokafka reads them, but that a header whose name is no UTF-8 stops nothing (K18).
+"""`Records`: reads record batches like aiokafka, but also headers whose names are not UTF-8 (K18).
 
-aiokafka's parser raises at one, and again at each repetition: the partition would never be read on. Java's producer
-cannot write one, others can. Its bytes stand in the name as surrogates (`surrogateescape`), as in file names.
+aiokafka's parser raises an error at such a header, and raises it again at each repetition, so it would never read past
+it. Java's producer cannot write such a header, but other producers can. The bytes that are not UTF-8 are surrogates in
+the name (`surrogateescape`), as in Python's file names.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from aiokafka.record.memory_records import MemoryRecords
 
 __all__ = ["Records"]
 
-_HEAD, _LENGTH = 12, slice(8, 12)  # of a batch: base offset, and how many bytes follow
+_HEAD, _LENGTH = 12, slice(8, 12)  # the start of a batch: its base offset, and the number of bytes that follow
 
 
 class Records:
-    """Batches one after the other, as aiokafka's `MemoryRecords` gives them.
+    """Yields batches one after the other, like aiokafka's `MemoryRecords`.
 
     Args:
-        data: Of an answer to a fetch.
+        data: The records in the answer to a fetch.
     """
 
     def __init__(self, data: bytes) -> None:
         self._all, self._data, self._at = MemoryRecords(data), data, 0
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever aiokafka asks for
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of aiokafka's class
         return getattr(self._all, name)
 
     def next_batch(self) -> _Batch:
@@ -42,7 +43,7 @@ class _Batch:
     def __init__(self, batch: Any, data: bytes, where: slice) -> None:  # noqa: ANN401 - aiokafka has no types
         self._batch, self._data, self._where = batch, data, where
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever aiokafka asks for
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any attribute of aiokafka's class
         return getattr(self._batch, name)
 
     def __next__(self) -> Any:  # noqa: ANN401 - a record of aiokafka's
