@@ -157,7 +157,7 @@ _HISTORY_MOST = {"at_ms": LAST_MS, "revision": (1 << 63) - 1, "due_ms": _MOST_MS
 
 
 class Read(NamedTuple):
-    """A record that was read. aiokafka's own records have these attributes too, and are used in its place."""
+    """A record that was read. aiokafka's own records have the same attributes, so functions take them too."""
 
     offset: int
     timestamp: int
@@ -494,7 +494,7 @@ def dead_key(key: DeadKey) -> bytes:
 
 
 def encode_mark(mark: Watermark) -> Wire:
-    """Return the record of a watermark, by which an owner says what it has finished."""
+    """Return the record of a watermark, by which an owner records how far all messages have ended."""
     return Wire(MARK, msgspec.json.encode(mark), [])
 
 

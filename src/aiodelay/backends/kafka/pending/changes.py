@@ -253,7 +253,7 @@ class ChangeLog:
         """End a change after everything up to its record has been read, and remove its message from the table."""
         self.release(change)
         entry = change.entry
-        # A message that is still in the table here was cancelled by a user before this change's record.
+        # If the message is still in the table, a user has cancelled it before this change's record.
         if entry is not None and not change.is_users and self.is_left(entry):
             self.table.remove(entry)
 

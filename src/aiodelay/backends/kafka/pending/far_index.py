@@ -73,7 +73,7 @@ class _Kept(msgspec.Struct, array_like=True):
 
 
 class _DamagedError(Exception):
-    """The content of a file is not what was written."""
+    """The content of a file differs from the content that was written."""
 
 
 class FarIndex:
@@ -206,7 +206,7 @@ class FarIndex:
 
         Raises:
             sqlite3.Error: The file cannot be read.
-            DamagedError: The content of the file is not what was committed.
+            _DamagedError: The content of the file differs from the committed content.
         """
         (version,) = self._table.execute("PRAGMA user_version").fetchone()
         found = self._table.execute("SELECT salt, kept, seal FROM kept").fetchone()
@@ -221,7 +221,7 @@ class FarIndex:
         kept = msgspec.msgpack.decode(sealed, type=_Kept)
         counted = self._counted(kept.size)
         if (kept.size, kept.checks) != (sum(n for _, n, _ in counted), sum(checks for *_, checks in counted)):
-            raise _DamagedError("its rows are not those that were written")
+            raise _DamagedError("its rows differ from the rows that were written")
         self._hashed, self._lanes = _keyed(self._salt), kept.lanes
         self._size, self._checks = kept.size, kept.checks
         for kind, n, _ in counted:

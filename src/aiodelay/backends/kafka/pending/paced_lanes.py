@@ -44,7 +44,7 @@ class PacedLanes:
         return entry.place_ms < now - OVERDUE_MS and entry not in self._released
 
     def _release(self, now: int) -> None:
-        """Return overdue messages to their lanes, oldest first, as many as the rate allows."""
+        """Put overdue messages back into their lanes, oldest first, as many as the rate allows."""
         first = self.overdue()
         if first is None:
             return
@@ -62,12 +62,12 @@ class PacedLanes:
         self._table.lanes[lane].add(first)
 
     def overdue(self) -> Entry | None:
-        """Return the first message that waits because of the rate."""
+        """Return the first message that the rate delays."""
         found = (entry for backlog in self._backlog.values() if (entry := backlog.first()) is not None)
         return min(found, key=lambda entry: entry.order, default=None)
 
     def release_all(self) -> None:
-        """Return all messages that wait because of the rate to their lanes."""
+        """Put all messages that the rate delays back into their lanes."""
         while (overdue := self.overdue()) is not None:
             self._put_back(overdue)
         self._backlog.clear()

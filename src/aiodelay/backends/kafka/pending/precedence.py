@@ -42,8 +42,8 @@ class Precedence(Struct, frozen=True, gc=False):
 
     Attributes:
         seen: The standing record.
-        hidden_at: Offset of the first owner's record after the standing record that does not count. The cleaner would
-            drop the standing record because of it, so the owner must write that again. None: no such record.
+        hidden_at: Offset of the first later owner's record that does not count. The cleaner would keep that record and
+            drop the standing one, so the owner must write the standing record again. None: no such record.
     """
 
     seen: Seen

@@ -33,7 +33,7 @@ class Asked(Struct, gc=False):
 
 
 class ReadState(Struct, eq=False):
-    """What is known from the records of a partition, by key.
+    """The state of a partition, as far as its records were read.
 
     Attributes:
         far: The far messages, of which little more than the offset is known.

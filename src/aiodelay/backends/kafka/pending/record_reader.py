@@ -177,7 +177,7 @@ class RecordReader:
             self._read_standing(read, key, glance, is_put=is_put)
         if glance.read_to is not None:
             self._forget_cancels(glance.read_to)
-        # An owner's record, or a cancel, which may also be an owner's end of a claimed message.
+        # Only an owner's record has a memory. An owner may also write a user's cancel, which has no `read_to`.
         if glance.read_to is not None or not is_put:
             self._remember(records.id_of(key), records.memory_of(read.headers), counts=counts)
         if standing.hidden_at == read.offset:

@@ -23,7 +23,8 @@ async def read_history(
 ) -> list[JournalEntry]:
     """List entries of a history topic. For one message, only the partition of its id is read.
 
-    A transaction writes the entries together with the changes that they describe. Age or size limits what is kept.
+    A transaction writes the entries together with the changes that they describe. The topic's limit of age or size
+    deletes old entries.
 
     Raises:
         StoreUnavailableError: The cluster does not answer.

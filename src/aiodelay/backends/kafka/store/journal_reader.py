@@ -54,7 +54,7 @@ class KafkaJournal:
     async def records(
         self, part: int, span: range, trimmed: Callable[[range], object]
     ) -> AsyncGenerator[Sequence[Any]]:
-        """Yield aiokafka's records of a partition, whatever their content."""
+        """Yield all records of a partition, as aiokafka returns them."""
         place = TopicPartition(self._topic, part)
         with answering(self._cluster):
             kept = (await self._spans([part]))[part]

@@ -73,7 +73,8 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
     A process that owns all partitions returns the final outcome of each command. Any other process writes its commands
     as requests into the topic, and the owners read and carry out the requests.
 
-    A process that never opens `work` only schedules: it does not read the topics, so it returns no final outcomes.
+    A process that never opens `work` only schedules. It reads nothing from the topics but the owners' answers to
+    cancels of one revision, so it returns no other final outcomes.
 
     Args:
         url: `kafka://host:9092/schedules`, more topics after commas, with options.
@@ -122,7 +123,7 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
 
     async def __aenter__(self) -> Self:
         if not __debug__:  # aiokafka checks the states of a transaction by assertions, which -O removes
-            raise ConfigurationError("python", "-O", "Python without -O, which takes away checks of the Kafka client")
+            raise ConfigurationError("python", "-O", "Python without -O, which removes checks in the Kafka client")
         options = self._parts.options
         topics = await prepare(
             options.cluster,
@@ -179,7 +180,7 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
         return await self._intakes.position(source)
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        """Take messages back. This process stores those of its own partitions, and asks other owners for the rest."""
+        """Take messages back: into own partitions as their owner, into others by requests to their owners."""
         self._parts.tasks.check_open()
         return await self._put_backs.put_back(messages)
 
@@ -261,5 +262,5 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> KafkaStore:
         ConfigurationError: The URL has another form, an option is unknown or out of range, or a namespace is given.
     """
     if namespace != "default":
-        raise ConfigurationError("namespace", namespace, "none on Kafka: a topic of its own keeps an application apart")
+        raise ConfigurationError("namespace", namespace, "none on Kafka: give each application its own topic instead")
     return KafkaStore(url, clock=clock)

@@ -66,7 +66,7 @@ def read_store_url(url: str) -> StoreOptions:
     if instance and not records.is_topic(instance):
         raise ConfigurationError(f"instance in {given.masked}", shortened(instance), NAMES)
     if instance and members:
-        raise ConfigurationError(f"instance in {given.masked}", "given beside members", "one of them")
+        raise ConfigurationError(f"instance in {given.masked}", "given together with members", "one of them")
     if history:
         check_topic(history, "history in the store's URL")
     if history in topics:

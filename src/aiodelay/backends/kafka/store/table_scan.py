@@ -1,4 +1,4 @@
-"""`Scanner`: reads whole schedules topics without owning partitions, by the rules by which an owner reads them.
+"""`Scanner`: reads whole schedules topics without owning partitions, by the same rules as an owner.
 
 A scan joins no group and writes nothing. A part is one partition, up to its end at the time when the parts were made.
 While a part is read, all its live and ended messages are in memory. The tracebacks of dead letters are in memory only

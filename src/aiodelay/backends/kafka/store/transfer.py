@@ -111,7 +111,7 @@ class _Taking:
         return changes
 
     def goes_on(self, partition: Partition) -> bool:
-        """Say whether to take more. Not if the caller must first handle series, or topics not known to take records."""
+        """Say whether to take more now. The caller first handles series, and topics not known to take records."""
         has_room = self.messages > 0 and self.bytes >= MAX_CLAIM_BYTES
         return has_room and partition.is_ready and not self.series and not self.unknown
 
@@ -184,7 +184,7 @@ class KafkaTransfer:
         return Transferred(moved, taking.series, changed, self._parts.clock.now_ms(), self._next_due_ms(), told.traces)
 
     async def _try_blocked_again(self) -> dict[str, str]:
-        """Try blocked topics again whose pause is over. Unblock those for which no message waits."""
+        """Check blocked topics again after their pause. Unblock a topic if no message waits for it."""
         over = set(self._targets.over())
         if not over:
             return {}

@@ -100,7 +100,7 @@ class Group:
 
     @property
     def silence(self) -> str:
-        """Why this member may have lost its partitions; "" if the group has heard of it within the session time."""
+        """Why this member may have lost its partitions; "" if a heartbeat was acknowledged within the session time."""
         if asyncio.get_running_loop().time() - self._heard_s <= SESSION_MS / 1000:
             return ""
         return f"the group has acknowledged no heartbeat for {SESSION_MS / 1000:g} s"

@@ -202,7 +202,7 @@ class Intake:
         return position
 
     async def _committed(self) -> int | None:
-        """Return the offset that another system's group has committed; None if there is none."""
+        """Return the offset that another system's group has committed; None if it has committed no offset."""
         if not self._begin_after:
             return None
         consumer = plain_consumer_of(self._cluster, group_id=self._begin_after)

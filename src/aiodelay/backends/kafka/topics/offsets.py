@@ -23,7 +23,7 @@ class Offsets:
         self._ended: set[int] = set()
 
     def __len__(self) -> int:
-        """Return how many records were read, counted from the first one that has not ended."""
+        """Return the number of records from the first record that has not ended to the last one that was read."""
         return len(self._open)
 
     @property

@@ -65,7 +65,7 @@ def read_request(
 
     Args:
         value: The record's value.
-        headers: The record's headers. The message gets them, except those that a delivery adds.
+        headers: The record's headers. The message gets all of them except the headers that a delivery adds.
         rules: The rules for requests.
         own_id: The message's id if the request has none.
         written_ms: The record's timestamp, epoch ms; negative if it has none.

@@ -32,7 +32,7 @@ __all__ = ["Targets", "refused_topics"]
 
 _KNOWN_MS = 60_000
 _SURE_MS = 5_000
-"""A limit that was learnt within this time is recent enough to give up a message because of it."""
+"""A message is given up as too large only by a limit that was learnt within this time."""
 _LIMIT = "max.message.bytes"
 _AROUND_BYTES = 65_536
 """A record has at most this much besides its value: key, headers, and the headers that a delivery adds."""

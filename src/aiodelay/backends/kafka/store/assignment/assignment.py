@@ -159,7 +159,7 @@ class Assignment:
         self.waiters.wake()
 
     def _lose(self, topic: str, what: str) -> None:
-        """Give up the partitions of a topic that was deleted, and never own partitions of a new topic of its name."""
+        """Give up the partitions of a deleted topic, and do not own partitions of a new topic with its name."""
         if topic in self.lost:
             return
         then = "the topic as it was; or schedule the lost messages again, and start again"

@@ -1,4 +1,4 @@
-"""`Fetcher`: reads single records of a partition again by offset. The index has left these records unread until now."""
+"""`Fetcher`: reads single records of a partition again. Of these records, the index has kept only the offsets."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Fetcher:
             while left and left[-1] < at:
                 left.pop()
         if wanted:
-            consumer.pause(place)  # else it reads ahead, and the next answers on the connection wait too (K24)
+            consumer.pause(place)  # otherwise it reads ahead, which delays later answers on its connection (K24)
         return found
 
     async def _opened(self) -> Consumer:

@@ -1,4 +1,7 @@
-"""`look_ahead`: brings far messages near in time, and logs once a minute if too many messages are pending."""
+"""`look_ahead`: brings far messages near in time, and logs once a minute if too many messages are pending.
+
+A far message is due beyond the store's horizon, and its record is not in memory (`partition/horizon.py`).
+"""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Lookup:
             raise UnsupportedByStoreError("lookup", f"partition {place.partition}", "the process that owns it")
 
     def _at(self, own: TopicPartition) -> Iterator[Partition]:
-        """Yield the key's own partition and the partitions of its topic with misplaced keys, as far as owned."""
+        """Yield the owned partitions that may have a key: its own, and those of its topic with misplaced keys."""
         partitions = self._assignment.partitions
         if own in partitions:
             yield partitions[own]

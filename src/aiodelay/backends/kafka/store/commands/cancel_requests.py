@@ -118,6 +118,6 @@ def _verdict(cancel: Cancel, answers: Sequence[str], cluster: Cluster) -> Outcom
         if answer in ("cancelled", "in_flight"):
             return Stored(cast("Any", answer), revision, due_ms)
     if "" in answers:
-        what = f"no process that dispatches from {cluster.name}, of this version, has answered within {ANSWER_S:g} s"
+        what = f"no process of this version that dispatches from {cluster.name} has answered within {ANSWER_S:g} s"
         return Unknown(what)
     return Refused("not_found" if all(each == "not_found" for each in answers) else "outdated")

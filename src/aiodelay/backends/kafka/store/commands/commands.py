@@ -43,7 +43,7 @@ class Commands:
         except UnsupportedByStoreError as error:
             if not self._assignment.groups:
                 raise
-            # This process has lost a partition since the engine chose the command for an owner of all partitions.
+            # Until just now this process owned all partitions, so the caller could choose such a command.
             return [Refused("unavailable", str(error)) for _ in commands]
 
     async def _as_owner(self, commands: Sequence[Command]) -> Sequence[Outcome]:

@@ -106,7 +106,7 @@ class Intakes:
         except _UNWRITTEN as error:
             outcome = Refused("unavailable", reason_of(error))
         except Exception as error:  # noqa: BLE001 - as in `SessionRunner.run`
-            log_failure(log, f"{self._name}: an intake's batch", reason_of(error), error, ())
+            log_failure(log, f"{self._name}: a batch of an intake fails", reason_of(error), error, ())
             outcome = Unknown(reason_of(error))
         else:
             await self._until_read(outgoing, offsets)

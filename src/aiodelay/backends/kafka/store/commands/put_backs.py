@@ -27,7 +27,7 @@ class PutBacks:
         self._name, self._lookup, self._writes = name, lookup, writes
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        """Take messages back. This process stores those of its own partitions, and asks other owners for the rest.
+        """Take messages back: into own partitions as their owner, into others by requests to their owners.
 
         Raises:
             StoreUnavailableError: Not all messages are known to be stored.
@@ -57,5 +57,5 @@ class PutBacks:
 
     async def _as_owner(self, message: PutBack) -> Stored:
         if (owner := self._lookup.owner_of(message.record.id)) is None:
-            raise StoreUnavailableError(self._name, "the partition is another process's now")
+            raise StoreUnavailableError(self._name, "another process owns the partition now")
         return await owner.commands.put_back(message)

@@ -107,7 +107,7 @@ def _recorded(command: Command, now: int) -> tuple[records.Wire, Stored]:
     if isinstance(command, Cancel) and command.only is None:
         return records.encode_cancel(records.key_of(command.id)), Stored("recorded", 0, 0)
     what = f"conflict {command.conflict.mode}" if isinstance(command, Put) else type(command).__name__
-    raise UnsupportedByStoreError("command", what, "replace, keep and cancel; or a process that owns all")
+    raise UnsupportedByStoreError("command", what, "replace, keep and cancel; or a process that owns all partitions")
 
 
 def _told(written: Written, answer: Stored) -> Outcome:

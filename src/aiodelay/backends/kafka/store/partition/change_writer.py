@@ -73,7 +73,7 @@ class ChangeWriter:
         await self._unread.until_none()
 
     def give_back(self) -> None:
-        """Undo changes that are not known to be committed. The next session reads those that were committed."""
+        """Undo changes that are not known to be committed. The next session reads all committed records."""
         log = self._progress.index.log
         self._unread.clear()
         self._refusals.suspects.clear()
@@ -123,8 +123,7 @@ class ChangeWriter:
             log.notes += of_changes
         self._most = min(2 * self._most, MAX_CLAIM_MESSAGES)
         self._targets.took({each.topic for each in batch.outgoing})
-        # If the session was ended meanwhile, nobody waits for these changes any more.
-        self._ownership.check_over()
+        self._ownership.check_over()  # if the session was ended meanwhile, nobody waits for these changes any more
         self._unread.add(batch.changes)
 
     async def _prepare(self) -> None:
@@ -184,7 +183,7 @@ class ChangeWriter:
         return False
 
     async def _begin_again(self, batch: Batch, offset: int) -> None:
-        """Queue the changes of an aborted transaction again, once the reader has read the users' records."""
+        """Queue the changes of an aborted transaction again, and wait for the reader to read the users' records."""
         self._ownership.check_over()
         self._user_changes.note_aborted()
         self._progress.index.log.changes.extendleft(reversed(batch.changes))
@@ -196,8 +195,8 @@ class ChangeWriter:
         """Decide how to go on after a topic has refused records.
 
         Raises:
-            AbortedError: The partition itself, or a topic for all records, has refused. The next session writes fewer
-                changes at a time.
+            AbortedError: A topic refuses all records, or the partition itself refuses a record. The next session writes
+                the changes again, and fewer at a time if no topic refuses all records.
             FencedError, InDoubtError: The session has ended meanwhile.
         """
         self._ownership.check_over()

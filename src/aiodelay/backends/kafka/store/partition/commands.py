@@ -239,7 +239,7 @@ class OwnerCommands:
             await change.until_written()
 
     async def _until_at_hand(self, message_id: str) -> None:
-        """Wait until a message is near and no change of it is being written.
+        """Wait until a message is near and no change of the message is being written.
 
         Raises:
             StoreUnavailableError: The message cannot be read.

@@ -59,7 +59,7 @@ class Disk:
         return index.emptied(far.emptied()), None
 
     async def _checked(self, state: bytes) -> tuple[Checkpoint | None, str]:
-        """Return a checkpoint that may be used, or the reason why there is none."""
+        """Return the checkpoint, if it may be used; otherwise None and the reason."""
         try:
             checkpoint = msgspec.msgpack.decode(state, type=Checkpoint)
         except msgspec.DecodeError as error:
@@ -70,7 +70,7 @@ class Disk:
             return None, f"it is {age_ms / 1000:.0f} s old; allowed: {limit}delete.retention.ms"
         found = [Witness.of(*each[:4]) for each in await self._fetched([checkpoint.witness.offset])]
         if found != [checkpoint.witness]:
-            return None, f"the record at offset {checkpoint.witness.offset} is not the one that was read there"
+            return None, f"offset {checkpoint.witness.offset} has another record now"
         return checkpoint, ""
 
     async def _take_up(self, index: PendingIndex, checkpoint: Checkpoint) -> None:

@@ -40,7 +40,8 @@ class HistoryTopic:
                 await targets.inspect([topic])
         is_open = topic in targets.known()
         if self._was_open != is_open:
-            level, what = (logging.INFO, "works") if is_open else (logging.ERROR, "takes nothing")
+            level = logging.INFO if is_open else logging.ERROR
+            what = "takes entries again" if is_open else "takes no entries now, so they wait in memory"
             log.log(level, "%s: history topic %s %s", self._name, topic, what)
         self._was_open = is_open
         return is_open

@@ -166,7 +166,7 @@ class Horizon:
         self._take_in(index, offsets, await self._read(offsets))
 
     def _take_in(self, index: PendingIndex, offsets: Sequence[int], found: Sequence[Read]) -> None:
-        """Let the index decode these records, and forget those that no longer exist."""
+        """Let the index decode the found records, and forget the messages whose records no longer exist."""
         for read in found:
             index.come_near(read)
         self._on_near()

@@ -1,4 +1,4 @@
-"""`IndexCheckpoints`: writes a partition's index to disk, so that the next owner reads only what is new."""
+"""`IndexCheckpoints`: writes a partition's index to disk, so that the next owner reads only new records."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class IndexCheckpoints:
         self._last = last
 
     def forget_read(self) -> None:
-        """Forget the last record, because an empty index has replaced the one that had read it."""
+        """Forget the last record, because an empty index has replaced the index that had read the record."""
         self._last = self._witness = None
 
     async def restore(self) -> None:

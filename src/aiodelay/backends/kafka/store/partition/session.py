@@ -1,4 +1,4 @@
-"""A session: the state of one owner from its barrier on. It decides when the owner may dispatch.
+"""`Session`: how far an owner has come since it took a partition over, and whether it may dispatch.
 
 The lock is the producer's epoch. A session begins by taking a new epoch, so that Kafka refuses everything that an
 earlier owner still sends. The session then writes a barrier record and reads the partition up to this barrier.

@@ -105,5 +105,5 @@ class UnreadChanges:
             await self._progress.was_read.wait()
 
     def clear(self) -> None:
-        """Forget the changes. The next session reads those that were committed."""
+        """Forget the changes. The next session reads all committed records."""
         self._changes.clear()
