@@ -82,7 +82,7 @@ class FeedReader:
 
     @property
     def wants_more(self) -> bool:
-        """Whether some partition wants more records, however many there are of others."""
+        """Whether at least one partition wants more records."""
         return any(part.is_wanted for part in self.parts.values())
 
     async def _follow(self) -> Consumer:
@@ -169,7 +169,7 @@ class FeedReader:
     # --- reading ------------------------------------------------------------------------------------------
 
     async def poll(self, seconds: float, most: int) -> None:
-        """Read records of each partition that has none left to give out and not too many that have not ended.
+        """Read records of each partition that has no record left to give out and not too many that have not ended.
 
         Raises:
             StoreUnavailableError: The cluster does not answer.

@@ -52,7 +52,9 @@ async def observer(cluster: Cluster) -> AsyncGenerator[Consumer]:
 async def next_records(
     consumer: Consumer, place: TopicPartition, at: int, cluster: Cluster
 ) -> tuple[Sequence[Any], int]:
-    """Return a partition's next records, and the offset to go on from. There may be only markers of transactions.
+    """Return a partition's next records, and the offset to go on from, which is beyond `at`.
+
+    There may be no records, because markers of transactions also take offsets.
 
     Raises:
         StoreUnavailableError: The cluster does not answer.
