@@ -37,7 +37,7 @@ def test_a_bad_cluster_is_refused_by_name(url: str) -> None:
 
 
 def test_a_namespace_is_refused_rather_than_forgotten() -> None:
-    with pytest.raises(ConfigurationError, match="namespace is billing; allowed: none on Kafka: give each application its own topic"):
+    with pytest.raises(ConfigurationError, match="namespace is billing; allowed: none on Kafka: give each application"):
         Scheduler("kafka://host/schedules", namespace="billing")
 
 

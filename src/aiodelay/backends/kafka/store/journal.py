@@ -9,7 +9,7 @@ from aiodelay.core.values import JournalEntry
 from aiodelay.errors import UnsupportedByStoreError
 
 from .history import read_history
-from .journal_reader import KafkaJournal, open_journal
+from .journal_reader import KafkaJournal, open_trail
 from .store_parts import StorePort
 
 __all__ = ["HistoryJournal"]
@@ -28,7 +28,7 @@ class HistoryJournal(StorePort):
 
     def trail(self) -> AbstractAsyncContextManager[KafkaJournal]:
         """Open the history topic without opening the store; the numbers of entries are offsets."""
-        return open_journal(self._parts.cluster, self._history())
+        return open_trail(self._parts.cluster, self._history())
 
     def _history(self) -> str:
         history = self._parts.options.history

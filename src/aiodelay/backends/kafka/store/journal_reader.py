@@ -19,7 +19,7 @@ from aiodelay.backends.kafka.topics.observing import answering, next_records, ob
 from aiodelay.backends.kafka.topics.topic import history_partitions
 from aiodelay.core.values import JournalEntry
 
-__all__ = ["KafkaJournal", "open_journal"]
+__all__ = ["KafkaJournal", "open_trail"]
 
 
 class KafkaJournal:
@@ -81,7 +81,7 @@ class KafkaJournal:
 
 
 @asynccontextmanager
-async def open_journal(cluster: Cluster, topic: str) -> AsyncGenerator[KafkaJournal]:
+async def open_trail(cluster: Cluster, topic: str) -> AsyncGenerator[KafkaJournal]:
     """Connect to the cluster of a topic.
 
     Raises:
