@@ -1,6 +1,6 @@
-"""`aiodelay spark`: one command for each job.
+"""The commands of `aiodelay spark`, one for each job.
 
-Begin with `common`, which reads the options that jobs share.
+Begin with `common`, which has the options that all jobs share.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["JOBS", "spark"]
 
 
 class Job(NamedTuple):
-    """What a command does, the options of the job, and what else the command takes."""
+    """A command: its help text, the options of its job, and the input that the command line adds."""
 
     help: str
     options: type
@@ -44,38 +44,42 @@ JOBS: dict[str, Job] = {
     "archive": Job("Write the events of messages to Parquet, by day, each event once.", ArchiveOptions),
     "backfill": Job("Store the rows of files or of a database as messages.", BackfillOptions, Rows),
     "cold put": Job(
-        "Keep the rows of files or of a database in a cold tier, until `promote` moves them into a store.\n\n"
-        "It may be repeated: the tier keeps the first version of an id, or the highest one with --conflict newer.",
+        "Add the rows of files or of a database to a cold tier, until `promote` moves them into a store.\n\n"
+        "You can repeat it: the tier keeps the first version of an id, or with --conflict newer the highest.",
         ColdPutOptions,
         Rows,
     ),
     "cold cancel": Job(
-        "Cancel messages in a cold tier, and in the store if they have gone there.\n\n"
-        "It may be repeated. Without --store it rejects messages that are not in the tier, or have gone into a store.",
+        "Cancel messages in a cold tier, and with --store also in the store if they were promoted.\n\n"
+        "You can repeat it. Without --store it rejects messages that are not in the tier, or that were promoted.",
         ColdCancelOptions,
         Asked,
     ),
-    "compact": Job("Merge the small files of an archive's days.", CompactOptions),
+    "compact": Job("Merge the small files of an archive, for each day that is over.", CompactOptions),
     "engine": Job("Deliver from Kafka to Kafka with Spark alone (experimental).", EngineOptions, Told),
     "migrate": Job(
-        "Move messages that are due from a time on to another store, while both are in use.", MigrateOptions, Moved
+        "Move messages that are due at a given time or later to another store, while both are in use.",
+        MigrateOptions,
+        Moved,
     ),
-    "promote": Job("Move messages that come due soon from a cold tier into a store.", PromoteOptions),
-    "reconcile": Job("Compare a truth with the pending messages of a store.", ReconcileOptions, Truth),
-    "repair": Job(
-        "Repair the differences that a reconcile has found, as far as they still exist.", RepairOptions, Differences
+    "promote": Job("Move messages that become due soon from a cold tier into a store.", PromoteOptions),
+    "reconcile": Job(
+        "Compare the messages that should be pending (the truth) with the pending messages of a store.",
+        ReconcileOptions,
+        Truth,
     ),
-    "replay": Job("Store messages of a snapshot or of a backfill again.", ReplayOptions, Kept),
+    "repair": Job("Repair the differences that `reconcile` found, if they still exist.", RepairOptions, Differences),
+    "replay": Job("Store messages of a snapshot or of a backfill again, with new due times.", ReplayOptions, Kept),
     "report": Job("Report how late messages were delivered, and which failed, from archived events.", ReportOptions),
     "simulate": Job(
-        "Forecast the lateness and the backlog of pending messages, at some rates.", SimulateOptions, Messages
+        "Forecast the lateness and the backlog of pending messages, at given dispatch rates.", SimulateOptions, Messages
     ),
-    "snapshot": Job("Write what a store holds to Parquet.", SnapshotOptions),
+    "snapshot": Job("Copy the pending messages or the dead letters of a store to Parquet.", SnapshotOptions),
 }
-"""Each command by its words."""
+"""The commands by name."""
 
 spark: App = App(name="spark", help="Load, check, archive, replay and report with Apache Spark.")
-_cold = App(name="cold", help="Keep far schedules in files, or cancel them there.")
+_cold = App(name="cold", help="Keep messages that are due in months or years in files, or cancel them there.")
 spark.command(_cold)
 
 for _name, _job in JOBS.items():

@@ -1,4 +1,4 @@
-"""The command of a job, made from the job's options."""
+"""Builds the command of a Spark job from the dataclass of its options. `cli/spark/__init__.py` uses it."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ __all__ = ["Source", "command"]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a job is about: nothing but what its options say. Subclasses have options of the command line alone."""
+    """Input of a job. This class adds none; a subclass adds options that only the command line has."""
 
     def run(self, job: Callable[..., Summary], spark: SparkSession, options: dict[str, Any]) -> Summary:
-        """Call the job."""
+        """Run the job."""
         return job(spark, **options)
 
 
 def command(job: str, options: type, source: type[Source] = Source) -> Callable[..., int]:
-    """Return the command of a job: it takes the options of the job and of its source, and where Spark runs."""
+    """Return the command of a job, with the options of the job, of its source and of `Cluster`."""
     own, of_job = _declared(source), _declared(options)
     declared = {name: own[name] for name in own if name not in of_job} | of_job | own
 
-    def run(*, cluster: Cluster = Cluster(), **texts: Any) -> int:  # noqa: ANN401 - what cyclopts has read
+    def run(*, cluster: Cluster = Cluster(), **texts: Any) -> int:  # noqa: ANN401 - values from cyclopts
         def work(spark: SparkSession) -> Summary:
             columns = {"mapping": mapping_of(given["mapping"])} if "mapping" in given else {}
             return first.run(import_module(f"aiodelay.spark.jobs.{job}").run, spark, given | columns)
@@ -58,14 +58,14 @@ def command(job: str, options: type, source: type[Source] = Source) -> Callable[
 
     where = inspect.Parameter("cluster", inspect.Parameter.KEYWORD_ONLY, default=Cluster(), annotation=Cluster)
     shown = [*(each.parameter for each in declared.values()), where]
-    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # what cyclopts reads
+    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # cyclopts reads it
     run.__annotations__ = {each.name: each.annotation for each in shown}
     run.__doc__ = "\n".join([f"Run {job}.", "", "Args:", *_texts(source), *_texts(options)])
     return run
 
 
 def _declared(options: type) -> dict[str, _Option]:
-    """Return the options of a dataclass, those of its bases behind its own."""
+    """Return the options of a dataclass: its own first, then those of its bases."""
     own, hints = inspect.get_annotations(options), get_type_hints(options, include_extras=True)
     found = sorted(fields(options), key=lambda each: each.name not in own)
     return {each.name: _Option(each.name, each.default, hints[each.name]) for each in found}
@@ -112,16 +112,17 @@ class _Option(NamedTuple):
 
 
 _TEXTS = frozenset({datetime, timedelta})
-"""Types that the command line reads as text."""
+"""Types of options that arrive as text from the command line."""
 
 
 def _parts(hint: Any) -> Iterator[Any]:  # noqa: ANN401 - any type
-    """Return what a type is made of, with what is said of it."""
+    """Yield a type and all types and annotations inside it."""
     yield get_origin(hint) or hint
     for each in get_args(hint):
         yield from _parts(each)
 
 
 def _texts(options: type) -> Iterator[str]:
-    """Return what the docstrings of a dataclass and its bases say of each option."""
-    return (f"{inspect.getdoc(each)}".partition("Attributes:\n")[2] for each in options.__mro__)
+    """Return the attribute sections of the docstrings of a dataclass and its bases: the help texts, a line each."""
+    texts = (f"{inspect.getdoc(each)}".partition("Attributes:\n")[2] for each in options.__mro__)
+    return (text.replace("\n        ", " ") for text in texts)  # help would keep the line breaks

@@ -1,4 +1,4 @@
-"""What the commands of Spark's jobs share: where Spark runs, how texts are read, and how a job ends."""
+"""Shared code of the commands of `aiodelay spark`: options for Spark, reading of texts, running a job in a session."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ __all__ = ["Cluster", "mapping_of", "read_settings", "run_job"]
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _OWN_SETTINGS = {
     "spark.ui.showConsoleProgress": f"{sys.stderr.isatty()}".lower(),
-    "spark.python.sql.dataFrameDebugging.enabled": "false",  # else traces are logged before the error is told
+    "spark.python.sql.dataFrameDebugging.enabled": "false",  # else Spark logs a trace before our error line
     "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
 }
-"""What cannot be set any more where Spark runs already."""
+"""Settings for a new local Spark. A Connect server already runs and cannot change them."""
 _CLIENTS = ("google", "grpc", "numpy", "pandas", "py4j", "pyarrow", "pyspark", "zstandard")
-"""What Spark needs in Python, by the name that is imported."""
+"""Import names of the Python packages that Spark needs."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """Where Spark runs.
+    """Options that every job has: where Spark runs, its settings, and how many rows may be rejected.
 
     Attributes:
-        master: Such as spark://host:7077, local[4], or sc://host for Spark Connect; without it, what Spark is
-            configured with, else all cores of this machine.
-        conf: A setting of Spark, as NAME=VALUE; may be repeated.
-        max_rejected: The part of the rows that may be rejected, 0 to 1, before the job has failed (exit code 1).
+        master: Where Spark runs, such as spark://host:7077, local[4], or sc://host for Spark Connect; default: Spark's
+            own configuration, else all cores of this machine.
+        conf: Setting of Spark, as NAME=VALUE; may be repeated.
+        max_rejected: The part of the rows, 0 to 1, that may be rejected. With more, the exit code is 1.
     """
 
     master: str | None = None
@@ -49,17 +49,17 @@ class Cluster:
 
 
 def mapping_of(given: tuple[str, ...]) -> Mapping[str, str] | None:
-    """Return where a message's columns come from, as `--map` says, however often; None if it says nothing."""
+    """Return the mapping from all `--map` options; None without any."""
     from aiodelay.spark.jobs.mapping import read_mapping  # noqa: PLC0415 - `--help` needs no Spark
 
     return read_mapping(",".join(given)) if given else None
 
 
 def read_settings(flag: str, texts: tuple[str, ...], prefix: str = "") -> dict[str, str]:
-    """Read NAME=VALUE, given as often as there are settings; each name has the prefix.
+    """Return the settings from texts of the form NAME=VALUE. Each name must begin with the prefix.
 
     Raises:
-        ConfigurationError: One is not of that form.
+        ConfigurationError: A text has another form.
     """
     settings = {}
     for text in texts:
@@ -71,14 +71,14 @@ def read_settings(flag: str, texts: tuple[str, ...], prefix: str = "") -> dict[s
 
 
 def run_job(job: Callable[[SparkSession], Summary], cluster: Cluster) -> Summary:
-    """Run a job in a session.
+    """Run a job in a new Spark session, and return its summary.
 
     Raises:
-        AiodelayError: What ended the job.
+        AiodelayError: The job failed. An error of Spark becomes the aiodelay error behind it, or `SparkFailedError`.
     """
     settings = read_settings("--conf", cluster.conf, "spark.")
     try:
-        from py4j.protocol import Py4JError  # noqa: PLC0415 - may not be installed, and `--help` needs none of these
+        from py4j.protocol import Py4JError  # noqa: PLC0415 - may be missing; `--help` works without it
         from pyspark.errors import PySparkException  # noqa: PLC0415
 
         from aiodelay.spark.errors import clear_error  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""What the commands of Spark's jobs take beside the options of the job: where its rows come from, mostly."""
+"""Input of the commands of `aiodelay spark`: files, databases, snapshots and ids that become a job's frames."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = ["Asked", "Differences", "Kept", "Messages", "Moved", "Rows", "Told", 
 
 @dataclass(frozen=True, kw_only=True)
 class _WithOption(Source):
-    """Reads what Spark reads.
+    """Input that Spark's readers load, with options for them.
 
     Attributes:
-        option: Spark's own for what is read, as NAME=VALUE, such as user=me; may be repeated.
+        option: Option of Spark's reader, as NAME=VALUE, such as user=me; may be repeated.
     """
 
     option: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        read_settings("--option", self.option)  # a mistake is told before Spark begins
+        read_settings("--option", self.option)  # report a mistake before Spark starts
 
     def read(self, spark: SparkSession, text: str, field: str = "from") -> DataFrame:
-        """Return the rows."""
+        """Return the rows of a file or a table."""
         return _read(spark, text, read_settings("--option", self.option), field)
 
 
@@ -52,24 +52,25 @@ class Rows(_WithOption):
     """Rows that become messages.
 
     Attributes:
-        from_: parquet:DIR, csv:DIR, json:DIR, orc:DIR, or jdbc:URL?dbtable=TABLE.
+        from_: Rows to store: parquet:DIR, csv:DIR, json:DIR, orc:DIR, or jdbc:URL?dbtable=TABLE.
     """
 
     from_: str
 
     def run(self, job: Callable[..., Summary], spark: SparkSession, options: dict[str, Any]) -> Summary:
-        """Call the job with the rows."""
+        """Run the job on the rows."""
         return job(self.read(spark, self.from_), **options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(_WithOption):
-    """Messages that are cancelled.
+    """Ids of the messages to cancel.
 
     Attributes:
-        ids: Which messages.
-        from_: Or parquet:DIR, csv:DIR and so on, with the column id; version, of which no newer one is cancelled, and
-            was_due_at, which tells where to look, may be there too.
+        ids: Ids of the messages to cancel.
+        from_: Instead of --ids, parquet:DIR, csv:DIR, json:DIR, orc:DIR, or jdbc:URL?dbtable=TABLE with the column id.
+            With a column version, newer versions are not cancelled. With a column was_due_at, only these days are
+            read.
     """
 
     ids: Annotated[tuple[str, ...], Flag(many=True)] = ()
@@ -83,7 +84,7 @@ class Asked(_WithOption):
             )
 
     def run(self, job: Callable[..., Summary], spark: SparkSession, options: dict[str, Any]) -> Summary:
-        """Call the job with the messages' rows."""
+        """Run the job on the ids."""
         if self.from_ is not None:
             return job(self.read(spark, self.from_), **options)
         return job(spark.createDataFrame([(message_id,) for message_id in self.ids], "id STRING"), **options)
@@ -91,10 +92,10 @@ class Asked(_WithOption):
 
 @dataclass(frozen=True, kw_only=True)
 class Told(Source):
-    """Batches that are told of, each as a line of JSON on stderr."""
+    """A job that writes a line of JSON to stderr for each batch."""
 
     def run(self, job: Callable[..., Summary], spark: SparkSession, options: dict[str, Any]) -> Summary:
-        """Call the job."""
+        """Run the job, with a line on stderr for each batch."""
         return job(spark, on_batch=_tell, **options)
 
 
@@ -104,13 +105,13 @@ def _tell(batch: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Moved(Source):
-    """A cut-over, which another scheduler's messages need none of."""
+    """Cut-over and work folder of a migration, as in `MigrateOptions`. An import from another scheduler needs neither."""
 
     cutover: datetime | None = None
     work: str | None = None
 
     def run(self, job: Callable[..., Summary], spark: SparkSession, options: dict[str, Any]) -> Summary:
-        """Call the job, or take over from another scheduler."""
+        """Run the migration, or the import from another scheduler."""
         from aiodelay.spark.jobs import takeover  # noqa: PLC0415 - `--help` needs no Spark
         from aiodelay.spark.options import store_url  # noqa: PLC0415
 
@@ -125,49 +126,50 @@ class Moved(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class Truth(_WithOption):
-    """What should be pending.
+    """The messages that should be pending.
 
     Attributes:
-        truth: parquet:DIR, csv:DIR, json:DIR, orc:DIR, or jdbc:URL?dbtable=TABLE.
+        truth: Rows of the messages that should be pending: parquet:DIR, csv:DIR, json:DIR, orc:DIR, or
+            jdbc:URL?dbtable=TABLE.
     """
 
     truth: str
 
     def run(self, job: Callable[..., Summary], spark: SparkSession, options: dict[str, Any]) -> Summary:
-        """Call the job with the truth."""
+        """Run the job on the truth."""
         return job(spark, self.read(spark, self.truth, "truth"), **options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Differences(Truth):
-    """What a reconcile has found.
+    """The differences of a reconcile, and the truth.
 
     Attributes:
-        differences: Folder that `reconcile --out parquet:DIR` has written, within the last 24 h.
+        differences: Folder that `reconcile --out parquet:DIR` has written within the last 24 h.
     """
 
     differences: str
 
     def run(self, job: Callable[..., Summary], spark: SparkSession, options: dict[str, Any]) -> Summary:
-        """Call the job with the differences and the truth."""
+        """Run the job on the differences and the truth."""
         found = _read(spark, f"parquet:{self.differences}", field="differences")
         return job(spark, found, self.read(spark, self.truth, "truth"), **options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept(Source):
-    """What was kept of messages.
+    """Copies of messages, and an archive of events that selects some of them.
 
     Attributes:
-        from_: parquet:DIR of snapshots; or what a backfill was made from, with the same --map.
-        archive: Only messages to which an event of this archive happened.
+        from_: Snapshots, as parquet:DIR; or the source of a backfill, with the same --map.
+        archive: Replay only messages that have an event in this archive.
     """
 
     from_: str
     archive: str | None = None
 
     def run(self, job: Callable[..., Summary], spark: SparkSession, options: dict[str, Any]) -> Summary:
-        """Call the job with the rows and the events."""
+        """Run the job on the rows and the events."""
         from aiodelay.spark.jobs.report import read_events  # noqa: PLC0415 - `--help` needs no Spark
 
         events = None if self.archive is None else read_events(spark, self.archive)
@@ -179,13 +181,13 @@ class Messages(_WithOption):
     """Messages with their due times, and the rates at which they are dispatched.
 
     Attributes:
-        rate: Messages a second, up to six with commas, such as 500,1000,2000.
-        from_: parquet:DIR, csv:DIR, json:DIR, orc:DIR, or jdbc:URL?dbtable=TABLE; then no store is read.
-        store: URL of the store whose pending messages are read; env:NAME or file:PATH if it holds a password.
-        namespace: Whose messages, in a store that several applications share.
-        lane: Only this sink's or event type's, of a store.
-        from_time: Simulate from then on, ISO 8601 with an offset; from now on without it.
-        to_time: Until then; 7 days without it, 92 at most.
+        rate: Dispatch rates in messages a second, up to six, separated by commas, such as 500,1000,2000.
+        from_: Read due times from parquet:DIR, csv:DIR, json:DIR, orc:DIR, or jdbc:URL?dbtable=TABLE, not from a store.
+        store: URL of the store whose pending messages are read. If the URL has a password, give env:NAME or file:PATH.
+        namespace: Namespace of the messages, in a store that several applications share.
+        lane: With a store, read only the messages of this sink or event type.
+        from_time: Start of the simulated time, ISO 8601 with an offset; default: now.
+        to_time: End of the simulated time; default: 7 days after the start, at most 92 days.
     """
 
     rate: str
@@ -206,7 +208,7 @@ class Messages(_WithOption):
             )
 
     def run(self, job: Callable[..., Summary], spark: SparkSession, options: dict[str, Any]) -> Summary:
-        """Call the job with the messages."""
+        """Run the job on the due times."""
         from aiodelay.spark.jobs.simulate import pending, read_rates, span_of  # noqa: PLC0415 - for `--help`
 
         rates, span, store = read_rates(self.rate), span_of(self.from_time, self.to_time), f"{self.store}"
