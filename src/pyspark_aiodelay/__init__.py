@@ -1,10 +1,10 @@
-"""Makes `format("aiodelay")` known to Spark, which imports modules named `pyspark_…` when it looks for a format."""
+"""Registers `format("aiodelay")` in Spark, which imports modules named `pyspark_…` when it searches for a format."""
 
 from __future__ import annotations
 
 try:
     from aiodelay.spark.source import AiodelaySource as DefaultSource
-except ImportError:  # this module is imported in applications that look for other formats, and may lack what ours needs
+except ImportError:  # Spark imports this module for other formats too, also without our packages
     pass
 else:
     __all__ = ["DefaultSource"]

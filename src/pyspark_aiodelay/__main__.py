@@ -1,7 +1,8 @@
 """The jobs of `aiodelay spark` under spark-submit: `spark-submit $(python -m pyspark_aiodelay) backfill …`.
 
-Without a job it prints where it is. spark-submit runs a file, not a module, and puts the file's folder before all that
-can be imported; beside this one there is nothing that could be taken for something else.
+Without arguments, this program prints its own path, because spark-submit runs a file and not a module. spark-submit
+also puts the folder of the file first in the import path. So this folder must hold no other module that hides another
+one.
 """
 
 from __future__ import annotations

@@ -138,8 +138,8 @@ def test_schedules_cancels_and_changes_come_to_what_was_asked_last(
     reasons = sorted(dict(each.headers)["aiodelay-dead-reason"].decode() for each in dead)
     assert [reason.partition(" is ")[0] for reason in reasons] == [
         "header scheduler-epoch",
-        f"it cancels, and has no header {WAS_DUE}: the slot",
         "no-such-topic: there",
+        f"the record cancels a message, but has no header {WAS_DUE}: its slot",
     ]
     assert [row.id for row in pending(spark, checkpoint).collect()] == ["moved away"]
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"

@@ -157,7 +157,7 @@ def test_what_came_too_late_is_dropped_or_a_dead_letter(engine: Engine) -> None:
     engine.at(DUE_MS + 11)
     (letter,) = engine.take(engine.put("x", DUE_MS, headers=drop), engine.put("y", DUE_MS, headers=bury))
     assert (letter.topic, letter.key, letter.value, letter.due_ms) == ("schedules.dead", b"y", b"v", None)
-    assert header(letter, DEAD_REASON) == b"it has expired"
+    assert header(letter, DEAD_REASON) == b"the message has expired"
 
 
 def given(key: bytes | None = b"k", value: bytes | None = b"v", **headers: bytes | None) -> Given:
@@ -173,18 +173,21 @@ def given(key: bytes | None = b"k", value: bytes | None = b"v", **headers: bytes
     [
         (given(key=None), "it has no key"),
         (given(key=b"x" * 256), "its key has 256 bytes, not 1 to 255"),
-        (given(value=None), f"it cancels, and has no header {WAS_DUE}: the slot is not known"),
+        (given(value=None), f"the record cancels a message, but has no header {WAS_DUE}: its slot is unknown"),
         (given(value=None, aiodelay_was_due_ms=b"soon"), f"header {WAS_DUE} is 'soon', not a whole number from 0 to"),
         (given(aiodelay_was_due_ms=b"%d" % (1 << 48)), f"header {WAS_DUE} is '281474976710656', not a whole number"),
         (given(aiodelay_was_due_ms=b"9" * 5_000), f"header {WAS_DUE} is '999999"),
         (given(aiodelay_was_due_ms=None), f"header {WAS_DUE} is null, not a whole number from 0 to"),
         (given(scheduler_epoch=b"soon"), "header scheduler-epoch is 'soon', not a whole number from 0 to"),
         (given(scheduler_target_topic=b"a b"), "header scheduler-target-topic is 'a b', which is not a topic's name"),
-        (given(aiodelay_lane=b"Order"), "it is for 'Order', and an engine delivers to topics"),
+        (given(aiodelay_lane=b"Order"), "the message is for 'Order', but an engine delivers only to topics"),
         (given(aiodelay_trace=b'{"traceparent":1}'), "header aiodelay-trace is not an object of texts"),
-        (given(aiodelay_rule=b'{"e":600000}'), "it recurs, and an engine delivers once"),
-        (given(aiodelay_from=b"7"), "a Kafka store has written it for itself: its topic cannot be an engine's"),
-        (given(key=records.BARRIER), "a Kafka store has written it for itself: its topic cannot be an engine's"),
+        (given(aiodelay_rule=b'{"e":600000}'), "the message is recurring, but an engine delivers a message once"),
+        (given(aiodelay_from=b"7"), "a Kafka store wrote this record: an engine cannot use the topic of a Kafka store"),
+        (
+            given(key=records.BARRIER),
+            "a Kafka store wrote this record: an engine cannot use the topic of a Kafka store",
+        ),
         (given(aiodelay_format=b"2"), "its format is 2, and this version reads formats up to 1"),
     ],
 )

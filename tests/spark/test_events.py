@@ -1,4 +1,4 @@
-"""The stream of events: every number once, from an exact place to another, whatever is trimmed, split or made anew."""
+"""The stream of events: every number once, from an exact place to another, even if parts are trimmed or split."""
 
 from __future__ import annotations
 
@@ -122,16 +122,16 @@ def test_what_was_trimmed_unread_is_named_or_gone_on_without(url: str, caplog: p
 
 def test_a_journal_that_is_shorter_than_what_was_read_was_made_anew(url: str, caplog: pytest.LogCaptureFixture) -> None:
     asyncio.run(note(url, 1, 5))
-    with pytest.raises(EventsLostError, match=r"events 6 to 19 .* made anew"):
+    with pytest.raises(EventsLostError, match=r"events 6 to 19 .* created again"):
         reader_of(url).latestOffset({"0": 20}, ALL)
-    with pytest.raises(EventsLostError, match=r"events 0 to 6 of part 1 .* made anew"):  # with fewer parts
+    with pytest.raises(EventsLostError, match=r"events 0 to 6 of part 1 .* created again"):  # with fewer parts
         reader_of(url).latestOffset({"0": 6, "1": 7}, ALL)
     with pytest.raises(ConfigurationError, match="checkpoint is another source's"):
         reader_of(url).latestOffset({"0": 6, "of": "schedules"}, ALL)
     lax = reader_of(url, failOnDataLoss="false")
     assert lax.latestOffset({"0": 20, "1": 7}, ALL) == {"0": 6}
     assert numbers_of(lax, {"0": 20}, {"0": 6}) == [*range(1, 6)]
-    assert "made anew" in caplog.text
+    assert "created again" in caplog.text
 
 
 def test_spark_reads_every_number_once_in_runs_and_tells_clearly_what_is_lost(
@@ -181,7 +181,7 @@ def test_kafka_is_read_partition_by_partition_up_to_what_is_committed(
         at = then
     assert sorted(stepwise) == sorted(places)
     beyond = {"0": end["0"] + 9, "1": end["1"], "2": end["2"]}
-    with pytest.raises(EventsLostError, match=f"events {end['0']} to {end['0'] + 8} of part 0 .* made anew"):
+    with pytest.raises(EventsLostError, match=f"events {end['0']} to {end['0'] + 8} of part 0 .* created again"):
         reader.latestOffset(beyond, ALL)
     with pytest.raises(EventsLostError, match="of part 0"):
         numbers_of(reader, end, beyond)

@@ -206,7 +206,7 @@ def test_what_was_read_too_long_ago_is_not_written(spark: SparkSession, tmp_path
     now_ms = int(datetime.now(UTC).timestamp() * 1000)
     with pytest.raises(Exception, match="too slow") as caught:
         hot.write(frame, read_ms=now_ms - TOMBSTONE_WINDOW_MS)
-    assert f"{clear_error(caught.value)}".startswith("rate is too slow: what was read is not written by 20")
+    assert f"{clear_error(caught.value)}".startswith("rate is too slow: not all rows were written by 20")
     assert not stored(store, "default")
     assert hot.write(frame, read_ms=now_ms - TOMBSTONE_WINDOW_MS // 2)["stored"] == 1
 

@@ -73,7 +73,7 @@ def test_a_day_is_foretold_for_each_rate_and_written_as_table_and_page(spark: Sp
     assert lines["0.05", "2031-03-03T11:00:00.000Z"]["max_ms"] == ""
     assert lines["0.05", "2031-03-03T11:00:00.000Z"]["backlog"] == "7020"
     page = (out / "simulate.html").read_text("utf-8")
-    assert "0.05/s is too little: 0.08337 a second are due on average" in page
+    assert "0.05/s is too low: on average 0.08337 messages a second are due" in page
     assert "<code>here</code>" in page
 
     with pytest.raises(ConfigurationError, match=r"^out is .*; allowed: a name that is free"):

@@ -1,19 +1,19 @@
-"""Bulk and history on Apache Spark: load, check, archive, replay and report. asyncio delivers.
+"""Jobs and a data source for Apache Spark: load, check, archive, replay and report messages in bulk.
 
-Needs PySpark 4.2 or later, which clusters bring; `pip install 'aiodelay[spark]'` adds what Spark's Python workers need,
-`aiodelay[spark-local]` PySpark itself. Nothing here is imported with `aiodelay`.
+The package needs PySpark 4.2 or later. `pip install 'aiodelay[spark]'` installs the packages that Spark's Python
+workers need; `aiodelay[spark-local]` also installs PySpark. `import aiodelay` does not import this package.
 
-Begin with `session` and `source`; the jobs stand in `jobs`.
+Begin with `session` and `source`. The jobs are in `jobs`.
 """
 
 from aiodelay.errors import missing_extra as _missing_extra
 
 try:
-    import pyspark as _pyspark  # noqa: F401 - all modules here import it
+    import pyspark as _pyspark  # noqa: F401 - all modules of this package import it
 except ImportError as _error:
     raise _missing_extra(_error, "aiodelay.spark", "spark-local") from _error
 try:
-    import pyarrow as _pyarrow  # noqa: F401 - nearly all modules here import it
+    import pyarrow as _pyarrow  # noqa: F401 - nearly all modules of this package import it
 except ImportError as _error:
     raise _missing_extra(_error, "aiodelay.spark", "spark") from _error
 

@@ -1,4 +1,7 @@
-"""An archive's folder: where Spark's log of its files stands, and which files it names."""
+"""Spark's log of the files in an archive's folder: read it, and replace it.
+
+Spark's file sink writes the log. A file of the folder is valid only if the log names it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _DAY = re.compile(r"/day=(\d{4}-\d\d-\d\d)/")
 
 
 class File(Struct, frozen=True):
-    """A line of the log, as Spark's file sink writes it (version 1, since Spark 2.1)."""
+    """A line of the log: one file, in the format of Spark's file sink (version 1, since Spark 2.1)."""
 
     path: str
     size: int
@@ -36,22 +39,22 @@ class File(Struct, frozen=True):
 
     @property
     def day(self) -> str:
-        """Which day's events it holds, `YYYY-MM-DD`."""
+        """The day of the events in the file, `YYYY-MM-DD`; empty if the path names no day."""
         found = _DAY.search(self.path)
         return found[1] if found else ""
 
     @property
     def place(self) -> Path:
-        """Where it is on this machine."""
+        """The path of the file on this machine."""
         return Path(unquote(urlsplit(self.path).path))
 
 
 class Listed(Struct, frozen=True):
-    """The log as of its last batch.
+    """The state of the log after its last batch.
 
     Attributes:
-        batch: The number of that batch.
-        files: What counts; all else in the folder does not.
+        batch: The number of the last batch.
+        files: The valid files. Other files of the folder are not part of the archive.
     """
 
     batch: int
@@ -62,10 +65,10 @@ class Archived:
     """An archive on this machine, or mounted here.
 
     Args:
-        folder: As the archive job was told.
+        folder: The folder that was given to the archive job.
 
     Raises:
-        ConfigurationError: It is elsewhere, or no archive of ours.
+        ConfigurationError: The folder is on another machine, or `archive` has not written it.
     """
 
     def __init__(self, folder: str) -> None:
@@ -77,10 +80,10 @@ class Archived:
         self.folder: Path = path
 
     def listed(self) -> Listed:
-        """Return what counts now.
+        """Return the valid files as of now.
 
         Raises:
-            ConfigurationError: The log was written by another program.
+            ConfigurationError: Another program wrote the log.
         """
         batches = [
             (int(found[1]), file) for file in (self.folder / LOG).iterdir() if (found := _WHOLE.fullmatch(file.name))
@@ -96,7 +99,7 @@ class Archived:
         return Listed(batch, [msgspec.json.decode(line, type=File) for line in lines])
 
     def relist(self, listed: Listed) -> bool:
-        """Have other files count from now on, in one step; return whether they do: an archive job may have gone on."""
+        """Replace the valid files in one step; return False if an archive job has committed a batch in the meantime."""
         log = self.folder / LOG
         place, draft = log / f"{listed.batch}.compact", log / f".{listed.batch}.draft"
         with draft.open("wb") as written:
@@ -106,13 +109,13 @@ class Archived:
             written.flush()
             os.fsync(written.fileno())
         if self.listed().batch == listed.batch:
-            (log / f".{place.name}.crc").unlink(missing_ok=True)  # the old one's, by which the new one would be refused
+            (log / f".{place.name}.crc").unlink(missing_ok=True)  # else the old checksum refuses the new file
             draft.replace(place)
         draft.unlink(missing_ok=True)
         return set(_paths(listed)) <= set(_paths(self.listed()))
 
     def unlisted(self, listed: Listed) -> dict[str, list[Path]]:
-        """Return by day the Parquet files that do not count."""
+        """Return the Parquet files that are not valid, by day."""
         counted = {file.place for file in listed.files}
         found: dict[str, list[Path]] = {}
         for place in self.folder.glob("day=*/*.parquet"):
@@ -122,7 +125,7 @@ class Archived:
 
 
 def local_path(folder: str) -> Path | None:
-    """Return a folder's path on this machine, absolute; None if its URL says that it is elsewhere."""
+    """Return the absolute path of a folder on this machine; None if its URL names another place."""
     parts = urlsplit(folder)
     if parts.scheme not in ("", "file") or parts.netloc:
         return None

@@ -1,8 +1,10 @@
-"""A cold tier's folder: facts as Parquet by due day, and a log that says which of them count and what was promoted.
+"""The folder of a cold tier: facts as Parquet by due day, and a log of valid loads and promoted days.
 
-`facts/load=<name>/due_day=<day>/` holds what one job added; it counts once the log names the load. `log/<name>/` is one
-entry. Both are only ever added to, each in a folder of its own: jobs that write at the same time do not meet, and a
-reader sees a load as a whole or not at all, on every file system that shows a file only when it is complete.
+A *fact* is a row: a message that was put, a message that went straight into the store, or a tombstone. The facts of one
+job are a *load*, in `facts/load=<name>/due_day=<day>/`. A load is valid when an entry of the log (`log/<kind>-<name>/`)
+names it. Jobs only add loads and entries, each in a folder of its own. So jobs that write at the same time do not
+disturb each other, and a reader sees a whole load or nothing of it. This needs a file system that shows a file only
+when it is complete.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ __all__ = [
 
 PUT: Final = "put"
 STORED: Final = "stored"
-"""What went straight into the store, being due too soon for the tier: known like what was promoted, never promoted."""
+"""A message that went straight into the store because it was due too soon for the tier. It is never promoted."""
 END: Final = "end"
-"""A tombstone: of its id and day, what has this version or an older one is delivered no more."""
+"""A tombstone: messages of its id and day with this version or an older one are not delivered any more."""
 
 MESSAGE: Final[Mapping[str, str]] = {
     "id": "STRING",
@@ -54,22 +56,22 @@ MESSAGE: Final[Mapping[str, str]] = {
     "headers": "MAP<STRING, BINARY>",
     "version": "BIGINT",
 }
-"""A message's columns, as they are written to a store, with their types."""
+"""The columns of a message and their types, as they are written to a store."""
 _FACT: Final = {"kind": "STRING", **MESSAGE, "at": "TIMESTAMP", "due_day": "DATE"}
 WAS_DUE_AT: Final = "was_due_at"
-"""Beside a message's columns: when it was due before, which tells where to look for it."""
+"""An additional column: the earlier due time of a message, which names the day that has its older version."""
 _ENTRY: Final = "kind STRING, name STRING, at STRING, days ARRAY<STRING>, through STRING, store STRING"
 _DAY_MS: Final = 86_400_000
 _EPOCH: Final = date(1970, 1, 1)
 
 
 class Load(Struct, frozen=True):
-    """What one job has added.
+    """The facts that one job has added.
 
     Attributes:
-        name: Of its folder.
-        days: The due days that it has facts of.
-        counts: How many, by kind.
+        name: The name of the load in its folder.
+        days: The due days of its facts.
+        counts: The number of facts by kind.
     """
 
     name: str
@@ -78,13 +80,13 @@ class Load(Struct, frozen=True):
 
 
 class Standing(Struct, frozen=True):
-    """What the log says.
+    """The state of the tier according to its log.
 
     Attributes:
-        loads: The days of each load that counts, by its name.
-        claimed: Everything due before this day has been promoted, or is being promoted; at first 1970-01-01.
-        promoted: Everything due before this day has been promoted.
-        store: Into which store, the last time; None: into none yet.
+        loads: The due days of each valid load, by its name.
+        claimed: All messages due before this day have been promoted, or are being promoted; at first 1970-01-01.
+        promoted: All messages due before this day have been promoted.
+        store: The store of the last promotion; None if there was none.
     """
 
     loads: Mapping[str, frozenset[date]]
@@ -93,16 +95,16 @@ class Standing(Struct, frozen=True):
     store: str | None = None
 
     def days(self, is_wanted: Callable[[date], bool]) -> set[date]:
-        """Return the days that have facts, of those that are wanted."""
+        """Return the wanted days that have facts."""
         return {day for days in self.loads.values() for day in days if is_wanted(day)}
 
     @property
     def claimed_ms(self) -> int:
-        """The beginning of the day `claimed`, in epoch ms; 0 as long as there is none."""
+        """The beginning of the day `claimed`, in epoch ms; 0 before the first claim."""
         return (self.claimed - _EPOCH).days * _DAY_MS
 
     def since(self, before: Standing, own: str | None) -> Standing:
-        """Return this without the loads that an earlier look had found, and without one's own."""
+        """Return this state without the loads of an earlier state, and without the caller's own load."""
         loads = {name: days for name, days in self.loads.items() if name not in before.loads and name != own}
         return Standing(loads, self.claimed, self.promoted, self.store)
 
@@ -111,18 +113,18 @@ class Tier:
     """A cold tier.
 
     Args:
-        spark: Reads and writes it.
-        folder: Anywhere that Spark's executors can read and write.
+        spark: The session that reads and writes the tier.
+        folder: A folder that Spark's executors can read and write.
 
     Raises:
-        ConfigurationError: The folder is no name of one.
+        ConfigurationError: The name of the folder is blank or has a character of a pattern.
     """
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
         self._spark, self._folder = spark, checked_folder("tier", folder)
 
     def standing(self) -> Standing:
-        """Return what the log says now; of a tier that is not there yet, nothing."""
+        """Read the log and return the state of the tier; a missing tier has an empty state."""
         log = self._spark.read.schema(_ENTRY).options(mode="FAILFAST", recursiveFileLookup="true")
         try:
             entries = log.json(f"{self._folder}/log").collect()
@@ -133,14 +135,14 @@ class Tier:
         return standing_of(tuple(row) for row in entries)
 
     def facts(self, standing: Standing, is_wanted: Callable[[date], bool]) -> DataFrame | None:
-        """Return the facts of some days; None if there are none. No other day's files are listed or read."""
+        """Return the facts of the wanted days; None without any. Spark lists and reads no files of other days."""
         places = self.places(standing, is_wanted)
         if not places:
             return None
         return self._spark.read.schema(_ddl(_FACT)).option("basePath", f"{self._folder}/facts").parquet(*places)
 
     def places(self, standing: Standing, is_wanted: Callable[[date], bool]) -> list[str]:
-        """Return the folders that hold the facts of some days."""
+        """Return the folders with the facts of the wanted days."""
         places: list[str] = []
         for name, days in sorted(standing.loads.items()):
             wanted = {day for day in days if is_wanted(day)}
@@ -149,16 +151,16 @@ class Tier:
         return places
 
     def known(self, standing: Standing, rows: DataFrame, *, now_ms: int) -> DataFrame | None:
-        """Return what there is of some ids on days that are not over; None if nothing has to be read for it.
+        """Return the versions that the tier has of some ids, on days that are not over; None without any facts.
 
-        By `id` and `due_day` the highest `version` that was put or stored, the highest that was `stored`, and that has
-        `ended`.
+        The frame has a row for each `id` and `due_day`: the highest `version` that was put or stored, the highest that
+        was `stored`, and the highest that has `ended`.
 
         Args:
-            standing: Which loads are looked at.
-            rows: With `id`. With `was_due_at` too, only the days it names are read, and those of `due_day`; if a row
-                has neither, all days.
-            now_ms: The time, in epoch ms.
+            standing: The state whose loads are read.
+            rows: The ids, as `id`. With a column `was_due_at`, only the days of `was_due_at` and `due_day` are read. If
+                it is missing, or a row has neither day, all days are read.
+            now_ms: The current time, in epoch ms.
         """
         since = min(standing.promoted, day_of(now_ms))
         named = _named_days(rows) if WAS_DUE_AT in rows.columns else None
@@ -173,11 +175,11 @@ class Tier:
         return of_ids.groupBy("id", "due_day").agg(*versions).where("version IS NOT NULL")
 
     def add(self, facts: DataFrame, *, now_ms: int) -> Load | None:
-        """Add facts: all of them count from one moment on, or none do; return None if there is none.
+        """Add facts as a load: all become valid at one moment, or none. Return None if there are no facts.
 
         Args:
-            facts: With `kind`, `id`, `version` and `due_day`, and of what is put a message's columns.
-            now_ms: When they came to be, in epoch ms.
+            facts: Columns `kind`, `id`, `version` and `due_day`; for messages that are put, also their other columns.
+            now_ms: The time of the facts, in epoch ms.
         """
         name = uuid4().hex
         place = f"{self._folder}/facts/load={name}"
@@ -193,11 +195,11 @@ class Tier:
         return load
 
     def claim(self, through: date, *, store: str, now_ms: int) -> None:
-        """Say that what is due before a day is being promoted; whoever adds to these days from now on must look."""
+        """Record that messages due before a day are being promoted. Jobs that add to these days must read the claim."""
         self._enter("claim", uuid4().hex, now_ms, through=through, store=store)
 
     def promoted(self, through: date, *, store: str, now_ms: int) -> None:
-        """Say that all that is due before a day is in the store, or has been."""
+        """Record that all messages due before a day are in the store, or have been."""
         self._enter("promoted", uuid4().hex, now_ms, through=through, store=store)
 
     def _enter(
@@ -223,7 +225,7 @@ class Tier:
 
 
 def standing_of(entries: Iterable[Sequence[Any]]) -> Standing:
-    """Return what a log says: the values of its entries, in any order."""
+    """Return the state of a tier from the entries of its log, in any order."""
     loads: dict[str, frozenset[date]] = {}
     through = {"claim": _EPOCH, "promoted": _EPOCH}
     stores: list[tuple[str, str]] = []
@@ -247,7 +249,7 @@ def due_day(due_at: Column) -> Column:
 
 
 def live(facts: DataFrame) -> DataFrame:
-    """Return of each id and day the put with the highest version, unless a tombstone has it or a higher one."""
+    """Return the highest version that was put for each id and day, unless a tombstone ends this version."""
     newest = Window.partitionBy("due_day", "id").orderBy(F.col("version").desc(), "kind", "at", "due_at")
     return (
         facts.withColumn("_place", F.row_number().over(newest)).where(f"_place = 1 AND kind = '{PUT}'").drop("_place")
@@ -255,13 +257,13 @@ def live(facts: DataFrame) -> DataFrame:
 
 
 def ends(by_day: DataFrame) -> DataFrame:
-    """Return the tombstones that `by_day` lacks: those that stand already are left out."""
+    """Return the tombstones for the versions of `by_day` that do not have one yet."""
     lacking = by_day.where("ended IS NULL OR ended < version")
     return lacking.select(F.lit(END).alias("kind"), "id", "version", "due_day")
 
 
 def _named_days(rows: DataFrame) -> set[date] | None:
-    """Return the days that rows name, None if one of them may be of any day."""
+    """Return the days that rows name; None if a row names no day, so that any day is possible."""
     was_due = due_day(F.col(WAS_DUE_AT))
     named = [was_due, F.col("due_day")] if "due_day" in rows.columns else [was_due]
     days = rows.select(F.array_compact(F.array(*named)).alias("days")).select(F.explode_outer("days").alias("day"))

@@ -1,4 +1,4 @@
-"""A store's columns as Arrow's: which of them each column of a table is made of, and how."""
+"""Conversion of a store's columns into the Arrow columns of a table. The readers of `format("aiodelay")` use it."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _LATE = ("deliver", "drop", "dead_letter")
 
 
 class Layout:
-    """Some columns of a table, as Spark wants them.
+    """The columns of a table that a query wants, and their conversion.
 
     Args:
-        table: Of the data source.
-        schema: The columns that are wanted, any of the table's, in any order.
+        table: A table of the data source.
+        schema: The wanted columns of the table, in any order.
 
     Raises:
-        ConfigurationError: Names a column that the table does not have, or one of another type.
+        ConfigurationError: The table does not have a column, or has it with another type. The error names the column.
     """
 
     wanted: tuple[str, ...]
-    """What is needed of the store: names of `aiodelay.core.table_scan`."""
+    """The store's columns that the conversion needs, by their names in `aiodelay.core.table_scan`."""
 
     def __init__(self, table: Table, schema: StructType) -> None:
         known = _types_of(table)
@@ -68,7 +68,7 @@ class Layout:
         self.wanted = tuple(dict.fromkeys(name for source in self._sources for name in source.needs))
 
     def batch(self, columns: Columns) -> Any:  # noqa: ANN401 - a pyarrow.RecordBatch, which has no types
-        """Return a store's columns as a record batch."""
+        """Convert a store's columns into a record batch."""
         arrays = [
             _arrow(source.make(*(columns[name] for name in source.needs)), field.type)
             for source, field in zip(self._sources, self._schema, strict=True)
@@ -90,7 +90,7 @@ def _as_it_is(values: Sequence[Any]) -> Sequence[Any]:
 
 
 class _Source(NamedTuple):
-    """What a column is made of: the store's columns, and a function of them."""
+    """The origin of a column: the store's columns that it needs, and the function that converts them."""
 
     needs: tuple[str, ...]
     make: Callable[..., Sequence[Any]] = _as_it_is
@@ -142,7 +142,7 @@ _SOURCES: Final = {
     "late": _Source(("late",), _late),
     "rule": _Source(("rule",), _rule),
 }
-"""Columns that are not the store's column of that name as it is."""
+"""The columns that are converted. Every other column is the store's column of the same name."""
 
 
 # --- arrays -----------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def _map_array(values: Sequence[Mapping[str, Any]], type_: Any) -> Any:  # noqa:
 
 
 def _integers(values: Sequence[int | None], type_: Any) -> Any:  # noqa: ANN401 - as above
-    """Return numbers; one that other programs wrote and that no column can hold as the largest that it can."""
+    """Return numbers. A number that another program wrote too large for the type becomes the largest of the type."""
     try:
         return _whole_numbers(values) if pa.types.is_int64(type_) else pa.array(values, type_)
     except (OverflowError, pa.ArrowInvalid):

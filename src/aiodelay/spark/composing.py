@@ -1,4 +1,7 @@
-"""Rows of Arrow to puts, column by column: what can be checked of a whole column is not looked at row by row."""
+"""Conversion of Arrow rows into puts, column by column. Tasks that write to a store use it.
+
+A check runs on the whole column where possible, and on single rows only if the column has a suspect value.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ _ENCODINGS = ("", "json", "msgpack", "null")
 
 
 def parts_of(batch: pa.RecordBatch, most_rows: int) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into parts of no more rows, and about as many bytes at most as one call to a store takes."""
+    """Cut a batch into parts of at most `most_rows` rows, and of about the bytes that one call to a store takes."""
     row_bytes = max(batch.nbytes // max(batch.num_rows, 1), 1)
     rows = max(min(most_rows, MAX_CLAIM_BYTES // row_bytes), 1)
     for at in range(0, batch.num_rows, rows):
@@ -50,19 +53,19 @@ def puts_of(batch: pa.RecordBatch, settings: WriteSettings, now_ms: int) -> list
     """Return a put for each row of a batch.
 
     Args:
-        batch: With the columns that the settings name.
-        settings: What stands for columns that are not there.
-        now_ms: The store's time, by which due times are judged.
+        batch: Rows with the columns that the settings name, in that order.
+        settings: The defaults for missing columns, and the limits.
+        now_ms: The store's time, against which due times are checked.
 
     Raises:
-        InputError: A row cannot be a message: names the column, the message's id, the value, and what is allowed.
+        InputError: A row cannot be a message. The error names the column, the id, the value and the allowed values.
     """
     columns = dict(zip(settings.columns, batch.columns, strict=True))
     return _Rows(columns, settings).puts(now_ms)
 
 
 class _Rows:
-    """One batch, and a method for each part of a put: one value for each row."""
+    """The columns of one batch. Each method returns one part of the puts, with a value for each row."""
 
     def __init__(self, columns: Mapping[str, pa.Array], settings: WriteSettings) -> None:
         self._columns, self._settings = columns, settings
@@ -90,7 +93,7 @@ class _Rows:
         return list(map(Put, repeat(NO_OP), envelopes, map(At, dues), conflicts, self._lates(dues)))
 
     def _each(self, values: Iterable[T], read: Callable[[T], R]) -> list[R]:
-        """Read each row's value; an error names the row's id."""
+        """Read the value of each row; an error names the id of the row."""
         found: list[R] = []
         try:
             found.extend(map(read, values))
@@ -99,7 +102,7 @@ class _Rows:
         return found
 
     def _read(self, name: str, read: Callable[[Any], R], default: R) -> list[R]:
-        """Read a column that may be missing; what is null, and what is not there, is the default."""
+        """Read a column; null values, and all values of a missing column, become the default."""
         column = self._columns.get(name)
         if column is None or column.null_count == len(column):
             return [default] * len(self._ids)
@@ -112,9 +115,9 @@ class _Rows:
         return dues
 
     def _times(self, name: str) -> list[Any]:
-        """Return a column of times in epoch ms, rounded up: nothing may be early."""
+        """Return a column of times in epoch ms, rounded up so that no message is early."""
         column = self._columns[name]
-        if column.type.tz is None:  # where clocks are set back or forward, the later instant: as above
+        if column.type.tz is None:  # if clocks change, the later instant: never early
             column = pc.assume_timezone(column, self._settings.timezone, ambiguous="latest", nonexistent="latest")
         return [None if us is None else -(-us // 1000) for us in column.cast(pa.int64()).to_pylist()]
 
@@ -159,7 +162,7 @@ class _Rows:
         return payloads
 
     def _versions(self) -> tuple[Iterable[int], Iterable[Conflict]]:
-        """Return versions, by which alone repeats are told; the first one stands where the column does not count."""
+        """Return versions and conflict rules. With `insert` all rows have version 0, so any stored version is kept."""
         if self._settings.conflict == "insert":
             return repeat(_FIRST_VERSION), repeat(Conflict.newer(_FIRST_VERSION))
         given = self._columns["version"].to_pylist()

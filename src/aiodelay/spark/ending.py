@@ -1,4 +1,7 @@
-"""Ending messages in a hot store, by version: what is there, and what a promotion may still be about to write."""
+"""Ending messages in the store of a cold tier, by version. `cold put` and `cold cancel` use it.
+
+It ends messages that the store has, and bars versions that a promotion has read but not written yet.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["BARRIER", "Ending", "end_frame", "end_in"]
 
 BARRIER: Final = "aiodelay-cold-ended"
-"""The type of what stands, for the moment between two calls, in place of a message whose promotion is to be refused."""
+"""Event type of a placeholder, which is stored and at once cancelled so that the store refuses a promotion's write."""
 
 _OUTCOMES: Final = "outcome STRING, n BIGINT"
 _AT_ONCE: Final = 500
@@ -38,12 +41,12 @@ _SLACK_MS: Final = 86_400_000
 
 
 class Ending(NamedTuple):
-    """What is to be ended.
+    """A message to end.
 
     Attributes:
-        id: Of the message.
-        most_version: The highest that is to be ended; None: whichever there is.
-        barred_version: A promotion may have read this one and not written it yet: its write is to be refused.
+        id: The id of the message.
+        most_version: The highest version to end; None: any version.
+        barred_version: A version that a promotion may have read but not written yet. The store must refuse its write.
     """
 
     id: str
@@ -52,18 +55,18 @@ class Ending(NamedTuple):
 
 
 def end_frame(rows: DataFrame, settings: WriteSettings) -> Mapping[str, int]:
-    """End messages in a store; to repeat it changes nothing more.
+    """End messages in a store. Repeating it changes nothing more.
 
     Args:
-        rows: `id`, `most_version` and `barred_version`, as of `Ending`, and other columns.
-        settings: Of the store; the rate holds.
+        rows: Columns `id`, `most_version` and `barred_version`, as in `Ending`; other columns are ignored.
+        settings: The store, and the rate over all tasks.
 
     Returns:
-        How many were `cancelled`, or `barred` from being promoted, because they were not there yet; were `in_flight`;
-        had `ended` or are not there; have a `newer` version, which stays.
+        The number of messages by outcome: `cancelled`; `barred` (not in the store yet, so that their promotion is
+        refused); `in_flight`; `ended` (or not in the store); `newer` (the store has a newer version, which stays).
 
     Raises:
-        PythonException: The store does not answer; `clear_error` finds out.
+        PythonException: The store does not answer; `clear_error` returns the cause.
     """
     settings = structs.replace(settings, concurrency=settings.concurrency or cores_of(rows.sparkSession))
     found = rows.select(*Ending._fields).repartition(settings.concurrency or 1)
@@ -73,7 +76,7 @@ def end_frame(rows: DataFrame, settings: WriteSettings) -> Mapping[str, int]:
 
 @dataclass(frozen=True)
 class _Ender:
-    """What executors run."""
+    """The task that executors run: it ends the messages of a partition and yields the number of each outcome."""
 
     settings: WriteSettings
 
@@ -104,14 +107,14 @@ class _Ender:
 
 
 async def end_in(store: Store, endings: Sequence[Ending]) -> list[str]:
-    """End messages, each id once; return what each came to, in order.
+    """End messages, each id once, and return their outcomes in order.
 
-    One that a promotion may be about to write is stored first, under its version and for a time that never comes, and
-    then cancelled like any other: the store remembers the version as ended, and refuses the write. A newer version
-    stays, also one that is stored just now.
+    If a promotion may be about to write a version, this function first stores a placeholder with that version and a far
+    due time. Then it cancels the placeholder like any message. So the store remembers the version as ended, and refuses
+    the promotion's write. A newer version stays, also if it is stored at the same moment.
 
     Raises:
-        StoreUnavailableError: No answer; repeating is safe.
+        StoreUnavailableError: The store did not answer. Repeating is safe.
     """
     barred = await _barred(
         store, [(each.id, each.barred_version) for each in endings if each.barred_version is not None]
@@ -131,7 +134,7 @@ async def end_in(store: Store, endings: Sequence[Ending]) -> list[str]:
 
 
 async def _barred(store: Store, versions: Sequence[tuple[str, int]]) -> set[str]:
-    """Put something of their versions in the place of messages; return the ids of which there was nothing."""
+    """Store placeholders for barred versions; return the ids of which the store had no message."""
     assert isinstance(store, BulkLoad)
     due = At(store.now_ms() + MAX_HORIZON_MS - _SLACK_MS)
     puts = [
@@ -148,7 +151,7 @@ async def _barred(store: Store, versions: Sequence[tuple[str, int]]) -> set[str]
 
 
 async def _cancels(store: Store, endings: Sequence[Ending]) -> tuple[list[Cancel], dict[str, str]]:
-    """Return a cancel for each message that is to end, of exactly what stands now where its version counts."""
+    """Return cancels, and outcomes of messages without one. With `most_version`, cancel only the revision read."""
     cancels = [Cancel(NO_OP, each.id) for each in endings if each.most_version is None]
     words: dict[str, str] = {}
     bounded = [(each.id, each.most_version) for each in endings if each.most_version is not None]

@@ -1,8 +1,9 @@
-"""A scheduler made of Spark's own state: records wait in slots, with one timer each (experimental).
+"""The engine: a scheduler on Spark's state, in which records wait in slots of time (experimental).
 
-For seconds rather than milliseconds, where Spark and Kafka are there already and what waits is larger than one Redis.
-The entries of a shard's slot stand in one list of state, which moves as a whole: one timer, one read, whatever their
-number. A slot is given out after its end, so nothing is early; what that costs is a slot, a trigger and a batch.
+Use it for a lateness of seconds, if you already have Spark and Kafka, and if the pending messages do not fit into one
+Redis. Each pair of shard and slot has one list of entries in Spark's state, with one timer. So Spark reads the list at
+once, whatever its length. The engine delivers a slot after its end, so no message is early. This adds up to a slot, a
+trigger interval and a batch to the lateness.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ OUTPUT: Final = (
     "topic STRING, key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, "
     "due_ms BIGINT, fired_ms BIGINT"
 )
-"""What is written: `due_ms` is null of a dead letter, `fired_ms` when it was given out, both in epoch ms."""
+"""The output columns. `due_ms` is null for a dead letter; `fired_ms` is the start of delivery. Both are epoch ms."""
 _Output = Row("topic", "key", "value", "headers", "due_ms", "fired_ms")
 _entry = attrgetter("id", "seq", "due_ms", "wire")
 
 
 def placed(raw: DataFrame, slots: Slots) -> DataFrame:
-    """Return what records of a schedules topic come to, and where it waits: `shard`, `slot_ms`, and an entry's columns.
+    """Convert records of a schedules topic into entries, with the `shard` and the slot (`slot_ms`) in which they wait.
 
     Args:
-        raw: Of `format("aiodelay_kafka")`, or of Spark's Kafka source with `includeHeaders`: `key`, `value`, `topic`,
-            `partition`, `offset`, `timestamp`, `headers`. The format: docs/formats.md, "Kafka".
-        slots: How time, and ids, are cut.
+        raw: A stream of `format("aiodelay_kafka")`, or of Spark's Kafka source with `includeHeaders`: `key`, `value`,
+            `topic`, `partition`, `offset`, `timestamp`, `headers`. The format: docs/formats.md, "Kafka".
+        slots: The length of a slot, and the number of shards.
     """
 
     def place(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -76,12 +77,12 @@ def _given(batch: pa.RecordBatch) -> Iterator[Given]:
 
 
 class SlotScheduler(StatefulProcessor):
-    """Keeps the entries of a (shard, slot) until the slot is over, then gives out the newest of each id.
+    """Keeps the entries of a shard's slot until the slot is over, then delivers the newest entry of each id.
 
-    Spark calls its methods with keyword arguments, so their names are Spark's.
+    Spark calls the methods with keyword arguments, so their parameters have Spark's names.
 
     Args:
-        schedules: The topic that records come from.
+        schedules: The topic from which the records come.
         dead: The topic for dead letters.
     """
 
@@ -89,7 +90,7 @@ class SlotScheduler(StatefulProcessor):
         self._schedules, self._dead = schedules, dead
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Open the state."""
+        """Open the list of entries in Spark's state."""
         self._handle = handle
         self._entries = handle.getListState(_STATE, _ENTRY)
 
@@ -99,11 +100,11 @@ class SlotScheduler(StatefulProcessor):
         rows: Iterator[Row],
         timerValues: TimerValues,  # noqa: N803 - Spark's
     ) -> Iterator[Row]:
-        """Keep what came, or give it out if its slot is over."""
+        """Add the new entries to the slot, or deliver the slot if it is over."""
         came, now_ms = list(rows), timerValues.getCurrentProcessingTimeInMs()
         slot_ms, entries = came[0].slot_ms, [*map(_entry, came)]
         if slot_ms <= now_ms:
-            if self._entries.exists():  # its timer has not fired yet: what came belongs to it
+            if self._entries.exists():  # the slot's timer has not fired yet: deliver old and new together
                 entries = [*self._entries.get(), *entries]
                 self._entries.clear()
                 self._handle.deleteTimer(slot_ms)
@@ -119,7 +120,7 @@ class SlotScheduler(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803 - Spark's
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803 - Spark's
     ) -> Iterator[Row]:
-        """Give out a slot that is over."""
+        """Deliver a slot that is over."""
         entries = list(self._entries.get())
         self._entries.clear()
         yield from self._given_out(entries, timerValues.getCurrentProcessingTimeInMs())
@@ -133,13 +134,13 @@ class SlotScheduler(StatefulProcessor):
 
 
 def due(entries: DataFrame, schedules: str, dead: str) -> DataFrame:
-    """Return the records to write as they come due, in the columns of `OUTPUT`; the stream's checkpoint keeps the rest.
+    """Return the stream of records to write, in the columns of `OUTPUT`. The checkpoint keeps entries that are not due.
 
-    The session must keep state in RocksDB; a checkpoint's number of shuffle partitions stays what it was.
+    The session must keep state in RocksDB. A checkpoint keeps its number of shuffle partitions.
 
     Args:
-        entries: A stream of `placed`.
-        schedules: The topic that they come from.
+        entries: The stream that `placed` returned.
+        schedules: The topic from which the entries come.
         dead: The topic for dead letters.
     """
     processor = SlotScheduler(schedules, dead)
@@ -147,11 +148,11 @@ def due(entries: DataFrame, schedules: str, dead: str) -> DataFrame:
 
 
 def pending(spark: SparkSession, checkpoint: str) -> DataFrame:
-    """Return what waits in an engine's checkpoint, as of its last batch: `id`, `due_at`, `seq`, `bytes`.
+    """Return the pending messages of an engine as of its last batch: `id`, `due_at`, `seq` (offset), `bytes`.
 
     Args:
         spark: The session.
-        checkpoint: The engine's folder; it may be running.
+        checkpoint: The checkpoint folder of the engine. The engine may be running.
     """
     state = spark.read.format("statestore").option("path", checkpoint).option("stateVarName", _STATE).load()
     entries = state.select("key.slot_ms", "list_element.*")

@@ -1,4 +1,7 @@
-"""What of ours is behind an error of Spark's: the clear line, out of a trace of two languages."""
+"""Finding the cause of a failed Spark job: the aiodelay error inside Spark's error, which has traces of two languages.
+
+The commands of `aiodelay spark` use it, and programs may.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ _IN_PYTHON = "Traceback (most recent call last)"
 
 
 class SparkFailedError(AiodelayError):
-    """A Spark job ended with an error of Spark's own.
+    """A Spark job ended with an error that aiodelay did not raise.
 
     Attributes:
-        reason: The line that says what happened.
+        reason: The line of Spark's error that says what happened.
     """
 
     reason: str
@@ -33,10 +36,10 @@ class SparkFailedError(AiodelayError):
 
 
 def clear_error(error: BaseException) -> AiodelayError:
-    """Return the error of ours that made a Spark job fail, wherever it was raised: here, or in a Python worker.
+    """Return the aiodelay error that made a Spark job fail, raised in this process or in a Python worker.
 
-    Of one that was raised elsewhere only its class and its text are known. What is none of ours is told as
-    `SparkFailedError`, by the line of the trace that says what happened.
+    An error from a worker has its class and its text, but no attributes. If the job failed for another reason, the
+    result is a `SparkFailedError` with the line of the trace that says what happened.
     """
     if isinstance(error, AiodelayError):
         return error

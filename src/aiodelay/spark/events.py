@@ -1,4 +1,7 @@
-"""`table=events`: what became of messages, as a stream whose every part is read from an exact place to another."""
+"""The stream of `table=events`: the entries of a store's journal.
+
+A task reads an exact range of numbers of one part of the journal. So a repeated batch has the same entries.
+"""
 
 from __future__ import annotations
 
@@ -37,21 +40,21 @@ _COLUMNS: Final[Mapping[str, tuple[str, pa.DataType, Callable[[int, JournalEntry
     "attempt": ("int", pa.int32(), lambda _, entry: entry.attempt),
     "detail": ("string", pa.string(), lambda _, entry: entry.detail or None),
 }
-"""By name, as `schemas.EVENTS` has them: Spark's type, Arrow's, and the value."""
+"""The columns of `schemas.EVENTS` by name: the type of Spark, the type of Arrow, and the function of the value."""
 
 
 class _Settings(Following, frozen=True, kw_only=True):
-    """What the options say; pickled with the reader."""
+    """The options of the stream; pickled with the reader."""
 
     namespace: str
 
 
 class EventReader(Follower):
-    """Follows a journal.
+    """Follows the journal of a store.
 
     Args:
-        settings: From the options.
-        columns: Which, in order, as Spark expects them.
+        settings: The options of the stream.
+        columns: The wanted columns, in Spark's order.
     """
 
     def __init__(self, settings: _Settings, columns: pa.Schema) -> None:
@@ -59,7 +62,7 @@ class EventReader(Follower):
         self._settings, self._columns = settings, columns
 
     def spans(self) -> Mapping[int, range]:
-        """Ask the store for the journal's parts."""
+        """Return the numbers that the journal has now, by part."""
 
         async def ask(trail: Trail) -> Mapping[int, range]:
             return await trail.spans()
@@ -67,7 +70,7 @@ class EventReader(Follower):
         return _run(self._settings, ask)
 
     async def batches(self, piece: Piece) -> AsyncGenerator[pa.RecordBatch]:
-        """Yield the entries of a piece."""
+        """Yield the entries of a piece in record batches."""
         async with _trail(self._settings) as trail:
             async for entries in trail.entries(piece.part, piece.span, lambda gone: self.lost(piece.part, gone)):
                 if entries:
@@ -75,11 +78,11 @@ class EventReader(Follower):
 
 
 def stream_reader_of(given: Mapping[str, str], schema: StructType) -> EventReader:
-    """Return what follows the events of the store that the options name.
+    """Return the stream reader of the events of the store that the options name.
 
     Raises:
-        ConfigurationError: An option is unknown or out of range; the table cannot be followed; a column is unknown, or
-            of another type.
+        ConfigurationError: An option is unknown or out of range, the table is not `events`, or a column is unknown or
+            has another type.
         UnsupportedByStoreError: The store keeps no journal.
     """
     options = Options(given)
@@ -115,7 +118,7 @@ def _batch(part: int, entries: Sequence[JournalEntry], columns: pa.Schema) -> pa
         values = [value(part, entry) for entry in entries]
         try:
             arrays.append(pa.array(values, kind))
-        except UnicodeEncodeError:  # text that another program wrote
+        except UnicodeEncodeError:  # another program wrote text that is not valid UTF-8
             arrays.append(pa.array([each and each.encode(errors="backslashreplace").decode() for each in values], kind))
     return pa.RecordBatch.from_arrays(arrays, schema=columns)
 

@@ -1,4 +1,7 @@
-"""What streams that follow numbered parts have in common: where a batch begins and ends, and what is told of gaps."""
+"""Stream readers for numbered entries: offsets, limits of batches, and gaps.
+
+`EventReader` (a journal) and `TopicReader` (a topic) are its subclasses.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,20 @@ log: logging.Logger = logging.getLogger("aiodelay.spark")
 
 MOST_ROWS: Final = 1_000_000
 LEAST_PIECE = 20_000
-"""Fewer entries than this are not worth a task of their own."""
+"""A task reads at least this many entries: with fewer, starting the task costs more than reading."""
 STARTING: Final = "starting"
-"""Stands in the offset with which a stream begins, and in no other."""
+"""A key that only the first offset of a stream has."""
 
 
 class EventsLostError(AiodelayError):
-    """Entries of a journal, or records of a topic, are gone that had not been read.
+    """Entries of a journal, or records of a topic, were deleted before a stream had read them.
 
     Attributes:
-        store: Its URL, masked.
-        part: Of the journal; a partition of a topic.
-        first: The first number that is gone.
-        last: The last one.
-        reason: How that came, if it is known.
+        store: The masked URL of the store or topic.
+        part: The part of the journal, or the partition of the topic.
+        first: The first lost number.
+        last: The last lost number.
+        reason: The cause, as part of the message.
     """
 
     store: str
@@ -54,19 +57,19 @@ class EventsLostError(AiodelayError):
         n = self.last - self.first + 1
         return (
             f"events {self.first} to {self.last} of part {self.part} of {self.store} ({n:,}) {self.reason} before they "
-            "were read; read more often or have more kept; failOnDataLoss=false goes on without them"
+            "were read. Read more often, or keep more of them. failOnDataLoss=false continues without them"
         )
 
 
 class Following(Struct, frozen=True, kw_only=True):
-    """How a stream is followed; pickled with the reader.
+    """The options of a stream reader; pickled with the reader.
 
     Attributes:
-        store: URL of what is followed, as it was given.
-        starting: Where a stream begins that has no checkpoint yet.
+        store: The URL of the store or topic, as it was given.
+        starting: The start of a stream without a checkpoint.
         most_rows: Most rows of a batch.
-        pieces: Into about how many tasks a batch is split.
-        must_have_all: Whether a gap is an error.
+        pieces: About the number of tasks that read a batch.
+        must_have_all: A gap is an error.
     """
 
     store: str
@@ -75,15 +78,15 @@ class Following(Struct, frozen=True, kw_only=True):
     pieces: int
     must_have_all: bool
 
-    def __repr__(self) -> str:  # a password must not stand in a traceback that shows variables
+    def __repr__(self) -> str:  # tracebacks that show variables must not show a password
         return f"{type(self).__name__}({masked_url(self.store)!r})"
 
 
 def following_of(options: Options, most_rows: int = MOST_ROWS) -> dict[str, Any]:
-    """Return what options say of how a stream is followed.
+    """Return the values of `Following` from the options, except `store`.
 
     Raises:
-        ConfigurationError: One of them is out of range.
+        ConfigurationError: An option is out of range.
     """
     return {
         "starting": options.choice("startingOffset", ("earliest", "latest"), "earliest"),
@@ -94,7 +97,7 @@ def following_of(options: Options, most_rows: int = MOST_ROWS) -> dict[str, Any]
 
 
 class Piece(InputPartition):
-    """Some of a part's numbers, for one task."""
+    """A range of numbers of one part, for one task."""
 
     def __init__(self, part: int, first: int, end: int) -> None:
         super().__init__((part, first, end))
@@ -103,14 +106,14 @@ class Piece(InputPartition):
 
 
 class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows numbered parts; a subclass says what there is, and reads it.
+    """Follows numbered parts. A subclass returns the numbers that exist (`spans`) and reads them (`batches`).
 
-    An offset names, by part, the number to be read next: `{"0": 17}`. A stream begins at `{"starting": "earliest"}`,
-    the same each time it is asked, and its first batch is empty: it records where that was, so that a batch that is
-    run again after a kill begins where it began before.
+    An offset has the next number of each part, such as `{"0": 17}`. A stream begins at the offset
+    `{"starting": "earliest"}`, which never changes. Its first batch is empty: it records the real numbers of that
+    start. So a batch that runs again after a kill begins at the same number.
 
     Args:
-        following: How.
+        following: The options of the stream.
     """
 
     def __init__(self, following: Following) -> None:
@@ -118,24 +121,24 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Mapping[int, range] | None = None
 
     def spans(self) -> Mapping[int, range]:
-        """Return the numbers that there are, by part.
+        """Return the numbers that exist now, by part.
 
         Raises:
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The store did not answer.
         """
         raise NotImplementedError
 
     def batches(self, piece: Piece) -> AsyncGenerator[pa.RecordBatch]:
-        """Yield the rows of a piece; the same, however often it is read.
+        """Yield the rows of a piece. Each read of a piece yields the same rows.
 
         Raises:
-            EventsLostError: Some of them are gone.
-            StoreUnavailableError: No answer.
+            EventsLostError: Some rows were deleted.
+            StoreUnavailableError: The store did not answer.
         """
         raise NotImplementedError
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield what `batches` does, to Spark."""
+        """Yield the rows of a piece to Spark."""
         assert isinstance(partition, Piece)
         with asyncio.Runner() as runner:
             batches = self.batches(partition)
@@ -146,24 +149,24 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 runner.run(batches.aclose())
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return where a stream begins that has no checkpoint yet."""
+        """Return the first offset of a stream without a checkpoint."""
         return {STARTING: self._following.starting}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - as above
-        """Return the most rows of a batch."""
+        """Return the limit of a batch."""
         return ReadMaxRows(self._following.most_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - as above
-        """Read up to where the parts end now."""
+        """Fix the end of the run: the numbers that exist now."""
         self._target = self.spans()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - as above
-        """Return where a batch ends that begins at `start`.
+        """Return the end of the batch that begins at `start`.
 
         Raises:
-            ConfigurationError: `start` is of another source.
-            EventsLostError: What stands at `start` is gone.
-            StoreUnavailableError: No answer.
+            ConfigurationError: `start` belongs to another source.
+            EventsLostError: Entries at `start` were deleted.
+            StoreUnavailableError: The store did not answer.
         """
         spans = self._target or self.spans()
         if STARTING in start:
@@ -176,9 +179,9 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name, begin in start.items():
             stop = spans.get(int(name), range(0)).stop
             if begin > stop:
-                self.lost(int(name), range(stop, begin), "are not there: the journal was cut off or made anew")
+                self.lost(int(name), range(stop, begin), "were lost (the journal was truncated or created again)")
         begins = {part: start.get(f"{part}", 0) for part in spans}
-        if self._following.must_have_all:  # before tasks are started that would find it
+        if self._following.must_have_all:  # fail here, before Spark starts tasks
             for part, span in spans.items():
                 if f"{part}" in start and begins[part] < span.start:
                     self.lost(part, range(begins[part], span.start))
@@ -186,7 +189,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {f"{part}": stop for part, stop in _shared(begins, spans, most).items()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Split what stands between two offsets into pieces of about the same size; a stream's first batch has none."""
+        """Split the range between two offsets into pieces of about the same size. The first batch has no pieces."""
         if STARTING in start:
             return []
         ranges = {int(part): range(_begin(start.get(part, 0), stop), stop) for part, stop in end.items()}
@@ -199,10 +202,10 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def lost(self, part: int, gone: range, reason: str = "were trimmed") -> None:
-        """Tell of numbers that are gone.
+        """Log a warning about lost numbers, or raise if the options do not allow gaps.
 
         Raises:
-            EventsLostError: None of them may be.
+            EventsLostError: A gap is an error.
         """
         error = EventsLostError(masked_url(self._following.store), part, gone.start, gone.stop - 1, reason)
         if self._following.must_have_all:
@@ -211,12 +214,12 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _begin(start: int, stop: int) -> int:
-    """Return where a range begins: of a journal that was made anew, at its beginning."""
+    """Return the begin of a range; 0 if the journal was created again and is shorter than `start`."""
     return start if start <= stop else 0
 
 
 def _shared(begins: Mapping[int, int], spans: Mapping[int, range], most: int | None) -> dict[int, int]:
-    """Return where each part's share of at most so many rows ends; what a part does not use the others get."""
+    """Return the end of each part, with at most `most` rows in total. Parts share what a short part does not use."""
     left = {part: max(0, span.stop - max(span.start, _begin(begins[part], span.stop))) for part, span in spans.items()}
     ends = {part: span.stop for part, span in spans.items()}
     if most is None or sum(left.values()) <= most:

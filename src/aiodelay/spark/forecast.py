@@ -1,8 +1,8 @@
-"""A queue in front of what dispatches at a rate: lateness and backlog of what is due, in all and for every hour.
+"""The arithmetic of `aiodelay spark simulate`: one queue in front of a dispatcher with a fixed rate.
 
-Messages are served one after the other, first due first. Those of one slot of time count as due at its begin; the rest
-is arithmetic on integers, and exact: work and capacity are in millionths of a message, and a rate is how many of these
-a ms brings.
+It returns lateness and backlog, in total and for every hour. The dispatcher serves messages one after the other, the
+earliest due time first. All messages of a slot count as due at its begin. The rest is exact arithmetic on integers:
+work and capacity are in millionths of a message, and a rate is the number of these millionths in a ms.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ Integers: TypeAlias = NDArray[np.int64]
 
 HOUR_MS: Final = 3_600_000
 MESSAGE: Final = 1_000_000
-"""The work of one message."""
+"""The work of one message, in millionths."""
 
 _PERCENTS: Final = {"p50_ms": 50, "p95_ms": 95, "p99_ms": 99}
 _NOTHING: Final = dict.fromkeys((*_PERCENTS, "max_ms"))
 
 
 class Span(Struct, frozen=True):
-    """The time that is simulated, epoch ms, its end left out."""
+    """The simulated time, from `from_ms` until before `to_ms`, in epoch ms."""
 
     from_ms: int
     to_ms: int
 
     def hours(self) -> list[Span]:
-        """Return its hours, by the clock; the first and the last may be parts of one."""
+        """Return the hours by the clock. The first and the last may be shorter than an hour."""
         first = self.from_ms // HOUR_MS
         last = -(-self.to_ms // HOUR_MS)
         return [
@@ -43,11 +43,11 @@ class Span(Struct, frozen=True):
 
 
 class Arrivals(Struct, frozen=True):
-    """How many messages are due in each slot in which some are.
+    """The number of messages that are due in each slot. Slots without messages are left out.
 
     Attributes:
-        at_ms: Begin of each slot, counted from that of the span; ascending.
-        n: How many.
+        at_ms: Begin of each slot in ms after the begin of the span; ascending.
+        n: Number of messages in each slot.
     """
 
     at_ms: Integers
@@ -55,18 +55,18 @@ class Arrivals(Struct, frozen=True):
 
 
 class Hour(Struct, frozen=True, kw_only=True):
-    """What one hour brings at a rate.
+    """The forecast of one hour at a rate.
 
     Attributes:
-        from_ms: Its begin, epoch ms; of the first, that of the time that is simulated.
-        messages: How many are due.
-        p50_ms: Their lateness, like the next three; None if nothing is due.
-        p95_ms: As above.
-        p99_ms: As above.
-        max_ms: As above.
-        backlog: Most messages that are due and not dispatched, at any time of the hour.
-        left: Likewise, at its end.
-        utilisation: The part of the time in which something is dispatched.
+        from_ms: Begin of the hour, epoch ms; for the first hour, the begin of the simulated time.
+        messages: Number of messages that are due in the hour.
+        p50_ms: Median of their lateness; None if no message is due.
+        p95_ms: 95th percentile of their lateness; None if no message is due.
+        p99_ms: 99th percentile of their lateness; None if no message is due.
+        max_ms: Largest lateness; None if no message is due.
+        backlog: Most messages that are due and not dispatched, at any instant of the hour.
+        left: Messages that are due and not dispatched at the end of the hour.
+        utilisation: The part of the hour in which a message is being dispatched.
     """
 
     from_ms: int
@@ -81,15 +81,16 @@ class Hour(Struct, frozen=True, kw_only=True):
 
 
 class Forecast(Struct, frozen=True, kw_only=True):
-    """What the time that is simulated brings at a rate; attributes as of `Hour`, and these.
+    """The forecast of the simulated time at a rate. It has the attributes of `Hour` for the whole time, and these.
 
     Attributes:
         rate: Messages a second.
-        worst_ms: When the backlog is longest, epoch ms; None if nothing is due.
-        drained_ms: When that one is gone; None if it is not before the end.
-        left_ms: How long what is left takes, if nothing else comes.
-        load: What is due, as a part of what could be dispatched in the time; above 1 the backlog grows for good.
-        hours: Every hour.
+        worst_ms: Instant of the longest backlog, epoch ms; None if no message is due.
+        drained_ms: Instant at which that backlog is empty; None if it is not empty before the end.
+        left_ms: Time to dispatch the messages left at the end, if no others come.
+        load: Due messages, as a part of the messages that the rate can dispatch in the time. Above 1, the backlog never
+            drains.
+        hours: The forecast of every hour.
     """
 
     rate: float
@@ -109,15 +110,15 @@ class Forecast(Struct, frozen=True, kw_only=True):
 
 
 def forecast(arrivals: Arrivals, rate: int, span: Span, weight: int = MESSAGE) -> Forecast:
-    """Return what arrivals bring at a rate.
+    """Return the forecast of arrivals at a rate.
 
-    Percentiles are told within the time of one message, 1/rate, and what else it tells of the slots is exact.
+    Percentiles are exact to the time of one message (1/rate). All other figures are exact for the slots.
 
     Args:
-        arrivals: What is due within the span.
-        rate: Millionths of a message a ms.
-        span: The time that is simulated.
-        weight: Work of one message; a multiple of 100.
+        arrivals: The messages that are due within the span.
+        rate: Millionths of a message that are dispatched in a ms.
+        span: The simulated time.
+        weight: Work of one message in millionths; a multiple of 100.
     """
     queue = _Queue(arrivals, rate, weight)
     length_ms = span.to_ms - span.from_ms
@@ -141,7 +142,7 @@ def forecast(arrivals: Arrivals, rate: int, span: Span, weight: int = MESSAGE) -
 
 
 def _hours(queue: _Queue, span: Span) -> list[Hour]:
-    """Return every hour; through one in which nothing is due, the queue goes on as the one before has left it."""
+    """Return the forecast of every hour. In an hour without due messages, the queue of the hour before drains on."""
     hours, before = list[Hour](), 0
     spans = span.hours()
     ends = np.searchsorted(queue.arrivals.at_ms, [hour.to_ms - span.from_ms for hour in spans]).tolist()
@@ -163,11 +164,11 @@ def _hours(queue: _Queue, span: Span) -> list[Hour]:
 
 
 class _Queue:
-    """The queue at each slot.
+    """The queue at the begin of each slot.
 
-    With A messages due before a slot that begins at t, the work in front of it is `A * weight - rate * t` plus the
-    capacity that was left unused until then, which is the most that `rate * t - A * weight` has been up to now. While
-    that stays the same the queue is never empty: a busy period.
+    Let A messages be due before a slot that begins at t. Then the work in front of the slot is `A * weight - rate * t`
+    plus the capacity that was unused until t. The unused capacity is the maximum of `rate * t - A * weight` over all
+    slots so far. While it does not grow, the queue is never empty: this is a busy period.
     """
 
     def __init__(self, arrivals: Arrivals, rate: int, weight: int) -> None:
@@ -179,32 +180,32 @@ class _Queue:
         self._after: Integers = self._ahead + arrivals.n * weight
 
     def work(self, some: slice) -> int:
-        """Return what comes in some slots."""
+        """Return the work that arrives in some slots."""
         return int(self.arrivals.n[some].sum()) * self._weight
 
     def longest(self, some: slice) -> int:
-        """Return the most work in it just after something came."""
+        """Return the most work in the queue, just after an arrival in some slots."""
         return int(self._after[some].max(initial=0))
 
     def left(self, end: int, at_ms: int) -> int:
-        """Return the work that is left at an instant after the slots before `end`, and before all others."""
+        """Return the work left at an instant that is after the slots before `end`, and before the slot `end`."""
         return max(0, self._served_by(end - 1) - self.rate * at_ms) if end else 0
 
     def worst(self) -> int | None:
-        """Return the first slot at which the queue is longest."""
+        """Return the first slot with the longest queue; None without slots."""
         return int(self._after.argmax()) if len(self._after) else None
 
     def drained_ms(self, at: int) -> int:
-        """Return when the busy period of a slot ends."""
+        """Return the end of the busy period of a slot, in ms after the begin of the span."""
         last = int(np.searchsorted(self._unused, self._unused[at], side="right")) - 1
         return -(-self._served_by(last) // self.rate)
 
     def _served_by(self, at: int) -> int:
-        """Return the capacity that has gone by, used or not, when a slot's last message is served."""
+        """Return the capacity, used or unused, until the last message of a slot is served."""
         return int(self._unused[at]) + int(self._upto[at]) * self._weight
 
     def lateness(self, some: slice) -> dict[str, int | None]:
-        """Return the lateness of what is due in some slots, in ms, rounded up."""
+        """Return percentiles and maximum of the lateness of the messages of some slots, in ms, rounded up."""
         if some.start == some.stop:
             return _NOTHING
         waits = _percentiles(self._ahead[some], self.arrivals.n[some], self._weight)
@@ -215,12 +216,13 @@ class _Queue:
 def _percentiles(ahead: Integers, n: Integers, weight: int) -> dict[str, int]:
     """Return percentiles of the work for which messages wait.
 
-    A slot's messages wait one for the other. So they are taken as evenly spread over a range that ends with the wait
-    of the last one; a percentile is where the ranges of all slots, laid over each other, have reached its part.
+    The messages of a slot wait for each other. So this function spreads them evenly over a range that ends with the
+    wait of the last message. It adds up the ranges of all slots. A percentile is the point below which the sum has its
+    part.
     """
     begins = ahead - weight
     marked = np.concatenate([2 * begins, 2 * (begins + n * weight) + 1])
-    marked.sort()  # which is several times as fast as to find out the order
+    marked.sort()  # several times as fast as argsort
     waits = marked >> 1
     open_ranges = np.cumsum(1 - 2 * (marked & 1))[:-1]
     filled = np.concatenate([[0], np.cumsum(open_ranges * np.diff(waits))])

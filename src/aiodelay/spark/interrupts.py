@@ -1,4 +1,4 @@
-"""Ctrl-C for jobs that run until they are interrupted."""
+"""Handling of Ctrl-C in jobs that run until they are interrupted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["noted_interrupts"]
 
 @contextmanager
 def noted_interrupts() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C (SIGINT) sets for the length of a block, instead of raising `KeyboardInterrupt`.
+    """Yield an event that Ctrl-C (SIGINT) sets. Inside the block, Ctrl-C does not raise `KeyboardInterrupt`.
 
-    An exception in the middle of a call to Spark can leave the client of a Connect session waiting for ever. Outside
-    the main thread, which alone receives signals, the event is never set.
+    An exception in the middle of a call to Spark can make the client of a Connect session wait for ever. Only the main
+    thread receives signals: in other threads the event is never set.
     """
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():

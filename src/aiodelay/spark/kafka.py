@@ -1,4 +1,4 @@
-"""Records of Kafka as Spark's own connector reads them, for clusters that have it: a history topic's events."""
+"""Events of a history topic, for clusters that read Kafka with Spark's own connector."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST: Final = {
     "due_ms": (1 << 48) - 1,
     "attempt": (1 << 31) - 1,
 }
-"""As `aiodelay.kafka.records` has them, which cannot be imported where there is no client of Kafka."""
+"""The limits of `aiodelay.kafka.records`. They are repeated here because that module needs a Kafka client."""
 _WHOLE: Final = " AND ".join(
     [f"entry.{name} IS NOT NULL" for name in ("event", "id", "lane")]
     + [f"entry.{name} BETWEEN 0 AND {most}" for name, most in _MOST.items()]
@@ -30,12 +30,13 @@ _WHOLE: Final = " AND ".join(
 
 
 def kafka_to_events(raw: DataFrame) -> DataFrame:
-    """Return what records of a history topic tell, in the columns of `schemas.EVENTS`, without what is none of ours.
+    """Convert the records of a history topic into events, in the columns of `schemas.EVENTS`. Drop other records.
 
-    The same rows as `format("aiodelay").option("table", "events")` gives. The format: docs/formats.md, "Kafka".
+    The rows are the same as those of `format("aiodelay").option("table", "events")`. The format: docs/formats.md,
+    "Kafka".
 
     Args:
-        raw: Batch or stream, with Kafka's columns `partition`, `offset` and `value`.
+        raw: A batch or a stream with the columns `partition`, `offset` and `value` of Spark's connector.
     """
     entry = F.from_json(F.col("value").cast("string"), _ENTRY)
     told = raw.select("partition", "offset", entry.alias("entry")).where(_WHOLE)

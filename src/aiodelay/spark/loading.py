@@ -1,4 +1,7 @@
-"""One task's rows into a store: composed, paced, several calls on their way, sent again while it does not answer."""
+"""Writing the rows of one task into a store: composing, pacing, concurrent calls, and retries.
+
+`writing.py` runs it in tasks. `ending.py` and `moving.py` use its retries.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,13 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 
 class Counts(Struct, frozen=True):
-    """What rows came to.
+    """The number of rows by outcome.
 
     Attributes:
-        stored: Were not there, and are now.
-        replaced: Took the place of an older version.
-        known: Changed nothing: the store has, or remembers of a message that has ended, a version that is not older.
-            A row whose first answer was lost is known when it is sent again.
+        stored: Rows that are new in the store.
+        replaced: Rows that replaced an older version.
+        known: Rows that changed nothing. The store has the same or a higher version, or remembers that it ended. A row
+            whose first answer was lost is known when it is sent again.
     """
 
     stored: int = 0
@@ -45,17 +48,18 @@ class Counts(Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """All of them."""
+        """The number of all rows."""
         return self.stored + self.replaced + self.known
 
 
 def load(settings: WriteSettings, batches: Iterator[pa.RecordBatch]) -> Counts:
-    """Store what the batches hold; repeating it changes nothing.
+    """Store the rows of the batches and return their counts. Repeating it changes nothing.
 
     Raises:
         InputError: A row cannot be a message.
-        StoreUnavailableError: The store has not answered for as long as the settings say.
-        StoreFullError: It has had no room for as long.
+        StoreUnavailableError: The store did not answer for `patience_ms`.
+        StoreFullError: The store was full for `patience_ms`.
+        ConfigurationError: The time `until_ms` has passed before all rows were sent.
     """
     return asyncio.run(_load(settings, batches))
 
@@ -66,7 +70,7 @@ async def _load(settings: WriteSettings, batches: Iterator[pa.RecordBatch]) -> C
         failure: Exception | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                # the next batch is waited for in a thread: answers are read meanwhile
+                # wait for the next batch in a thread, so that this loop can read answers in the meantime
                 while (batch := await asyncio.to_thread(next, batches, None)) is not None:
                     await loader.load(batch, tasks)
         except ExceptionGroup as found:
@@ -93,20 +97,20 @@ class _Loader:
                 await self._room.acquire()
                 self._check_time()
                 tasks.create_task(self._send(call), name="aiodelay spark load")
-                await asyncio.sleep(0)  # it is on its way while the next part is composed
+                await asyncio.sleep(0)  # let the call start before the next part is composed
 
     def _check_time(self) -> None:
         until_ms = self._settings.until_ms
         if until_ms is not None and SystemClock().now_ms() > until_ms:
-            told = f"too slow: what was read is not written by {from_epoch_ms(until_ms):%Y-%m-%dT%H:%M:%SZ}"
-            raise ConfigurationError("rate", told, "a higher one, or fewer rows; to run it again is safe")
+            told = f"too slow: not all rows were written by {from_epoch_ms(until_ms):%Y-%m-%dT%H:%M:%SZ}"
+            raise ConfigurationError("rate", told, "a higher rate, or fewer rows; you can safely run the job again")
 
     async def _send(self, puts: Sequence[Put]) -> None:
         try:
             patience = Patience(self._settings.patience_ms)
             left, why = await self._tried(puts)
             while why is not None:
-                told = f"{len(left)} rows were sent for {format_duration(self._settings.patience_ms)} in vain"
+                told = f"{len(left)} rows were sent for {format_duration(self._settings.patience_ms)} without success"
                 await patience.pause(unanswered(self._store, why, told))
                 self._check_time()
                 left, why = await self._tried(left)
@@ -114,7 +118,7 @@ class _Loader:
             self._room.release()
 
     async def _tried(self, puts: Sequence[Put]) -> tuple[Sequence[Put], Refused | Unknown | None]:
-        """Send once; return what is to be sent again, and why."""
+        """Send puts once; return the puts to send again, and the reason."""
         assert isinstance(self._store, BulkLoad)
         outcomes = await self._store.bulk_load(puts)
         self.counts += Counts(
@@ -130,7 +134,7 @@ class _Loader:
 
 
 def unanswered(store: Store, why: Refused | Unknown, told: str) -> StoreError:
-    """Return the error of a store that did not answer, or had no room."""
+    """Return the error for a store that did not answer or was full."""
     kind = StoreFullError if isinstance(why, Refused) and why.reason == "full" else StoreUnavailableError
     return kind(store.name, f"{why.detail}; {told}")
 
@@ -140,14 +144,14 @@ def _is_settled(outcome: Outcome) -> bool:
 
 
 class Patience:
-    """Pauses between tries, each longer, until there have been enough of them."""
+    """Growing pauses between tries, up to a total time."""
 
     def __init__(self, most_ms: int) -> None:
         self._now_s = asyncio.get_running_loop().time
         self._end_s, self._pause_s = self._now_s() + most_ms / 1000, FIRST_PAUSE_S
 
     async def pause(self, error: Exception) -> None:
-        """Wait before the next try; raise the error when it is too late for one."""
+        """Wait before the next try. If the time is over, raise the error instead."""
         if self._now_s() + self._pause_s > self._end_s:
             raise error
         await asyncio.sleep(self._pause_s)
@@ -156,10 +160,10 @@ class Patience:
 
 @asynccontextmanager
 async def opened(make: Callable[[], Store], patience_ms: int) -> AsyncIterator[Store]:
-    """Open a store; while it does not answer, again.
+    """Open a store, and try again while it does not answer.
 
     Raises:
-        StoreUnavailableError: It has not answered for so long.
+        StoreUnavailableError: The store did not answer for `patience_ms`.
     """
     patience = Patience(patience_ms)
     async with AsyncExitStack() as stack:

@@ -1,8 +1,8 @@
-"""One task's part of a migration: copies are written, what was copied is taken out, copies are taken back.
+"""The tasks of a migration: `Copier` writes copies, `Taker` removes originals, `Withdrawer` cancels copies.
 
-A copy carries, in its trace context, the store that it came from, and the revision and the due time that it was made
-of: by that it is told from what applications have stored under the same id, from what another migration has brought,
-and from a copy of what the message was before.
+A copy has a mark in its trace context: the store from which it came, and the revision and the due time of the original.
+By this mark a task recognises the copy of exactly this version. Messages of applications, copies of other migrations
+and copies of earlier versions have other marks or none.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = ["COPIED", "MOVED", "OUTCOMES", "TAKEN_BACK", "WHAT", "Copier", "Place
 log: logging.Logger = logging.getLogger("aiodelay.spark")
 
 Taken: TypeAlias = Literal["removed", "gone", "changed", "left"]
-"""What became of a message that was to be taken out: it was; it was not there; it is another by now; it is too late."""
+"""The outcome of a removal: removed; not there; replaced or rescheduled since; left because it is due too soon."""
 
 MOVED: Final = "aiodelay-moved"
-"""In a copy's trace context: `<origin>/<revision>/<due ms>` of what it is a copy of."""
+"""The key of the mark in the trace context of a copy. Its value: `<origin>/<revision>/<due ms>` of the original."""
 WHAT: Final = ("id", "revision", "due_ms")
-"""What names a message as it was copied."""
+"""The columns that identify a message and the version that was copied."""
 COPIED: Final = "copied BIGINT, present BIGINT, late BIGINT, refused BIGINT"
 OUTCOMES: Final = "id STRING, revision BIGINT, due_ms BIGINT, outcome STRING"
 TAKEN_BACK: Final = "taken_back BIGINT"
@@ -51,24 +51,24 @@ _LOOKS = 10
 
 
 class Place(NamedTuple):
-    """One side of a migration; `url` as it was given: `env:NAME` and `file:PATH` are read where they are used."""
+    """One side of a migration. `url` may be `env:NAME` or `file:PATH`: each process reads these itself."""
 
     url: str
     namespace: str
 
     def store(self) -> Store:
-        """Return the store; nothing is connected yet.
+        """Return the store, not connected.
 
         Raises:
-            ConfigurationError: Its URL cannot be used.
+            ConfigurationError: The URL cannot be used.
         """
         return open_store(store_url(self.url), namespace=self.namespace, clock=None)
 
     def scannable(self) -> Scannable:
-        """Return it as what can be read whole.
+        """Return the store for reading whole tables.
 
         Raises:
-            UnsupportedByStoreError: It cannot.
+            UnsupportedByStoreError: The store cannot be read in parts, or is not durable.
         """
         store = self.store()
         if not isinstance(store, Scannable) or not store.traits.durable:
@@ -77,10 +77,10 @@ class Place(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """What copies of its messages are marked with: short, and another for each store and namespace."""
+        """The mark of this store and namespace in copies: a short hash."""
         return blake2b(f"{self.store().name} {self.namespace}".encode(), digest_size=6).hexdigest()
 
-    def __repr__(self) -> str:  # a password must not stand in a traceback that shows variables
+    def __repr__(self) -> str:  # tracebacks that show variables must not show a password
         return f"Place({self.namespace!r})"
 
 
@@ -109,16 +109,16 @@ def _named(batch: pa.RecordBatch) -> list[_Named]:
 
 @dataclass(frozen=True)
 class Copier:
-    """Writes copies; what is known of an id there stays as it is.
+    """Writes copies into the second store. If that store already has an id, its message stays as it is.
 
     Attributes:
-        to: Where to.
-        origin: Where from, as `Place.origin` has it.
-        columns: Of the rows; those of the table `messages`, and `due_ms`.
-        number: Of the pass, from 1: a repetition within it is known by the store.
-        margin_ms: What is due within this is not copied any more.
-        task_rate: Rows a second of one task; 0 = no cap.
-        patience_ms: How long to ask again while the store does not answer.
+        to: The second store.
+        origin: The mark of the first store, `Place.origin`.
+        columns: The columns of the rows: those of the table `messages`, and `due_ms`.
+        number: The number of the pass, from 1. If a task repeats within a pass, the store recognises its commands.
+        margin_ms: Messages that are due within this time are not copied.
+        task_rate: Rows a second of one task; 0 = no limit.
+        patience_ms: How long a call is repeated while the store does not answer.
     """
 
     to: Place
@@ -130,7 +130,7 @@ class Copier:
     patience_ms: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write what the rows hold; yield how many were copied, had their id taken, were late, and were refused."""
+        """Write the rows; yield the numbers of copied, present, late and refused rows (`COPIED`)."""
         yield asyncio.run(self._run(batches))
 
     async def _run(self, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
@@ -152,12 +152,12 @@ class Copier:
         return pa.RecordBatch.from_pydict({name: [n] for name, n in counts.items()})
 
     def _accepted(self, part: pa.RecordBatch, now_ms: int) -> list[_Row]:
-        """Return a put for each row, without those that no application could schedule: they stay where they are."""
+        """Return a put for each row. Leave out rows that `schedule()` would refuse: they stay in the first store."""
         try:
             puts = puts_of(part, self._settings(), now_ms)
         except InputError as error:
             if part.num_rows == 1:
-                log.warning("it is not moved: %s", error)
+                log.warning("a message is not moved: %s", error)
                 return []
             rows = (part.slice(number, 1) for number in range(part.num_rows))
             return [found for row in rows for found in self._accepted(row, now_ms)]
@@ -190,12 +190,13 @@ class Copier:
 
 @dataclass(frozen=True)
 class Taker:
-    """Takes messages out of a store, each only as it was copied.
+    """Removes messages from the first store, each only if it still has the copied revision and due time.
 
     Attributes:
-        place: Of the store.
-        margin_ms: What is due within this is left where it is.
-        task_rate: As of `Copier`; so is `patience_ms`.
+        place: The first store.
+        margin_ms: Messages that are due within this time stay.
+        task_rate: As in `Copier`.
+        patience_ms: As in `Copier`.
     """
 
     place: Place
@@ -204,7 +205,7 @@ class Taker:
     patience_ms: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Take out what the rows name (`WHAT`); yield them with what became of each (`OUTCOMES`)."""
+        """Remove the messages that the rows name (`WHAT`); yield them with their outcomes (`OUTCOMES`)."""
         for batch in batches:
             yield asyncio.run(self._run(_named(batch)))
 
@@ -237,12 +238,12 @@ class Taker:
 
 @dataclass(frozen=True)
 class Withdrawer:
-    """Takes copies back, as far as they still stand as they were written.
+    """Cancels copies in the second store, if they are still there with their mark.
 
     Attributes:
-        place: Where they are.
-        origin: As of `Copier`.
-        patience_ms: As of `Copier`.
+        place: The second store.
+        origin: As in `Copier`.
+        patience_ms: As in `Copier`.
     """
 
     place: Place
@@ -250,13 +251,13 @@ class Withdrawer:
     patience_ms: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Take back the copies of what the rows name (`WHAT`); yield how many were."""
+        """Cancel the copies of the messages that the rows name (`WHAT`); yield their number (`TAKEN_BACK`)."""
         for batch in batches:
             taken = self._withdraw({each.id: each for each in _named(batch)})
             yield pa.RecordBatch.from_pydict({"taken_back": [taken]})
 
     def _withdraw(self, rows: Mapping[str, _Named]) -> int:
-        """Look, and cancel what was found; again, as an owner may just then be writing what was asked of it."""
+        """Find and cancel copies until there are none. On Kafka, an owner may still be writing a requested copy."""
         taken = set[str]()
         for _ in range(_LOOKS):
             found = self._copies(rows)
@@ -264,10 +265,10 @@ class Withdrawer:
                 return len(taken)
             asyncio.run(self._cancel(found))
             taken |= {each.id for each in found}
-        raise StoreUnavailableError(self.place.store().name, f"{len(found)} copies were cancelled, and still stand")
+        raise StoreUnavailableError(self.place.store().name, f"{len(found)} copies were cancelled, but are still there")
 
     def _copies(self, rows: Mapping[str, _Named]) -> list[_Named]:
-        """Return which copies stand, with the revision and due time that they have there."""
+        """Return the copies in the second store, with their own revision and due time."""
         store = self.place.scannable()
         scan = Scan(table="messages", columns=(*WHAT, "trace"), ids=tuple(rows))
         return [
@@ -286,11 +287,11 @@ class Withdrawer:
 
 
 async def _carried_out(store: Store, commands: Sequence[Command], patience_ms: int) -> list[Outcome]:
-    """Carry commands out; those that got no answer again, with the same ops.
+    """Carry out commands and return their outcomes. Send commands without an answer again, with the same ops.
 
     Raises:
-        StoreUnavailableError: The store has not answered for so long; some may be carried out.
-        StoreFullError: It has had no room for as long.
+        StoreUnavailableError: The store did not answer for `patience_ms`. Some commands may have been carried out.
+        StoreFullError: The store was full for `patience_ms`.
     """
     patience = Patience(patience_ms)
     found: dict[int, Outcome] = {}
@@ -302,7 +303,7 @@ async def _carried_out(store: Store, commands: Sequence[Command], patience_ms: i
         if left:
             why = found[left[0]]
             assert isinstance(why, Refused | Unknown)
-            await patience.pause(unanswered(store, why, f"{len(left)} messages wait for it"))
+            await patience.pause(unanswered(store, why, f"{len(left)} messages wait"))
     return [found[number] for number in range(len(commands))]
 
 

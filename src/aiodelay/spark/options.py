@@ -1,4 +1,4 @@
-"""The options of `format("aiodelay")`: each is read once, on the driver, and every mistake names it."""
+"""Reading the options of the data sources, on the driver. An error names the wrong option."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ TABLES: tuple[Table, ...] = get_args(Table)
 
 
 class Options:
-    """Reads Spark's options, whose names know no case, one at a time; `finish` refuses what nobody asked for."""
+    """Reads Spark's options, whose names are not case-sensitive. `finish` refuses options that were not read."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._left = {name.lower(): text for name, text in given.items()}
         self._known: list[str] = []
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """Return an option as it is given; blank is not given."""
+        """Return the text of an option; a blank text counts as not given."""
         self._known.append(name)
         return (self._left.pop(name.lower(), "") or "").strip() or default
 
     def has(self, name: str) -> bool:
-        """Whether an option is given, be it blank."""
+        """Return whether an option is given, even if it is blank."""
         return self._left.get(name.lower()) is not None
 
     def required(self, name: str, example: str) -> str:
-        """Return an option that must be given.
+        """Return the text of a required option.
 
         Raises:
-            ConfigurationError: It is not.
+            ConfigurationError: The option is missing.
         """
         found = self.text(name)
         if found is None:
@@ -46,10 +46,10 @@ class Options:
         return found
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
-        """Return one of several words.
+        """Return an option that has one of several values.
 
         Raises:
-            ConfigurationError: It is none of them.
+            ConfigurationError: The option has another value.
         """
         found = self.text(name) or default
         if found not in allowed:
@@ -57,10 +57,10 @@ class Options:
         return found
 
     def integer(self, name: str, default: int, least: int, most: int) -> int:
-        """Return an integer.
+        """Return an option that is an integer.
 
         Raises:
-            ConfigurationError: It is not one from `least` to `most`.
+            ConfigurationError: The option is not an integer from `least` to `most`.
         """
         found = self.text(name)
         if found is None:
@@ -71,25 +71,25 @@ class Options:
         return int(found)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """Return whether it is `true`.
+        """Return whether an option is `true`.
 
         Raises:
-            ConfigurationError: It is neither `true` nor `false`.
+            ConfigurationError: The option is neither `true` nor `false`.
         """
         return self.choice(name, ("true", "false"), str(default).lower()) == "true"
 
     def finish(self) -> None:
-        """Refuse what is left.
+        """Check that all given options have been read.
 
         Raises:
-            ConfigurationError: Names an unknown option, and those that are known.
+            ConfigurationError: An option is unknown. The error names it and the known options.
         """
         for name in self._left:
             raise ConfigurationError("option", shortened(name), ", ".join(self._known))
 
 
 def read_table(given: Mapping[str, str]) -> Table:
-    """Return which table the options name; `messages` by default.
+    """Return the table that the options name; `messages` by default.
 
     Raises:
         ConfigurationError: There is no such table.
@@ -98,11 +98,10 @@ def read_table(given: Mapping[str, str]) -> Table:
 
 
 def checked_folder(field: str, folder: str) -> str:
-    """Return a folder that a job writes and reads back, without a slash at its end.
+    """Return the name of a folder that a job writes and reads, without a slash at its end.
 
     Raises:
-        ConfigurationError: There is none in it; or Spark would take what it writes to by name for a pattern when it
-            reads.
+        ConfigurationError: The name is blank, or has a character that Spark reads as a pattern.
     """
     if not folder.strip("/ ") or not _PATTERNS.isdisjoint(folder):
         allowed = "a folder, such as /data/cold or s3a://bucket/cold, without any of *?[]{}\\"
@@ -111,10 +110,10 @@ def checked_folder(field: str, folder: str) -> str:
 
 
 def store_url(given: str) -> str:
-    """Return the URL that is given: as it stands, as `env:NAME`, or as `file:PATH`.
+    """Return the URL of a store from a URL, `env:NAME` or `file:PATH`.
 
-    The last two keep passwords out of plans, logs and process lists: what is named is read where this is called, on the
-    driver and on each executor.
+    `env:NAME` and `file:PATH` keep passwords out of plans, logs and process lists. The process that calls this function
+    reads the variable or the file: the driver, and each executor.
 
     Raises:
         ConfigurationError: The variable is not set, or the file cannot be read or is empty.

@@ -1,4 +1,4 @@
-"""So many rows a second and no more, over all tasks: a bulk load must not starve the dispatchers of a live store."""
+"""The rate limit of tasks. With it, a bulk load leaves room for the schedulers that use the same store."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LEAST_CALLS_A_SECOND: Final = 10
 
 
 class Pacer:
-    """Holds one task to its part of a rate.
+    """Limits one task to its part of a rate.
 
     Args:
-        rate: Rows a second; 0 = no cap.
-        now_s: A monotonic clock, seconds.
-        sleep: Waits so many seconds of it.
+        rate: Rows a second; 0 = no limit.
+        now_s: A monotonic clock in seconds.
+        sleep: Waits for a number of seconds.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class Pacer:
         self._free_s = now_s()
 
     async def take(self, rows: int) -> None:
-        """Return when these rows may be sent.
+        """Wait until these rows may be sent.
 
-        They are waited for before, not after: a stage of many small tasks keeps to the rate as well. Time in which
-        nothing was sent is not made up for.
+        The wait comes before the rows, not after them. So many small tasks, one after the other, also keep to the rate.
+        Time in which no rows were sent is not saved for later.
         """
         if not self._rate:
             return
@@ -47,13 +47,13 @@ class Pacer:
 
 
 def rows_at_once(rate: float, most: int, traits: StoreTraits) -> int:
-    """Return how many rows one call of a task takes.
+    """Return the number of rows in one call of a task.
 
-    Under a cap calls are small, and come evenly: whoever dispatches waits behind one of them.
+    With a rate, calls are small and evenly spread, because a scheduler of the same store may have to wait for a call.
 
     Args:
-        rate: Rows a second of the task; 0 = no cap.
-        most: A call takes no more.
-        traits: Of the store that is called.
+        rate: Rows a second of the task; 0 = no limit.
+        most: Most rows of a call.
+        traits: The traits of the store.
     """
     return max(min(int(rate / LEAST_CALLS_A_SECOND), traits.paced_rows, most), 1) if rate else most

@@ -1,4 +1,4 @@
-"""What HTML pages of jobs are made of: one file that loads nothing, light and dark, without a script."""
+"""Building blocks of the HTML pages of jobs. A page is one file without scripts that loads nothing."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def page(title: str, about: str, parts: Iterable[str], explained: str) -> str:
     """Return a page's HTML.
 
     Args:
-        title: Its name.
-        about: HTML of what it tells of.
-        parts: HTML of its sections, in order.
-        explained: How its figures are to be read.
+        title: The title of the page.
+        about: HTML of the line below the title.
+        parts: HTML of the sections, in order.
+        explained: Text that explains the figures.
     """
     template, css = (files(__package__).joinpath(f"report_page.{kind}").read_text("utf-8") for kind in ("html", "css"))
     given = {"title": escape(title), "about": about, "parts": "".join(parts), "explained": escape(explained)}
@@ -28,34 +28,34 @@ def page(title: str, about: str, parts: Iterable[str], explained: str) -> str:
 
 
 def section(head: str, *content: str) -> str:
-    """Return a section of HTML under a heading."""
+    """Return the HTML of a section with a heading."""
     return f"<section><h2>{escape(head)}</h2>{''.join(content)}</section>"
 
 
 def notice(text: str) -> str:
-    """Return what the reader must not miss."""
+    """Return the HTML of a highlighted notice."""
     return f"<p class='notice'>{escape(text)}</p>"
 
 
 def strip(figures: Mapping[str, str]) -> str:
-    """Return the figures that matter most, by their names."""
+    """Return the HTML of a row of key figures, by name."""
     items = "".join(f"<div><dt>{escape(head)}</dt><dd>{escape(text)}</dd></div>" for head, text in figures.items())
     return f"<dl class='strip'>{items}</dl>"
 
 
 def folded(summary: str, content: str) -> str:
-    """Return HTML that is shown when its summary is asked for."""
+    """Return HTML that opens when the reader clicks its summary."""
     return f"<details><summary>{escape(summary)}</summary>{content}</details>"
 
 
 def table(caption: str, names: Mapping[str, str], figures: Mapping[str, str], rows: Sequence[Figures]) -> str:
-    """Return a table.
+    """Return the HTML of a table.
 
     Args:
-        caption: What it shows.
-        names: Columns that say what a row stands for, with their heads.
-        figures: Columns of figures, likewise: counts, lengths of time where the name ends in `_ms`, or text.
-        rows: By column.
+        caption: The caption of the table.
+        names: Columns that identify a row, with their headings.
+        figures: Columns of figures, with their headings: counts, text, or durations if the name ends in `_ms`.
+        rows: The rows, as values by column.
     """
     heads = "".join(f"<th scope='col' class='text'>{escape(head)}</th>" for head in names.values())
     heads += "".join(f"<th scope='col'>{escape(head)}</th>" for head in figures.values())

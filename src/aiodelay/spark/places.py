@@ -1,4 +1,4 @@
-"""Where a topic of Kafka is: URLs as a stream's options and the engine's have them."""
+"""Reading of Kafka URLs in the options of streams and of the engine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FORM: Final = "kafka://host:9092/topic"
 
 
 def read_topic(url: str, field: str) -> tuple[Cluster, str]:
-    """Read where a topic is.
+    """Return the cluster and the topic of a URL.
 
     Args:
-        url: `kafka://host:9092/topic`, with a cluster's options; or `env:NAME`, or `file:PATH`.
-        field: What an error calls it.
+        url: `kafka://host:9092/topic`, with options of the cluster; or `env:NAME`, or `file:PATH`.
+        field: The name of the option for errors.
 
     Raises:
-        ConfigurationError: It is not of this form, or names several topics.
+        ConfigurationError: The URL has another form, or names several topics.
     """
     given = UrlOptions(store_url(url))
     topics = read_topics(given, field, FORM)
@@ -33,10 +33,10 @@ def read_topic(url: str, field: str) -> tuple[Cluster, str]:
 
 
 def read_cluster_of(url: str, field: str) -> Cluster:
-    """Read where a cluster is; a topic in the URL does not count.
+    """Return the cluster of a URL, and ignore a topic in it.
 
     Raises:
-        ConfigurationError: It is not of the form of `read_topic`.
+        ConfigurationError: The URL has another form than in `read_topic`.
     """
     given = UrlOptions(store_url(url))
     if given.parts.scheme != "kafka" or given.parts.fragment:

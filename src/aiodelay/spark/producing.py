@@ -1,4 +1,7 @@
-"""Rows as records of topics: all acknowledged, or an error; what a topic never takes goes to the dead topic."""
+"""Writing the records of the engine to their topics.
+
+Kafka acknowledges all records, or writing raises an error. A record that its topic never takes goes to the dead topic.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +42,15 @@ _KEPT = (DEAD_REASON, DEAD_FROM, DEAD_TIMESTAMP)
 
 
 def dead_reason(reason: str) -> tuple[str, bytes]:
-    """Return the header that says why a record is in the dead topic."""
+    """Return the header with the reason why a record is in the dead topic."""
     return DEAD_REASON, cut(reason, MOST_REASON).encode(errors="backslashreplace")
 
 
 async def check_writable(cluster: Cluster) -> None:
-    """Refuse a cluster that lets no topic be written; which ones may be is not told before one is.
+    """Check that a producer may connect and may write to some topic. Kafka checks a single topic only at a write.
 
     Raises:
-        StoreUnavailableError: It does not answer, or is such a one.
+        StoreUnavailableError: The cluster does not answer, or allows no writes at all.
     """
     async with Writer(cluster) as writer:
         with answering(cluster):
@@ -55,28 +58,29 @@ async def check_writable(cluster: Cluster) -> None:
 
 
 def write_batches(url: str, batches: Iterator[pa.RecordBatch], *, dead: str, timeout_ms: int) -> None:
-    """Write the rows of batches, as `produce` does: columns `topic`, `key`, `value`, `headers`.
+    """Write the rows of batches with `produce`. The columns are `topic`, `key`, `value` and `headers`.
 
     Raises:
-        ConfigurationError: The URL is none of a cluster.
-        StoreUnavailableError: As `produce`.
+        ConfigurationError: The URL does not name a cluster.
+        StoreUnavailableError: As for `produce`.
     """
     cluster = read_cluster_of(url, "option 'url'")
     asyncio.run(produce(cluster, _records(batches), dead=dead, timeout_ms=timeout_ms))
 
 
 async def produce(cluster: Cluster, records: Iterator[Outgoing], *, dead: str, timeout_ms: int) -> None:
-    """Write records, in no order to rely on; return once all are acknowledged, or stand in the dead topic.
+    """Write records in any order. Return after Kafka has acknowledged all, in their topic or in the dead topic.
 
     Args:
-        cluster: Where to.
-        records: What.
-        dead: The topic for what its own topic never takes: there is none, or the record is too large for it, or
-            is refused by itself.
-        timeout_ms: How long a page of them is tried again.
+        cluster: The cluster of the topics.
+        records: The records to write.
+        dead: The topic for records that their own topic never takes: the topic does not exist, the record is too large,
+            or the broker refuses it even when it is sent alone.
+        timeout_ms: How long a page of records is tried again.
 
     Raises:
-        StoreUnavailableError: The cluster did not answer for so long; some may be written, and are written again.
+        StoreUnavailableError: The cluster did not answer for `timeout_ms`. Some records may have been written; the next
+            try writes them again.
     """
     page = list(islice(records, AT_ONCE))
     if not page:
@@ -95,7 +99,7 @@ async def produce(cluster: Cluster, records: Iterator[Outgoing], *, dead: str, t
 
 
 async def _written(writer: Writer, records: Sequence[Outgoing], dead: str) -> tuple[list[Outgoing], Exception | None]:
-    """Write once; return what is to be written next, and why if it is the same again."""
+    """Write records once. Return the records to write next, and the error if some of them failed."""
     try:
         written = await writer.write(records)
     except UNAVAILABLE as error:
@@ -120,9 +124,9 @@ async def _written(writer: Writer, records: Sequence[Outgoing], dead: str) -> tu
 
 
 def _instead(record: Outgoing, error: Exception, dead: str, *, is_refused: bool) -> Outgoing | None:
-    """Return what is written instead of a record that its topic never takes, None if it is tried again.
+    """Return the record for the dead topic if the topic never takes a record; None if the record is tried again.
 
-    `is_refused`: it was refused alone, for what it is.
+    `is_refused`: the broker refused the record when it was sent alone.
     """
     if isinstance(error, TopicAuthorizationFailedError):
         is_final = record.topic in refused_topics(error, record.topic)
@@ -144,14 +148,14 @@ def _dead_letter(record: Outgoing, error: Exception, dead: str) -> Outgoing:
 
 
 def _is_suspect(record: Outgoing, written: Written, dead: str) -> bool:
-    """Say whether a batch was refused for one of its records: one without key, say, where a topic is compacted."""
+    """Return whether one record may have made its batch fail, such as one without a key for a compacted topic."""
     if written.error is None or written.in_doubt or isinstance(written.error, _FINAL) or record.topic == dead:
         return False
     return not refused_topics(written.error, record.topic)
 
 
 async def _alone(writer: Writer, record: Outgoing) -> Written:
-    """Write a record in a batch of its own, a few times: what is wrong may be the broker."""
+    """Write a record alone, a few times, because the broker may have a temporary problem."""
     for _ in range(_TIMES_ALONE):
         try:
             (written,) = await writer.write([record])

@@ -1,4 +1,4 @@
-"""What the batches of a stream came to, of a classic session and of a Connect session alike."""
+"""Observed values of the batches of a stream, for classic and Connect sessions. `archive` and `engine` use it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LOOK_S: Final = 1
 
 
 class Batch(NamedTuple):
-    """What one came to.
+    """Observed values of one finished micro-batch.
 
     Attributes:
-        number: Of the checkpoint's.
-        seconds: How long it took.
-        observed: The values that it was observed for, by name.
+        number: The number of the batch in the checkpoint.
+        seconds: The duration of the batch.
+        observed: The observed values by name.
     """
 
     number: int
@@ -31,18 +31,18 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    """A query's batches, each told once. Spark tells of the last hundred, so that it has to be asked now and then."""
+    """Returns each batch of a query once. Spark remembers only the last 100 batches, so call `since` regularly."""
 
     def __init__(self) -> None:
         self._last = -1
 
     @staticmethod
     def observing(frame: DataFrame, *values: Column) -> DataFrame:
-        """Return a stream whose batches tell these values, each an aggregate with a name."""
+        """Return a stream whose batches report these values, each an aggregate with a name."""
         return frame.observe(_OBSERVED, *values)
 
     def since(self, query: StreamingQuery) -> Iterator[Batch]:
-        """Yield what has come since this was asked last."""
+        """Yield the batches that have finished since the last call."""
         for progress in query.recentProgress:
             row = progress["observedMetrics"].get(_OBSERVED)
             if row is None or progress["batchId"] <= self._last:
@@ -52,7 +52,7 @@ class Batches:
 
 
 def followed(query: StreamingQuery, note: Callable[[StreamingQuery], object]) -> bool:
-    """Call `note` every second until the query ends or Ctrl-C stops it; return whether it was Ctrl-C."""
+    """Call `note` every second until the query ends or Ctrl-C stops it. Return whether Ctrl-C stopped it."""
     try:
         with noted_interrupts() as interrupted:
             while not interrupted.is_set() and not query.awaitTermination(_LOOK_S):
@@ -64,7 +64,7 @@ def followed(query: StreamingQuery, note: Callable[[StreamingQuery], object]) ->
 
 
 def _by_name(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row's values by their names; a Connect session of Spark 4.3 tells values and schema instead."""
+    """Return the values of a row by name. A Connect session of Spark 4.3 returns values and schema apart."""
     if row.keys() != {"values", "schema"}:
         return row
     names = (field["name"] for field in row["schema"]["fields"])

@@ -1,4 +1,4 @@
-"""Reading a table of a store at once: planned on the driver, read in parts by executors, nothing written."""
+"""Batch reading of a store's table: the driver plans the parts, executors read them. Nothing is written."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ __all__ = ["PushingReader", "Reader", "reader_of"]
 
 
 def reader_of(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
-    """Return what reads the table that options name.
+    """Return the reader of the table that the options name.
 
     Raises:
-        ConfigurationError: Names the option or the column that is wrong, and what is allowed.
+        ConfigurationError: An option or a column is wrong. The error names it and the allowed values.
     """
     table = read_table(given)
     if table == "events":
@@ -65,7 +65,7 @@ def reader_of(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
     options.finish()
     if table == "done" and (scan.lane, scan.from_ms, scan.to_ms) != (None, None, None):
         raise ConfigurationError(
-            "option 'lane', 'dueFrom' or 'dueTo'", "given with table done", "ids: no more is known"
+            "option 'lane', 'dueFrom' or 'dueTo'", "given with table done", "ids: the table has no lanes or due times"
         )
     if scan.from_ms is not None and scan.to_ms is not None and scan.from_ms > scan.to_ms:
         raise ConfigurationError("option 'dueFrom'", time_shape(scan.from_ms), f"up to dueTo, {time_shape(scan.to_ms)}")
@@ -74,20 +74,20 @@ def reader_of(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
 
 
 class Reader(DataSourceReader):
-    """Reads one table.
+    """Reads one table of a store.
 
     Args:
-        url: Of the store; `env:NAME` and `file:PATH` are resolved where they are used.
-        namespace: Which of the store's messages.
-        schema: The columns that are wanted.
-        scan: What is read.
+        url: The URL of the store. Each process resolves `env:NAME` and `file:PATH` itself.
+        namespace: The namespace of the messages.
+        schema: The wanted columns.
+        scan: The table, and the messages of it to read.
     """
 
     def __init__(self, url: str, namespace: str, schema: StructType, scan: Scan) -> None:
         self._url, self._namespace, self._schema, self._scan = url, namespace, schema, scan
 
     def partitions(self) -> list[InputPartition]:
-        """Split the table; on the driver.
+        """Split the table into parts, on the driver.
 
         Raises:
             StoreUnavailableError: The store does not answer, or there is no such file or topic.
@@ -95,8 +95,8 @@ class Reader(DataSourceReader):
         return [InputPartition(part) for part in self._store().scan_parts(self._scan)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Yield the rows of a part as Arrow record batches; on an executor."""
-        if partition.value is None:  # Spark's own, of a table that has no parts
+        """Yield the rows of a part as Arrow record batches, on an executor."""
+        if partition.value is None:  # Spark makes this partition for a table without parts
             return
         layout = Layout(self._scan.table, self._schema)
         for columns in self._store().scan_part(self._scan, partition.value):
@@ -113,12 +113,13 @@ class Reader(DataSourceReader):
 
 
 class PushingReader(Reader):
-    """Takes filters on ids and due times too; Spark allows that only where it is configured to."""
+    """Also takes filters on ids and due times. Spark allows this only if it is configured."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take what can be looked up, and have Spark check all of it: times are in ms here.
+        """Narrow the scan by the filters, and return all filters so that Spark checks the rows again.
 
-        And ids, because Spark, up to 4.3 at least, may read for one query of a frame what another has pushed.
+        Spark must check times, because the scan has ms and not µs. It must check ids, because Spark (at least up to
+        4.3) may use the filters of one query of a frame for another query.
         """
         for each in filters:
             self._scan = _with_filter(self._scan, each) or self._scan
@@ -126,7 +127,7 @@ class PushingReader(Reader):
 
 
 def _with_filter(scan: Scan, given: Filter) -> Scan | None:
-    """Return what is left to be read; None if the filter does not help."""
+    """Return the scan, narrowed by a filter; None if the filter cannot narrow it."""
     narrowed: Scan | None = None
     match given:
         case EqualTo(("id",), str(value)):
@@ -176,7 +177,7 @@ def _ids(options: Options) -> tuple[str, ...] | None:
     allowed = "ids with commas, or a JSON list of texts; [] for none"
     is_given, text = options.has("ids"), options.text("ids")
     if text is None:
-        if is_given:  # a program's list that is empty must not become the whole table
+        if is_given:  # an empty list of a program must not read the whole table
             raise ConfigurationError("option 'ids'", "blank", allowed)
         return None
     if not text.startswith("["):

@@ -1,4 +1,4 @@
-"""One task's part of a repair: each finding is looked at again, in truth and store, before anything is changed."""
+"""The task of a repair: it checks each difference again, in truth and store, before it changes the store."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ Skipped: TypeAlias = Literal["present", "ended", "changed", "withdrawn", "wanted
 OUTCOMES: Final = "kind STRING, outcome STRING, n BIGINT"
 
 FOUND: Final = ("kind", "have_revision", "have_due_ms", "rows_of_id")
-"""Columns of a finding, which stand before those of the truth."""
+"""The columns of a difference. In a row, the columns of the truth follow them."""
 
 _AT_ONCE = 100
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {"to": ("lane", "address")}
-"""What a column is in an envelope, where that is called otherwise."""
+"""The fields of an envelope for a column, if their names differ."""
 
 
 class Found(Struct, frozen=True):
-    """A finding as a reconcile wrote it; revision and due time are those of the store."""
+    """A difference that a reconcile found. Revision and due time are the store's values at that time."""
 
     id: str
     kind: str
@@ -64,15 +64,15 @@ def repair_of(
     is_versioned: bool,
     horizon_ms: int,
 ) -> Command | Skipped:
-    """Return what mends a finding, or why nothing is to be done.
+    """Return the command that repairs a difference, or the reason why it is skipped.
 
     Args:
-        found: By the reconcile.
-        stands: In the store, now.
-        want: What the truth says now; None: nothing.
-        given: Columns of the truth beside `due_at`; of what is stored, all else stays.
-        is_versioned: The truth gives versions.
-        horizon_ms: Of what is due until then, nothing that is stored is changed.
+        found: The difference that the reconcile found.
+        stands: The message in the store now; None if there is none.
+        want: The message that the truth has now; None if it has none.
+        given: The columns of the truth except `due_at`. The other fields of the stored message stay.
+        is_versioned: The truth has versions.
+        horizon_ms: Stored messages that are due until this time, in epoch ms, are not changed.
     """
     if found.kind == "missing":
         return _missing(stands, want)
@@ -128,11 +128,12 @@ def _is_as_found(found: Found, record: Record) -> bool:
 
 @dataclass(frozen=True)
 class Repairer:
-    """What executors run.
+    """The function that executors run on a partition of differences.
 
     Attributes:
-        settings: How rows of the truth are written.
-        given: As of `repair_of`; so is `horizon_ms`.
+        settings: The store, and how rows of the truth become messages.
+        given: As in `repair_of`.
+        horizon_ms: As in `repair_of`.
     """
 
     settings: WriteSettings
@@ -140,14 +141,14 @@ class Repairer:
     horizon_ms: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Mend what the rows of a partition have found: `FOUND`, then the columns of the settings.
+        """Repair the differences of a partition. Its columns are `FOUND`, then the columns of the settings.
 
         Yields:
-            How many findings of a kind came to what (`OUTCOMES`).
+            The number of differences by kind and outcome (`OUTCOMES`).
 
         Raises:
-            InputError: The truth has an id twice, or a row of it cannot be a message.
-            StoreUnavailableError: The store does not answer; repeating is safe.
+            InputError: The truth has an id twice, or one of its rows cannot be a message.
+            StoreUnavailableError: The store does not answer. Repeating is safe.
         """
         counts = asyncio.run(self._run(batches))
         rows = [(kind, outcome, n) for (kind, outcome), n in counts.items()]
@@ -165,7 +166,7 @@ class Repairer:
         return counts
 
     async def _mend(self, store: Store, batch: pa.RecordBatch) -> list[tuple[str, str]]:
-        """Look at some findings, decide, and change at once: so that little can happen in between."""
+        """Read some messages, decide, and write at once, so that few messages change in between."""
         found, wants = self._read(batch, store.now_ms())
         stands = await asyncio.gather(*(store.get(each.id) for each in found))
         decided = [
@@ -183,7 +184,7 @@ class Repairer:
         answers = await _carried_out(store, list(commands.values()))
         for each in found:
             if each.kind == "drift" and answers.get(each.id) == "stored":
-                # It ended after it was looked at, and must not come back; it is not due yet, so nothing took it.
+                # Race: the message ended between read and write, and the put brought it back. End it before it is due.
                 await _carried_out(store, [Cancel(NO_OP, each.id)])
                 answers[each.id] = "ended"
         return [
@@ -202,10 +203,10 @@ class Repairer:
 
 
 async def _carried_out(store: Store, commands: Sequence[Command]) -> dict[str, str]:
-    """Return what each command came to, by id.
+    """Carry out commands and return their outcomes by id.
 
     Raises:
-        StoreUnavailableError: Some may not have been carried out.
+        StoreUnavailableError: Some commands may not have been carried out.
     """
     assert isinstance(store, BulkLoad)
     puts = [each for each in commands if isinstance(each, Put)]

@@ -1,4 +1,4 @@
-"""A report as one HTML page that loads nothing: light and dark, without a script, a table beside each plot."""
+"""The HTML page of `aiodelay spark report`: key figures, plots with tables, and notices."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ _LATENESS: Final = ("delivered", *_PERCENTILES, "max_ms")
 _DELIVERIES: Final = ("delivered", "early", "unclaimed", "repeated")
 _ALL: Final = (*_LATENESS, *_DELIVERIES[1:], *_FAILURES)
 _ABOUT = (
-    "Lateness is the start of a delivery minus the due time: its start is the claim or, where the journal has none, "
-    "its end. Each occurrence counts once, at its first success. Percentiles are nearest ranks: exact up to 10 s, "
-    "above that rounded up to four digits. The scale of lateness is logarithmic."
+    "Lateness is the start of a delivery minus the due time. The start is the claim or, if the journal has no claim, "
+    "the end of the delivery. Each occurrence counts once, at its first success. Percentiles are nearest ranks: exact "
+    "up to 10 s, above that rounded up to four digits. The scale of lateness is logarithmic."
 )
 
 
 class ReportPage(Struct, frozen=True, kw_only=True):
-    """What a page shows; of rows that are too many None.
+    """The content of a page. A list of rows is None if it has more than `most_rows` rows.
 
     Attributes:
-        source: Where the events were read.
-        within: Which instants were counted, in words.
+        source: The archive from which the events were read.
+        within: The time range of the events, in words.
         where: The condition that the events meet.
-        by: Columns that each row stands for.
-        total: The figures of all.
-        lanes: Those of each lane.
-        times: Those of each hour or day, in order.
-        rows: Those of each row.
-        most_rows: More are too many.
+        by: The columns by which rows are grouped.
+        total: The figures of all events.
+        lanes: The figures of each lane.
+        times: The figures of each hour or day, in order.
+        rows: The figures of each row.
+        most_rows: The most rows of each list.
     """
 
     source: str
@@ -74,9 +74,7 @@ def render(shown: ReportPage) -> str:
     return page("Delivery report", events, _outcomes(shown) if has_outcomes else [_NOTHING], _ABOUT)
 
 
-_NOTHING = section(
-    "Nothing happened", "<p>No event tells of a message that was delivered, tried again or given up.</p>"
-)
+_NOTHING = section("Nothing happened", "<p>No event shows a message that was delivered, tried again or given up.</p>")
 
 
 def _outcomes(shown: ReportPage) -> list[str]:
@@ -109,13 +107,13 @@ def _notices(shown: ReportPage) -> list[str]:
     total, told = shown.total, []
     if total["early"]:
         told.append(
-            f"Early: {count_text(total['early'])}, by up to {ms_text(-total['min_ms'])}. The clocks of those that "
-            "wrote the events differ, or something delivers before its time."
+            f"Early: {count_text(total['early'])}, by up to {ms_text(-total['min_ms'])}. The clocks of the "
+            "machines that wrote the events differ, or a program delivers before the due time."
         )
     if total["unclaimed"]:
         told.append(
-            f"No claim: {count_text(total['unclaimed'])}. Transfers inside a server and Kafka stores write none: "
-            "the lateness of these is measured at their end."
+            f"No claim: {count_text(total['unclaimed'])}. Transfers inside a server and Kafka stores write no "
+            "claims. For these deliveries, lateness is measured at their end."
         )
     if total["repeated"]:
         told.append(f"Repeated: {count_text(total['repeated'])} successes after the first of the same occurrence.")

@@ -1,4 +1,4 @@
-"""Plots over time, as inline SVG whose colours the page's style sheet gives."""
+"""Plots over time as inline SVG, for the pages of `report` and `simulate`. The style sheet has the colours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Figures: TypeAlias = Mapping[str, Any]
 """One row of a report: its columns by name; `hour` is an aware `datetime`, `day` a `date`."""
 
 SLOTS_S: Final = {"hour": 3600, "day": 86_400}
-"""How long a slot of time is, in seconds."""
+"""The length of a slot on the time axis, in seconds."""
 
 _UNITS_MS: Final = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1000}
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 960, 230, 88, 8, 14, 28
@@ -30,7 +30,7 @@ def count_text(n: int) -> str:
 
 
 def ms_text(ms: int | None) -> str:
-    """Return a length of time with three digits, in the longest unit of which it has one."""
+    """Return a duration with three digits, in the largest unit that is not longer than it."""
     if ms is None:
         return "-"
     for unit, unit_ms in _UNITS_MS.items():
@@ -40,7 +40,7 @@ def ms_text(ms: int | None) -> str:
 
 
 def slot_text(slot: date) -> str:
-    """Return an hour or a day in UTC."""
+    """Return the text of an hour or a day, in UTC."""
     return f"{slot.astimezone(UTC):%Y-%m-%d %H:%M}" if isinstance(slot, datetime) else f"{slot}"
 
 
@@ -53,15 +53,15 @@ def line_plot(
     *,
     text_of: Callable[[int], str] = ms_text,
 ) -> str:
-    """Return a line for each of some columns on a logarithmic scale; time without a value is a gap.
+    """Return a plot with a line for each column, on a logarithmic scale. Time without a value is a gap.
 
     Args:
-        title: What is plotted.
-        about: What each point is, for those who cannot see it.
-        times: Figures of each slot, in order; not empty.
-        unit: Column of the slot.
-        names: Columns with their meaning; each is a class of the style sheet.
-        text_of: Makes text of a value.
+        title: The title of the plot.
+        about: A description of the plot for screen readers.
+        times: The figures of each slot, in order; not empty.
+        unit: The column of the slot.
+        names: The columns with their labels. Each name is a class of the style sheet.
+        text_of: The function that converts a value into text.
     """
     axis = _Axis.of(times, unit)
     most = max(row[name] or 1 for row in times for name in names)
@@ -84,7 +84,7 @@ def line_plot(
 
 
 def bar_plot(title: str, about: str, times: Sequence[Figures], unit: str, names: Mapping[str, str]) -> str:
-    """Return a bar for each slot, its parts stacked; arguments as of `line_plot`, `names` with their meaning."""
+    """Return a plot with a bar for each slot. The columns of `names` are stacked. Arguments are as for `line_plot`."""
     axis = _Axis.of(times, unit)
     steps = _steps(max(sum(row[name] for name in names) for row in times))
 
@@ -94,7 +94,7 @@ def bar_plot(title: str, about: str, times: Sequence[Figures], unit: str, names:
     marks = []
     for row in times:
         width, floor = axis.width, float(_FLOOR)
-        x = axis.middle(row[unit]) - width / 2  # below the dot that `line_plot` has for the same slot
+        x = axis.middle(row[unit]) - width / 2  # centred below the dot of `line_plot` for the same slot
         for name, meaning in names.items():
             if row[name]:
                 floor -= height(row[name])
@@ -107,7 +107,7 @@ def bar_plot(title: str, about: str, times: Sequence[Figures], unit: str, names:
 
 
 class _Axis(Struct, frozen=True):
-    """Instants from left to right: from the first slot's start to the last one's end, in seconds since 1970."""
+    """The time axis: from the start of the first slot to the end of the last slot, in seconds since 1970."""
 
     from_s: int
     to_s: int
@@ -142,7 +142,7 @@ def _epoch_s(slot: date) -> int:
 
 
 def _runs(points: Sequence[tuple[date, float, int | None]], slot_s: int) -> list[list[tuple[date, float, int]]]:
-    """Return the points that stand side by side, without a slot that has no value between them; a lone one twice."""
+    """Return runs of points of consecutive slots with a value. A run of one point has that point twice."""
     runs: list[list[tuple[date, float, int]]] = []
     for slot, x, ms in points:
         if ms is None:
@@ -154,7 +154,7 @@ def _runs(points: Sequence[tuple[date, float, int | None]], slot_s: int) -> list
 
 
 def _steps(most: int) -> list[int]:
-    """Return round numbers from 0 up to `most` or somewhat more, evenly spread."""
+    """Return evenly spaced round numbers from 0 to at least `most`."""
     sizes = (factor * 10**power for power in range(19) for factor in (1, 2, 5))
     step = next(size for size in sizes if size * _LINES >= most)
     return list(range(0, -(-max(most, 1) // step) * step + 1, step))

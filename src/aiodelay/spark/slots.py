@@ -1,6 +1,7 @@
-"""What a scheduler that waits in slots decides: where a record waits, which of an id's counts, and what is delivered.
+"""The decisions of the engine, as pure functions: the slot of a record, the valid record of an id, the output.
 
-A slot is named by its end, epoch ms, and holds what is due up to then; nothing in it is delivered before.
+A slot is named by its end in epoch ms. It holds the messages that are due up to its end, and the engine delivers none
+of them before its end.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from .producing import dead_reason
 __all__ = ["WAS_DUE", "Entry", "Given", "Output", "Placed", "Slots", "newest", "output"]
 
 WAS_DUE: Final = "aiodelay-was-due-ms"
-"""A header of what replaces or cancels: the due time that the id had, epoch ms."""
+"""Header of a record that replaces or cancels a message: the earlier due time of the id, epoch ms."""
 NO_SLOT: Final = 0
-"""The slot of what waits for nothing: it is always over."""
+"""The slot of entries that do not wait: it is always over."""
 _MOST_MS: Final = (1 << 48) - 1
 
 
@@ -42,13 +43,13 @@ class Given(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What stands in a slot.
+    """One entry of a slot.
 
     Attributes:
-        id: Whose.
-        seq: The record's offset: of an id's entries the highest counts.
-        due_ms: When it is due, or was; None: it is a dead letter.
-        wire: The record, for `output`; None: the id has left this slot, or is cancelled.
+        id: The id of the message.
+        seq: The offset of the record. The entry of an id with the highest offset is valid.
+        due_ms: The due time in this slot, epoch ms; None for a dead letter.
+        wire: The encoded record, for `output`; None if the message was cancelled or has moved to another slot.
     """
 
     id: str
@@ -58,7 +59,7 @@ class Entry(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """An entry and where it waits."""
+    """An entry, and the shard and the slot in which it waits."""
 
     shard: int
     slot_ms: int
@@ -66,7 +67,7 @@ class Placed(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A record to write; `due_ms` None: it goes to the dead topic."""
+    """A record to write. If `due_ms` is None, the record is a dead letter."""
 
     topic: str
     key: bytes | None
@@ -87,57 +88,58 @@ _decode = msgspec.msgpack.Decoder(_Wire).decode
 
 
 class Slots(msgspec.Struct, frozen=True):
-    """How time, and ids, are cut.
+    """The division of time into slots, and of ids into shards.
 
     Attributes:
         slot_ms: Length of a slot.
-        shards: Over how many lists the entries of a slot are spread.
+        shards: Number of lists over which the entries of a slot are spread.
     """
 
     slot_ms: int
     shards: int
 
     def end_of(self, due_ms: int) -> int:
-        """Return the slot of a due time: the first end of one that is not before it."""
+        """Return the slot of a due time: the first end of a slot at or after it."""
         return -(-due_ms // self.slot_ms) * self.slot_ms
 
     def place(self, given: Given) -> list[Placed]:
-        """Return the entries that a record comes to: it stands in one slot, and leaves another.
+        """Return the entries for a record: one in its new slot, and one that ends the id in its earlier slot.
 
-        What cannot be scheduled is a dead letter, with the reason in its headers.
+        A record that cannot be scheduled becomes a dead letter with the reason in its headers.
         """
         shard = crc32(given.key or b"") % self.shards
         try:
             entries = _entries(given)
         except RecordFormatError as error:
             return [Placed(shard, NO_SLOT, _dead(given, error.problem))]
-        slots = {self.end_of(entry.due_ms or 0): entry for entry in entries}  # of two in one slot, what stands
+        slots = {self.end_of(entry.due_ms or 0): entry for entry in entries}  # in one slot, the message wins
         return [Placed(shard, slot_ms, entry) for slot_ms, entry in slots.items()]
 
 
 def _entries(given: Given) -> list[Entry]:
-    """Return what a record ends, then what it puts.
+    """Return the entry that ends the earlier due time, if any, and then the entry of the message, if any.
 
     Raises:
-        RecordFormatError: Says what is wrong.
+        RecordFormatError: The engine cannot schedule the record. The error has the reason.
     """
     key, value, headers = given.key, given.value, given.headers
     glance = records.glance(key, value, headers)
     if glance.kind is Kind.BAD:
         raise RecordFormatError(glance.problem)
     if key is None or not records.is_plain(key) or glance.read_to is not None:
-        raise RecordFormatError("a Kafka store has written it for itself: its topic cannot be an engine's")
+        raise RecordFormatError("a Kafka store wrote this record: an engine cannot use the topic of a Kafka store")
     message_id, was_due_ms = records.id_of(key), _was_due(headers)
     left = [] if was_due_ms is None else [Entry(message_id, given.offset, was_due_ms, None)]
     if value is None:
         if not left:
-            raise RecordFormatError(f"it cancels, and has no header {WAS_DUE}: the slot is not known")
+            raise RecordFormatError(f"the record cancels a message, but has no header {WAS_DUE}: its slot is unknown")
         return left
     record = records.decode(key, value, headers, written_ms=given.written_ms)
     if record.envelope.lane != records.SINK:
-        raise RecordFormatError(f"it is for {shortened(record.envelope.lane)}, and an engine delivers to topics")
+        lane = shortened(record.envelope.lane)
+        raise RecordFormatError(f"the message is for {lane}, but an engine delivers only to topics")
     if record.envelope.rule is not None:
-        raise RecordFormatError("it recurs, and an engine delivers once")
+        raise RecordFormatError("the message is recurring, but an engine delivers a message once")
     wire = _encode(_Wire(key, value, [*headers], given.written_ms))
     return [*left, Entry(message_id, given.offset, record.due_ms, wire)]
 
@@ -162,7 +164,7 @@ def _dead(given: Given, problem: str) -> Entry:
 
 
 def newest(entries: Iterable[Entry]) -> list[tuple[int | None, bytes]]:
-    """Return due time and record of what is to be written: of each id the newest, unless that ends it."""
+    """Return the due time and the record of each message to write: the newest entry of an id, unless it ends the id."""
     dead = list[tuple[int | None, bytes]]()
     found = dict[str, Entry]()
     for entry in entries:
@@ -175,13 +177,13 @@ def newest(entries: Iterable[Entry]) -> list[tuple[int | None, bytes]]:
 
 
 def output(due_ms: int | None, wire: bytes, *, now_ms: int, schedules: str, dead: str) -> Output | None:
-    """Return the record to write for one that is due, None if it came too late and is then dropped.
+    """Return the record to write for a due entry; None if the message has expired and its rule is `drop`.
 
     Args:
-        due_ms: None: it is a dead letter already.
-        wire: Of its entry.
-        now_ms: The time, epoch ms.
-        schedules: The topic that it comes from.
+        due_ms: The due time; None for a dead letter.
+        wire: The encoded record of the entry.
+        now_ms: The current time, epoch ms.
+        schedules: The topic from which the record comes.
         dead: The topic for dead letters.
     """
     given = _decode(wire)
@@ -192,6 +194,6 @@ def output(due_ms: int | None, wire: bytes, *, now_ms: int, schedules: str, dead
     if is_late(record, now_ms):
         if record.late is LateAction.DROP:
             return None
-        return Output(dead, given.key, given.value, [*headers, dead_reason("it has expired")], None)
+        return Output(dead, given.key, given.value, [*headers, dead_reason("the message has expired")], None)
     wired = records.delivered(record.envelope, delivery_id(record), 1, now_ms=now_ms, schedules=schedules)
     return Output(record.envelope.address, *wired, due_ms)

@@ -1,4 +1,4 @@
-"""`format("aiodelay")`: the door through which Spark reads and writes a store."""
+"""The data source `format("aiodelay")`, by which Spark reads and writes a store."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["AiodelaySource"]
 
 
 class AiodelaySource(DataSource):
-    """Reads and writes a store's messages, reads its dead letters, its ended ones, and its events as a stream.
+    """Reads and writes messages of a store, and reads its dead letters, ended messages and events.
 
-    What happens where: this object lives on the driver; readers and writers are pickled and sent to executors.
+    This object lives on the driver. Spark pickles readers and writers and sends them to executors.
     """
 
     @classmethod
@@ -37,25 +37,25 @@ class AiodelaySource(DataSource):
         return SCHEMAS[read_table(self.options)]
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads a table once; only the columns of the schema are fetched."""
+        """Return the reader of a table. It fetches only the columns of the schema."""
         from .reading import reader_of  # noqa: PLC0415 - a writer needs none of it
 
         return reader_of(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return what follows a store's events."""
+        """Return the stream reader of a store's events."""
         from .events import stream_reader_of  # noqa: PLC0415 - as above
 
         return stream_reader_of(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001 - Spark's signature
-        """Return what stores a frame's messages."""
+        """Return the writer that stores the rows of a frame."""
         from .writing import writer_of  # noqa: PLC0415 - as above
 
         return writer_of(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001, N802 - Spark's
-        """Return what stores a stream's messages."""
+        """Return the writer that stores the rows of a stream."""
         from .writing import stream_writer_of  # noqa: PLC0415 - as above
 
         return stream_writer_of(self.options, schema, overwrite=overwrite)

@@ -1,4 +1,4 @@
-"""What a job tells when it has ended: one value, one line of JSON, one exit code."""
+"""The summary of a job. The commands print it as a line of JSON and derive the exit code from it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["Summary"]
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """What a job did.
+    """The result of a job.
 
     Attributes:
-        job: Its name, which `job` gives.
-        seconds: How long it took; likewise.
-        counts: What it counted, by name.
-        rejected: How many rows it could not take.
-        rows: How many rows it was given.
-        facts: What else whoever reads it should know: windows relied on, files written.
+        job: The name of the job; the decorator `job` sets it.
+        seconds: The duration of the job; the decorator `job` sets it.
+        counts: The counts of the job, by name.
+        rejected: The number of rows that the job could not take.
+        rows: The number of rows that the job was given.
+        facts: Other results, such as files written, or the time for which a store remembers ended messages.
     """
 
     job: str = ""
@@ -30,13 +30,13 @@ class Summary(Struct, frozen=True, kw_only=True):
     facts: Mapping[str, Any] = {}
 
     def is_within(self, most_rejected: float) -> bool:
-        """Whether no more than this part of the rows was rejected.
+        """Return whether at most this part of the rows was rejected.
 
         Args:
-            most_rejected: 0 to 1; 0 allows none.
+            most_rejected: The allowed part, 0 to 1; 0 allows none.
         """
         return self.rejected <= most_rejected * self.rows
 
     def shape(self) -> dict[str, Any]:
-        """Return it as JSON's types, flat but for `counts` and `facts`."""
+        """Return the summary as JSON types, flat except for `counts` and `facts`."""
         return structs.asdict(self)

@@ -1,4 +1,4 @@
-"""The reading half of `format("aiodelay_kafka")`: a topic's records, from exact offsets to exact offsets."""
+"""The stream reader of `format("aiodelay_kafka")`. A task reads an exact range of offsets of one partition."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ __all__ = ["MOST_AT_ONCE", "TopicReader", "readable_partitions", "topic_reader_o
 MOST_AT_ONCE: Final = 100_000
 _PURPOSE: Final = "of"
 _REFUSAL_MS: Final = 1_000
-"""By then a broker has said that a topic may not be read."""
+"""Within this time a broker reports that a topic may not be read."""
 _TIME = pa.timestamp("us", tz="UTC")
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 
 
 async def readable_partitions(cluster: Cluster, topic: str) -> int:
-    """Return how many partitions a topic has that may be read.
+    """Check that a topic may be read, and return the number of its partitions.
 
     Raises:
         StoreMismatchError: There is no such topic.
-        StoreUnavailableError: The cluster does not answer, or does not let the topic be read.
+        StoreUnavailableError: The cluster does not answer, or this user may not read the topic.
     """
     n = await history_partitions(cluster, topic)
     places = [TopicPartition(topic, part) for part in range(n)]
@@ -52,16 +52,16 @@ async def readable_partitions(cluster: Cluster, topic: str) -> int:
 
 
 class _Settings(Following, frozen=True, kw_only=True):
-    """What the options say; `purpose` stands in the checkpoint, and one of another purpose is refused."""
+    """The options of the stream. The checkpoint has `purpose`; a checkpoint of another purpose is an error."""
 
     purpose: str
 
 
 class TopicReader(Follower):
-    """Follows a topic; as `Follower`, and an offset also tells what it was read for.
+    """Follows a topic. Offsets are those of `Follower`, and also have the purpose of the stream.
 
     Args:
-        settings: From the options.
+        settings: The options of the stream.
     """
 
     def __init__(self, settings: _Settings) -> None:
@@ -69,7 +69,7 @@ class TopicReader(Follower):
         self._settings = settings
 
     def spans(self) -> Mapping[int, range]:
-        """Ask for the topic's partitions and their offsets."""
+        """Return the offsets that the topic has now, by partition."""
 
         async def ask() -> Mapping[int, range]:
             async with open_trail(*self._place()) as trail:
@@ -78,17 +78,17 @@ class TopicReader(Follower):
         return asyncio.run(ask())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return where a batch ends that begins at `start`.
+        """Return the end of the batch that begins at `start`.
 
         Raises:
-            ConfigurationError: The checkpoint is of another purpose.
-            EventsLostError: What stands at `start` is gone.
-            StoreUnavailableError: No answer.
+            ConfigurationError: The checkpoint has another purpose.
+            EventsLostError: Records at `start` were deleted.
+            StoreUnavailableError: The cluster did not answer.
         """
         return super().latestOffset(self._own(start), limit) | {_PURPOSE: self._settings.purpose}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Split what stands between two offsets."""
+        """Split the range between two offsets into pieces."""
         return super().partitions(self._own(start), self._own(end))
 
     def _own(self, offset: dict[str, Any]) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class TopicReader(Follower):
         return numbers
 
     async def batches(self, piece: Piece) -> AsyncGenerator[pa.RecordBatch]:
-        """Yield the records of a piece."""
+        """Yield the records of a piece in record batches."""
         async with open_trail(*self._place()) as trail:
             async for found in trail.records(piece.part, piece.span, lambda gone: self.lost(piece.part, gone)):
                 if found:
@@ -125,14 +125,14 @@ def _batch(found: Sequence[Any]) -> pa.RecordBatch:
         pa.array([each.topic for each in found], pa.string()),
         pa.array([each.partition for each in found], pa.int32()),
         pa.array([each.offset for each in found], pa.int64()),
-        pa.array([min(max(each.timestamp, 0), LAST_MS) * 1000 for each in found], _TIME),  # some give ns
+        pa.array([min(max(each.timestamp, 0), LAST_MS) * 1000 for each in found], _TIME),  # some producers give ns
         pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(fields, fields=list(_HEADER))),
     ]
     return pa.RecordBatch.from_arrays(arrays, ["key", "value", "topic", "partition", "offset", "timestamp", "headers"])
 
 
 def topic_reader_of(given: Mapping[str, str]) -> TopicReader:
-    """Return what follows the topic that the options name.
+    """Return the stream reader of the topic that the options name.
 
     Raises:
         ConfigurationError: An option is missing, unknown or out of range.

@@ -1,9 +1,9 @@
-"""`format("aiodelay_kafka")`: topics of Kafka as streams, read and written, where Spark's own connector is not at hand.
+"""The data source `format("aiodelay_kafka")`: streams from and to Kafka topics, without Spark's own connector.
 
-Rows look as the connector's do. What is read is exact: offsets stand in the checkpoint, and only what is committed
-counts. What is written is written at least once: all of a batch is acknowledged before Spark commits it.
+The rows have the columns of Spark's connector. Reading is exact: the checkpoint has the offsets, and only committed
+records are read. Writing is at least once: Kafka acknowledges all records of a batch before Spark commits the batch.
 
-Spark imports this module anew for each batch, on the driver; so nothing large is imported but where work is done.
+Spark imports this module again for each batch, on the driver. So functions that do the work import large modules.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECORDS: Final = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
-"""What is read: a topic's records, as Spark's Kafka connector gives them with `includeHeaders`."""
+"""The columns of a read stream: those of Spark's Kafka connector with `includeHeaders`."""
 _WRITTEN: Final = {
     "topic": "string",
     "key": "binary",
@@ -39,7 +39,7 @@ _WRITTEN: Final = {
 
 
 class TopicSource(DataSource):
-    """A topic as a stream of its records, and a stream's rows as records of the topics that they name."""
+    """Reads the records of a topic as a stream, and writes the rows of a stream to the topics that they name."""
 
     @classmethod
     def name(cls) -> str:
@@ -47,27 +47,27 @@ class TopicSource(DataSource):
         return "aiodelay_kafka"
 
     def schema(self) -> str:
-        """Return the columns of what is read."""
+        """Return the columns of a read stream."""
         return RECORDS
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return what follows a topic."""
+        """Return the stream reader of a topic."""
         from .topic_reading import topic_reader_of  # noqa: PLC0415 - see above
 
         return topic_reader_of(self.options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TopicWriter:  # noqa: FBT001, N802 - Spark's
-        """Return what writes records.
+        """Return the writer of records.
 
         Raises:
             ConfigurationError: An option or a column is missing, unknown or of a wrong type.
         """
         options = Options(self.options)
         url = options.required("url", "kafka://host:9092")
-        dead = options.required("dead", "a topic for what cannot be written")
+        dead = options.required("dead", "a topic for records that cannot be written")
         timeout = options.text("timeout", "60s") or "60s"
         timeout_ms = parse_duration(timeout, field="option 'timeout'", error=ConfigurationError)
-        options.text("checkpointLocation")  # this and the next: Spark's own
+        options.text("checkpointLocation")  # Spark itself sets this option and the next
         options.text("queryName")
         options.finish()
         found = {field.name: field.dataType.simpleString() for field in schema.fields}
@@ -78,31 +78,31 @@ class TopicSource(DataSource):
 
 
 class _Writing(Struct, frozen=True, kw_only=True):
-    """How records are written; pickled with the writer."""
+    """The options of a writer; pickled with the writer."""
 
     url: str
     dead: str
     timeout_ms: int
 
-    def __repr__(self) -> str:  # as `Following`
+    def __repr__(self) -> str:  # as in `Following`: no password in tracebacks
         return "_Writing()"
 
 
 class TopicWriter(DataSourceStreamArrowWriter):
-    """Writes each row to the topic that it names; what that topic never takes, to the dead topic, with the reason.
+    """Writes each row to the topic that it names. Rows that their topic never takes go to the dead topic.
 
     Args:
-        writing: How.
+        writing: The options of the writer.
     """
 
     def __init__(self, writing: _Writing) -> None:
         self._writing = writing
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Return once every record is acknowledged.
+        """Write the rows of a task. Return after Kafka has acknowledged every record.
 
         Raises:
-            StoreUnavailableError: The cluster did not answer for too long; some may be written.
+            StoreUnavailableError: The cluster did not answer for too long. Some records may have been written.
         """
         from .producing import write_batches  # noqa: PLC0415 - see above
 
@@ -111,7 +111,7 @@ class TopicWriter(DataSourceStreamArrowWriter):
         return WriterCommitMessage()
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Do nothing: all is written."""
+        """Do nothing: all records are written."""
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Do nothing: what was written stays, and is written again."""
+        """Do nothing: written records stay, and the repeated batch writes them again."""

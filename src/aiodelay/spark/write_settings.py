@@ -1,4 +1,4 @@
-"""What a frame's writing needs to know, read from options and schema on the driver: every mistake is told there."""
+"""The settings of a writer. The driver reads them from options and schema, and finds mistakes before tasks start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .options import Options, store_url
 __all__ = ["DEFAULT_RATE", "WriteSettings", "destination_of", "read_settings", "store_of", "write_options"]
 
 DEFAULT_RATE: Final = 20_000
-"""Rows a second over all tasks, unless `rate` says otherwise: what a live Redis store hardly notices."""
+"""Default rate, in rows a second over all tasks. A Redis store in use hardly slows down at this rate."""
 DEFAULT_CONCURRENCY: Final = 8
 _MOST_RATE = 100_000_000
 
@@ -60,25 +60,25 @@ LEFT_OUT: Final = frozenset(
         "traceback",
     }
 )
-"""Columns of what is read that tell of a message's life in its store: one that is written begins a new life."""
+"""Columns of a read table that a writer ignores: they describe the past of a message, and a written message is new."""
 
 
 class WriteSettings(Struct, frozen=True, kw_only=True):
-    """How a frame is written; sent to executors.
+    """The settings by which a frame is written; sent to executors.
 
     Attributes:
-        store: As it was given: a URL, `env:NAME` or `file:PATH`.
-        namespace: Of the store.
-        to: The destination of rows that name none.
-        conflict: `insert`: every row has version 0. `newer`: the column `version`.
-        rate: Rows a second over all tasks; 0 = no cap.
-        concurrency: How many tasks write at once; None where it was not given.
+        store: The store as it was given: a URL, `env:NAME` or `file:PATH`.
+        namespace: The namespace of the messages.
+        to: The destination of rows without one.
+        conflict: `insert`: every row has version 0. `newer`: the column `version` has the versions.
+        rate: Rows a second over all tasks; 0 = no limit.
+        concurrency: The number of tasks that write at once; None if it was not given.
         batch_rows: Most rows of one call.
         max_payload: Most bytes of a payload.
-        timezone: Of `timestamp_ntz` columns.
-        patience_ms: How long one call is repeated while the store does not answer.
+        timezone: The time zone of `timestamp_ntz` columns.
+        patience_ms: How long a call is repeated while the store does not answer.
         columns: The names of the frame's columns, in lower case.
-        until_ms: Nothing is sent after this time, in epoch ms; None: it may take as long as it takes.
+        until_ms: The time in epoch ms after which no row is sent; None: no limit.
     """
 
     store: str
@@ -94,17 +94,17 @@ class WriteSettings(Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...]
     until_ms: int | None = None
 
-    def __repr__(self) -> str:  # a password must not stand in a traceback that shows variables
+    def __repr__(self) -> str:  # tracebacks that show variables must not show a password
         return f"WriteSettings({self.namespace!r})"
 
     @property
     def task_rate(self) -> float:
-        """Rows a second of one task; 0 = no cap."""
+        """Rows a second of one task; 0 = no limit."""
         return self.rate / (self.concurrency or DEFAULT_CONCURRENCY)
 
 
 def write_options(options: WriteOptions, *, conflict: str, max_payload: int) -> dict[str, str]:
-    """Return the options of `format("aiodelay")` by which a job writes."""
+    """Return the options of `format("aiodelay")` for a job that writes."""
     return {
         "store": options.store,
         "namespace": options.namespace,
@@ -117,16 +117,16 @@ def write_options(options: WriteOptions, *, conflict: str, max_payload: int) -> 
 
 
 def read_settings(given: Mapping[str, str], schema: StructType, *, overwrite: bool = False) -> WriteSettings:
-    """Return how a frame is to be written; nothing is connected to.
+    """Return the settings for writing a frame, and check them without connecting to the store.
 
     Raises:
-        TargetError: The default destination is none.
+        TargetError: The option `to` is not a destination.
         ConfigurationError: An option or a column is missing, unknown or of a wrong type.
-        UnsupportedByStoreError: The store takes nothing in bulk.
+        UnsupportedByStoreError: The store cannot load messages in bulk.
     """
     options = Options(given)
     options.choice("table", ("messages",), "messages")
-    options.text("checkpointLocation")  # this and the next: Spark's own, of a stream
+    options.text("checkpointLocation")  # for a stream, Spark itself sets this option and the next
     options.text("queryName")
     settings = WriteSettings(
         store=options.required("store", "redis://localhost or env:NAME"),
@@ -145,7 +145,7 @@ def read_settings(given: Mapping[str, str], schema: StructType, *, overwrite: bo
     )
     options.finish()
     if overwrite:
-        allowed = "mode('append'): a store is added to; what is to go is cancelled"
+        allowed = "mode('append'); to remove messages from a store, cancel them"
         raise ConfigurationError("save mode", "overwrite", allowed)
     if settings.to is not None:
         destination_of(settings.to)
@@ -155,20 +155,20 @@ def read_settings(given: Mapping[str, str], schema: StructType, *, overwrite: bo
 
 
 def store_of(settings: WriteSettings) -> Store:
-    """Return the store that is written to; nothing is connected yet.
+    """Return the store to which the settings write, not connected.
 
     Raises:
-        ConfigurationError: Its URL cannot be used.
+        ConfigurationError: The URL cannot be used.
     """
     return open_store(store_url(settings.store), namespace=settings.namespace, clock=None)
 
 
-@lru_cache(maxsize=1024)  # frames name few destinations, each many times
+@lru_cache(maxsize=1024)  # a frame has few destinations, each in many rows
 def destination_of(to: str) -> tuple[str, str]:
     """Return the lane and the address of `<sink>:<address>`, or of `handler:<type>`.
 
     Raises:
-        TargetError: It is neither.
+        TargetError: The text has neither form.
     """
     sink, address = split_target(to)
     if sink != HANDLER_TARGET:

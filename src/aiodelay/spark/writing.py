@@ -1,4 +1,7 @@
-"""The writing half of `format("aiodelay")`: Spark sends rows at least once, and the store takes each version once."""
+"""The writers of `format("aiodelay")`, and `write_frame`, which the jobs use.
+
+Spark sends rows at least once. The store takes each version once.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ _COUNTS = "stored BIGINT, replaced BIGINT, known BIGINT"
 
 
 def writer_of(given: Mapping[str, str], schema: StructType, *, overwrite: bool = False) -> DataSourceArrowWriter:
-    """Return what stores a frame's rows.
+    """Return the writer that stores the rows of a frame.
 
     Raises:
         ConfigurationError: An option or a column is missing, unknown or of a wrong type; or the mode is overwrite.
-        UnsupportedByStoreError: The store takes nothing in bulk.
+        UnsupportedByStoreError: The store cannot load messages in bulk.
     """
     return _Writer(read_settings(given, schema, overwrite=overwrite))
 
@@ -39,29 +42,29 @@ def writer_of(given: Mapping[str, str], schema: StructType, *, overwrite: bool =
 def stream_writer_of(
     given: Mapping[str, str], schema: StructType, *, overwrite: bool = False
 ) -> DataSourceStreamArrowWriter:
-    """Return what stores a stream's rows; a batch that is written again after a restart changes nothing.
+    """Return the writer that stores the rows of a stream. A batch that is repeated after a restart changes nothing.
 
     Raises:
-        ConfigurationError: As `writer_of`; output mode `complete` is overwrite.
-        UnsupportedByStoreError: As `writer_of`.
+        ConfigurationError: As for `writer_of`. The output mode `complete` counts as overwrite.
+        UnsupportedByStoreError: As for `writer_of`.
     """
     return _StreamWriter(read_settings(given, schema, overwrite=overwrite))
 
 
 def write_frame(frame: DataFrame, given: Mapping[str, str], *, until_ms: int | None = None) -> Counts:
-    """Store a frame's rows and return what they came to; an attempt of a task that failed is not counted.
+    """Store the rows of a frame and return their counts. The counts do not include failed attempts of a task.
 
-    The rate holds: as many tasks write as `concurrency` says, or as Spark has cores.
+    The frame is cut into `concurrency` tasks, or one for each core, so that the tasks together keep to the rate.
 
     Args:
-        frame: With the columns of a message; docs/spark/data-source.md lists them.
-        given: The data source's options for writing.
-        until_ms: When rows are too old to be written, in epoch ms; None: never.
+        frame: Rows with the columns of a message; docs/spark/data-source.md lists them.
+        given: The options of the data source for writing.
+        until_ms: The time in epoch ms after which no row is sent; None: no limit.
 
     Raises:
-        ConfigurationError: As `writer_of`; or it was not done in time.
-        UnsupportedByStoreError: As `writer_of`.
-        PythonException: A task failed; `clear_error` finds why.
+        ConfigurationError: As for `writer_of`; or not all rows were sent by `until_ms`.
+        UnsupportedByStoreError: As for `writer_of`.
+        PythonException: A task failed; `clear_error` returns the cause.
     """
     settings = structs.replace(read_settings(given, frame.schema), until_ms=until_ms)
     if settings.rate:
@@ -80,7 +83,7 @@ def write_frame(frame: DataFrame, given: Mapping[str, str], *, until_ms: int | N
 
 
 def cores_of(spark: SparkSession) -> int:
-    """Return how many tasks run at once: Spark cuts a range into as many parts, with Connect as well."""
+    """Return the number of tasks that run at once. Spark cuts a range into as many parts, also with Connect."""
     return spark.range(100_000).select(spark_partition_id()).distinct().count()
 
 
@@ -90,7 +93,7 @@ class _Written(WriterCommitMessage):
 
 
 class _Telling:
-    """What the driver says at the end; the store needs no word from it."""
+    """Logs the counts on the driver at the end of a write. The store needs no commit."""
 
     def __init__(self, settings: WriteSettings) -> None:
         self._settings = settings
@@ -105,7 +108,7 @@ class _Telling:
 
 
 _DONE = "written"
-_FAILED = "a write failed; what its other tasks wrote stays, and writing it again is safe"
+_FAILED = "a write failed; rows of its other tasks stay stored, and you can safely write the frame again"
 
 
 class _Writer(_Telling, DataSourceArrowWriter):

@@ -105,7 +105,7 @@ def _tell(batch: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Moved(Source):
-    """Cut-over and work folder of a migration, as in `MigrateOptions`. An import from another scheduler needs neither."""
+    """Cut-over and work folder, as in `MigrateOptions`. An import from another scheduler needs neither."""
 
     cutover: datetime | None = None
     work: str | None = None
