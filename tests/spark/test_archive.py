@@ -156,14 +156,14 @@ def test_folders_and_checkpoints_that_do_not_belong_together_are_refused(
 ) -> None:
     asyncio.run(note(url, 1, 1))
     archive.run(spark, store=url, to=folder)
-    with pytest.raises(ConfigurationError, match=r"checkpoint is .*; allowed: the one that"):
+    with pytest.raises(ConfigurationError, match=r"checkpoint is .*; allowed: the checkpoint with which"):
         archive.run(spark, store=url, to=folder, checkpoint=f"{tmp_path / 'other'}")
     fuller, its = f"{tmp_path / 'fuller'}", f"{tmp_path / 'its'}"
     archive.run(spark, store=url, to=fuller, checkpoint=its, max_rows_per_batch=50)
     for place, other in [(fuller, f"{folder}/_checkpoint"), (folder, its), (f"{tmp_path / 'new'}", its)]:
-        with pytest.raises(ConfigurationError, match=r"checkpoint is .*; allowed: the one that"):
+        with pytest.raises(ConfigurationError, match=r"checkpoint is .*; allowed: the checkpoint with which"):
             archive.run(spark, store=url, to=place, checkpoint=other)  # Spark would pass over what it reads, or lack it
-    with pytest.raises(ConfigurationError, match=r"to is .*, where other files are"):
+    with pytest.raises(ConfigurationError, match=r"to is .*, which has other files"):
         archive.run(spark, store=url, to=f"{tmp_path}")
     with pytest.raises(ConfigurationError, match="to is blank"):
         archive.run(spark, store=url, to=" ")

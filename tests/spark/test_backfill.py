@@ -308,7 +308,7 @@ def test_a_run_stores_what_is_good_once_and_tells_of_the_rest(spark: SparkSessio
         ("past_due", "due_at"),
         ("too_soon", "due_at"),
     ]
-    with pytest.raises(ConfigurationError, match=r"rejects is .*allowed: a folder that is not there yet"):
+    with pytest.raises(ConfigurationError, match=r"rejects is .*allowed: a folder that does not exist yet"):
         run(rejects=f"{tmp_path / 'rejects'}", dry_run=True)
 
     async def look_and_cancel() -> list[tuple[str, int, bytes]]:
@@ -349,7 +349,10 @@ def test_files_and_tables_are_read(spark: SparkSession, tmp_path: Path) -> None:
     [
         ("orders", "from is 'orders'; allowed: parquet:DIR, csv:DIR, json:DIR, orc:DIR or jdbc:URL?dbtable=TABLE"),
         ("avro:orders", "from is 'avro:orders'; allowed: parquet:DIR"),
-        ("parquet:/none/such", "from is 'parquet:/none/such'; allowed: what can be read (PATH_NOT_FOUND)"),
+        (
+            "parquet:/none/such",
+            "from is 'parquet:/none/such'; allowed: files or a table that Spark can read (PATH_NOT_FOUND)",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named(spark: SparkSession, text: str, told: str) -> None:

@@ -237,7 +237,7 @@ def test_a_wrong_option_is_named_before_anything_is_kept(
 def test_what_cannot_be_cancelled_is_named(spark: SparkSession, tmp_path: Path) -> None:
     ids = spark.createDataFrame([("a",)], "id STRING")
     for frame, told in (
-        (ids, "tier is a folder in which there is nothing; allowed: one that `cold put` has written"),
+        (ids, "tier is an empty folder; allowed: a folder that `cold put` has written"),
         (ids.withColumnRenamed("id", "name"), "map is without 'id'"),
     ):
         with pytest.raises(ConfigurationError) as caught:

@@ -141,7 +141,7 @@ def test_a_missed_promotion_is_told_and_made_up_for_once(
     assert (summary.rows, summary.rejected, summary.is_within(0)) == (3, 3, False)
     (record,) = caplog.records
     assert record.getMessage().startswith(
-        "3 messages had less than 1d left when they were promoted, 2 of them were due"
+        "3 messages had less than 1d left when they were promoted, 2 of them were overdue"
     )
     assert {*stored(store, "default")} == {"a", "c", "d"}, "they are delivered at once"
     other = f"sqlite:///{tmp_path / 'forgetful.db'}"
@@ -229,7 +229,7 @@ def test_what_a_store_has_not_answered_to_is_not_sent_again_when_it_is_too_old(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({}, "tier is '{tier}', in which there is nothing; allowed: a folder that `cold put` has written"),
+        ({}, "tier is '{tier}', which is empty; allowed: a folder that `cold put` has written"),
         ({"window": "1 week"}, "window is '1 week'"),
         ({"store": "redis:/h:secret@x"}, "url is redis:/h:***@x; allowed: redis://"),
         ({"store": "env:NO_SUCH_STORE"}, "store is 'env:NO_SUCH_STORE'"),

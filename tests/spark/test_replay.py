@@ -150,7 +150,7 @@ def test_bad_options_are_named_before_anything_is_stored(spark: SparkSession, tm
         ({"name": "a", "to": "nowhere"}, r"to is 'nowhere'"),
         ({"name": "a", "rate": -1}, r"option 'rate' is '-1'"),
         ({"name": "a", "concurrency": 0}, r"option 'concurrency' is '0'"),
-        ({"name": "a", "rejects": f"{tmp_path}", "dry_run": True}, r"rejects is .*; allowed: a folder that is not"),
+        ({"name": "a", "rejects": f"{tmp_path}", "dry_run": True}, r"rejects is .*; allowed: a folder that does not"),
     ]:
         with pytest.raises(ConfigurationError, match=told):
             replay.run(frame, store=url, **options)  # type: ignore[arg-type]

@@ -130,7 +130,7 @@ def test_what_was_asked_wrongly_is_named(spark: SparkSession, tmp_path: Path) ->
             run(frame, rates=rates)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"scale": 0}, r"scale is 0; allowed: a number from 0.01 to 100"),
-        ({"slot": "7s"}, r"slot is 7s; allowed: what divides an hour"),
+        ({"slot": "7s"}, r"slot is 7s; allowed: a length that divides an hour"),
         ({"slot": "1ms"}, r"slot is 1ms; allowed: longer, or a shorter time"),
         ({"slot": "fast"}, r"slot is 'fast'; allowed: text such as"),
         ({"overdue": "drop"}, r"overdue is 'drop'; allowed: backlog, ignore"),

@@ -51,6 +51,6 @@ def test_what_a_rate_does_not_hold_up_to_is_said() -> None:
     assert "<td>never</td>" in page
     assert "50/s is too low" not in page
     assert "50/s: " in page
-    assert "if nothing else comes." in page
+    assert "if no others come." in page
     assert "parquet:&lt;b&gt;" in page
     assert "class='notice'" not in simulation(1_000)

@@ -141,7 +141,7 @@ def test_a_store_without_room_ends_the_write_after_its_patience() -> None:
         yield from batches_of([20])
 
     try:
-        with pytest.raises(StoreFullError, match="rows were sent for 300ms in vain"):
+        with pytest.raises(StoreFullError, match="rows were sent for 300ms without success"):
             load(settings(server.url, "default", timeout="300ms"), filling())
     finally:
         server.stop()

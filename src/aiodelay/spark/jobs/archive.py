@@ -1,4 +1,4 @@
-"""Archive: a store's events into Parquet by day, every event once, whatever is killed on the way."""
+"""`aiodelay spark archive`: write the events of a store to Parquet by day, each event once, even if a run is killed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .settings_origin import setting
 __all__ = ["by_day", "run"]
 
 _EVERY_BATCH: Final = "spark.sql.streaming.fileSink.log.compactInterval"
-"""How many batches the sink's log of files is written for at once; 1: each time the whole of it, in one file."""
+"""The interval of batches at which Spark writes the whole log of files into one file; 1: after each batch."""
 
 
 def by_day(events: DataFrame) -> DataFrame:
-    """Return events with their `day`, a date in UTC whatever the session's time zone."""
+    """Return events with a column `day`: the date in UTC, in any time zone of the session."""
     return events.withColumn("day", F.expr("date_from_unix_date(cast(floor(unix_millis(at) / 86400000) as int))"))
 
 
@@ -36,20 +36,21 @@ def by_day(events: DataFrame) -> DataFrame:
 def run(spark: SparkSession, options: ArchiveOptions) -> Summary:
     """Write the events that are not in the archive yet.
 
-    Exactly once for whoever reads the folder with Spark, at any time: its log `_spark_metadata` names the files that
-    count. To be killed and run again is safe at any point; two runs at once are not: the second ends with an error.
+    A program that reads the folder with Spark sees each event exactly once, at any time. Spark's log `_spark_metadata`
+    names the valid files. You can kill a run at any point and run it again. Do not run two at once: the second ends
+    with an error.
 
     Args:
         spark: The session.
         options: See `ArchiveOptions`; callers give each by keyword.
 
     Returns:
-        How many events this run wrote in how many batches; `facts` has their days.
+        The number of events and batches of this run; `facts` has the days of the events.
 
     Raises:
-        ConfigurationError: An option is wrong, or the checkpoint is not that of this archive.
+        ConfigurationError: An option is wrong, or the checkpoint belongs to another archive.
         UnsupportedByStoreError: The store keeps no journal.
-        StreamingQueryException: It failed; `clear_error` finds why.
+        StreamingQueryException: The stream failed; `clear_error` returns the cause.
     """
     checkpoint = options.checkpoint or f"{options.to.rstrip('/')}/{CHECKPOINT}"
     _check_places(options.to, checkpoint)
@@ -76,7 +77,7 @@ def run(spark: SparkSession, options: ArchiveOptions) -> Summary:
 
 
 class _Written:
-    """What this run's batches came to."""
+    """Totals of the batches of this run."""
 
     def __init__(self) -> None:
         self.rows, self.batches = 0, 0
@@ -98,9 +99,10 @@ def _trigger(every: Duration | None) -> Mapping[str, Any]:
 
 
 def _check_places(to: str, checkpoint: str) -> None:
-    """Refuse a checkpoint that is not the archive's: its batches' numbers would be taken for ones already written.
+    """Check that the checkpoint belongs to the archive. With another one, Spark would skip batches and lose events.
 
-    A batch is planned in the checkpoint, written to the archive's log, and committed in the checkpoint, in this order.
+    Spark plans a batch in the checkpoint, writes it to the archive's log, and commits it in the checkpoint, in this
+    order. So the numbers of the last batches must be in this order too.
     """
     if not to.strip():
         raise ConfigurationError("to", "blank", "the archive's folder")
@@ -109,13 +111,15 @@ def _check_places(to: str, checkpoint: str) -> None:
         return
     planned, written, committed = map(_last_batch, (place / "offsets", archive / LOG, place / "commits"))
     if not committed <= written <= planned:
-        allowed = f"the one that {archive} was begun with, or another folder for the archive"
+        allowed = f"the checkpoint with which {archive} was begun, or another folder for the archive"
         raise ConfigurationError("checkpoint", shortened(checkpoint), allowed)
     if planned < 0 and any(not each.name.startswith("_") for each in archive.glob("*")):
-        raise ConfigurationError("to", f"{shortened(to)}, where other files are", "a new folder, or an archive's")
+        raise ConfigurationError(
+            "to", f"{shortened(to)}, which has other files", "a new folder, or the folder of an archive"
+        )
 
 
 def _last_batch(folder: Path) -> int:
-    """Return the number of the last batch that one of Spark's logs names, -1 if there is none."""
+    """Return the number of the last batch in one of Spark's logs; -1 without any."""
     numbers = (each.name.partition(".")[0] for each in folder.glob("*"))
     return max((int(number) for number in numbers if number.isdigit()), default=-1)

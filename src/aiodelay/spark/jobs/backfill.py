@@ -1,4 +1,4 @@
-"""Backfill: the rows of any frame become messages of a store; what cannot be one is told why."""
+"""`aiodelay spark backfill`: store the rows of a frame as messages, and reject other rows with a reason."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ class _Options(BackfillOptions):
 
 @job("backfill", _Options)
 def run(frame: DataFrame, options: _Options) -> Summary:
-    """Store a message for each row that can be one.
+    """Store a message for each row that can be a message.
 
-    May be repeated: what is known of an id, pending or ended within the tombstone window, stays as it is (`insert`),
-    or as its highest version has it (`newer`). Rows are judged once, before the first is stored.
+    The job may be repeated. If an id is pending, or ended within the tombstone window, its first version stays
+    (`insert`), or its highest version (`newer`). All rows are checked once, before the first row is stored.
 
     Args:
         frame: Any rows.
-        options: See `BackfillOptions`; callers give each by keyword. In Python also `now_ms`, the time by which rows
-            are judged, in epoch milliseconds; None: this machine's.
+        options: See `BackfillOptions`; callers give each by keyword. Python callers may also give `now_ms`, the current
+            time for the checks in epoch ms; None: the clock of this machine.
 
     Returns:
-        Counts of the rows that were accepted, repeated and superseded, and of the messages stored, replaced and
-        known; `facts` has the reasons of rejected rows.
+        Counts of accepted, repeated and superseded rows, and of stored, replaced and known messages. `facts` has the
+        reasons of rejected rows.
 
     Raises:
-        ConfigurationError: An option, or a column's name or type, is wrong; nothing was stored.
-        StoreUnavailableError: The store did not answer for too long; to run it again is safe.
+        ConfigurationError: An option is wrong, or the name or type of a column. Nothing was stored.
+        StoreUnavailableError: The store did not answer for too long. Running the job again is safe.
     """
     rules = Rules(
         now_ms=SystemClock().now_ms() if options.now_ms is None else options.now_ms,
@@ -65,7 +65,7 @@ def run(frame: DataFrame, options: _Options) -> Summary:
     )
     writing = write_options(options, conflict=rules.conflict, max_payload=rules.max_payload)
     rows = judged(given_whole(frame, options.mapping, options.to, rules), rules)
-    read_settings(writing, accepted(rows, rules).schema)  # a mistake in them is told before Spark has any work
+    read_settings(writing, accepted(rows, rules).schema)  # report a wrong option before Spark starts work
     with sorted_out(rows, rules, options.rejects) as (good, found):
         written = {} if options.dry_run else structs.asdict(write_frame(good, writing))
     return Summary(
@@ -87,10 +87,10 @@ def given_whole(
     rules: Rules,
     names: Collection[str] = MAPPED,
 ) -> DataFrame:
-    """Return what `given` does, of a frame that has all that a message needs.
+    """Return the message columns of a frame (see `given`), and check that all required columns are there.
 
     Raises:
-        ConfigurationError: It has not.
+        ConfigurationError: A required column is missing.
     """
     found = given(frame, mapping, to=checked_destination(to), names=names)
     needed = ["payload", "to", *(["version"] if rules.conflict == "newer" else [])]
@@ -108,10 +108,10 @@ _MISSING = {
 
 
 def checked_destination(to: str | None) -> str | None:
-    """Return the destination that is given for all rows, if there is one.
+    """Check the destination for all rows and return it; None stays None.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The text is not a destination.
     """
     try:
         if to is not None and (parts := split_target(to))[0] == HANDLER_TARGET:
@@ -122,12 +122,12 @@ def checked_destination(to: str | None) -> str | None:
 
 
 class Found(NamedTuple):
-    """How many rows there were, and how many became what.
+    """The numbers of checked rows.
 
     Attributes:
-        rows: All of them.
-        accepted: The good ones.
-        dropped: Rows that were dropped although they are no mistake, by reason.
+        rows: All rows.
+        accepted: Rows that can be messages.
+        dropped: Repeated and superseded rows, by reason. They are not mistakes.
         reasons: Rejected rows, by `field.reason`.
     """
 
@@ -139,17 +139,17 @@ class Found(NamedTuple):
 
 @contextmanager
 def sorted_out(rows: DataFrame, rules: Rules, rejects: str | None = None) -> Iterator[tuple[DataFrame, Found]]:
-    """Work out judged rows once, write the rejected ones into a new folder, and yield the good ones and the counts.
+    """Evaluate checked rows once, write rejected rows into a new folder, and yield accepted rows and counts.
 
     Raises:
-        ConfigurationError: The folder is there already.
+        ConfigurationError: The folder already exists.
     """
     rows = rows.persist()
     try:
         groups = rows.groupBy("field", "reason").count().collect()
         counts = Counter({(row["field"], row["reason"]): row["count"] for row in groups})
         if rejects is not None:
-            with writing_anew("rejects", rejects, "a folder that is not there yet"):
+            with writing_anew("rejects", rejects, "a folder that does not exist yet"):
                 rejected(rows).write.parquet(rejects)
         dropped = {reason: sum(n for (_, why), n in counts.items() if why == reason) for reason in DROPPED}
         wrong = {f"{at}.{why}": n for (at, why), n in sorted(counts.items(), key=str) if why and why not in DROPPED}

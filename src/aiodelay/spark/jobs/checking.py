@@ -1,4 +1,4 @@
-"""Which rows may become messages: the rules of `aiodelay.core.validation` as expressions that need no Python worker."""
+"""Checks of rows before they become messages: the rules of `aiodelay.core.validation` as Spark SQL expressions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .mapping import conversions, converted
 __all__ = ["DROPPED", "Rules", "accepted", "judged", "rejected"]
 
 DROPPED: Final = ("repeated", "superseded")
-"""Reasons that are no mistake: the same row again, and one of which there is a newer version."""
+"""Reasons that are not mistakes: an equal row was accepted, or a row with a newer version."""
 
 _CONTROL = r"[\x00-\x1f\x7f-\x9f\u2028\u2029]"
 _OCCURRENCE = r"~[0-9]{10,}\z"
@@ -29,20 +29,21 @@ _RESERVED_HEADER = r"\A(?i)aiodelay-"
 _ENCODINGS = ("", "json", "msgpack", "null")
 
 _Check: TypeAlias = tuple[str, Column]
-"""A reason, and the condition under which a row is rejected for it; a condition that is null holds not."""
+"""A reason, and the condition under which a row is rejected for this reason. A null condition does not reject."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What is asked of rows, beside what every message keeps to.
+    """Rules for rows, in addition to the rules of every message.
 
     Attributes:
-        now_ms: The time by which rows are judged, in epoch milliseconds: one for all of them.
-        min_lead_ms: Rows due sooner than this from now are rejected.
-        past_due: Whether rows whose time is up or too near are rejected, or stored to be delivered now.
+        now_ms: The current time for the checks of all rows, in epoch milliseconds.
+        min_lead_ms: Rows that are due sooner than this are rejected.
+        past_due: `reject`: reject rows that are due in the past or too soon. `now`: store them for delivery now.
         max_payload: Most bytes of a payload.
-        conflict: `insert`: of rows with one id and different contents none is taken; `newer`: the highest version is.
-        timezone: Where times without an offset were written down.
+        conflict: `insert`: rows with the same id and different contents are all rejected. `newer`: the highest version
+            is accepted.
+        timezone: The time zone of times without an offset.
     """
 
     now_ms: int
@@ -54,7 +55,7 @@ class Rules:
 
 
 def judged(found: DataFrame, rules: Rules) -> DataFrame:
-    """Return the rows of `mapping.given` with a `reason` why not and the `field` it is in; both null of good ones.
+    """Return the rows of `mapping.given` with the columns `reason` and `field`, which are null for accepted rows.
 
     Raises:
         ConfigurationError: A column has a type that cannot be converted.
@@ -71,18 +72,18 @@ def judged(found: DataFrame, rules: Rules) -> DataFrame:
 
 
 def accepted(rows: DataFrame, rules: Rules) -> DataFrame:
-    """Return the messages of what `judged` found good, each id once."""
+    """Return the messages of the rows that `judged` accepted, each id once."""
     return converted(rows.where("reason IS NULL").drop("reason", "field"), timezone=rules.timezone)
 
 
 def rejected(rows: DataFrame) -> DataFrame:
-    """Return the rows that `judged` found bad, as they were given, with `reason` and `field`."""
+    """Return the rows that `judged` rejected, not converted, with `reason` and `field`."""
     return rows.where(F.col("reason").isNotNull() & ~F.col("reason").isin(*DROPPED))
 
 
 def _without_duplicates(checked: DataFrame, message: Mapping[str, Column], rules: Rules) -> DataFrame:
     is_good = F.col("_verdict").isNull()
-    own = F.concat(F.lit("\0"), F.monotonically_increasing_id().cast("string"))  # no id of a good row begins so
+    own = F.concat(F.lit("\0"), F.monotonically_increasing_id().cast("string"))  # no accepted id begins so
     version = F.coalesce(message["version"], F.lit(0)) if _counts_versions(message, rules) else F.lit(0).cast("bigint")
     contents = [F.map_entries(column) if name == "headers" else column for name, column in message.items()]
     same_id = Window.partitionBy("_id")
@@ -111,7 +112,7 @@ def _counts_versions(message: Mapping[str, Column], rules: Rules) -> bool:
     return rules.conflict == "newer" and "version" in message
 
 
-# --- one function a column: its rules, the first that applies is told --------------------------------------
+# --- one function for each column: its checks in order; the first that rejects gives the reason --------------
 
 
 def _text(column: Column, most_bytes: int) -> Iterator[_Check]:

@@ -1,4 +1,4 @@
-"""Cancel in a cold tier: a tombstone for each message, and its end in the store if it has gone there."""
+"""`aiodelay spark cold cancel`: add tombstones to a cold tier, and end promoted messages in the store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .mapping import given
 __all__ = ["COLUMNS", "run"]
 
 COLUMNS: Final = ("id", "version", WAS_DUE_AT)
-"""What a mapping may give."""
+"""The columns that a mapping may give."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,24 +35,24 @@ class _Options(ColdCancelOptions):
 
 @job("cold cancel", _Options)
 def run(frame: DataFrame, options: _Options) -> Summary:
-    """Cancel messages: in the tier, and with a store also there, in whatever order this and a promotion run.
+    """Cancel messages in the tier, and in the store if `store` is given. A promotion may run before or after.
 
-    May be repeated. A message that is put again under a higher version is a new one.
+    The job may be repeated. If a message is put again with a higher version, it is a new message.
 
     Args:
         frame: A row for each message.
-        options: See `ColdCancelOptions`; callers give each by keyword. In Python also `mapping`: a column or an SQL
-            expression for `id`, `version` and `was_due_at`; None: columns called so. Without a version, any is
-            cancelled; with it none that is newer. With a due time only that day is looked at.
+        options: See `ColdCancelOptions`; callers give each by keyword. Python callers may also give `mapping`: a column
+            or an SQL expression for `id`, `version` and `was_due_at`; None: columns with these names. Without
+            `version`, every version is cancelled; with it, no newer one. With `was_due_at`, only that day is read.
 
     Returns:
-        `rows`: ids. `counts`: `ended` by a new tombstone; `newer` than the version given, and left alone; `not_found`
-        in the tier; `promoted`: they went into the store, or a promotion has claimed their day; with a store `hot_…`:
-        what came of them there.
+        `rows`: the number of ids. `counts`: `ended` (by a new tombstone); `newer` (newer than the given version, and
+        not cancelled); `not_found` (not in the tier); `promoted` (in the store, or on a day that a promotion has
+        claimed); with a store, `hot_…`: the outcomes there.
 
     Raises:
-        ConfigurationError: An option, or a column's name or type, is wrong; or nothing was ever put into the tier.
-        StoreUnavailableError: The store did not answer; to run it again is safe.
+        ConfigurationError: An option is wrong, or the name or type of a column; or nothing was ever put into the tier.
+        StoreUnavailableError: The store did not answer. Running the job again is safe.
     """
     now_ms = judging_ms(options.now)
     hot = Hot.checked(options)
@@ -73,10 +73,14 @@ def run(frame: DataFrame, options: _Options) -> Summary:
 
 
 def _cancel(place: Tier, asked: DataFrame, hot: Hot | None, now_ms: int) -> dict[str, int]:
-    """Add tombstones first, and look for claims then: a promotion that has not seen the ones is seen by its other."""
+    """Cancel the asked messages and return counts.
+
+    Race with a promotion: this function first adds tombstones and then reads claims. The promotion first adds its claim
+    and then reads tombstones. So either the promotion sees the tombstone, or this function sees the claim.
+    """
     before = place.standing()
     if not before.loads:
-        raise ConfigurationError("tier", "a folder in which there is nothing", "one that `cold put` has written")
+        raise ConfigurationError("tier", "an empty folder", "a folder that `cold put` has written")
     if hot is not None:
         hot.check_of(before)
     most = F.col("version") if "version" in asked.columns else F.lit(None).cast("bigint")
@@ -102,9 +106,9 @@ _IS_OLDER: Final = "version <= coalesce(most_version, version)"
 
 
 def _told(asked: DataFrame, matches: DataFrame, standing: Standing) -> DataFrame:
-    """Return each id with the number of `days` that have it, and `older` ones of them.
+    """Return each id with the number of `days` that have it, and of the `older` days that may be cancelled.
 
-    `barred_version`: what is in the store, or what a promotion may have read and not written yet.
+    `barred_version` is the version that is in the store, or that a promotion may have read and not written yet.
     """
     is_there = (F.col("due_day") < F.lit(standing.claimed)) | (F.col("stored") == F.col("version"))
     found = matches.groupBy("id").agg(

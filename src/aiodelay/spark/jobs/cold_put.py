@@ -1,4 +1,4 @@
-"""Put into a cold tier: rows that are due far ahead are kept as files until `promote` moves them into a store."""
+"""`aiodelay spark cold put`: keep rows that are due far ahead in files, until `promote` moves them into a store."""
 
 from __future__ import annotations
 
@@ -29,29 +29,30 @@ from .settings_origin import one_of
 __all__ = ["MIN_LEAD", "run"]
 
 MIN_LEAD: Final = ColdPutOptions.min_lead
-"""The window of a promotion, and a day until the next one."""
+"""The default covers the window of a promotion, and the day until the next promotion."""
 
 
 @job("cold put", ColdPutOptions)
 def run(frame: DataFrame, options: ColdPutOptions) -> Summary:
-    """Keep a message for each row that can be one, and that is due far enough ahead.
+    """Add a message to the tier for each row that can be a message and is due far enough ahead.
 
-    All rows of a run count from one moment on, or none do. It may be repeated: what the tier has of an id stays as it
-    is (`insert`), or as its highest version has it (`newer`); what that version replaces is ended, on whichever day it
-    was due.
+    All rows of a run become valid at one moment, or none. The job may be repeated. The tier keeps the first version of
+    an id (`insert`), or the highest (`newer`). A newer version ends the older one, also if that is due on another day.
 
     Args:
         frame: Any rows.
         options: See `ColdPutOptions`; callers give each by keyword.
 
     Returns:
-        Counts of rows as of `backfill`; `put` and `ended` into the tier; `known` there; with a store `hot_…`, what came
-        of rows and of endings there. Without one, what would have to be done there is rejected: `due_at.overtaken` by
-        a promotion, `id.promoted` of what is replaced.
+        Counts of rows as for `backfill`; `put` and `ended` (facts added to the tier); `known` (rows that changed
+        nothing); with a store, `hot_…`: outcomes of rows and of ended messages there. Without a store, rows that need
+        it are
+        rejected: `due_at.overtaken` (a promotion has claimed the day), `id.promoted` (the row replaces a promoted
+        message).
 
     Raises:
-        ConfigurationError: An option, or a column's name or type, is wrong; nothing was kept.
-        StoreUnavailableError: The store did not answer for too long; to run it again is safe.
+        ConfigurationError: An option is wrong, or the name or type of a column. Nothing was added.
+        StoreUnavailableError: The store did not answer for too long. Running the job again is safe.
     """
     read_ms, now_ms = SystemClock().now_ms(), judging_ms(options.now)
     hot = Hot.checked(options)
@@ -95,15 +96,15 @@ def _given(frame: DataFrame, options: ColdPutOptions, rules: Rules) -> DataFrame
 
 
 class _Put:
-    """One run's rows on their way into the tier, and into the store as far as they are due too soon for it.
+    """Writes the rows of one run into the tier, and rows that are due too soon into the store.
 
     Args:
         place: The tier.
-        before: What its log said when the rows were judged.
-        hot: The store, if it may be written to.
-        now_ms: The time, in epoch ms.
-        first_ms: What is due before this does not go into the tier.
-        read_ms: When the run began, by this machine's clock.
+        before: The state of the tier when the rows were checked.
+        hot: The store; None if the job has no store.
+        now_ms: The current time, in epoch ms.
+        first_ms: Rows that are due before this time, in epoch ms, do not go into the tier.
+        read_ms: The begin of the run by this machine's clock, in epoch ms.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class _Put:
         self._now_ms, self._first_ms, self._read_ms = now_ms, first_ms, read_ms
 
     def run(self, rows: DataFrame) -> dict[str, int]:
-        """Carry it out; return counts."""
+        """Write the rows and return counts."""
         own = _stamped(rows, self._first_ms)
         known = self._place.known(self._before, own, now_ms=self._now_ms)
         decided = (_as_new(own) if known is None else _decided(own, known)).persist()
@@ -130,7 +131,7 @@ class _Put:
         counts = {"put": load.counts[PUT], "ended": load.counts[END]} if load else {"put": 0, "ended": 0}
         after = self._place.standing()
         rivals = self._place.known(after.since(self._before, load.name if load else None), decided, now_ms=self._now_ms)
-        if rivals is not None:  # another run has added the same ids meanwhile: whoever comes later sees to it
+        if rivals is not None:  # race: another run has added the same ids; the later run ends the loser
             lost = _lost(decided, rivals)
             decided = decided.join(lost.select("id"), "id", "left_anti")
             older += [_older(rivals, decided), lost]
@@ -140,7 +141,7 @@ class _Put:
         return counts | self._in_store(decided, older, after)
 
     def _in_store(self, decided: DataFrame, older: list[DataFrame], after: Standing) -> dict[str, int]:
-        """Do in the store what a promotion that has begun cannot be trusted to have seen, and what it never sees."""
+        """Write to the store what promotions miss: rows due too soon, and facts added after a claim of their day."""
         is_claimed = F.col("due_day") < F.lit(after.claimed)
         is_soon = F.col("stands") & (F.col("is_near") | is_claimed)
         is_there = is_claimed | (F.col("stored") == F.col("version"))
@@ -167,10 +168,11 @@ def _as_new(own: DataFrame) -> DataFrame:
 
 
 def _decided(own: DataFrame, known: DataFrame) -> DataFrame:
-    """Say of each row whether the tier has none of its id that is as new, and whether it stands if it is there already.
+    """Return the rows with the decision about each row.
 
-    `newer_version` and `newer_day` are of what stands then: this row, or what is known. Of the same version on several
-    days, which takes two runs at once, the earliest day stands.
+    `is_new`: the row is newer than all versions of its id in the tier. `stands`: the row is valid after this run.
+    `newer_version` and `newer_day` are those of the valid message: this row, or the one in the tier. If two concurrent
+    runs have put the same version on several days, the earliest day is valid.
     """
     best = F.max(F.struct("version", -F.unix_date("due_day"), "due_day", "ended")).alias("best")
     rows = own.join(known.groupBy("id").agg(best), "id", "left")
@@ -185,9 +187,10 @@ def _decided(own: DataFrame, known: DataFrame) -> DataFrame:
 
 
 def _older(known: DataFrame, decided: DataFrame) -> DataFrame:
-    """Return what is known of our ids on other days and does not stand beside what is newer: also what a run has left.
+    """Return the versions in the tier that the rows replace.
 
-    One that is killed while another adds the same ids may leave both.
+    This includes versions that an earlier run should have ended: a run that is killed while another one adds the same
+    ids may leave both versions.
     """
     newer = decided.select("id", "newer_version", "newer_day", "is_near", "stands")
     is_older = _comes_after(F.col("newer_version"), F.col("newer_day"), F.col("version"), F.col("due_day"))
@@ -197,7 +200,7 @@ def _older(known: DataFrame, decided: DataFrame) -> DataFrame:
 
 
 def _lost(decided: DataFrame, rivals: DataFrame) -> DataFrame:
-    """Return the rows of ours that do not stand beside what another run has added."""
+    """Return our rows that lose against rows of a concurrent run."""
     best = F.max(F.struct("version", -F.unix_date("due_day"), "due_day")).alias("best")
     unknown = [F.lit(None).cast("bigint").alias(name) for name in ("stored", "ended")]
     rows = decided.where("is_new").select("id", "version", "due_day", *unknown)

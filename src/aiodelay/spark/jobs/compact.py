@@ -1,4 +1,4 @@
-"""Compaction: a day's many small files of an archive become few, and whoever reads meanwhile sees each event once."""
+"""`aiodelay spark compact`: merge the small files of an archive's days. Concurrent readers see each event once."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _STAGING: Final = "_compacting"
 
 
 class ArchiveDamagedError(AiodelayError):
-    """What was merged has not as many events as the files that it was merged from.
+    """The merged files of a day do not have as many events as the files from which they were merged.
 
     Attributes:
-        day: Whose.
-        wanted: How many there were.
-        found: How many there are.
+        day: The day, `YYYY-MM-DD`.
+        wanted: The number of events before the merge.
+        found: The number of events after the merge.
     """
 
     day: str
@@ -46,27 +46,27 @@ class ArchiveDamagedError(AiodelayError):
         self.day, self.wanted, self.found = day, wanted, found
 
     def __str__(self) -> str:
-        return f"day {self.day} has {self.wanted} events, and {self.found} after merging; nothing was changed"
+        return f"day {self.day} has {self.wanted} events, but {self.found} after merging; the archive was not changed"
 
 
 @job("compact", CompactOptions)
 def run(spark: SparkSession, options: CompactOptions) -> Summary:
-    """Merge the files of each day that has ended.
+    """Merge the files of each day that is over.
 
-    The new files count, and the old ones do so no more, in one step: a reader sees these or those. Old files stay for
-    a while, for readers that have begun with them, and are removed by a later run. May be killed and run again; what an
-    archive job commits at the same moment wins, and the days are merged by the next run.
+    In one step, the new files become valid and the old ones invalid. Old files stay for a time, for readers that have
+    begun to read them; a later run removes them. You can kill a run and run it again. If an archive job commits a batch
+    at the same moment, its batch wins, and the next run merges the days.
 
     Args:
         spark: The session.
         options: See `CompactOptions`; callers give each by keyword.
 
     Returns:
-        How many events were in the merged days, and how many files there were before and after; `facts` has the days.
+        The number of events in the merged days, and of files before and after; `facts` has the days.
 
     Raises:
-        ConfigurationError: It is no archive of ours, or elsewhere; or an option is wrong.
-        ArchiveDamagedError: A day could not be merged; nothing of it was changed.
+        ConfigurationError: An option is wrong, the folder is on another machine, or `archive` has not written it.
+        ArchiveDamagedError: A day could not be merged. The archive was not changed.
     """
     now_ms = SystemClock().now_ms()
     keep_ms = parse_duration(options.keep, field="keep", error=ConfigurationError)
@@ -115,9 +115,9 @@ def _wanted(files: Sequence[File]) -> int:
 
 @contextmanager
 def _staging(place: Archived) -> Iterator[Path]:
-    """Have a folder that readers pass over, for as long as a block."""
+    """Yield a folder for temporary files that readers ignore, and remove it after the block."""
     folder = place.folder / _STAGING
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed run
     try:
         yield folder
     finally:
@@ -127,7 +127,7 @@ def _staging(place: Archived) -> Iterator[Path]:
 def _merged(
     spark: SparkSession, place: Archived, staging: Path, day: str, files: Sequence[File]
 ) -> tuple[int, list[File]]:
-    """Write a day's events into few files beside the old ones, which nobody reads yet; return how many and which."""
+    """Merge a day's events into new files, which are not valid yet. Return the number of events, and the files."""
     folder = staging / day
     old = spark.read.parquet(*(file.path for file in files))
     old.coalesce(_wanted(files)).sortWithinPartitions("partition", "number").write.parquet(folder.as_uri())
@@ -150,7 +150,7 @@ def _file(like: File, target: Path) -> File:
 
 
 def _remove(place: Archived, before_ms: int) -> int:
-    """Remove files that count no more, of days in which nothing was written or merged since; return how many."""
+    """Remove invalid files of days that have not changed since `before_ms`. Return the number of removed files."""
     listed = place.listed()
     newest = {day: max(file.modificationTime for file in files) for day, files in _by_day(listed).items()}
     removed = 0

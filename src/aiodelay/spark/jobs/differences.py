@@ -1,4 +1,4 @@
-"""What differs between a truth and a store: one pass over both, by id, without a row of either on the driver."""
+"""The comparison of a truth with a store, as pure transforms of frames. It reads each frame once, in executors."""
 
 from __future__ import annotations
 
@@ -15,42 +15,45 @@ __all__ = ["COMPARED", "FINDINGS", "UNFIT", "Finding", "compared_in", "judged", 
 
 Finding: TypeAlias = Literal["missing", "orphan", "drift"]
 FINDINGS: Final[tuple[Finding, ...]] = ("missing", "orphan", "drift")
-"""In the truth and not in the store; in the store and not in the truth; in both, but not the same."""
+"""The kinds of difference: only in the truth; only in the store; in both, but not equal."""
 
 UNFIT: Final = ("null_id", "null_due", "repeated")
-"""Of the truth, what makes it unfit for a comparison."""
+"""Kinds of rows that make a truth unfit for a comparison."""
 
 COMPARED: Final = ("to", "type", "encoding", "payload", "key", "headers")
-"""Columns that are compared, beside the due time, where the truth has them."""
+"""Columns that are compared in addition to the due time, if the truth has them."""
 
 _ANY_VERSION = (1 << 63) - 1
 
 
 def compared_in(truth: DataFrame) -> tuple[str, ...]:
-    """Return which columns of a truth are compared beside its due time."""
+    """Return the columns of a truth that are compared in addition to the due time."""
     return tuple(name for name in COMPARED if name in truth.columns)
 
 
 def judged(truth: DataFrame, stored: DataFrame, ended: DataFrame, *, horizon_ms: int) -> DataFrame:
-    """Return one row for each id of the truth and of the store, with what it was found to be.
+    """Return one row for each id of the truth and of the store, with its kind.
 
-    A pure transform that evaluates each frame once.
+    This is a pure transform, which evaluates each frame once.
 
     Args:
-        truth: `id`, `due_at`; compared, where it has them: `version` and those of `COMPARED`.
-        stored: The same columns of what is pending, with `version`, `revision` and `rule`.
-        ended: `id` and `version` of what the store remembers of messages that have ended.
-        horizon_ms: What is due until then, epoch ms, is `soon`: it may end while the store is read.
+        truth: Columns `id` and `due_at`. If it has `version` and columns of `COMPARED`, they are compared too.
+        stored: The same columns of the pending messages, with `version`, `revision` and `rule`.
+        ended: `id` and `version` of the ended messages that the store remembers.
+        horizon_ms: Messages that are due until this time, in epoch ms, are `soon`: they may end during the read.
 
     Returns:
         `kind`, `id`, `differs` (names of columns), `want_due_ms`, `have_due_ms`, `want_version`, `have_version`,
-        `have_revision`, `in_truth` and `in_store` (0 or 1). Kinds beside `FINDINGS`: `same`; `soon`; `ended`:
-        not in the store, which knows that it is over; `ahead`: the store's version is higher than the truth's;
-        `recurring`: a series, of which a truth of single messages says nothing; and what makes a truth unfit:
-        `null_id`, `null_due`, `repeated`.
+        `have_revision`, `in_truth` and `in_store` (0 or 1). Kinds are those of `FINDINGS` and:
+
+        - `same`; `soon`;
+        - `ended`: not in the store, which remembers that the message ended;
+        - `ahead`: the version in the store is higher than in the truth;
+        - `recurring`: a series in the store, which is not compared with single messages;
+        - `null_id`, `null_due`, `repeated`: the truth is unfit for a comparison.
     """
     compared = compared_in(truth)
-    # The window's order by id is also that of both joins: each side is shuffled and sorted once.
+    # The window and both joins are ordered by id, so Spark shuffles and sorts each side once.
     wanted = _side(truth, "want", compared).withColumn("rows_of_id", F.count("*").over(Window.partitionBy("id")))
     over = ended.groupBy("id").agg(F.max(F.coalesce("version", F.lit(_ANY_VERSION))).alias("ended_version"))
     had = _side(stored, "have", compared, have_revision=F.col("revision"), recurs=F.col("rule").isNotNull())
@@ -73,13 +76,13 @@ def judged(truth: DataFrame, stored: DataFrame, ended: DataFrame, *, horizon_ms:
 
 
 def tallied(judgements: DataFrame) -> DataFrame:
-    """Return what `judged` found, id by id where it is a finding or unfit, and of each other kind one row.
+    """Summarise the result of `judged`: a row for each difference and each unfit row, and one row for each other kind.
 
-    So there are few rows, whatever was compared. The columns are those of `judged` and `ids`: how many a row stands
-    for. Of a row for a kind, `id` and `differs` are null.
+    So the result is small, whatever was compared. It has the columns of `judged`, and `ids`: the number of ids in a
+    row. In the row of a kind, `id` and `differs` are null.
     """
     is_told = F.col("kind").isin(*FINDINGS, *UNFIT)
-    # Texts are what is grouped by: Spark would sort all rows for the maximum of one.
+    # Group by the texts: for a maximum of text, Spark would sort all rows.
     texts = [F.when(is_told, F.col(name)).alias(name) for name in ("id", "differs")]
     sums = [F.sum(name).alias(name) for name in ("in_truth", "in_store")]
     numbers = ("want_due_ms", "have_due_ms", "want_version", "have_version", "have_revision")
@@ -88,7 +91,7 @@ def tallied(judgements: DataFrame) -> DataFrame:
 
 
 def _side(frame: DataFrame, name: str, compared: Sequence[str], **more: Column) -> DataFrame:
-    """Return the columns of one side; of those that are compared, their hashes: payloads need not be sorted by id."""
+    """Return the columns of one side, with hashes of the compared columns, so that Spark does not sort payloads."""
     columns = {
         "due_ms": F.ceil(F.unix_micros("due_at") / 1000),
         "version": F.col("version") if "version" in frame.columns else F.lit(None).cast("bigint"),
@@ -101,7 +104,7 @@ def _side(frame: DataFrame, name: str, compared: Sequence[str], **more: Column) 
 
 
 def _comparable(frame: DataFrame, name: str) -> Column:
-    """Return a column as it is stored: nothing given is as empty, but for a key, and entries have an order."""
+    """Return a column in the form of the store. Null becomes empty, except for a key, and map entries are sorted."""
     column = F.col(name)
     match name:
         case "headers":

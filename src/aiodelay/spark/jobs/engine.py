@@ -1,4 +1,4 @@
-"""Engine: a scheduler on Spark alone, from one topic of Kafka to others (experimental)."""
+"""`aiodelay spark engine`: a scheduler on Spark, from one Kafka topic to other topics (experimental)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .settings_origin import run_coroutine, setting
 __all__ = ["OnBatch", "run", "start"]
 
 OnBatch: TypeAlias = Callable[[Mapping[str, Any]], object]
-"""Is told of each batch that gave something out: `batch`, `delivered`, `dead`, `seconds`, `lateness_ms`."""
+"""A callback for each batch with output: `batch`, `delivered`, `dead`, `seconds`, `lateness_ms`."""
 
 _PARTS: Final = (0.5, 0.99)
 _STATE_STORE: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -40,10 +40,11 @@ _LEAST_MS: Final = 100
 
 @taking(EngineOptions)
 def start(spark: SparkSession, options: EngineOptions) -> StreamingQuery:
-    """Begin to deliver what a topic's records schedule, each to the topic that it names, and return what does it.
+    """Start the engine and return its query. It delivers each scheduled record to the topic that the record names.
 
-    Never early. At least once: the batch that was under way when it ended is given out again, under the same delivery
-    ids. A record that cannot be scheduled, or that its topic never takes, goes to the dead topic with the reason.
+    No message is early. Delivery is at least once: after a stop or a crash, the engine delivers the interrupted batch
+    again, with the same delivery ids. A record that cannot be scheduled, or that its topic never takes, goes to the
+    dead topic with the reason.
 
     Args:
         spark: The session.
@@ -52,14 +53,14 @@ def start(spark: SparkSession, options: EngineOptions) -> StreamingQuery:
     Raises:
         ConfigurationError: An option is wrong.
         StoreMismatchError: There is no such topic.
-        StoreUnavailableError: Kafka does not answer, or does not allow what is needed.
+        StoreUnavailableError: Kafka does not answer, or this user lacks a right.
     """
     return _started(spark, options)
 
 
 def _started(spark: SparkSession, options: EngineOptions) -> StreamingQuery:
     if not options.checkpoint.strip():
-        raise ConfigurationError("checkpoint", "blank", "a folder for what was read and what waits")
+        raise ConfigurationError("checkpoint", "blank", "a folder for the offsets and the pending messages")
     slots = Slots(_ms("slot", options.slot), check_count(options.shards, "shards", 1, 10_000))
     trigger_ms = _ms("trigger", options.trigger)
     topic = _prepared(options)
@@ -95,21 +96,20 @@ class _Options(EngineOptions):
 
 @job("engine", _Options)
 def run(spark: SparkSession, options: _Options) -> Summary:
-    """Deliver until interrupted.
+    """Run the engine until it is interrupted.
 
     Args:
         spark: The session.
-        options: Those of `start`; `on_batch` is told of each batch.
+        options: Those of `start`, and `on_batch`, which is called for each batch with output.
 
     Returns:
-        How many messages this run delivered and how many became dead letters, in how many batches; `facts` has the
-        largest lateness.
+        The numbers of delivered messages, dead letters and batches of this run; `facts` has the largest lateness.
 
     Raises:
-        ConfigurationError: As `start`; or the checkpoint is another source's, or of other slots.
-        StoreMismatchError: As `start`.
-        StoreUnavailableError: As `start`.
-        StreamingQueryException: It failed; `clear_error` finds why.
+        ConfigurationError: As for `start`; or the checkpoint belongs to another source, or to other slots.
+        StoreMismatchError: As for `start`.
+        StoreUnavailableError: As for `start`.
+        StreamingQueryException: The query failed; `clear_error` returns the cause.
     """
     query = _started(spark, options)
     told = _Told(options.on_batch)
@@ -127,12 +127,12 @@ def _ms(name: str, given: Duration) -> int:
 
 
 def _prepared(options: EngineOptions) -> str:
-    """Return the source's topic, which is there, and have one for dead letters."""
+    """Check the topic of schedules and create the dead topic if it is missing. Return the topic of schedules."""
     cluster, topic = read_topic(options.source, "source")
     target = read_cluster_of(options.to or options.source, "to")
     dead = options.dead or f"{topic}.dead"
     if not is_topic(dead) or dead == topic:
-        raise ConfigurationError("dead", shortened(dead), "a topic beside the source: A-Z a-z 0-9 . _ -")
+        raise ConfigurationError("dead", shortened(dead), "a topic other than the source: A-Z a-z 0-9 . _ -")
 
     async def prepare() -> None:
         await prepare_dead(target, dead, partitions=await readable_partitions(cluster, topic))
@@ -153,7 +153,7 @@ def _observed() -> list[Column]:
 
 
 class _Told:
-    """What this run's batches came to."""
+    """Totals of the batches of this run."""
 
     def __init__(self, on_batch: OnBatch | None) -> None:
         self.batches, self.delivered, self.dead = 0, 0, 0

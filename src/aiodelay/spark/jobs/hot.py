@@ -1,4 +1,4 @@
-"""The store that a cold tier's messages go into when their time comes near."""
+"""The store into which a cold tier is promoted (the *hot* store), for `cold put`, `cold cancel` and `promote`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aiodelay.spark.writing import write_frame
 __all__ = ["Hot"]
 
 _WITHIN_MS: Final = TOMBSTONE_WINDOW_MS - 3_600_000
-"""How old what was read of a tier may be when it is written: an hour less than a store knows what has ended since."""
+"""The time from reading a tier to writing: an hour less than a store remembers messages that have ended since."""
 _SCHEMA: Final = StructType(
     [
         StructField("id", StringType()),
@@ -36,20 +36,20 @@ _SCHEMA: Final = StructType(
 
 @dataclass(frozen=True, kw_only=True)
 class Hot(WriteOptions):
-    """A store, and how it is written to."""
+    """The hot store, and the settings for writing to it."""
 
     @classmethod
     def of(cls, options: WriteOptions | ColdPutOptions | ColdCancelOptions) -> Self:
-        """Return the store that a job's options name."""
+        """Return the hot store that the options of a job name."""
         return cls(**{each.name: getattr(options, each.name) for each in fields(cls)})
 
     @classmethod
     def checked(cls, options: ColdPutOptions | ColdCancelOptions) -> Self | None:
-        """Return the store of a job that may do without, before Spark has any work.
+        """Return the hot store of a job, checked before Spark starts work; None if the job has no store.
 
         Raises:
-            ConfigurationError: As `settings`.
-            UnsupportedByStoreError: As `settings`.
+            ConfigurationError: As for `settings`.
+            UnsupportedByStoreError: As for `settings`.
         """
         if options.store is None:
             return None
@@ -58,44 +58,44 @@ class Hot(WriteOptions):
         return hot
 
     def settings(self) -> WriteSettings:
-        """Return them, checked.
+        """Check and return the settings for writing.
 
         Raises:
-            ConfigurationError: One is wrong.
-            UnsupportedByStoreError: The store takes nothing in bulk.
+            ConfigurationError: A setting is wrong.
+            UnsupportedByStoreError: The store cannot load messages in bulk.
         """
         return read_settings(self._options(), _SCHEMA)
 
     @property
     def name(self) -> str:
-        """What the store is called: its URL, masked, and the namespace."""
+        """The name of the store in the log of a tier: its masked URL, and the namespace."""
         return f"{store_of(self.settings()).name} {self.namespace}"
 
     def check_of(self, tier: Standing) -> None:
-        """Refuse to have a tier end or store anything in another store than it is promoted into.
+        """Check that this is the store into which the tier is promoted.
 
         Raises:
-            ConfigurationError: It is promoted into another one.
+            ConfigurationError: The tier is promoted into another store.
         """
         if tier.store not in (None, self.name):
             allowed = f"{tier.store}, into which this tier is promoted; or new_store for a promotion"
             raise ConfigurationError("store", self.name, allowed)
 
     def write(self, messages: DataFrame, *, read_ms: int) -> dict[str, int]:
-        """Store messages under their versions; return how many were `stored`, `replaced` and `known`.
+        """Store messages with their versions; return the numbers of `stored`, `replaced` and `known` messages.
 
         Args:
-            messages: With columns of a message, and others.
-            read_ms: When they were read of the tier, in epoch ms of this machine's clock.
+            messages: Rows with the columns of a message; other columns are ignored.
+            read_ms: When the tier was read, in epoch ms of this machine's clock.
 
         Raises:
-            ConfigurationError: It took so long that the store may have forgotten what was ended meanwhile.
+            ConfigurationError: The write took too long: the store may have forgotten messages that ended since.
         """
         rows = messages.select(*(name for name in MESSAGE if name in messages.columns))
         return structs.asdict(write_frame(rows, self._options(), until_ms=read_ms + _WITHIN_MS))
 
     def end(self, rows: DataFrame) -> Mapping[str, int]:
-        """End messages by version; as `end_frame`."""
+        """End messages by version, as `end_frame` does."""
         return end_frame(rows, self.settings())
 
     def _options(self) -> dict[str, str]:

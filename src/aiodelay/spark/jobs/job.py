@@ -1,4 +1,4 @@
-"""How a job is called: its options by keyword, which it gets as one value; its summary tells its name and its time."""
+"""Decorators of jobs: callers give options by keyword, and the summary gets the job's name and duration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Keywords = ParamSpec("Keywords")
 def taking(
     options: Callable[Keywords, Options],
 ) -> Callable[[Callable[[Given, Options], Result]], Callable[Concatenate[Given, Keywords], Result]]:
-    """Have a function take the fields of its options as keywords, after what it works on."""
+    """Decorate a function of a frame or session and an options value: callers give each option by keyword."""
 
     def decorated(function: Callable[[Given, Options], Result]) -> Callable[Concatenate[Given, Keywords], Result]:
         first, _ = inspect.signature(function).parameters.values()
@@ -36,7 +36,7 @@ def taking(
             given = shown.bind(*arguments, **keywords).arguments
             return function(given.pop(first.name), cast("Callable[..., Options]", options)(**given))
 
-        run.__signature__ = shown  # type: ignore[attr-defined]  # what `help` shows
+        run.__signature__ = shown  # type: ignore[attr-defined]  # for `help`
         return run
 
     return decorated
@@ -45,7 +45,7 @@ def taking(
 def job(
     name: str, options: Callable[Keywords, Options]
 ) -> Callable[[Callable[[Given, Options], Summary]], Callable[Concatenate[Given, Keywords], Summary]]:
-    """Make a job of a function that counts: it takes its options by keyword, its summary has its name and its time."""
+    """Decorate the function of a job as `taking` does, and set the job's name and duration in its summary."""
 
     def decorated(function: Callable[[Given, Options], Summary]) -> Callable[Concatenate[Given, Keywords], Summary]:
         @taking(options)
@@ -61,5 +61,5 @@ def job(
 
 
 def judging_ms(now: datetime | None) -> int:
-    """Return the time by which a job judges, in epoch milliseconds: the one that is given, else this machine's."""
+    """Return the current time for the checks of a job, in epoch ms: the given time, else the clock of this machine."""
     return SystemClock().now_ms() if now is None else to_epoch_ms(now, field="now")

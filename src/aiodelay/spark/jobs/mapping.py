@@ -1,4 +1,4 @@
-"""Which columns of a frame become which of a message: named columns, or SQL expressions of them."""
+"""The mapping of a frame's columns to the columns of a message, by name or by SQL expression."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from aiodelay.spark.cold import WAS_DUE_AT
 __all__ = ["MAPPED", "conversions", "converted", "given", "mapped", "read_mapping", "read_zone"]
 
 MAPPED: Final = ("id", "due_at", "payload", "to", "type", "encoding", "key", "headers", "version")
-"""What a mapping may give: the columns of a message that its sender decides."""
+"""The columns that a mapping may give: those that the sender of a message decides."""
 
 REQUIRED: Final = ("id", "due_at")
 OFFSET: Final = r"(Z|[+-]\d{2}:?\d{2})\s*$"
-"""How a text ends that names an instant: without an offset it would be a guess."""
+"""The end of a text that names an instant. Without an offset, the instant would be a guess."""
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _NESTED = (StructType, MapType, ArrayType)
@@ -42,10 +42,12 @@ _HEADERS = MapType(StringType(), BinaryType())
 
 
 def read_mapping(text: str) -> dict[str, str]:
-    """Read `id=order_id,due_at=remind_at,payload=struct(*)`; commas in brackets, quotes and backticks do not part.
+    """Return the mapping of a text such as `id=order_id,due_at=remind_at,payload=struct(*)`.
+
+    Commas in brackets, quotes and backticks do not separate entries.
 
     Raises:
-        ConfigurationError: It is not of that form, or names something that messages do not have.
+        ConfigurationError: The text has another form, or names a column that messages do not have.
     """
     mapping: dict[str, str] = {}
     for part in _parts(text):
@@ -76,10 +78,10 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def read_zone(timezone: str | None) -> str | None:
-    """Return the name of a time zone.
+    """Check the name of a time zone and return it.
 
     Raises:
-        ConfigurationError: There is none of this name.
+        ConfigurationError: There is no time zone of this name.
     """
     try:
         return None if timezone is None else ZoneInfo(timezone).key
@@ -90,14 +92,14 @@ def read_zone(timezone: str | None) -> str | None:
 def mapped(
     frame: DataFrame, mapping: Mapping[str, str] | None = None, *, to: str | None = None, timezone: str | None = None
 ) -> DataFrame:
-    """Return a frame of a message's columns, with their types; what cannot be read is null.
+    """Return a frame with the columns of a message and their types. Values that cannot be read are null.
 
     Args:
         frame: Any rows.
-        mapping: For each column of a message, a column of the frame or an SQL expression; None: those of the frame that
-            are called as ours.
-        to: The destination of all rows; a column `to` that the mapping gives goes before it.
-        timezone: Where times without an offset were written down; None: they are refused.
+        mapping: For each column of a message, a column of the frame or an SQL expression. None: the columns of the
+            frame that have the names of message columns.
+        to: The destination of rows without one. A column `to` of the mapping has priority.
+        timezone: The time zone of times without an offset. None: such columns are an error, and such texts are null.
 
     Raises:
         ConfigurationError: A column is missing, or has a type that cannot be converted.
@@ -113,7 +115,7 @@ def given(
     names: Collection[str] = MAPPED,
     required: Sequence[str] = REQUIRED,
 ) -> DataFrame:
-    """Return a message's columns as the frame has them, not converted yet; as `mapped` otherwise."""
+    """Return the columns of a message from the frame, not converted. Arguments are as for `mapped`."""
     named = {name: name for name in names if name in frame.columns} if mapping is None else mapping
     if missing := [name for name in required if name not in named]:
         raise ConfigurationError("map", f"without {missing[0]!r}", f"{missing[0]}=COLUMN; columns: {_listed(frame)}")
@@ -127,7 +129,7 @@ def given(
 
 
 def _column(frame: DataFrame, name: str, text: str) -> Column:
-    """Return a column by its name, else by an expression, once Spark has understood it."""
+    """Return a column by its name, else by an SQL expression that Spark has checked."""
     quoted = text.replace("`", "``")
     column = (F.col(f"`{quoted}`") if text in frame.columns else F.expr(text)).alias(name)
     try:
@@ -145,7 +147,7 @@ def _listed(frame: DataFrame) -> str:
 
 
 def converted(found: DataFrame, *, timezone: str | None = None) -> DataFrame:
-    """Return what `given` returned with a message's types; nested payloads are written as JSON.
+    """Return the frame of `given` with the types of a message. Nested payloads become JSON.
 
     Raises:
         ConfigurationError: A column has a type that cannot be converted.
@@ -154,7 +156,7 @@ def converted(found: DataFrame, *, timezone: str | None = None) -> DataFrame:
 
 
 def conversions(found: DataFrame, *, timezone: str | None = None) -> dict[str, Column]:
-    """Return the expression that gives each column of a message, of those that `given` returned.
+    """Return the converting expression of each column in the frame of `given`.
 
     Raises:
         ConfigurationError: A column has a type that cannot be converted.
@@ -182,7 +184,7 @@ def _id(name: str, kind: DataType, _: str | None) -> Column:
 def _due(name: str, kind: DataType, zone: str | None) -> Column:
     _check(name, kind, "TIMESTAMP, or STRING with an offset", StringType, TimestampType, TimestampNTZType)
     if isinstance(kind, TimestampNTZType) and zone is None:
-        allowed = "TIMESTAMP; or give timezone, where these times were written down"
+        allowed = "TIMESTAMP; or give timezone, the time zone of these times"
         raise ConfigurationError(f"column {name!r}", "TIMESTAMP_NTZ, which is no instant", allowed)
     if isinstance(kind, TimestampType):
         return F.col(name)
@@ -195,10 +197,10 @@ def _due(name: str, kind: DataType, zone: str | None) -> Column:
 
 
 def _in_zone(local: Column, zone: str) -> Column:
-    """Return an instant; of a time that is there twice, as clocks are set back, the later one: nothing may be early.
+    """Return the instant of a local time. If it exists twice because clocks are set back, return the later instant.
 
-    Read three hours later, a time that is there twice has the offset of its second time. The session's zone, in which
-    other times are there twice, has no part in it.
+    Otherwise the message would be early. The offset three hours later is that of the second of the two instants. The
+    expression does not use the session's time zone, in which other local times exist twice.
     """
     here, utc, hours = F.lit(zone), F.lit("UTC"), F.expr("INTERVAL 3 HOURS")
     first = F.convert_timezone(here, utc, local)

@@ -1,4 +1,4 @@
-"""`aiodelay spark migrate`: what is due from a time on moves from one store to another, while both are in use."""
+"""`aiodelay spark migrate`: move messages due at a cut-over or later to another store, while both are in use."""
 
 from __future__ import annotations
 
@@ -50,24 +50,25 @@ class _Plan(Struct, frozen=True, kw_only=True):
 
 @job("migrate", MigrateOptions)
 def run(spark: SparkSession, options: MigrateOptions) -> Summary:
-    """Move messages that are due at `cutover` or later, in passes, until one finds nothing to move.
+    """Move messages that are due at `cutover` or later, in passes, until a pass finds nothing to move.
 
-    A pass copies what it finds, looks at both stores again, takes out of the source what stands in both as it was
-    copied, and takes back all other copies. What it does is written into `work` first: after a crash the next run ends
-    the pass that was left. Each message is at any time in one of the stores, or in both until the pass has ended.
+    A pass copies messages and reads both stores again. It removes messages from the source if they are unchanged and
+    their copy is in the target, and it withdraws all other copies. A pass records each step in `work` before it acts.
+    So after a crash the next run finishes the interrupted pass. Each message is always in one of the stores, or in both
+    until the pass has ended.
 
     Args:
         spark: A session, classic or Connect.
         options: See `MigrateOptions`; callers give each by keyword.
 
     Returns:
-        `rows`: what passes have found. `rejected`: what is left in the source, and copies that differ. `counts` as
-        docs/spark/migrate.md has them.
+        `rows`: the messages that the passes have found. `rejected`: messages left in the source, and copies that
+        differ. docs/spark/migrate.md explains `counts`.
 
     Raises:
-        ConfigurationError: An option is wrong, or the cut-over is too near; nothing was moved.
-        UnsupportedByStoreError: A store cannot be read whole.
-        StoreUnavailableError: A store did not answer for too long; run it again.
+        ConfigurationError: An option is wrong, or the cut-over is too near. Nothing was moved.
+        UnsupportedByStoreError: A store cannot be read in parts.
+        StoreUnavailableError: A store did not answer for too long. Run the job again.
     """
     clock = SystemClock()
     duration = partial(parse_duration, error=ConfigurationError)
@@ -126,7 +127,7 @@ def _check(plan: _Plan) -> None:
 
 
 async def _opened_once(place: Place) -> None:
-    """Open a store that messages move to: one that is not there yet is made, and one that cannot be used is told."""
+    """Open the target once. This creates a missing store, and reports a store that cannot be used."""
     async with place.store():
         pass
 
@@ -142,11 +143,11 @@ class _Migration:
 
     @property
     def _is_late(self) -> bool:
-        """Whether nothing is moved any more."""
+        """Whether it is too late to move messages."""
         return self._clock.now_ms() >= self._from_ms - self._plan.margin_ms
 
     def resume(self) -> bool:
-        """End the pass that a run before this one has left; say whether there was one."""
+        """Finish the pass that an earlier run has left unfinished. Return whether there was such a pass."""
         number = self._steps.last("found")
         if number == 0 or self._steps.has("ended", number):
             return False
@@ -154,20 +155,20 @@ class _Migration:
         return True
 
     def move(self) -> None:
-        """Make passes until one finds nothing, there have been enough of them, or it is too late."""
+        """Run passes until a pass finds nothing, the number of passes is reached, or it is too late."""
         found = 1
         while found and not self._is_late and self.passes != (self._plan.passes or None):
             found = self._pass()
             self.passes += 1
 
     def left(self) -> int:
-        """Return how many messages that were to be moved stand in the source."""
+        """Return the number of messages in the source that are due at the cut-over or later."""
         return self._source("id").count()
 
     # --- one pass -----------------------------------------------------------------------------------------
 
     def _pass(self) -> int:
-        """Return how many messages it has moved or taken back."""
+        """Run one pass. Return the number of messages that it has moved or withdrawn."""
         plan, number = self._plan, self._steps.last("found") + 1
         outdated = self._take_back(self._outdated())
         rows = self._source().where("state != 'held'").withColumn("due_ms", F.unix_millis("due_at"))
@@ -186,16 +187,16 @@ class _Migration:
         sums = copied.agg(*(F.sum(name).alias(name) for name in ("copied", "late", "refused"))).first()
         assert sums is not None
         self.counts.update({name: sums[name] or 0 for name in ("copied", "late")})
-        self.counts["refused"] = sums["refused"] or 0  # each pass finds the same ones
+        self.counts["refused"] = sums["refused"] or 0  # each pass finds the same refused messages again
         both = self._in_both(found, ids)
         self._steps.write("both", number, self._same(found, both, ids) if plan.verify else both)
         return outdated + self._end(number)
 
     def _movable(self, found: DataFrame) -> DataFrame:
-        """Leave out series of which an occurrence is retried: to take one out would end that too.
+        """Return the messages without series that have an occurrence in retry, because a removal would end the retry.
 
-        Occurrences are read after the series: a series of which one begins to be retried since is due at another time,
-        and is not taken out.
+        Race: the occurrences are read after the series. If a retry of an occurrence begins in between, the series has
+        got another due time, and the removal by due time does not match.
         """
         if found.where("rule IS NOT NULL").isEmpty():
             return found
@@ -203,29 +204,29 @@ class _Migration:
         return found.join(retried.select(F.regexp_replace("id", _OCCURRENCE, "").alias("id")), "id", "left_anti")
 
     def _outdated(self) -> DataFrame:
-        """Return of what copies are of which the source has another version: one that has been put there since."""
+        """Return the originals of outdated copies: the source has another version of their id now."""
         stands = messages_of(self._spark, self._plan.source, "id", "revision", "due_at")
         marked = stands.select("id", self._mark(_due_ms()).alias("now"))
         return self._copies().join(marked, "id").where("mark != now").selectExpr(*_NAMED)
 
     def _in_both(self, found: DataFrame, ids: list[str] | None) -> DataFrame:
-        """Return what stands in the source as it was found, and in the target as a copy of just that."""
+        """Return the messages that are unchanged in the source, and whose copy of this version is in the target."""
         there = self._source("id", "revision", "due_at", ids=ids).select("id", "revision", _due_ms().alias("due_ms"))
         marked = found.select(*WHAT, self._mark(F.col("due_ms")).alias("mark"))
         return marked.join(there, [*WHAT]).join(self._copies(ids), ["id", "mark"]).select(*WHAT)
 
     def _copies(self, ids: list[str] | None = None) -> DataFrame:
-        """Return the copies that migrations of the same source have made; what others have brought is the target's."""
+        """Return the copies from this source. Copies from other sources count as the target's own messages."""
         copies = messages_of(self._spark, self._plan.target, "id", "trace", ids=ids)
         marked = copies.select("id", F.element_at("trace", MOVED).alias("mark"))
         return marked.where(F.col("mark").startswith(f"{self._origin}/"))
 
     def _mark(self, due_ms: Column) -> Column:
-        """Return what a copy of a message is marked with."""
+        """Return the mark of a copy of a message."""
         return F.concat_ws("/", F.lit(self._origin), "revision", due_ms)
 
     def _same(self, found: DataFrame, both: DataFrame, ids: list[str] | None) -> DataFrame:
-        """Return of what is in both stores that which is the same in all its parts; count that, and the rest."""
+        """Return the messages whose copy is equal in all parts. Count equal and different copies."""
         copies = messages_of(self._spark, self._plan.target, "id", *_PARTS, ids=ids)
         wanted, had = (frame.select("id", _hash().alias(name)) for frame, name in ((found, "wanted"), (copies, "had")))
         judged = both.join(wanted, "id").join(had, "id").select(*WHAT, (F.col("wanted") == F.col("had")).alias("same"))
@@ -235,7 +236,7 @@ class _Migration:
         return judged.where("same").drop("same")
 
     def _end(self, number: int) -> int:
-        """Take out what is in both stores, take back what else was copied; return how many were moved."""
+        """Remove messages that are in both stores, and withdraw other copies. Return the number moved or withdrawn."""
         found, both = self._steps.read("found", number), self._steps.read("both", number)
         assert found is not None
         moved, back = 0, found.select(*WHAT)
@@ -250,7 +251,7 @@ class _Migration:
         return moved + taken_back
 
     def _take_back(self, copies: DataFrame) -> int:
-        """Take back the copies of what is named; return how many there were."""
+        """Withdraw the copies of the named messages. Return the number of copies."""
         copies = copies.localCheckpoint(eager=True)
         n = copies.count()
         if n == 0:
@@ -262,7 +263,7 @@ class _Migration:
         return taken
 
     def _taken(self, number: int, both: DataFrame) -> DataFrame:
-        """Take out of the source what is in both stores."""
+        """Remove from the source the messages that are in both stores. Return the outcomes."""
         plan, taken = self._plan, self._steps.read("taken", number)
         if taken is None or taken.count() < both.count():
             taker = Taker(plan.source, plan.margin_ms, plan.task_rate, plan.patience_ms)
@@ -270,7 +271,7 @@ class _Migration:
         return taken
 
     def _source(self, *columns: str, ids: list[str] | None = None) -> DataFrame:
-        """Return what stands in the source and is to be moved."""
+        """Return the messages of the source that are due at the cut-over or later."""
         return messages_of(self._spark, self._plan.source, *columns, ids=ids, from_ms=self._from_ms)
 
     def _spread(self, frame: DataFrame) -> DataFrame:
@@ -280,7 +281,7 @@ class _Migration:
 _COUNTS: Final = ("copied", "refused", "moved", "gone", "changed", "late", "taken_back")
 _COUNTED: Final = {"removed": "moved", "gone": "gone", "changed": "changed", "left": "late"}
 _MOVED: Final = "outcome IN ('removed', 'gone')"
-"""What was taken out, also by a try before, or was cancelled after it stood in both: copies of that stay."""
+"""Outcomes whose copies stay: removed now or by an earlier try, or cancelled while the message was in both stores."""
 
 
 _OCCURRENCE: Final = r"~[0-9]{10,}\z"
@@ -300,6 +301,6 @@ def _due_ms() -> Column:
 
 
 def _hash() -> Column:
-    """Return a hash of all that a message is made of."""
+    """Return a hash of all parts of a message."""
     parts = [F.array_sort(F.map_entries("headers")) if name == "headers" else F.col(name) for name in _PARTS]
     return F.xxhash64(*(column for part in parts for column in (part, part.isNull())))

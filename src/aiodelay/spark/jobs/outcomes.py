@@ -1,4 +1,4 @@
-"""What became of messages, and how late they were delivered, by lane and hour: from events to figures."""
+"""Aggregation of events into the figures of a report: outcomes and lateness by lane and hour."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ def report(
     where: str | None = None,
     totals: bool = False,
 ) -> DataFrame:
-    """Return one row for each lane and hour in which something became of a message.
+    """Return one row for each lane and hour in which a message had an outcome.
 
-    Lateness is when a delivery began minus the due time: it began at the last `claimed` before the `delivered`; where
-    the journal has none, as of transfers inside a server and of Kafka stores, at the `delivered` itself. Of an id,
-    revision and due time the first success counts, in the hour in which it ended. Percentiles are nearest ranks, exact
-    up to 10 s of lateness, above that rounded up to four digits.
+    Lateness is the start of a delivery minus the due time. The start is the last `claimed` event before the `delivered`
+    event. Transfers inside a server and Kafka stores write no claims: there, the start is the `delivered` event itself.
+    For each id, revision and due time, the first success counts, in the hour in which it ended. Percentiles are nearest
+    ranks: exact up to 10 s of lateness, above that rounded up to four digits.
 
     Args:
-        events: Columns of `schemas.EVENTS`; also `day`, by which an archive is partitioned.
-        by: What to have a row for: `lane`, and `hour` or `day` in UTC; empty = one row for all.
-        start: Earliest instant of what is counted; aware.
-        end: First instant that is not counted any more; aware.
-        where: A condition in SQL on the columns of `events`; it should take all entries of a message, or none.
-        totals: Have rows for each part of `by` as well, with null in the columns that they sum over.
+        events: Columns of `schemas.EVENTS`; also `day`, if the events are an archive.
+        by: The columns by which rows are grouped: `lane`, and `hour` or `day` in UTC; empty = one row for all events.
+        start: The first instant that is counted; aware.
+        end: The first instant that is not counted any more; aware.
+        where: An SQL condition on the columns of `events`. It should hold for all events of a message, or for none.
+        totals: Add rows for each part of `by`, with null in the columns over which they sum.
 
     Returns:
-        The columns of `by`; `delivered`; `p50_ms`, `p95_ms`, `p99_ms`, `max_ms` and `min_ms` of lateness, null where
-        nothing was delivered; `early` = delivered before due by the clocks that wrote the events; `unclaimed` =
+        The columns of `by`; `delivered`; `p50_ms`, `p95_ms`, `p99_ms`, `max_ms` and `min_ms` of lateness, null without
+        a delivery; `early` = delivered before the due time, by the clocks that wrote the events; `unclaimed` =
         delivered without a claim in the journal; `repeated` = successes after the first; `again` = retries; `dropped`;
-        `skipped`; `dead`, and `dead_<reason>`. In no order.
+        `skipped`; `dead`, and `dead_<reason>`. The rows have no order.
 
     Raises:
-        InputError: A column is missing or of another type, or `where` cannot be read.
-        ConfigurationError: `by` names something else, or twice; `start` is not before `end`.
+        InputError: A column is missing or has another type, or `where` is not a valid condition.
+        ConfigurationError: `by` has an unknown or repeated name, or `start` is not before `end`.
     """
     _check_by(by)
     _check_range(start, end)
@@ -84,7 +84,7 @@ def _check_range(start: datetime | None, end: datetime | None) -> None:
 
 
 def _chosen(events: DataFrame, start: datetime | None, end: datetime | None, where: str | None) -> DataFrame:
-    """Return the entries that tell of outcomes; from a day before the start on, for the claims of what ended later."""
+    """Return claims and outcomes in the time range. Claims are read from a day before the start on."""
     _check_columns(events)
     chosen = events.where(F.col("event").isin("claimed", *_OUTCOMES))
     if where is not None:
@@ -112,7 +112,7 @@ def _where(events: DataFrame, condition: str) -> DataFrame:
 
 
 def _in_days(events: DataFrame, condition: Callable[[Column], Column]) -> DataFrame:
-    """Read no more of an archive than these days, by whose column it is partitioned."""
+    """Limit an archive to some days by its partition column `day`, so that Spark reads only these folders."""
     return events.where(condition(F.col("day"))) if "day" in events.columns else events
 
 
@@ -125,7 +125,7 @@ def _instant(at: datetime) -> Column:
 
 
 def _outcomes(events: DataFrame) -> DataFrame:
-    """Return an entry per outcome: `lane`, `at`, `what` became of it, `late_ms` and `is_claimed` of a first success."""
+    """Return a row for each outcome: `lane`, `at`, `what`, and of a first success `late_ms` and `is_claimed`."""
     occurrence = Window.partitionBy("id", "revision", "due_at").orderBy("number")
     upto_now = occurrence.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     event, is_delivered = F.col("event"), F.col("event") == "delivered"
@@ -156,7 +156,7 @@ def _outcomes(events: DataFrame) -> DataFrame:
 
 
 def _histogram(outcomes: DataFrame, by: Sequence[By]) -> DataFrame:
-    """Return how many outcomes there were of each kind and lateness: as few rows for ten times as many events."""
+    """Return the number of outcomes by kind and rounded lateness. The size does not grow with the number of events."""
     seconds = F.unix_seconds("at")
     places = {
         "lane": F.col("lane"),
@@ -176,7 +176,7 @@ def _rounded(name: str) -> Column:
 
 
 def levels_of(by: Sequence[By]) -> list[tuple[By, ...]]:
-    """Return what the rows of a report with totals tell apart: all of `by`, then parts of it, then nothing."""
+    """Return the groupings of a report with totals: all columns of `by`, then each part of them, then none."""
     return list(chain.from_iterable(combinations(by, n) for n in range(len(by), -1, -1)))
 
 
@@ -205,7 +205,7 @@ def _figures(histogram: DataFrame, levels: Sequence[tuple[By, ...]], by: Sequenc
 
 
 def _by_levels(histogram: DataFrame, levels: Sequence[tuple[By, ...]], by: Sequence[By]) -> DataFrame:
-    """Return the histogram once for each level, its rows summed over what the level does not tell apart."""
+    """Return the histogram once for each level, summed over the columns that the level leaves out."""
     kinds = ("what", "is_claimed", "ms")
     sets = [[*level, *kinds] for level in levels]
     return histogram.groupingSets(sets, *by, *kinds).agg(
@@ -221,6 +221,6 @@ def _sum(condition: Column) -> Column:
 
 
 def _percentile(percent: int) -> Column:
-    """Return the least lateness that so many percent do not exceed."""
+    """Return the smallest lateness that `percent` percent of the deliveries do not exceed."""
     has_reached = F.col("upto") * 100 >= F.col("all") * percent
     return F.least(F.min(F.when(has_reached, F.col("ms"))), F.max("most_ms"))

@@ -1,4 +1,4 @@
-"""Promote: what comes due soon moves from a cold tier into a store, in time, and once."""
+"""`aiodelay spark promote`: move messages that become due soon from a cold tier into a store, each message once."""
 
 from __future__ import annotations
 
@@ -32,28 +32,30 @@ _JUDGED: Final = ("kind", "id", "version", "due_at", "at", "due_day")
 
 @job("promote", PromoteOptions)
 def run(spark: SparkSession, options: PromoteOptions) -> Summary:
-    """Move everything that is due until the end of the day in which the window ends, and has not been moved yet.
+    """Move the messages that are due until the end of the day in which the window ends, and that were not moved yet.
 
-    The days are claimed in the tier's log before they are read, so that whoever adds to them afterwards knows that the
-    store has to hear of it, and are marked as promoted when all of them are in the store. A run that was killed is
-    repeated by the next one: the store knows by their versions which messages it has, or had within 24 hours.
+    The job claims the days in the tier's log before it reads them. So a job that adds to these days later knows that it
+    must also write to the store. When all messages are in the store, the log marks the days as promoted. If a run is
+    killed, the next run repeats it. By their versions, the store recognises messages that it has, or had within 24
+    hours.
 
-    What is promoted with less than the minimum lead, because a promotion was missed, is stored all the same, counted as
-    `late` and as rejected, and told in the log as an error.
+    If a promotion was missed, messages may have less time left than the minimum lead. The job stores them too. It
+    counts them as `late` and as rejected, and logs an error.
 
     Args:
         spark: A session, classic or Connect.
         options: See `PromoteOptions`; callers give each by keyword.
 
     Returns:
-        Counts of messages that were `stored`, `replaced` an older version, or were `known`; of all of them `late`,
-        `overdue` at this time already, and `doubtful`: a run that did not end may have stored them so long ago that the
-        store has forgotten whether they were delivered. `facts` has the days, and how many folders were read.
+        Counts of messages: `stored`; `replaced` (an older version); `known`. Of all of them: `late`; `overdue`; and
+        `doubtful`: an unfinished run may have stored them so long ago that the store has forgotten whether they were
+        delivered. `facts` has the days, and the number of folders read.
 
     Raises:
-        ConfigurationError: An option is wrong, or nothing was ever put into the tier; or it took so long that the store
-            may have forgotten what was cancelled meanwhile: the days are claimed, and to run it again is safe.
-        StoreUnavailableError: The store did not answer for too long; to run it again is safe.
+        ConfigurationError: An option is wrong, or nothing was ever put into the tier. Or the run took so long that the
+            store may have forgotten messages that were cancelled since. The days stay claimed, and running the job
+            again is safe.
+        StoreUnavailableError: The store did not answer for too long. Running the job again is safe.
     """
     read_ms, now_ms = SystemClock().now_ms(), judging_ms(options.now)
     window_ms = parse_duration(options.window, field="window", error=ConfigurationError)
@@ -64,7 +66,7 @@ def run(spark: SparkSession, options: PromoteOptions) -> Summary:
     name, place = hot.name, Tier(spark, options.tier)
     before = place.standing()
     if not before.loads:
-        found = f"{options.tier!r}, in which there is nothing"
+        found = f"{options.tier!r}, which is empty"
         raise ConfigurationError("tier", found, "a folder that `cold put` has written")
     if not options.new_store:
         hot.check_of(before)
@@ -72,7 +74,7 @@ def run(spark: SparkSession, options: PromoteOptions) -> Summary:
     is_due = through > before.promoted
     if (is_due or before.store != name) and not options.dry_run:
         place.claim(through, store=name, now_ms=now_ms)
-    after = place.standing()  # what was added before the claim is read; who adds anything later looks for the claim
+    after = place.standing()  # race with puts: read facts after the claim; a later put sees the claim
     days = _Days(before.promoted, through, before.claimed)
     late = _late(place, after, days, now_ms=now_ms, lead_ms=lead_ms)
     facts = place.facts(after, days.has)
@@ -80,9 +82,7 @@ def run(spark: SparkSession, options: PromoteOptions) -> Summary:
     if is_due and not options.dry_run:
         place.promoted(through, store=name, now_ms=now_ms)
     if late["late"]:
-        told = (
-            "%d messages had less than %s left when they were promoted, %d of them were due already: run it more often"
-        )
+        told = "%d messages had less than %s left when they were promoted, %d of them were overdue. Promote more often"
         log.error(told, late["late"], format_duration(lead_ms), late["overdue"])
     return Summary(
         rows=sum(moved.values()),
@@ -99,12 +99,12 @@ def run(spark: SparkSession, options: PromoteOptions) -> Summary:
 
 
 class _Days(NamedTuple):
-    """The days of a run.
+    """The days that a run promotes.
 
     Attributes:
-        first: The first one.
-        end: The one after the last.
-        tried: Days before this were claimed by a run that did not end.
+        first: The first day.
+        end: The day after the last day.
+        tried: An unfinished run has claimed the days before this day.
     """
 
     first: date
@@ -112,12 +112,12 @@ class _Days(NamedTuple):
     tried: date
 
     def has(self, day: date) -> bool:
-        """Whether a day is one of them."""
+        """Return whether the run promotes a day."""
         return self.first <= day < self.end
 
 
 def _late(place: Tier, standing: Standing, days: _Days, *, now_ms: int, lead_ms: int) -> dict[str, int]:
-    """Count messages that have too little time left, of the days in which there can be any."""
+    """Count messages that have too little time left. Read only the days that can have such messages."""
     last = day_of(now_ms + lead_ms)
     facts = place.facts(standing, lambda day: days.has(day) and day <= last)
     if facts is None:

@@ -1,4 +1,4 @@
-"""`aiodelay spark reconcile`: is the store what it should be? What is missing, what nobody asked for, what drifted."""
+"""`aiodelay spark reconcile`: compare the messages that should be pending (the truth) with a store."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ class _Options(ReconcileOptions):
 
 @job("reconcile", _Options)
 def run(spark: SparkSession, options: _Options) -> Summary:
-    """Compare a truth with what is pending in a store; nothing is changed.
+    """Compare a truth with the pending messages of a store, and change nothing.
 
-    The store goes on while it is read. So nothing is said of what is due before `now` and the margin; where reading
-    takes longer than the margin, of nothing that was due before its end.
+    The store changes during the read. So the job does not compare messages that are due before `now` plus the margin.
+    If the read takes longer than the margin, it does not compare messages that were due before the end of the read.
 
     Args:
         spark: A session, classic or Connect.
-        options: The truth, which is what should be pending: a row for each message, evaluated once. Then those of
-            `ReconcileOptions`; callers give each by keyword.
+        options: The truth as a frame with a row for each message that should be pending, evaluated once. Then the
+            options of `ReconcileOptions`; callers give each by keyword.
 
     Returns:
-        `rows`: of the truth. `rejected`: differences. `counts`: messages by kind.
+        `rows`: rows of the truth. `rejected`: differences. `counts`: messages by kind.
 
     Raises:
-        ConfigurationError: An option is not understood, the truth has not the columns, or there is something at `out`.
-        InputError: An id or a due time of the truth is null, or an id stands in it twice.
+        ConfigurationError: An option is wrong, the truth lacks a column, or `out` already exists.
+        InputError: An id or a due time of the truth is null, or the truth has an id twice.
     """
     clock = SystemClock()
     started_ms = clock.monotonic_ms()
@@ -79,7 +79,7 @@ def run(spark: SparkSession, options: _Options) -> Summary:
     pending = stored(spark, "id", "due_at", "version", "revision", "rule", *compared, **place_of, **lane)
     ended = stored(spark, "id", "version", table="done", **place_of)
     found = tallied(judged(wanted, pending, ended, horizon_ms=now_ms + margin_ms))
-    # A checkpoint, not a cache: what was found is never worked out again, from a truth and a store that have moved on.
+    # A checkpoint, not a cache: Spark must not evaluate it again, because truth and store have changed since.
     found = found.localCheckpoint(eager=True)
     took_ms = clock.monotonic_ms() - started_ms
     found = _without_soon(found, now_ms + took_ms)
@@ -104,7 +104,7 @@ def run(spark: SparkSession, options: _Options) -> Summary:
 
 
 def _without_soon(found: DataFrame, horizon_ms: int) -> DataFrame:
-    """Take back what was found of messages that came due while the store was read."""
+    """Change differences into `soon` if the message became due while the store was read."""
     is_soon = F.col("kind").isin(*FINDINGS) & (F.least("want_due_ms", "have_due_ms") <= horizon_ms)
     return found.withColumn("kind", F.when(is_soon, F.lit("soon")).otherwise(F.col("kind")))
 
@@ -137,7 +137,7 @@ def _read_place(text: str) -> tuple[str, str]:
 
 
 def _differences(found: DataFrame, *, now_ms: int, rows: int) -> DataFrame:
-    """Return one row a difference; each tells when it was found, and of how many rows of a truth."""
+    """Return a row for each difference, with the time of the comparison and the number of rows of the truth."""
     return found.where(F.col("kind").isin(*FINDINGS)).select(
         "kind",
         "id",

@@ -1,4 +1,4 @@
-"""`aiodelay spark repair`: what a reconcile has found is looked at again, and mended where it is still so."""
+"""`aiodelay spark repair`: check the differences of a reconcile again, and repair those that still exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .mapping import mapped
 __all__ = ["KINDS", "MAX_FRACTION", "run"]
 
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
-"""What is repaired unless `kinds` says otherwise; orphans are never, but where it is asked for."""
+"""The kinds that are repaired by default. Orphans are cancelled only with `delete_orphans`."""
 MAX_FRACTION: Final = RepairOptions.max_fraction
 
 _COLUMNS = ("kind", "id", "have_due_at", "have_revision", "found_at", "truth_rows")
@@ -49,25 +49,25 @@ class _Options(RepairOptions):
 
 @job("repair", _Options)
 def run(spark: SparkSession, options: _Options) -> Summary:
-    """Mend what a reconcile has found, where it is still so; whatever has changed since is left to the next reconcile.
+    """Repair the differences of a reconcile that still exist. Leave messages that changed since to the next reconcile.
 
-    What is missing is stored, unless the store remembers that it ended. What drifted gets the truth's time, or all that
-    the truth gives, under the version after its own. Orphans are cancelled. Nothing that has ended comes back; a second
-    run changes nothing more.
+    A missing message is stored, unless the store remembers that it ended. A message with another due time is moved to
+    the truth's time. A message with other differences gets the truth's values as a new version. Orphans are cancelled.
+    Ended messages do not come back. A second run changes nothing more.
 
     Args:
         spark: A session, classic or Connect.
-        options: What `reconcile` has written; the truth as of `reconcile`, which is read again and may have moved on.
-            Then those of `RepairOptions`; callers give each by keyword.
+        options: The differences that `reconcile` has written, and the truth as for `reconcile`. The truth is read again
+            and may have changed. Then the options of `RepairOptions`; callers give each by keyword.
 
     Returns:
-        `rows`: differences of the chosen kinds. `counts`: what they came to. Repaired: `stored`, `replaced`,
-        `rescheduled`, `cancelled`. Left alone: `present` and `same` (in the store by now), `ended`, `changed` (since it
-        was found), `withdrawn` and `wanted` (the truth has changed), `ahead`, `soon`.
+        `rows`: differences of the chosen kinds. `counts`: their outcomes. Repaired: `stored`, `replaced`,
+        `rescheduled`, `cancelled`. Not repaired: `present` and `same` (the store is right by now), `ended`, `changed`
+        (since the reconcile), `withdrawn` and `wanted` (the truth has changed), `ahead`, `soon`.
 
     Raises:
-        ConfigurationError: An option is not understood; or there are more differences than allowed. Nothing is changed.
-        InputError: The differences are older than the store's memory; the truth has an id twice.
+        ConfigurationError: An option is wrong, or there are more differences than allowed. Nothing was changed.
+        InputError: The differences are older than the store's memory, or the truth has an id twice.
         UnsupportedByStoreError: The store cannot be repaired.
     """
     margin_ms = parse_duration(options.margin, field="margin", error=ConfigurationError)
@@ -96,7 +96,7 @@ def run(spark: SparkSession, options: _Options) -> Summary:
 def _read_kinds(kinds: Sequence[str], *, orphans: int) -> tuple[str, ...]:
     for kind in kinds:
         if kind not in KINDS:
-            allowed = f"{' and '.join(KINDS)}; orphans are deleted where delete_orphans says how many"
+            allowed = f"{' and '.join(KINDS)}; for orphans, give delete_orphans"
             raise ConfigurationError("kinds", shortened(kind), allowed)
     return (*kinds, "orphan") if orphans else tuple(kinds)
 
@@ -107,12 +107,14 @@ def _check_columns(differences: DataFrame, given: Sequence[str], kinds: Sequence
     for name in ("payload", "to"):
         if "missing" in kinds and name not in given:
             raise ConfigurationError(
-                f"column {name!r} of truth", "missing", "given, to store what is missing; or kinds=drift"
+                f"column {name!r} of truth",
+                "missing",
+                "a column of the truth, to store missing messages; or kinds=drift",
             )
 
 
 def _writable(wanted: DataFrame, store: str, namespace: str) -> tuple[DataFrame, WriteSettings]:
-    """Return the truth with what a message needs; of a column that it does not give, nothing is used."""
+    """Return the truth with all required columns. `repair_of` does not use the columns that are added here."""
     for name, blank in {"payload": F.lit(b""), "to": F.lit("nowhere:nothing")}.items():
         wanted = wanted if name in wanted.columns else wanted.withColumn(name, blank)
     options = {"store": store, "namespace": namespace}
@@ -122,7 +124,7 @@ def _writable(wanted: DataFrame, store: str, namespace: str) -> tuple[DataFrame,
     settings = read_settings(options, wanted.schema)
     opened = store_of(settings)
     if opened.traits.lookup != "anywhere":
-        raise UnsupportedByStoreError("store", opened.name, "one that any process can look into: Redis or SQLite")
+        raise UnsupportedByStoreError("store", opened.name, "a store that any process can inspect: Redis or SQLite")
     return wanted, settings
 
 
@@ -138,7 +140,9 @@ def _check_bounds(chosen: _Chosen, max_fraction: float, delete_orphans: int) -> 
         raise ConfigurationError("max_fraction", shortened(max_fraction), "a part of the truth's rows, 0 to 1")
     if chosen.rows > max_fraction * chosen.truth_rows:
         found = f"{max_fraction:g}, with {chosen.rows:,} differences for {chosen.truth_rows:,} rows of truth"
-        raise ConfigurationError("max_fraction", found, "a larger part, once it is known why; nothing was repaired")
+        raise ConfigurationError(
+            "max_fraction", found, "a larger part, after you know the reason; nothing was repaired"
+        )
     orphans = chosen.counts.get("orphan", 0)
     if orphans > delete_orphans:
         found = f"{delete_orphans:,}, with {orphans:,} orphans"
@@ -149,12 +153,12 @@ def _check_age(chosen: _Chosen, now_ms: int) -> None:
     age_ms = now_ms - chosen.found_ms
     if chosen.rows and age_ms > TOMBSTONE_WINDOW_MS:
         most = format_duration(TOMBSTONE_WINDOW_MS)
-        allowed = f"at most {most} old, as long as a store remembers what has ended: reconcile again"
+        allowed = f"at most {most} ago, because a store then forgets ended messages; reconcile again"
         raise InputError("differences", f"found {format_duration(age_ms)} ago", allowed)
 
 
 def _work(chosen: DataFrame, wanted: DataFrame, settings: WriteSettings) -> DataFrame:
-    """Return each finding beside what the truth says now; `rows_of_id` counts its rows."""
+    """Join each difference with the rows that the truth has now. `rows_of_id` is the number of these rows."""
     found = chosen.select("id", "kind", "have_revision", F.unix_millis("have_due_at").alias("have_due_ms"))
     told = wanted.join(found.select("id"), "id", "left_semi")
     told = told.withColumn("rows_of_id", F.count("*").over(Window.partitionBy("id")))

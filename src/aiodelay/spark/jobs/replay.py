@@ -1,4 +1,4 @@
-"""Replay: a part of what was kept of messages again, shifted in time, at a rate."""
+"""`aiodelay spark replay`: store messages of a snapshot or of a backfill again, with new due times, at a rate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["NOW", "happened_to", "replayed", "run"]
 
 NOW: Final = ReplayOptions.shift
 _OCCURRENCE = "~[0-9]{10,15}$"
-"""How the id of a recurring message's occurrence ends."""
+"""The end of the id of an occurrence of a recurring message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,26 +35,26 @@ class _Options(ReplayOptions):
 
 @job("replay", _Options)
 def run(frame: DataFrame, options: _Options) -> Summary:
-    """Store messages again.
+    """Store messages again, with new due times.
 
-    To run it again under the same name changes nothing, for as long as the store remembers what has ended (24 h).
+    A second run with the same name changes nothing while the store remembers ended messages (24 h).
 
     Args:
-        frame: What was kept of messages: a snapshot of a store, or what a backfill was made from.
-        options: See `ReplayOptions`; callers give each by keyword. In Python also `events` of an archive: only messages
-            to which one of them happened.
+        frame: Copies of the messages: a snapshot of a store, or the source of a backfill.
+        options: See `ReplayOptions`; callers give each by keyword. Python callers may also give `events` of an archive:
+            only messages with such an event are replayed.
 
     Returns:
-        What `backfill` returns; `without_message` counts the ids of events of which the frame has no message.
+        The summary of `backfill`, with the count `without_message`: ids that have events but no message in the frame.
 
     Raises:
-        ConfigurationError: An option, or a column's name or type, is wrong; nothing was stored.
-        StoreUnavailableError: The store did not answer for too long; to run it again is safe.
+        ConfigurationError: An option is wrong, or the name or type of a column. Nothing was stored.
+        StoreUnavailableError: The store did not answer for too long. Running the job again is safe.
     """
     _check_name(options.name, same_ids=options.same_ids)
     shift_ms = _shift_ms(options.shift)
     if options.events is None and options.events_where is not None:
-        raise ConfigurationError("events_where", "given without events", "events, or no condition on them")
+        raise ConfigurationError("events_where", "given without events", "events, or no events_where")
     messages = mapped(_filtered(frame, options.where, "where"), options.mapping)
     messages = messages if options.to is None else messages.withColumn("to", F.lit(checked_destination(options.to)))
     counts: dict[str, int] = {}
@@ -78,13 +78,13 @@ def run(frame: DataFrame, options: _Options) -> Summary:
 
 
 def replayed(messages: DataFrame, *, name: str | None, now_ms: int, shift_ms: int | None) -> DataFrame:
-    """Return the newest row of each id, under its new id, version and due time.
+    """Return the newest row of each id, with its new id, version and due time.
 
     Args:
-        messages: With a message's columns.
-        name: Of the replay; None: ids stay, and versions grow by one.
-        now_ms: The due time without a shift.
-        shift_ms: How much later messages are due than they were; None: at `now_ms`.
+        messages: Rows with the columns of a message.
+        name: The name of the replay; None: ids stay, and versions grow by one.
+        now_ms: The due time if there is no shift, in epoch ms.
+        shift_ms: The difference of the new due time to the old one; None: all messages are due at `now_ms`.
     """
     version = F.coalesce("version", F.lit(0)) if "version" in messages.columns else F.lit(0)
     order = Window.partitionBy("id").orderBy(version.desc(), F.col("due_at").desc())
@@ -97,7 +97,7 @@ def replayed(messages: DataFrame, *, name: str | None, now_ms: int, shift_ms: in
 
 
 def happened_to(events: DataFrame) -> DataFrame:
-    """Return the ids of the messages that events tell of, each once; of recurring ones, that of the whole series."""
+    """Return the ids of the messages that have events, each once. For an occurrence, return the id of its series."""
     return events.select(F.regexp_replace("id", _OCCURRENCE, "").alias("id")).distinct()
 
 

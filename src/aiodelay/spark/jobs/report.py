@@ -1,4 +1,4 @@
-"""`aiodelay spark report`: how late messages were delivered and what failed, as Parquet, CSV and an HTML page."""
+"""`aiodelay spark report`: write lateness, failures and retries as Parquet, CSV and an HTML page."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from .settings_origin import replacing, writing_anew
 __all__ = ["MOST_ROWS", "By", "read_events", "report", "run"]
 
 MOST_ROWS: Final = 2_000
-"""So many rows of each kind a page shows, and the driver holds at once."""
+"""The most rows of each kind that a page shows, and that the driver holds."""
 
 
 def read_events(spark: SparkSession, archive: str) -> DataFrame:
-    """Return the events of an archive, of which there may be none yet.
+    """Return the events of an archive; an archive without events gives an empty frame.
 
     Args:
-        spark: Classic or Connect.
-        archive: Where `archive` has written them as Parquet.
+        spark: A session, classic or Connect.
+        archive: The folder that `archive` has written.
 
     Raises:
-        InputError: There is nothing of that name, or it cannot be read.
+        InputError: The folder does not exist.
     """
     try:
         events = spark.read.parquet(archive)
-        events.schema  # noqa: B018 - only now does a Connect session look at the files
+        events.schema  # noqa: B018 - a Connect session reads the files only now
     except AnalysisException as error:
         if error.getCondition() == "UNABLE_TO_INFER_SCHEMA":
             return spark.createDataFrame([], EVENTS)
         if error.getCondition() == "PATH_NOT_FOUND":
             raise InputError(
-                "archive", shortened(archive), "where `aiodelay spark archive` has written events"
+                "archive", shortened(archive), "a folder that `aiodelay spark archive` has written"
             ) from None
         raise
     return events
@@ -56,21 +56,21 @@ def read_events(spark: SparkSession, archive: str) -> DataFrame:
 
 @job("report", ReportOptions)
 def run(spark: SparkSession, options: ReportOptions) -> Summary:
-    """Report on an archive of events.
+    """Write a report on the events of an archive, and return its totals.
 
-    The figures are made in Spark, once. What is brought here does not grow with the events: rows for the page, up to
-    `MOST_ROWS` of each kind, and those of the CSV one after the other.
+    Spark aggregates the figures once. The driver holds at most `MOST_ROWS` rows of each kind for the page, and one row
+    of the CSV at a time. So its memory does not grow with the number of events.
 
     Args:
-        spark: Classic or Connect.
+        spark: A session, classic or Connect.
         options: See `ReportOptions`; callers give each by keyword.
 
     Returns:
-        Its rows are the outcomes that were counted.
+        The totals; `rows` is the number of counted outcomes.
 
     Raises:
-        InputError: The archive is not there or holds something else, or `where` cannot be read.
-        ConfigurationError: An option is wrong, or there is something where the report is to be written.
+        InputError: The archive does not exist or has other data, or `where` is not a valid condition.
+        ConfigurationError: An option is wrong, or an output already exists.
     """
     _check_free(options)
     by, events = options.by, read_events(spark, options.archive)
@@ -102,7 +102,7 @@ def _check_free(options: ReportOptions) -> None:
 
 
 def _rows_of(figures: DataFrame, by: Sequence[By]) -> DataFrame:
-    """Return the rows that are no totals of others."""
+    """Return the rows that are not totals."""
     for name in by:
         figures = figures.where(F.col(name).isNotNull())
     return figures
@@ -121,12 +121,12 @@ def _write_csv(rows: DataFrame, path: Path) -> None:
             writer.writerow([_iso_text(name, value) for name, value in row.asDict().items()])
 
 
-def _iso_text(name: str, value: Any) -> Any:  # noqa: ANN401 - what a cell may hold
+def _iso_text(name: str, value: Any) -> Any:  # noqa: ANN401 - any value of a cell
     return f"{from_epoch_ms(value * 1000):%Y-%m-%dT%H:%M:%SZ}" if name == "hour" else value
 
 
 def _in_plain_types(rows: DataFrame) -> DataFrame:
-    """Return hours as seconds since 1970: as timestamps they would come in this machine's time zone."""
+    """Return hours as seconds since 1970, because Spark returns timestamps in this machine's time zone."""
     return rows.withColumn("hour", F.unix_seconds("hour")) if "hour" in rows.columns else rows
 
 
@@ -149,7 +149,7 @@ def _page_of(figures: DataFrame, options: ReportOptions) -> ReportPage:
 
 
 def _collected(figures: DataFrame, by: Sequence[By]) -> dict[tuple[By, ...], list[Figures] | None]:
-    """Return the rows by what they tell apart, in order; None of those that are more than `MOST_ROWS`."""
+    """Return the rows of each grouping, in order; None for a grouping with more than `MOST_ROWS` rows."""
     level = Window.partitionBy(F.array(*(F.col(name).isNotNull() for name in by))).orderBy(*by)
     nth = F.row_number().over(level)
     some = figures.withColumn("nth", nth).where(F.col("nth") <= MOST_ROWS + 1).drop("nth")

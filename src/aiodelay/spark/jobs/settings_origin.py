@@ -1,4 +1,4 @@
-"""What several jobs do with what they are given: a choice, a condition in SQL, a folder, a file, a coroutine."""
+"""Helpers of several jobs: check a choice or an SQL condition, write a new folder or file, run a coroutine."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Text = TypeVar("Text", bound=str)
 
 
 def one_of(name: str, value: Text, allowed: tuple[str, ...]) -> Text:
-    """Return an option's value.
+    """Check that an option has an allowed value, and return the value.
 
     Raises:
-        ConfigurationError: It is none that is allowed.
+        ConfigurationError: The value is not allowed.
     """
     if value not in allowed:
         raise ConfigurationError(name, shortened(value), ", ".join(allowed))
@@ -36,15 +36,15 @@ def one_of(name: str, value: Text, allowed: tuple[str, ...]) -> Text:
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, also where a loop runs already: that of a notebook."""
+    """Run a coroutine in a thread of its own, because a notebook already runs a loop in this thread."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(asyncio.run, coroutine).result()
 
 
 def problem_of_condition(frame: DataFrame, condition: str) -> str | None:
-    """Say why a frame's rows cannot be chosen by an SQL condition, to stand behind it in an error; None if they can."""
+    """Return why a text is not an SQL condition on a frame, as a suffix for an error; None if it is a condition."""
     try:
-        (kind,) = frame.select(F.expr(condition)).schema.fields  # a Connect session knows a filter's without a look
+        (kind,) = frame.select(F.expr(condition)).schema.fields  # in a Connect session, `where` would not check
     except PySparkException as error:
         reason = f"{error}".strip().partition("\n")[0]
         return f" ({cut(reason, 200)})"
@@ -54,10 +54,10 @@ def problem_of_condition(frame: DataFrame, condition: str) -> str | None:
 
 @contextmanager
 def writing_anew(field: str, path: str, allowed: str) -> Iterator[None]:
-    """Have a folder that is there already told as what it is.
+    """Convert Spark's error about an existing folder into a `ConfigurationError`.
 
     Raises:
-        ConfigurationError: It is there.
+        ConfigurationError: The folder already exists.
     """
     try:
         yield
@@ -69,7 +69,7 @@ def writing_anew(field: str, path: str, allowed: str) -> Iterator[None]:
 
 @contextmanager
 def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Have a setting of the session for as long as a block: other streams of it keep theirs."""
+    """Change a setting of the session for a block, and restore it. Other streams keep their settings."""
     before = spark.conf.get(name, None)
     spark.conf.set(name, value)
     try:
@@ -83,7 +83,7 @@ def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """Open a file that takes the place of another when it is whole."""
+    """Open a temporary file that replaces the target after the block, when it is complete."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("w", encoding="utf-8", newline="") as file:

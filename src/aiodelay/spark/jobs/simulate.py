@@ -1,4 +1,4 @@
-"""`aiodelay spark simulate`: what lateness and backlog what is pending will bring, at some rates of dispatch."""
+"""`aiodelay spark simulate`: forecast the lateness and the backlog of pending messages at given dispatch rates."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ __all__ = ["MOST_RATES", "Overdue", "pending", "read_rates", "run", "slots", "sp
 MOST_RATES: Final = 6
 MOST_DAYS: Final = 92
 MOST_SLOTS: Final = 1_000_000
-"""The slot is chosen so that there are no more of them."""
+"""The default slot is long enough that there are at most this many slots."""
 MOST_SLOTS_ASKED: Final = 10_000_000
-"""No more can be asked for: a slot takes up to 200 bytes of the driver's memory while a rate is simulated."""
+"""The most slots that a caller may ask for. A slot takes up to 200 bytes of the driver's memory during a simulation."""
 
 _DAY_MS: Final = 86_400_000
 _WEEK_MS: Final = 7 * _DAY_MS
@@ -48,7 +48,7 @@ _FILES: Final = ("simulate.csv", "simulate.html")
 
 
 def span_of(start: datetime | None = None, end: datetime | None = None) -> Span:
-    """Return the time to simulate: from now on and for 7 days, unless it is given.
+    """Return the time to simulate. By default it begins now and takes 7 days.
 
     Raises:
         InputError: A time has no offset.
@@ -66,15 +66,15 @@ def slots(due: DataFrame, *, span: Span, slot_ms: int) -> DataFrame:
     """Count messages by the slot in which they are due.
 
     Args:
-        due: `due_at`, an instant.
-        span: What is due before it is due at its begin; what is due after it is left out.
+        due: A column `due_at` of instants.
+        span: The simulated time. Messages due before it count as due at its begin. Messages due after it are left out.
         slot_ms: Length of a slot; divides an hour.
 
     Returns:
-        `at_ms` = begin of the slot, counted from that of the span, null of rows without a due time; `n` messages, of
-        which `overdue` are due before the span.
+        `at_ms`: the begin of the slot in ms after the begin of the span, null for rows without a due time; `n`: the
+        number of messages; `overdue`: how many of them are due before the span.
     """
-    due_ms = F.expr("(unix_micros(due_at) + 999) div 1000")  # rounded up, as schedulers do
+    due_ms = F.expr("(unix_micros(due_at) + 999) div 1000")  # rounded up, as in schedulers
     at_ms = F.greatest(due_ms - F.pmod(due_ms, F.lit(slot_ms)) - span.from_ms, F.lit(0))
     within = due.where(due_ms.isNull() | (due_ms < span.to_ms)).select(
         F.when(due_ms.isNotNull(), at_ms).alias("at_ms"), (due_ms < span.from_ms).alias("is_overdue")
@@ -83,10 +83,10 @@ def slots(due: DataFrame, *, span: Span, slot_ms: int) -> DataFrame:
 
 
 def read_rates(text: str) -> list[float]:
-    """Read `500,1000,2000`.
+    """Return the rates of a text such as `500,1000,2000`.
 
     Raises:
-        ConfigurationError: It is no list of numbers.
+        ConfigurationError: The text is not a list of numbers.
     """
     try:
         return [float(each) for each in text.split(",")]
@@ -97,14 +97,14 @@ def read_rates(text: str) -> list[float]:
 def pending(
     spark: SparkSession, *, store: str, span: Span, namespace: str = "default", lane: str | None = None
 ) -> DataFrame:
-    """Return when a store's messages are due; their bodies are not fetched.
+    """Return the due times of a store's pending messages; payloads are not fetched.
 
     Args:
-        spark: Classic or Connect.
-        store: The store's URL, also as `env:NAME` or `file:PATH`.
-        span: The time to simulate: what is due later is not read.
-        namespace: Whose messages.
-        lane: Only this sink's or event type's.
+        spark: A session, classic or Connect.
+        store: The URL of the store, `env:NAME` or `file:PATH`.
+        span: The time to simulate. Messages that are due later are not read.
+        namespace: The namespace of the messages.
+        lane: Read only the messages of this sink or event type.
     """
     register(spark)
     options = {"store": store, "namespace": namespace, "dueTo": time_shape(span.to_ms)}
@@ -121,24 +121,25 @@ class _Options(SimulateOptions):
 
 @job("simulate", _Options)
 def run(frame: DataFrame, options: _Options) -> Summary:
-    """Simulate what dispatching at each rate brings: one queue, first due first served, nothing new or tried again.
+    """Simulate dispatch at each rate, and return the figures.
 
-    Lateness is told within a slot and the time of one message (1/rate), rounded up to a ms. What is brought here is how
-    many messages each slot has: no more for ten times as many messages.
+    The model is one queue that serves the message with the earliest due time first, without new messages and retries.
+    Lateness is accurate to a slot plus the time of one message (1/rate), rounded up to a ms. The driver gets only the
+    number of messages in each slot, so its memory does not grow with the number of messages.
 
     Args:
-        frame: Messages, or whatever has due times.
-        options: See `SimulateOptions`; callers give each by keyword. In Python also `rates`, up to six, in messages a
-            second; `span`, the time to simulate, the next 7 days without it; `source`, where the frame comes from, for
-            the page.
+        frame: Rows with due times, such as messages.
+        options: See `SimulateOptions`; callers give each by keyword. Python callers also give `rates`, up to six, in
+            messages a second. They may give `span`, the time to simulate (default: the next 7 days), and `source`, the
+            origin of the frame for the page.
 
     Returns:
-        Its rows are the messages that were counted; `facts` has the figures of each rate in all.
+        The figures: `rows` is the number of counted messages, and `facts` has the totals of each rate.
 
     Raises:
-        ConfigurationError: An option is wrong, or there is something at `out`.
+        ConfigurationError: An option is wrong, or `out` already exists.
         InputError: A due time is missing.
-        StoreUnavailableError: The frame is a store's that does not answer.
+        StoreUnavailableError: The frame reads a store that does not answer.
     """
     span = span_of() if options.span is None else options.span
     units, weight = _units(options.rates), _weight(options.scale)
@@ -165,7 +166,7 @@ def run(frame: DataFrame, options: _Options) -> Summary:
 
 
 def _units(rates: Sequence[float]) -> list[int]:
-    """Return rates as millionths of a message a ms."""
+    """Check rates and return them in millionths of a message a ms."""
     allowed = f"1 to {MOST_RATES} different numbers from {_LEAST_RATE} to {_MOST_RATE:,}, of messages a second"
     if not 1 <= len(rates) <= MOST_RATES or not all(_LEAST_RATE <= rate <= _MOST_RATE for rate in rates):
         raise ConfigurationError("rate", shortened(list(rates)), allowed)
@@ -176,7 +177,7 @@ def _units(rates: Sequence[float]) -> list[int]:
 
 
 def _weight(scale: float) -> int:
-    """Return the work of a message; hundreds, of which each percent is whole."""
+    """Return the work of one message in millionths: a multiple of 100, so that each percent of it is an integer."""
     if not _LEAST_SCALE <= scale <= _MOST_SCALE:
         raise ConfigurationError("scale", shortened(scale), f"a number from {_LEAST_SCALE} to {_MOST_SCALE}")
     return round(scale * MESSAGE / 100) * 100
@@ -187,7 +188,9 @@ def _slot_ms(slot: Duration | None, span: Span) -> int:
         return next(each for each in _SLOTS_MS if (span.to_ms - span.from_ms) // each <= MOST_SLOTS)
     slot_ms = parse_duration(slot, field="slot", error=ConfigurationError, least_ms=1)
     if HOUR_MS % slot_ms:
-        raise ConfigurationError("slot", format_duration(slot_ms), "what divides an hour, such as 100ms, 1s or 1m")
+        raise ConfigurationError(
+            "slot", format_duration(slot_ms), "a length that divides an hour, such as 100ms, 1s or 1m"
+        )
     if (span.to_ms - span.from_ms) // slot_ms > MOST_SLOTS_ASKED:
         allowed = f"longer, or a shorter time: up to {MOST_SLOTS_ASKED:,} slots"
         raise ConfigurationError("slot", format_duration(slot_ms), allowed)
@@ -206,13 +209,15 @@ def _check_free(out: Path, *, overwrite: bool) -> None:
 def _due_times(frame: DataFrame, options: SimulateOptions) -> DataFrame:
     if (where := options.where) is not None:
         if problem := problem_of_condition(frame, where):
-            raise ConfigurationError("where", f"{shortened(where)}{problem}", "a condition on what is read")
+            raise ConfigurationError(
+                "where", f"{shortened(where)}{problem}", "an SQL condition on the columns that are read"
+            )
         frame = frame.where(where)
     return converted(given(frame, options.mapping, names=_DUE, required=_DUE), timezone=options.timezone)
 
 
 def _collected(counted: DataFrame, *, with_overdue: bool) -> tuple[Arrivals, int]:
-    """Return the slots in order, and how many of their messages are overdue."""
+    """Return the slots in order, and the number of overdue messages."""
     table = counted.select(F.coalesce("at_ms", F.lit(-1)).alias("at_ms"), "n", "overdue").toArrow()
     at_ms, n, overdue = (table[name].to_numpy() for name in table.column_names)
     if without := int(n[at_ms < 0].sum()):
@@ -237,7 +242,7 @@ def _facts(forecasts: Sequence[Forecast], span: Span, slot_ms: int, scale: float
 
 
 def _fact(forecast: Forecast) -> dict[str, Any]:
-    """Return the figures of a rate, instants as text."""
+    """Return the figures of a rate, with instants as text."""
     shape = structs.asdict(forecast)
     del shape["hours"]
     for name in ("worst", "drained"):

@@ -1,4 +1,4 @@
-"""Snapshot: what a store holds, as Parquet, so that there is something to replay when it has been delivered."""
+"""`aiodelay spark snapshot`: copy a store's messages or dead letters to Parquet, for `replay`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(spark: SparkSession, options: SnapshotOptions) -> Summary:
         options: See `SnapshotOptions`; callers give each by keyword.
 
     Raises:
-        ConfigurationError: An option is wrong, or there is a snapshot of this second.
+        ConfigurationError: An option is wrong, or a snapshot of this second exists.
         StoreUnavailableError: The store does not answer.
     """
     one_of("table", options.table, get_args(Kept))

@@ -1,4 +1,4 @@
-"""What a job reads: `parquet:DIR`, `csv:…`, `json:…`, `orc:…` or `jdbc:URL?dbtable=…`; and a store's tables."""
+"""Readers for jobs: files and databases (`parquet:DIR`, `csv:…`, `jdbc:URL?dbtable=…`), and tables of a store."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ _SETTINGS: Final = {"csv": {"header": "true", "enforceSchema": "false"}}
 def read_source(
     spark: SparkSession, text: str, options: Mapping[str, str] | None = None, *, field: str = "from"
 ) -> DataFrame:
-    """Read files or a table of a database.
+    """Read files, or a table of a database.
 
-    CSV has a line of names, and all of its columns are text: a due time with its offset is taken for what it says.
+    The first line of CSV files has the names of the columns. All columns of CSV are text, so a due time keeps its
+    offset.
 
     Args:
         spark: The session.
         text: `<format>:<folder, file or pattern>`, or `jdbc:<URL>?dbtable=<table>`.
-        options: Spark's own for this format, such as `user` and `password` of a database, or `delimiter`.
-        field: What errors call it.
+        options: Options of Spark's reader, such as `user` and `password` of a database, or `delimiter`.
+        field: The name of the option for errors.
 
     Raises:
-        ConfigurationError: It is not of this form, or not there.
+        ConfigurationError: The text has another form, or the files do not exist.
     """
     kind, colon, place = text.partition(":")
     if not colon or not place or kind not in (*FILES, "jdbc"):
@@ -49,23 +50,25 @@ def read_source(
     try:
         return reader.load() if kind == "jdbc" else reader.load(place)
     except AnalysisException as error:
-        raise ConfigurationError(field, repr(masked_url(text)), f"what can be read ({error.getCondition()})") from None
+        raise ConfigurationError(
+            field, repr(masked_url(text)), f"files or a table that Spark can read ({error.getCondition()})"
+        ) from None
 
 
 def _of_database(text: str) -> dict[str, str]:
-    """Return the address, and the table if it stands there."""
+    """Return the options `url` and, if the text names a table, `dbtable`."""
     found = _TABLE.search(text)
     url = (text[: found.start()] + text[found.end() :]).rstrip("?&;") if found else text
     return {"url": url} | ({"dbtable": unquote(found[1])} if found else {})
 
 
 def stored(spark: SparkSession, *columns: str, **options: str) -> DataFrame:
-    """Return a table of a store: these columns, which alone are fetched; all by default.
+    """Return a table of a store. Only the named columns are fetched; default: all columns.
 
     Args:
-        spark: Classic or Connect.
-        columns: Of `schemas.SCHEMAS`.
-        options: Those of `format("aiodelay")`.
+        spark: A session, classic or Connect.
+        columns: Names of columns in `schemas.SCHEMAS`.
+        options: Options of `format("aiodelay")`.
 
     Raises:
         ConfigurationError: There is no such table.

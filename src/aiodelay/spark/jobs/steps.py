@@ -1,4 +1,7 @@
-"""What a migration keeps of itself: a table for each step, a part for each pass; a run goes on where one has ended."""
+"""The work folder of a migration: a table for each step, with a part for each pass.
+
+A run writes a step before it acts on it. So the next run can finish an interrupted pass.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,25 @@ from .sources import stored
 __all__ = ["Step", "Steps", "messages_of"]
 
 Step: TypeAlias = Literal["found", "both", "taken", "ended"]
-"""Of a pass: what it copies; what then stood in both stores; what became of that in the first; that it has ended."""
+"""The steps of a pass.
+
+`found`: the messages to copy. `both`: those that are unchanged in the source and have their copy in the target.
+`taken`: the outcome of the removal of each of these. `ended`: the pass has ended.
+"""
 
 _NOT_THERE: Final = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
 
 
 class Steps:
-    """The tables in a folder.
+    """The tables in the work folder of a migration.
 
     Args:
         spark: The session.
-        folder: Of one migration.
-        about: Which one that is.
+        folder: The work folder.
+        about: The names of source and target, which identify the migration.
 
     Raises:
-        ConfigurationError: The folder is another migration's, or its name none.
+        ConfigurationError: The folder belongs to another migration, or its name is blank or a pattern.
     """
 
     def __init__(self, spark: SparkSession, folder: str, about: Mapping[str, str]) -> None:
@@ -51,25 +58,25 @@ class Steps:
             raise ConfigurationError("work", f"the folder of another migration: {told}", "a folder of its own")
 
     def table(self, step: Step) -> DataFrame | None:
-        """Return a step of all passes, with the column `pass`; None if there is none yet."""
+        """Return the table of a step of all passes, with a column `pass`; None before the first pass."""
         return self._parquet(f"{self._folder}/{step}")
 
     def read(self, step: Step, number: int) -> DataFrame | None:
-        """Return a step of one pass, None if it was not done."""
+        """Return the table of a step of one pass; None if the step was not written."""
         return self._parquet(self._path(step, number))
 
     def has(self, step: Step, number: int) -> bool:
-        """Say whether a step was done."""
+        """Return whether a step of a pass was written."""
         return self.read(step, number) is not None
 
     def last(self, step: Step) -> int:
-        """Return the last pass that has got to this step, 0 if none has."""
+        """Return the number of the last pass that has written a step; 0 without any."""
         table = self.table(step)
         row = None if table is None else table.agg(F.max("pass").alias("last")).first()
         return 0 if row is None else row["last"] or 0
 
     def write(self, step: Step, number: int, frame: DataFrame) -> DataFrame:
-        """Keep a step of a pass; return what was kept, which is never worked out again."""
+        """Write the table of a step. Return the written table, so that Spark does not evaluate the frame again."""
         path = self._path(step, number)
         frame.write.mode("overwrite").parquet(path)
         return self._spark.read.schema(frame.schema).parquet(path)
@@ -80,7 +87,7 @@ class Steps:
     def _parquet(self, path: str) -> DataFrame | None:
         try:
             found = self._spark.read.parquet(path)
-            found.schema  # noqa: B018 - a Connect session looks for it only now
+            found.schema  # noqa: B018 - a Connect session reads the files only now
         except AnalysisException as error:
             if error.getCondition() in _NOT_THERE:
                 return None
@@ -96,7 +103,7 @@ def messages_of(
     ids: Collection[str] | None = None,
     from_ms: int | None = None,
 ) -> DataFrame:
-    """Return a store's messages: these columns, all by default; these ids; what is due from then on."""
+    """Return messages of a store: some columns (default: all), some ids, or those due from a time on."""
     options = {"store": place.url, "namespace": place.namespace, "table": table}
     if ids is not None:
         options["ids"] = msgspec.json.encode(list(ids)).decode()

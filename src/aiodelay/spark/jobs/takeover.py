@@ -1,4 +1,4 @@
-"""What a migration takes over from other schedulers, which have been stopped: all that is pending, at once."""
+"""Migration from another scheduler that has been stopped: import all its pending messages."""
 
 from __future__ import annotations
 
@@ -20,33 +20,36 @@ __all__ = ["SOURCES", "run"]
 
 ETF1, FRED84 = "etf1+", "fred84+"
 SOURCES: Final = (ETF1, FRED84)
-"""What the URL of another scheduler's system begins with."""
+"""The beginnings of URLs of other schedulers."""
 
 
 def run(*, source: str, target: str, to_namespace: str = "default", verify: bool = False) -> Summary:
-    """Store what another scheduler holds; nothing is removed there. May be repeated.
+    """Store the pending messages of another scheduler, and remove nothing there. The job may be repeated.
 
     Args:
-        source: `etf1+kafka://host:9092/schedules`, `fred84+redis://host?prefix=de_`, or `env:NAME` or `file:PATH` of
-            one.
-        target: URL of the store, or `env:NAME` or `file:PATH` of one; Redis or SQLite.
-        to_namespace: Whose the messages become.
-        verify: Read the source once more: all of it must be known.
+        source: `etf1+kafka://host:9092/schedules` or `fred84+redis://host?prefix=de_`; or `env:NAME` or `file:PATH`
+            with such a URL.
+        target: URL of a Redis or SQLite store; or `env:NAME` or `file:PATH` with such a URL.
+        to_namespace: The namespace of the messages in the store.
+        verify: Read the source again, and check that the store knows all messages.
 
     Returns:
-        `rejected`: what cannot be taken over, and with `verify` what was not known; `facts` has the reasons.
+        `rejected`: messages that cannot be imported, and with `verify` messages that the store did not know. `facts`
+        has the reasons.
 
     Raises:
         ConfigurationError: A URL is wrong.
-        UnsupportedByStoreError: The target is none of those stores.
-        StoreUnavailableError: One of the two does not answer; repeat it.
+        UnsupportedByStoreError: The target is not a Redis or SQLite store.
+        StoreUnavailableError: The source or the target does not answer. Repeat the job.
     """
     clock = SystemClock()
     started_ms = clock.monotonic_ms()
     place = Place(target, to_namespace)
     if (opened := place.store()).traits.conflicts.isdisjoint({"newer"}):
         raise UnsupportedByStoreError(
-            "taking over from another scheduler", opened.name, "redis: or sqlite:, and from there on"
+            "taking over from another scheduler",
+            opened.name,
+            "redis: or sqlite:; you can migrate from there to another store",
         )
     first, again = run_coroutine(_taken_over(store_url(source), place, verify=verify))
     missing = 0 if again is None else again.stored
@@ -77,7 +80,7 @@ async def _imported(source: str, store: Store) -> Imported:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """Return the URL of the server alone, and the prefix of the keys."""
+    """Return the URL without its option `prefix`, and the prefix of the keys."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     prefix = options.pop("prefix", "de_")
