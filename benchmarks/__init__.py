@@ -1,1 +1,1 @@
-"""How fast it is, each figure beside a bare limit: `python -m benchmarks --help`, docs/performance.md."""
+"""Benchmarks that compare aiodelay with a bare limit. See `python -m benchmarks --help` and docs/performance.md."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks [BF1 BP1 ...]`: measure, print, and write what docs/performance.md shows."""
+"""`python -m benchmarks [BF1 BP1 ...]`: measure, print the figures, and write the tables of docs/performance.md."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was named, all if nothing was. A missed goal is a finding, not a failure."""
+    """Run the named benchmarks; default: all. A missed goal is a finding, not a failure."""
     options = _parser().parse_args(arguments)
     by_id = {benchmark.id: benchmark for benchmark in BENCHMARKS}
     unknown = sorted(set(options.ids) - set(by_id))
@@ -154,17 +154,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("ids", nargs="*", metavar="BF1", help="which; all if none is named")
-    parser.add_argument("--runs", type=int, default=5, help="rounds; a figure is their median (default: 5)")
-    parser.add_argument("--scale", type=float, default=1.0, help="part of the full size, to try it out")
-    parser.add_argument("--nightly", action="store_true", help="also what takes long")
+    parser.add_argument("ids", nargs="*", metavar="BF1", help="ids of benchmarks (default: all)")
+    parser.add_argument("--runs", type=int, default=5, help="number of rounds; a figure is their median (default: 5)")
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the full size, to try a benchmark out")
+    parser.add_argument("--nightly", action="store_true", help="also run the parts that take long")
     parser.add_argument("--uvloop", action="store_true", help="run both sides on uvloop")
     parser.add_argument(
         "--redis", metavar="URL", help="a Redis or Valkey server with an empty database (default: start one)"
     )
     parser.add_argument("--kafka", metavar="HOST:PORT", help="a Kafka broker (default: start one)")
-    parser.add_argument("--directory", type=Path, help="where files go (default: the system's, often /tmp)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, beside those of other families")
+    parser.add_argument("--directory", type=Path, help="folder for files (default: of the system, often /tmp)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures; keep those of other families")
     parser.add_argument(
         "--markdown", type=Path, metavar="FILE", help="write each family's table between its markers in this file"
     )

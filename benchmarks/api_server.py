@@ -1,4 +1,4 @@
-"""The API in a process of its own for BA1 and BA2, beside a route that only reads messages; and a light client.
+"""For BA1 and BA2: the API and a bare route in a process of its own, and a light HTTP client.
 
 Usage: python -m benchmarks.api_server <store's URL> <namespace>; prints its port.
 """
@@ -55,7 +55,7 @@ async def serve(url: str, namespace: str) -> None:
 
 @contextmanager
 def running_api(url: str, namespace: str = "default") -> Iterator[int]:
-    """Have the API of a store for the length of a block; yield its port."""
+    """Run the API of a store during a block, and yield its port."""
     command = [sys.executable, "-m", "benchmarks.api_server", url, namespace]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
@@ -66,7 +66,7 @@ def running_api(url: str, namespace: str = "default") -> Iterator[int]:
 
 
 def request_of(path: str, body: bytes, type_: str = "application/json") -> bytes:
-    """Return a request as it is sent."""
+    """Return the bytes of a request."""
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {type_}\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
@@ -83,7 +83,7 @@ async def post(port: int, path: str, body: bytes, type_: str) -> bytes:
 
 
 async def calls(port: int, path: str, bodies: list[bytes], connections: int) -> None:
-    """Send requests over so many connections, one at a time on each."""
+    """Send requests over several connections, one at a time on each."""
     left = iter([request_of(path, body) for body in bodies])
 
     async def one() -> None:

@@ -1,4 +1,4 @@
-"""BA1: how fast a stream of lines over HTTP is stored in Redis, beside `schedule_many` in process."""
+"""BA1: the rate at which a stream of lines over HTTP is stored in Redis, compared with `schedule_many` in process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def in_process(url: str, texts: list[str]) -> float:
 
 async def over_http(url: str, port: int, body: bytes, n: int) -> float:
     async with emptied(url) as client:
-        async with Scheduler(url, dispatch=False):  # lays the store's keys out, as it is opened
+        async with Scheduler(url, dispatch=False):  # opening the store creates its keys
             with Stopwatch() as watch:
                 answer = await post(port, "/v1/messages", body, "application/x-ndjson")
         check(f'{{"stored":{n},"refused":0}}'.encode() in answer, repr(answer))

@@ -1,4 +1,4 @@
-"""BA2: how fast single requests are stored, beside a route of the same framework that only reads them."""
+"""BA2: the rate at which single requests are stored, compared with a bare route that only reads them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(plan: Plan) -> list[Row]:
 
 async def sent(url: str, port: int, path: str, bodies: list[bytes]) -> float:
     async with emptied(url) as client:
-        async with Scheduler(url, dispatch=False):  # lays the store's keys out, as it is opened
+        async with Scheduler(url, dispatch=False):  # opening the store creates its keys
             with Stopwatch() as watch:
                 await calls(port, path, bodies, CONNECTIONS)
         stored = await client.hlen(MESSAGES_KEY)

@@ -1,4 +1,4 @@
-"""BA3: how long Redis takes for each page and query of the service, and how much longer when more is pending."""
+"""BA3: the time that Redis takes for each page and query of the service, and its growth with the pending messages."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ ASKED: Mapping[str, Sequence[str]] = {
     "/info": ("/info",),
     "/liveness": ("/liveness",),
 }
-"""What is asked of each route."""
+"""The requests to each route."""
 PATHS = [path for paths in ASKED.values() for path in paths]
 READ_ON = 3
-"""So many pages are read one after the other, where there are more."""
+"""The most pages that are read one after the other."""
 COSTLY_MS = 1.0
-"""Paths that cost the server less are not compared one by one."""
+"""Paths that cost the server less than this are not compared one by one."""
 SHOWN = 5
 
 
 class Took(NamedTuple):
-    """What all paths cost the server, in ms: the longest run of each command, and by path its processor time."""
+    """The cost of all paths, in ms: the longest run of each command, and the server's processor time for each path."""
 
     longest: Mapping[str, float]
     cpu_ms: Mapping[str, float]
@@ -99,11 +99,11 @@ def run(plan: Plan) -> list[Row]:
         client.config_set("slowlog-max-len", 10_000)
         rounds = [(asked(client, small), asked(client, large)) for _ in range(plan.runs + 1)]
     empty(plan.redis)
-    return rows_of(rounds[1:], few, many)  # the first also loads scripts
+    return rows_of(rounds[1:], few, many)  # the first round also loads scripts
 
 
 def rows_of(rounds: Sequence[tuple[Took, Took]], few: int, many: int) -> list[Row]:
-    """Return the longest command, how all of them together grow, and how the path that grows most does."""
+    """Return the longest command, the growth of all paths together, and the growth of the path that grows most."""
     longest: dict[str, list[float]] = {}
     for name, ms in (each for _, large in rounds for each in large.longest.items()):
         longest.setdefault(name, []).append(ms)
@@ -125,7 +125,7 @@ def rows_of(rounds: Sequence[tuple[Took, Took]], few: int, many: int) -> list[Ro
 
 
 async def filled(store: RedisStore, n: int) -> None:
-    """Store messages that are due within a month, some that nobody takes, and some dead letters."""
+    """Store messages that are due within a month, overdue messages without a handler, and dead letters."""
     async with store:
         await fill(store, n, random.Random(n))
         now = store.now_ms()
@@ -146,7 +146,7 @@ def _check_all_are_asked() -> None:
 
 
 def asked(client: redis.Redis, port: int) -> Took:
-    """Ask everything; return what that cost."""
+    """Send all requests, and return their cost."""
     (letter,) = json.loads(answer(port, "/v1/dead?limit=1"))["letters"]
     week = (datetime.now(UTC) + timedelta(days=7)).strftime("%Y-%m-%dT%H:%M:%SZ")
     cpu_ms = {}
@@ -170,7 +170,7 @@ def read_on(port: int, path: str) -> None:
 
 
 def answer(port: int, path: str) -> bytes:
-    """Ask; of what goes on for ever, return the beginning."""
+    """Send a request. Of an endless answer, return only the beginning."""
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", path)
@@ -182,13 +182,13 @@ def answer(port: int, path: str) -> bytes:
 
 
 def _cpu_ms(client: redis.Redis) -> float:
-    """Return how long the server's main thread has run."""
+    """Return the processor time of the server's main thread."""
     found: Any = client.info("cpu")
     return 1000 * float(found["used_cpu_user_main_thread"] + found["used_cpu_sys_main_thread"])
 
 
 def _longest(client: redis.Redis) -> dict[str, float]:
-    """Return how long each command took at the most, of those in the server's log."""
+    """Return the longest run of each command in the server's slow log."""
     found: Any = client.slowlog_get(-1)
     scripts = {script(name).sha: name for name in (*NAMES, *STANDALONE)}
     longest: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""BA4: how late messages begin while ten pages follow their process, beside the same with another process serving."""
+"""BA4: the lateness of messages while ten pages follow their process, or follow another process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(plan: Plan) -> list[Row]:
 
 @asynccontextmanager
 async def served_and_followed(scheduler: Scheduler) -> AsyncIterator[None]:
-    """Serve the page from this process, and follow it."""
+    """Serve the page from this process, and follow it from several viewers."""
     app = admin(scheduler)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
     with create_server(("127.0.0.1", 0)) as listening:
@@ -64,7 +64,7 @@ async def served_and_followed(scheduler: Scheduler) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def followed(port: int) -> AsyncIterator[None]:
-    """Follow a front page, as so many browsers would."""
+    """Follow the front page from several viewers."""
     async with asyncio.TaskGroup() as tasks:
         seen = [asyncio.Event() for _ in range(VIEWERS)]
         viewers = [tasks.create_task(follow(port, each)) for each in seen]

@@ -1,4 +1,4 @@
-"""BA5: how long `aiodelay --help` takes, against importing what parses command lines."""
+"""BA5: the time of `aiodelay --help`, compared with the import of its command-line parser."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 def median_s(arguments: tuple[str, ...], times: int) -> float:
-    """Return the median time of a program, in a process of its own."""
+    """Return the median run time of a program."""
     took = []
     for _ in range(times):
         began = time.perf_counter()

@@ -1,6 +1,6 @@
-"""BA6: what telemetry costs where due messages of a Redis store reach a handler (BP1's work).
+"""BA6: the cost of telemetry for due messages of a Redis store that reach a handler (the work of BP1).
 
-"Without the calls" is the same code, compiled without the lines that tell an observer, in their place in the classes.
+"Without the calls" is the same code, compiled without the lines that call an observer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOLD: dict[type, Sequence[str]] = {
     HandlerSubscription: ("_begin", "_start", "_failed"),
     LeaseBook: ("settle", "forget"),
 }
-"""The functions on a message's way that tell an observer."""
+"""The functions on a message's path that call an observer."""
 
 
 def run(plan: Plan) -> list[Row]:
@@ -69,7 +69,7 @@ def _measured(plan: Plan, n: int, telemetry: Telemetry) -> float:
 
 
 class _Nowhere(SpanExporter):
-    """Takes spans and forgets them."""
+    """Takes spans and drops them."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         return SpanExportResult.SUCCESS
@@ -107,7 +107,7 @@ class _Removing(ast.NodeTransformer):
 
     removed = 0
 
-    def visit_If(self, node: ast.If) -> Any:  # noqa: ANN401 - a node, or nothing
+    def visit_If(self, node: ast.If) -> Any:  # noqa: ANN401 - a node or None
         if ast.unparse(node.test).endswith(("observer is not None", "attempt is not None")):
             self.removed += 1
             return None

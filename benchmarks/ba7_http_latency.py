@@ -1,6 +1,6 @@
-"""BA7: how long one GET after another takes on one connection to the service, beside a bare uvicorn app.
+"""BA7: the time of consecutive GETs on one connection to the service, compared with a bare uvicorn app.
 
-Usage: python -m benchmarks.ba7_http_latency; serves the bare app and prints its port.
+Usage: python -m benchmarks.ba7_http_latency. It serves the bare app and prints its port.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def serve_bare() -> None:
 
 @contextmanager
 def running(*arguments: str) -> Iterator[int]:
-    """Have a server in a process of its own for the length of a block; yield its port."""
+    """Run a server in another process during a block, and yield its port."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder, "aiodelay.toml")
         settings.write_text(SETTINGS)
@@ -66,7 +66,7 @@ def running(*arguments: str) -> Iterator[int]:
 
 
 def p50_ms(port: int, path: str, n: int) -> float:
-    """Return the median time of a GET, of `n` on one connection."""
+    """Return the median time of `n` GETs on one connection."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         request = f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
@@ -100,11 +100,11 @@ def run(plan: Plan) -> list[Row]:
 
 
 def _until_answered(port: int, path: str) -> None:
-    """Wait until the store is open, and import what a first request imports."""
+    """Wait until the store is open. The first request also loads the modules that it needs."""
     while True:
         try:
             p50_ms(port, path, 1)
-        except Exception:  # noqa: BLE001 - it is not ready yet
+        except Exception:  # noqa: BLE001 - the server is not ready yet
             time.sleep(0.05)
         else:
             return

@@ -1,4 +1,4 @@
-"""BD1: how fast Spark stores rows in Redis, beside bare redis-py in as many processes that run the same script."""
+"""BD1: the rate at which Spark stores rows in Redis, compared with bare redis-py in as many processes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(plan: Plan) -> list[Row]:
             "write": partial(write, frame, plan.redis, n),
         }
         for side in sides.values():
-            side()  # now it is warm
+            side()  # warm up Spark
         times = in_turn(plan, sides)
     empty(plan.redis)
 
@@ -71,7 +71,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 def backfill(frame: DataFrame, url: str, n: int) -> float:
-    """Ours: the job, with all that it checks."""
+    """Ours: the job with all its checks."""
     from aiodelay.spark.jobs.backfill import run as run_job  # noqa: PLC0415 - where Spark is
 
     empty(url)
@@ -100,7 +100,7 @@ def _check_stored(url: str, n: int) -> None:
 
 
 def prepare(url: str) -> None:
-    """Empty the database, and make a namespace in it."""
+    """Empty the database, and create a namespace."""
 
     async def open_once() -> None:
         async with RedisStore(url):
@@ -111,7 +111,7 @@ def prepare(url: str) -> None:
 
 
 def write_part(url: str, files: list[Path]) -> None:
-    """Send a process's part, 500 rows a call; while one is carried out, the next is put together."""
+    """Send the part of one process, 500 rows a call. Compose the next call while the server runs one."""
     apply, keys = script("apply"), Keys("default").fixed
     head = ("EVALSHA", apply.sha, len(keys), *keys, "", 0, "", "", "", "")
     with redis.Redis.from_url(url, socket_timeout=None) as client:

@@ -1,4 +1,4 @@
-"""BD2: how fast Spark reads what is pending in Redis, beside bare redis-py in as many processes."""
+"""BD2: the rate at which Spark reads pending messages from Redis, compared with bare redis-py in as many processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(plan: Plan) -> list[Row]:
             "few": partial(_timed, few),
         }
         for side in sides.values():
-            side()  # now it is warm
+            side()  # warm up Spark
         times = in_turn(plan, sides)
     empty(plan.redis)
 
@@ -60,7 +60,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 def read(spark: SparkSession, url: str, columns: tuple[str, ...]) -> DataFrame:
-    """Return these columns of what is pending."""
+    """Return some columns of the pending messages."""
     types = {"id": "string", "due_at": "timestamp", "payload": "binary", "to": "string"}
     schema = ", ".join(f"{name} {types[name]}" for name in columns)
     return spark.read.format("aiodelay").options(store=url).schema(schema).load()
@@ -76,7 +76,7 @@ def _timed(frame: DataFrame) -> float:
 
 
 def read_bare(processes: ProcessPoolExecutor, url: str, n: int, *, bodies: bool) -> float:
-    """Read as much with plain redis-py, a share of the places for each process."""
+    """Read the same data with plain redis-py, a part of the queue in each process."""
     share = -(-n // PROCESSES)
     with Stopwatch() as watch:
         counts = list(processes.map(partial(_read_part, url, share, bodies), range(PROCESSES)))

@@ -1,4 +1,4 @@
-"""BD3: how the report grows with the archive: time a row, and the driver's memory."""
+"""BD3: the growth of the report with the archive: time for each row, and memory of the driver."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(plan: Plan) -> list[Row]:
             name: partial(report, spark, archives[rows], rows, memory[rows])
             for name, rows in (("few", few), ("many", many))
         }
-        sides["few"]()  # now it is warm
+        sides["few"]()  # warm up Spark
         memory[few].clear()
         times = in_turn(plan, sides)
     a_row = tuple(b / many / (a / few) for a, b in zip(times["few"], times["many"], strict=True))
@@ -75,7 +75,7 @@ def write_archive(spark: SparkSession, rows: int, path: Path) -> Path:
 
 
 def report(spark: SparkSession, archive: Path, rows: int, memory: list[int]) -> float:
-    """Make the page, and note the most memory that this process has had so far, in kB."""
+    """Write the page, and record the peak memory of this process, in kB."""
     from aiodelay.spark.jobs.report import run as run_report  # noqa: PLC0415 - where Spark is
 
     page = archive.with_suffix(".html")

@@ -1,4 +1,4 @@
-"""BD4: what a reconcile takes, beside reading the store and joining two tables of the same rows."""
+"""BD4: the time of a reconcile, compared with reading the store and joining two tables of the same rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(plan: Plan) -> list[Row]:
             "ours": partial(reconcile, spark, truth, plan.redis, found),
         }
         for side in sides.values():
-            side()  # now it is warm
+            side()  # warm up Spark
         times = in_turn(plan, sides)
     empty(plan.redis)
     bare = [sum(pair) for pair in zip(times["read"], times["join"], strict=True)]
@@ -51,7 +51,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 def differing(stored: DataFrame, n: int, missing: int, drift: int) -> DataFrame:
-    """Leave the first out, and give the next other payloads."""
+    """Return the truth: leave out the first messages, and change the payloads of the next."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - its usual name; where Spark is
 
     number = F.substring_index("id", "-", -1).cast("bigint")
@@ -61,14 +61,14 @@ def differing(stored: DataFrame, n: int, missing: int, drift: int) -> DataFrame:
 
 
 def read_store(spark: SparkSession, url: str) -> float:
-    """The bare side's first half: what is compared, read and thrown away."""
+    """The first half of the bare side: read the compared columns, and drop them."""
     with Stopwatch() as watch:
         read(spark, url, COLUMNS).write.format("noop").mode("overwrite").save()
     return watch.seconds
 
 
 def join(truth: DataFrame, stored: DataFrame, found: dict[str, int]) -> float:
-    """The bare side's other half: a full outer join of two tables in files, and three counts."""
+    """The second half of the bare side: a full outer join of two tables in files, and three counts."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as above
 
     def side(frame: DataFrame, name: str) -> DataFrame:

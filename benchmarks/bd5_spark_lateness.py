@@ -1,4 +1,4 @@
-"""BD5: how late a live dispatcher's messages begin while Spark backfills its store at a rate, beside another store."""
+"""BD5: the lateness of a scheduler while Spark backfills its store at a rate, or backfills another store."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(plan: Plan) -> list[Row]:
         ProcessPoolExecutor(1, mp_context=context) as processes,
     ):
         rows = plan.size(round(RATE * (SPAN_S + DELAYS_S[1])))
-        frame = messages(spark, rows, to="kafka:orders")  # which the dispatcher does not serve, and does not wait for
+        frame = messages(spark, rows, to="kafka:orders")  # the scheduler does not serve this sink
         for number in range(plan.runs):
             sides = [(plan.redis, beside), (other, alone)]
             for url, figures in sides if number % 2 else reversed(sides):
@@ -55,13 +55,13 @@ def run(plan: Plan) -> list[Row]:
 
 
 def dispatch(plan: Plan, n: int) -> Lateness:
-    """Schedule and handle, in a process of its own."""
+    """Schedule and handle messages, in a process of its own."""
     return plan.run(measure(RedisStore(plan.redis), range(n), PER_S, plan.scale))
 
 
 @contextmanager
 def backfilling(frame: DataFrame, url: str) -> Iterator[None]:
-    """Backfill a server at the rate; this begins once it has rows, and ends with the backfill."""
+    """Backfill a server at the rate. The block begins when the server has rows, and ends with the backfill."""
     with ThreadPoolExecutor(1) as pool:
         rows = pool.submit(_backfill, frame, url)
         with redis.Redis.from_url(url) as client:

@@ -1,4 +1,4 @@
-"""BD6: how fast a window moves out of a cold tier that is 20 times as large, beside a backfill of as many rows."""
+"""BD6: the rate at which a window leaves a 20 times larger cold tier, compared with a backfill of as many rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOAL = Goal("at least", 0.7)
 
 DUE = datetime.fromtimestamp(DUE_MS / 1000, UTC)
 PART = 0.1
-"""Of the rows, unless it is nightly."""
+"""The part of the rows in runs that are not nightly."""
 
 
 def run(plan: Plan) -> list[Row]:
@@ -38,7 +38,7 @@ def run(plan: Plan) -> list[Row]:
             "promote": partial(promote, spark, plan.redis, n, folder),
         }
         for side in sides.values():
-            side()  # now it is warm
+            side()  # warm up Spark
         times = in_turn(plan, sides)
     empty(plan.redis)
     beside = f"{per_message_us(times['promote'], n)} a message, backfill {per_message_us(times['backfill'], n)}; "
@@ -48,7 +48,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 def fill(spark: SparkSession, n: int, folder: Path) -> tuple[int, int]:
-    """Make a tier of as many messages on each of the days; return how many files a promotion reads, and of how many."""
+    """Create a tier with equal days. Return the number of files that a promotion reads, and of all files."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - its usual name; where Spark is
 
     from aiodelay.spark.cold import PUT, Tier, due_day  # noqa: PLC0415 - as above
@@ -65,7 +65,7 @@ def fill(spark: SparkSession, n: int, folder: Path) -> tuple[int, int]:
 
 
 def promote(spark: SparkSession, url: str, n: int, folder: Path) -> float:
-    """Ours: the job, as if it had not been run before."""
+    """Ours: the job, as on its first run."""
     from aiodelay.spark.jobs.promote import run as run_job  # noqa: PLC0415 - where Spark is
 
     for entry in (*folder.glob("log/claim-*"), *folder.glob("log/promoted-*")):

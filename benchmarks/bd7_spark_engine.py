@@ -1,4 +1,4 @@
-"""BD7: how late the engine on Spark delivers from Kafka to Kafka, and whether it keeps up."""
+"""BD7: the lateness of the engine on Spark, from Kafka to Kafka, and whether it keeps up with the rate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AHEAD_S = 15.0
 STEP_S = 0.02
 SLOT, TRIGGER = "1s", "500ms"
 WITHOUT_KAFKA_MS = {0.5: 810, 0.99: 1_330}
-"""What such slots came to at the same rate with a source that makes its rows and a sink that only counts them."""
+"""The lateness of the same slots at the same rate, with a source that generates rows and a sink that counts them."""
 KEEPS_UP = Goal("at most", 1.5)
 
 
@@ -49,7 +49,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def measured(plan: Plan, spark: SparkSession, checkpoint: str, per_s: int, span_s: float) -> list[float]:
-    """Return how late each message came, in the order in which they were due; each must come once, none early."""
+    """Return the lateness of each message, by due time. Check that each came once, and none early."""
     from aiodelay.spark.jobs.engine import start  # noqa: PLC0415 - where Spark is
 
     n, ahead_s = round(per_s * span_s), min(AHEAD_S, span_s / 2)
@@ -58,7 +58,7 @@ async def measured(plan: Plan, spark: SparkSession, checkpoint: str, per_s: int,
             spark,
             source=f"kafka://{plan.kafka}/{schedules}",
             checkpoint=checkpoint,
-            dead=target,  # a dead letter is found as one message too many
+            dead=target,  # a dead letter shows as an additional message
             slot=SLOT,
             trigger=TRIGGER,
             shards=PROCESSES,

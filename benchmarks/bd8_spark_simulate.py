@@ -1,4 +1,4 @@
-"""BD8: how long a simulation takes beside the bare aggregation, and whether what it foretells is what happens."""
+"""BD8: a simulation's time, compared with the bare aggregation; and its forecast, compared with real dispatch."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ LEAD_MS = 3_000
 STORED_A_MS = 4
 AT_ONCE = 256
 CATCH_UP_S = 0.02
-"""A dispatcher that was held up makes so much good, as token buckets do: a loop sleeps longer than it is told to."""
+"""The time that a delayed dispatcher may catch up, as in a token bucket: a loop sleeps longer than requested."""
 FLOOR_MS = 200
-"""Lateness below this is the machine's."""
+"""Lateness below this comes from the machine."""
 MATCH_GOAL = Goal("at most", 10.0)
 PERCENTS = (50, 95, 99)
 
@@ -67,7 +67,7 @@ def _speed(plan: Plan, spark: SparkSession) -> Row:
     n = plan.size(PENDING)
     frame = write_week(spark, n, plan.directory / "week")
     sides = {"bare": partial(aggregate, frame), "ours": partial(simulate_week, frame, n, plan.directory / "simulated")}
-    sides["ours"]()  # now it is warm
+    sides["ours"]()  # warm up Spark
     times = in_turn(plan, sides)
     values = tuple(ours / bare for ours, bare in zip(times["ours"], times["bare"], strict=True))
     beside = f"{per_message_us(times['ours'], n)} a message, bare {per_message_us(times['bare'], n)}"
@@ -128,7 +128,7 @@ def _match_row(n: int, percent: int, rounds: Sequence[tuple[Mapping[int, float],
 
 
 def shape(n: int, from_ms: int) -> list[int]:
-    """Return when messages are due: half of them evenly, half in bursts; so long that the load is `LOAD`."""
+    """Return due times, half of them evenly spread and half in bursts, over a time that gives the load `LOAD`."""
     length_ms = round(n / RATE / LOAD * 1000)
     return [
         from_ms + (number * length_ms // n if number % 2 else (1 + number // 2 % BURSTS) * length_ms // (BURSTS + 2))
@@ -137,7 +137,7 @@ def shape(n: int, from_ms: int) -> list[int]:
 
 
 async def dispatch(url: str, n: int) -> list[tuple[int, float]]:
-    """Schedule messages and dispatch them, at the rate and no faster; return due time and lateness of each, in ms."""
+    """Schedule messages and dispatch them at the rate. Return the due time and the lateness of each, in ms."""
     due = shape(n, time.time_ns() // 1_000_000 + LEAD_MS + n // STORED_A_MS)
     begun = list[tuple[int, float]]()
     scheduler = Scheduler(RedisStore(url))

@@ -1,7 +1,7 @@
-"""BD9: from how many rows Spark's backfill is done before a plain program that gives the rows to `schedule_many`.
+"""BD9: the number of rows from which Spark's backfill finishes before a plain program with `schedule_many`.
 
-Both sides read the same Parquet files, and each side is a process, as a user starts it. So its time includes Python's
-start, and on Spark's side the session's start.
+Both sides read the same Parquet files. Each side is a process, as a user starts it. So the times include the start of
+Python, and on Spark's side the start of the session.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["BENCHMARK", "break_even"]
 
 SIZES = (1_000, 10_000, 100_000, 500_000)
 GOAL = Goal("at least", 1.0)
-"""Of the largest size: Spark has made up for its start."""
+"""The goal at the largest size: Spark finishes first in spite of its start."""
 LONGEST_S = 600.0
 ROOT = Path(__file__).parents[1]
 
@@ -69,7 +69,7 @@ def rows_of(spark: Mapping[int, Sequence[float]], plain: Mapping[int, Sequence[f
 
 
 def break_even(sizes: Sequence[int], spark: Sequence[float], plain: Sequence[float]) -> float | None:
-    """Return from how many rows Spark is done first, by interpolation between two sizes; None where it never is.
+    """Return the number of rows from which Spark finishes first, by interpolation; None if it never does.
 
     Args:
         sizes: Numbers of rows, ascending.
@@ -116,7 +116,7 @@ def plain_command(plan: Plan, folder: Path) -> list[str]:
 
 
 def load(plan: Plan, n: int, command: Sequence[str]) -> float:
-    """Return how many seconds a program takes to store n messages in an empty database."""
+    """Return the seconds that a program takes to store n messages in an empty database."""
     empty(plan.redis)
     variables = {**os.environ, "PYTHONPATH": import_path(f"{ROOT}")}
     with Stopwatch() as watch:

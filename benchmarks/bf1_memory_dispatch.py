@@ -1,4 +1,4 @@
-"""BF1: how fast due messages of the memory store reach a handler."""
+"""BF1: the rate at which due messages of the memory store reach a handler."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ async def bare(n: int, *, at_once: int) -> float:
     """The bare limit: a heap, a task per message, strong references, and a wait for all of them.
 
     Args:
-        n: Messages.
-        at_once: Tasks after which the loop lets them run. With `n`, as a plain loop does it, all live at the same time,
-            and half of its time goes into the garbage collector's looking at them.
+        n: Number of messages.
+        at_once: Number of tasks after which the loop lets them run. A plain loop uses `n`. Then all tasks live at the
+            same time, and the garbage collector takes half of the time.
     """
     heap = [(1, number, raw_payload(number)) for number in range(n)]
     heapq.heapify(heap)
@@ -94,7 +94,7 @@ async def bare(n: int, *, at_once: int) -> float:
 
 
 async def typed(n: int, concurrency: int) -> float:
-    """Ours: from the opening of the scheduler to its close, all messages settled."""
+    """Ours: from the open of the scheduler to its close, with all messages settled."""
     at = datetime.now(UTC)
     store, scheduler, delivered, all_delivered = await _loaded(n, (Message(order(i), at=at) for i in range(n)))
 

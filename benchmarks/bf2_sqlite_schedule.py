@@ -1,4 +1,4 @@
-"""BF2: how fast messages are stored in SQLite."""
+"""BF2: the rate at which messages are stored in SQLite."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GOAL = Goal("at least", 0.5)
 
 def run(plan: Plan) -> list[Row]:
     calls, many = plan.size(CALLS), plan.size(MANY)
-    # Each side writes into a new file; the bare side copies rows that ours wrote, from a file made beforehand.
+    # Each side writes into a new file. The bare side copies rows from a file that aiodelay wrote before.
     of_calls, of_many = plan.directory / "calls.db", plan.directory / "many.db"
     plan.run(schedule_each(of_calls, calls))
     plan.run(schedule_many(of_many, many))
@@ -51,7 +51,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def schedule_each(file: Path, n: int) -> float:
-    """Ours: a task for each call, all at once."""
+    """Ours: a task for each call, all concurrent."""
     async with Scheduler(SqliteStore(file), dispatch=False) as scheduler:
         with Stopwatch() as watch:
             async with asyncio.TaskGroup() as tasks:
@@ -62,7 +62,7 @@ async def schedule_each(file: Path, n: int) -> float:
 
 
 async def loop_alone(n: int) -> float:
-    """What so many concurrent calls cost before any of them does anything: what no library can go below."""
+    """The cost of the concurrent calls alone. No library can be faster."""
     loop, futures = asyncio.get_running_loop(), list[asyncio.Future[None]]()
 
     async def call() -> None:

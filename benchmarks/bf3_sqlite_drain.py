@@ -1,4 +1,4 @@
-"""BF3: how fast due messages of a SQLite file reach a handler."""
+"""BF3: the rate at which due messages of a SQLite file reach a handler."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["BENCHMARK"]
 
 MESSAGES = 100_000
 CONCURRENCY = 1_000
-"""Two claims: one is under way in the writer's thread while the other runs."""
+"""Two claims: the handler runs one while the writer's thread makes the other."""
 DEFAULT_CONCURRENCY = 16
 GOAL = Goal("at least", 0.5)
 
@@ -79,7 +79,7 @@ def _copy(source: Path, file: Path) -> Path:
         file.with_name(file.name + suffix).unlink(missing_ok=True)
     shutil.copy(source, file)
     with file.open("rb+") as copied:
-        os.fsync(copied.fileno())  # or the first commit would pay for the copy
+        os.fsync(copied.fileno())  # else the first commit would pay for the copy
     return file
 
 
@@ -92,13 +92,13 @@ async def fill(file: Path, n: int) -> None:
 
 
 def make_old(file: Path) -> None:
-    """Let what has ended have ended a minute ago."""
+    """Make ended messages look as if they had ended a minute ago."""
     with raw(file) as connection:
         connection.execute("UPDATE ended SET until_ms = until_ms - 60000")
 
 
 async def drain(file: Path, n: int, concurrency: int) -> float:
-    """Ours: from the opening of the scheduler to its close, all messages settled."""
+    """Ours: from the open of the scheduler to its close, with all messages settled."""
     scheduler, delivered = Scheduler(SqliteStore(file), overdue_alarm="1h"), list[int]()
     all_delivered = asyncio.get_running_loop().create_future()
 

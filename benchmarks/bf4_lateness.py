@@ -1,4 +1,4 @@
-"""BF4: how late messages of a SQLite file begin, beside timers of the loop."""
+"""BF4: the lateness of messages of a SQLite file, compared with timers of the loop."""
 
 from __future__ import annotations
 

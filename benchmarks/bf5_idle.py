@@ -1,4 +1,4 @@
-"""BF5: what an idle process costs."""
+"""BF5: the processor time of an idle process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def fill(store: Store, n: int) -> None:
 
 
 async def idle(store: Store, span_s: float) -> float:
-    """Dispatch for a while, with nothing to do; return the processor time of all threads, in % of one core."""
+    """Dispatch for a time without messages. Return the processor time of all threads, in % of one core."""
     delivered: list[int] = []
     scheduler = Scheduler(store)
 

@@ -1,4 +1,4 @@
-"""BF6: how much longer a put, a claim and a cancel take when more is pending, in SQLite and in memory."""
+"""BF6: the growth of the times of put, claim and cancel with the pending messages, in SQLite and in memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""BF7: what `check_events` costs: `schedule_many` with it beside `schedule_many` without it, pair by pair.
+"""BF7: the cost of `check_events`: `schedule_many` with it, compared with `schedule_many` without it, in pairs.
 
-The figure is the lower end of a 95 % interval of the median ratio: a check that costs too much cannot pass by luck.
+The figure is the lower end of a 95 % interval of the median ratio. So an expensive check cannot pass by luck.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ async def into_redis(url: str, n: int, *, checks: bool) -> float:
 
 
 async def _schedule_many(store: Store, n: int, *, checks: bool) -> float:
-    """Return the process's seconds of processor time: other processes disturb them least."""
+    """Return the processor time of this process in seconds. Other processes disturb it least."""
     async with Scheduler(store, dispatch=False, check_events=checks) as scheduler:
-        await scheduler.schedule(order(0), delay=AHEAD)  # the first event of a class finds out how it is encoded
+        await scheduler.schedule(order(0), delay=AHEAD)  # the first event of a class builds its encoder
         await asyncio.sleep(0)
         since = time.process_time()
         stored = await scheduler.schedule_many(Message(order(i), delay=AHEAD) for i in range(n))

@@ -1,7 +1,8 @@
-"""BK10: how long after an acknowledged replacement the old version may still come out of a Kafka store.
+"""BK10: the time after an acknowledged replacement in which a Kafka store may still deliver the old version.
 
-Another process's client replaces each message at about the time when it is due. What matters is the longest time from
-the acknowledgement until a `read_committed` reader has the old version; where that comes before, all is as promised.
+A client in another process replaces each message at about its due time. The figure is the longest time from the
+acknowledgement until a `read_committed` reader has the old version. An old version before the acknowledgement is
+allowed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["BENCHMARK"]
 MESSAGES, PER_S = 2_000, 100
 LEAD_S = 2.0
 AROUND_MS = 30.0
-"""So long before and after it is due, at most, a message is replaced."""
+"""A message is replaced at most this long before or after its due time."""
 NEW_AFTER = timedelta(seconds=2)
 SHARE_GOAL, LONGEST_GOAL = Goal("at most", 5.0), Goal("at most", 16.0)
 LONGEST_S = 60.0
@@ -45,7 +46,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def replaced(bootstrap: str, n: int) -> list[float]:
-    """Replace each message when it is due; return for each old version that came how long after the answer, in ms."""
+    """Replace each message at its due time. For each old version that came, return the ms since the answer."""
     answered_ms, old_ms = dict[int, float](), dict[int, float]()
     async with topics(bootstrap, PARTITIONS) as (schedules, target):
         url, new = f"kafka://{bootstrap}/{schedules}", set[int]()

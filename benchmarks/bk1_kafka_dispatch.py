@@ -1,4 +1,4 @@
-"""BK1: how fast due messages of a Kafka store reach topics of the same cluster, exactly once."""
+"""BK1: the rate at which due messages of a Kafka store reach topics of the same cluster, exactly once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Send = Callable[[Any, Sequence[Outgoing]], Coroutine[None, None, None]]
 
 
 class Waiting(SystemClock):
-    """A clock that is behind until it is told to catch up: then all is due at once."""
+    """A clock that is behind until it catches up on request. Then all messages are due at once."""
 
     __slots__ = ("behind",)
 
@@ -51,16 +51,16 @@ class Waiting(SystemClock):
         self.behind = timedelta()
 
     def now_ms(self) -> int:
-        """Return the time that it shows."""
+        """Return the time of this clock."""
         return super().now_ms() - self.behind // timedelta(milliseconds=1)
 
     def seconds_until(self, at_ms: int) -> float:
-        """Return the seconds until it will show a time."""
+        """Return the seconds until this clock shows a time."""
         return super().seconds_until(at_ms) + self.behind.total_seconds()
 
 
 def message(number: int, topic: str, at: datetime) -> Message:
-    """Return the message of a number."""
+    """Return the message with a number."""
     return Message(raw_payload(number), at=at, to=f"kafka:{topic}", key=b"%d" % number, id=f"order-{number}")
 
 
@@ -89,7 +89,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def ours(bootstrap: str, n: int) -> float:
-    """Ours: from the instant at which all are due until nothing is left in the store."""
+    """Ours: from the instant at which all messages are due until the store is empty."""
     async with topics(bootstrap, PARTITIONS) as (schedules, target):
         seconds = await _dispatch(bootstrap, schedules, target, n)
         records = await delivered(bootstrap, target, n)
@@ -107,7 +107,7 @@ async def _dispatch(bootstrap: str, schedules: str, target: str, n: int) -> floa
         with Stopwatch() as watch:
             clock.behind = timedelta()
             store.assignment.waiters.wake()
-            while any(  # noqa: ASYNC110 - nothing tells when the last one has ended
+            while any(  # noqa: ASYNC110 - there is no event for the end of the last message
                 partition.index.table.entries for partition in store.partitions.values()
             ):
                 await asyncio.sleep(POLL_S)
@@ -115,7 +115,7 @@ async def _dispatch(bootstrap: str, schedules: str, target: str, n: int) -> floa
 
 
 async def dispatched(bootstrap: str, n: int) -> dict[int, list[tuple[Outgoing, Outgoing]]]:
-    """Return what ours writes, by partition of the schedules: the record of each message, and what ends it."""
+    """Return the records that aiodelay writes, by partition of the schedules: each message, and its tombstone."""
     async with topics(bootstrap, PARTITIONS) as (schedules, target):
         await _dispatch(bootstrap, schedules, target, n)
         records = await delivered(bootstrap, target, n)
@@ -143,7 +143,7 @@ def _both(record: Record) -> tuple[Outgoing, Outgoing]:
 
 
 async def bare(bootstrap: str, to_send: dict[int, list[tuple[Outgoing, Outgoing]]], send: Send) -> float:
-    """The bare limit: a transactional producer for each partition of the schedules, 500 messages a transaction."""
+    """The bare limit: a transactional producer for each partition of the schedules, with 500 messages a transaction."""
     n = sum(len(each) for each in to_send.values())
     async with topics(bootstrap, PARTITIONS) as (schedules, target):
         batches = {
@@ -177,13 +177,13 @@ async def _commit(producer: Any, batches: Sequence[Sequence[Outgoing]], send: Se
 
 
 async def send(producer: Any, batch: Sequence[Outgoing]) -> None:  # noqa: ANN401 - aiokafka's
-    """Write by aiokafka's plain call."""
+    """Write with aiokafka's plain call."""
     for each in batch:
         await producer.send(each.topic, each.value, each.key, each.partition, headers=each.headers)
 
 
 async def send_batches(producer: Any, batch: Sequence[Outgoing]) -> None:  # noqa: ANN401 - aiokafka's
-    """Write by batches, the fastest that aiokafka has: one future for each."""
+    """Write in batches with one future each: the fastest call of aiokafka."""
     builders: dict[tuple[str, int], Any] = {}
     for each in batch:
         partition = java_partition(each.key or b"", PARTITIONS) if each.partition is None else each.partition

@@ -1,4 +1,4 @@
-"""BK2: how fast due messages of a Redis store reach a Kafka topic, beside a bare idempotent producer."""
+"""BK2: the rate at which due messages of a Redis store reach a Kafka topic, compared with a bare producer."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def ours(plan: Plan, n: int, records: list[Record]) -> float:
-    """Ours: from the opening of the scheduler until the store is empty; put what arrived into `records`."""
+    """Ours: from the open of the scheduler until the store is empty. Put the arrived records into `records`."""
     async with topics(plan.kafka, PARTITIONS) as (_, target), emptied(plan.redis) as client:
         at, sink = datetime.now(UTC), KafkaSink(plan.kafka)
         async with Scheduler(RedisStore(plan.redis, clock=MinuteAgo()), sinks=[sink], dispatch=False) as producer:
             await producer.schedule_many(message(i, target, at) for i in range(n))
         with Stopwatch() as watch:
             async with Scheduler(RedisStore(plan.redis), sinks=[sink]):
-                while await client.hlen(MESSAGES_KEY):  # noqa: ASYNC110 - what is waited for happens in the server
+                while await client.hlen(MESSAGES_KEY):  # noqa: ASYNC110 - the change happens in the server
                     await asyncio.sleep(POLL_S)
         records += await delivered(plan.kafka, target, n)
     check_once_each((number_of(each.value) for each in records), n)
@@ -64,7 +64,7 @@ async def ours(plan: Plan, n: int, records: list[Record]) -> float:
 
 
 async def bare(bootstrap: str, records: Sequence[Record], number_in: Callable[[bytes], int] = number_of) -> float:
-    """The bare limit: the same records, by aiokafka's plain call, each acknowledged by the broker."""
+    """The bare limit: the same records with aiokafka's plain call, each acknowledged by the broker."""
     async with topics(bootstrap, PARTITIONS) as (_, target):
         with Stopwatch() as watch:
             async with producing(bootstrap, **LINGER) as producer:

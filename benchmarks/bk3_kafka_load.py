@@ -1,4 +1,4 @@
-"""BK3: how fast a process that starts reads what is pending in a Kafka store."""
+"""BK3: the rate at which a starting process reads the pending messages of a Kafka store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_RECORDS = 2_000
 DAY_MS = 86_400_000
 LONGEST_S = 600
 SOON_MS = 50 * 60_000
-"""Within the horizon, but not while this runs."""
+"""A due time within the horizon, but after the end of this benchmark."""
 GOAL = Goal("at least", 0.5)
 MONTH = range(DAY_MS, 30 * DAY_MS)
 AHEAD = (("due in 1 to 30 days", MONTH, GOAL), ("due within the horizon", range(SOON_MS, SOON_MS + 60_000), None))
@@ -45,7 +45,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def both(plan: Plan, n: int, ahead_ms: range) -> tuple[list[float], list[float]]:
-    """Return the seconds of a bare reader and ours, round by round, of the same topic."""
+    """Return the seconds of a bare reader and of aiodelay for the same topic, round by round."""
     times: dict[str, list[float]] = {"bare": [], "ours": []}
     async with topics(plan.kafka, PARTITIONS) as (schedules, _):
         await fill(plan.kafka, schedules, n, ahead_ms)
@@ -76,7 +76,7 @@ async def fill(bootstrap: str, schedules: str, n: int, ahead_ms: range) -> None:
 
 
 async def our_read(bootstrap: str, schedules: str, n: int) -> float:
-    """Ours: from opening the store until every partition is ready."""
+    """Ours: from the open of the store until every partition is ready."""
     with Stopwatch() as watch:
         store = await opened_and_ready(bootstrap, schedules, n)
     await store.__aexit__(None, None, None)
@@ -84,7 +84,7 @@ async def our_read(bootstrap: str, schedules: str, n: int) -> float:
 
 
 async def opened_and_ready(bootstrap: str, schedules: str, n: int, options: str = "") -> KafkaStore:
-    """Open a store, which the caller closes, and wait until all that is pending is known."""
+    """Open a store, and wait until it knows all pending messages. The caller closes it."""
     url = f"kafka://{bootstrap}/{schedules}?member=0&members=1&timeout_ms={LONGEST_S * 1000}{options}"
     store = KafkaStore(url)
     await store.__aenter__()
@@ -96,7 +96,7 @@ async def opened_and_ready(bootstrap: str, schedules: str, n: int, options: str 
 
 
 async def bare_read(bootstrap: str, schedules: str, n: int) -> float:
-    """The bare limit: a consumer that reads all, and keeps nothing."""
+    """The bare limit: a consumer that reads all records and keeps none."""
     with Stopwatch() as watch:
         consumer = AIOKafkaConsumer(
             bootstrap_servers=bootstrap,

@@ -1,4 +1,4 @@
-"""BK4: how much memory a message takes that is pending in a Kafka store beyond its horizon; what a restart reads."""
+"""BK4: the memory of a pending message beyond the horizon of a Kafka store, and the records that a restart reads."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ MOST_GROWN, MOST_GROWN_ON_DISK, MOST_READ = Goal("at most", 40), Goal("at most",
 
 
 class Start(msgspec.Struct):
-    """What a process's start has taken.
+    """The cost of one start of a process.
 
     Attributes:
-        grown: Bytes more resident.
-        read: How many records it has read.
-        seconds: How long, until all partitions were ready.
+        grown: Growth of the resident memory, in bytes.
+        read: Number of records that the process has read.
+        seconds: Time until all partitions were ready.
     """
 
     grown: int
@@ -63,7 +63,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def started(plan: Plan, n: int) -> tuple[list[Start], list[Start], list[Start]]:
-    """Return what starts take, round by round: in memory, with an index that is made, and at a restart with it."""
+    """Return the cost of starts, round by round: in memory, with a new index, and at a restart with that index."""
     found: tuple[list[Start], list[Start], list[Start]] = [], [], []
     async with topics(plan.kafka, PARTITIONS) as (schedules, _), topics(plan.kafka, PARTITIONS) as (warm_up, _):
         await fill(plan.kafka, schedules, n, MONTH)
@@ -84,7 +84,7 @@ def _measured(command: list[str]) -> Start:
 
 
 async def _start(bootstrap: str, warm_up: str, schedules: str, n: int, index: str) -> Start:
-    """Read a few messages first, so that what every process needs once is there."""
+    """Read a few messages first, so that the measurement has no one-time cost of a process."""
     offsets = [0]
     real = RecordReader.read
 
@@ -106,7 +106,7 @@ async def _start(bootstrap: str, warm_up: str, schedules: str, n: int, index: st
 
 
 def _resident() -> int:
-    """Return the bytes of this process that are in memory, once what is free has been returned."""
+    """Return the resident memory of this process in bytes, after it has returned free memory."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])

@@ -1,4 +1,4 @@
-"""BK5: how late messages leave a Kafka store for a topic, exactly once, beside a bare loop of transactions."""
+"""BK5: the lateness of messages from a Kafka store to a topic, exactly once, compared with bare transactions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .lateness import DELAYS_S, PER_S, SPAN_S
 __all__ = ["BENCHMARK"]
 
 AHEAD_S = 1.0
-"""Until the first one is scheduled: both sides have started by then."""
+"""The time until the first message is scheduled. Both sides have started by then."""
 P50_GOAL, P99_GOAL = Goal("at most", 5.0), Goal("at most", 1.5)
 
 
@@ -64,7 +64,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 def arrivals(n: int, scale: float) -> list[Arrival]:
-    """Return what both sides are given: the same delays, from now on."""
+    """Return the messages for both sides, with the same delays from now on."""
     chance, since_ms = random.Random(n), time.time_ns() // 1_000_000 + round(AHEAD_S * 1000)
     found = []
     for number in range(n):
@@ -79,7 +79,7 @@ async def _until(at_ms: int) -> None:
 
 @asynccontextmanager
 async def arriving(bootstrap: str, topic: str, dues: Sequence[int]) -> AsyncIterator[dict[int, float]]:
-    """Read what `read_committed` readers see: how late, by number; at the end all must have come once, none early."""
+    """Read the topic with `read_committed` and return the lateness by number. Check that each came once, none early."""
     numbers, lateness_ms = list[int](), dict[int, float]()
 
     async def read() -> None:
@@ -102,7 +102,7 @@ async def arriving(bootstrap: str, topic: str, dues: Sequence[int]) -> AsyncIter
 
 @asynccontextmanager
 async def paced(plan: Plan, n: int) -> AsyncIterator[tuple[Scheduler, dict[int, float]]]:
-    """Schedule at a steady rate while one process delivers; give its scheduler, and each number's lateness in ms."""
+    """Schedule at a steady rate while one process delivers. Give its scheduler, and the lateness by number in ms."""
     async with topics(plan.kafka, PARTITIONS) as (schedules, target):
         url = f"kafka://{plan.kafka}/{schedules}"
         async with Scheduler(KafkaStore(url)) as owner, Scheduler(KafkaStore(url), dispatch=False) as producer:
@@ -127,14 +127,14 @@ async def _schedule(producer: Scheduler, target: str, planned: Sequence[Arrival]
 
 
 async def ours(plan: Plan, n: int) -> list[float]:
-    """Ours: one process schedules and moves."""
+    """Ours: one process schedules and moves the messages."""
     async with paced(plan, n) as (_, lateness_ms):
         pass
     return list(lateness_ms.values())
 
 
 async def bare(plan: Plan, n: int) -> list[float]:
-    """The bare limit: what is due waits in memory; a loop for each partition commits what became due meanwhile."""
+    """The bare limit: messages wait in memory, and a loop for each partition commits those that became due."""
     async with topics(plan.kafka, PARTITIONS) as (schedules, target):
         planned = arrivals(n, plan.scale)
         shares: list[list[Arrival]] = [[] for _ in range(PARTITIONS)]

@@ -1,4 +1,4 @@
-"""BK6: what it costs when a process is killed (kill -9): another one goes on, or it is started again."""
+"""BK6: the lateness after a process is killed (kill -9), if another process continues, or if it is started again."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["BENCHMARK"]
 PROCESSES = 2
 PENDING = 100_000
 DUE = 10_000
-"""So many of them come due, evenly, from before the kill until long after it; the others are far ahead."""
+"""The messages that become due evenly, from before the kill until long after it. The others are due far ahead."""
 SPAN_S, LEAD_S, KILL_AFTER_S = 25.0, 3.0, 5.0
 FIRST = 12
-"""Due at once: when they have come, both processes have read their share."""
+"""Messages that are due at once. When they have arrived, both processes have read their partitions."""
 GOAL = Goal("at most", 15_000)
 MOST_AGAIN = Goal("at most", 3_000)
 
@@ -46,7 +46,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def outage(bootstrap: str, pending: int, due: int) -> float:
-    """Let messages come due while a process is killed; return the largest lateness, in ms."""
+    """Kill a process while messages become due. Return the largest lateness, in ms."""
     async with topics(bootstrap, PARTITIONS) as (schedules, target):
         url = f"kafka://{bootstrap}/{schedules}"
         async with Scheduler(KafkaStore(url), dispatch=False) as producer:
@@ -62,12 +62,12 @@ async def outage(bootstrap: str, pending: int, due: int) -> float:
                 async with arriving(bootstrap, target, due_ms) as arrived:
                     await asyncio.sleep(due_ms[FIRST] / 1000 + KILL_AFTER_S - time.time())
                     processes[0].kill()
-                await delivered(bootstrap, target, FIRST + due)  # and nothing came after the last one
+                await delivered(bootstrap, target, FIRST + due)  # check that no record came after the last one
         return max(lateness_ms for number, lateness_ms in arrived.items() if number >= FIRST)
 
 
 async def started_again(bootstrap: str, name: str) -> float:
-    """Kill the only process, and start it again; return the lateness of a message that is due at the kill, in ms."""
+    """Kill the only process, and start it again. Return the lateness of a message that is due at the kill, in ms."""
     async with topics(bootstrap, PARTITIONS) as (schedules, target):
         url = f"kafka://{bootstrap}/{schedules}"
         async with Scheduler(KafkaStore(url), dispatch=False) as producer:
@@ -112,7 +112,7 @@ def _processes(url: str, n: int = PROCESSES) -> Iterator[Sequence[SpawnProcess]]
 
 
 def dispatch(url: str) -> None:
-    """Move what is due until killed."""
+    """Move due messages until this process is killed."""
     asyncio.run(Scheduler(KafkaStore(url)).run())
 
 

@@ -1,4 +1,4 @@
-"""BK7: a delay box from end to end through Redis, beside the slowest of its bare parts."""
+"""BK7: the rate of a delay box from end to end through Redis, compared with the slowest of its bare parts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def ours(plan: Plan, n: int, records: list[Record]) -> float:
-    """Ours: from the opening of the box until all has left the store; put what arrived into `records`."""
+    """Ours: from the open of the box until the store is empty. Put the arrived records into `records`."""
     async with (
         topics(plan.kafka, PARTITIONS) as (dead, target),
         topics(plan.kafka, PARTITIONS) as (_, intake),
@@ -67,7 +67,7 @@ async def ours(plan: Plan, n: int, records: list[Record]) -> float:
         await ask(plan.kafka, intake, target, n)
         with Stopwatch() as watch:
             async with DelayBox(plan.redis, f"kafka://{plan.kafka}/{intake}", allow=[target], dead_topic=dead):
-                while await has_left(client, n):  # noqa: ASYNC110 - what is waited for happens in the servers
+                while await has_left(client, n):  # noqa: ASYNC110 - the change happens in the servers
                     await asyncio.sleep(POLL_S)
         records += await delivered(plan.kafka, target, n)
         check_once_each((number_in(each.value) for each in records), n)
@@ -75,18 +75,18 @@ async def ours(plan: Plan, n: int, records: list[Record]) -> float:
 
 
 def number_in(value: bytes) -> int:
-    """Return the number of the request that a message comes from."""
+    """Return the number of the request from which a message comes."""
     return int(value[:10])
 
 
 async def has_left(client: Client, n: int) -> bool:
-    """Say whether requests are still to be taken in, or messages to be delivered."""
+    """Return whether requests wait for intake, or messages wait for delivery."""
     positions = await client.hvals(POSITIONS_KEY)
     return sum(map(int, positions)) < n or bool(await client.hlen(MESSAGES_KEY))
 
 
 async def ask(bootstrap: str, intake: str, target: str, n: int) -> None:
-    """Write requests that are due at once."""
+    """Write requests for messages that are due at once."""
     async with producing(bootstrap, **LINGER) as producer:
         for number in range(n):
             request = {"topic": target, "message": f"{number:010}".ljust(PAYLOAD_BYTES, "x"), "countdown": 0}
@@ -95,7 +95,7 @@ async def ask(bootstrap: str, intake: str, target: str, n: int) -> None:
 
 
 async def bare_getmany(bootstrap: str, n: int) -> float:
-    """The bare limit of reading: the same requests, by aiokafka's consumer."""
+    """The bare limit of reading: the same requests with aiokafka's consumer."""
     async with topics(bootstrap, PARTITIONS) as (_, intake):
         await ask(bootstrap, intake, "target", n)
         found = 0

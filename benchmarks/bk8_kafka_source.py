@@ -1,4 +1,4 @@
-"""BK8: how fast a handler takes what waits in a Kafka topic."""
+"""BK8: the rate at which a handler takes the records of a Kafka topic."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def run(plan: Plan) -> list[Row]:
 
 @asynccontextmanager
 async def filled(bootstrap: str, n: int) -> AsyncIterator[str]:
-    """Create a topic of n events; delete it afterwards."""
+    """Create a topic with n events, and delete it after the block."""
     topic = await kafka.create_topic(bootstrap, kafka.new_name("source"), PARTITIONS)
     try:
         async with AIOKafkaConsumer(bootstrap_servers=bootstrap) as consumer:
-            await consumer.end_offsets([TopicPartition(topic, i) for i in range(PARTITIONS)])  # each has its leader
+            await consumer.end_offsets([TopicPartition(topic, i) for i in range(PARTITIONS)])  # each has a leader
         async with producing(bootstrap, **LINGER) as producer:
             for first in range(0, n, AT_ONCE):
                 numbers = range(first, min(first + AT_ONCE, n))
@@ -85,7 +85,7 @@ async def filled(bootstrap: str, n: int) -> AsyncIterator[str]:
 
 
 async def bare(bootstrap: str, n: int) -> float:
-    """The bare limit: `getmany` in a group that commits by itself, and a task for each record."""
+    """The bare limit: `getmany` in a group with automatic commits, and a task for each record."""
     handled: list[bytes] = []
 
     async def handle(value: bytes) -> None:
@@ -112,7 +112,7 @@ async def bare(bootstrap: str, n: int) -> float:
 
 
 async def take(bootstrap: str, n: int, concurrency: int) -> float:
-    """Ours: from the opening of the scheduler to its close, every offset committed."""
+    """Ours: from the open of the scheduler to its close, with every offset committed."""
     handled, group = list[int](), kafka.new_name("group")
     all_handled = asyncio.get_running_loop().create_future()
     async with filled(bootstrap, n) as topic:

@@ -1,4 +1,4 @@
-"""BK9: what messages cost others that their topic never takes: how late healthy ones are, beside a run without any."""
+"""BK9: the lateness of healthy messages among refused ones, compared with a run without refused messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _p99(plan: Plan, n: int, large: int) -> float:
 
 
 async def healthy(plan: Plan, n: int, large: int) -> list[float]:
-    """Move healthy messages, and meanwhile some that their topic does not take; return how late the healthy are, ms."""
+    """Move healthy messages, and messages that their topic refuses. Return the lateness of the healthy ones, in ms."""
     small = await create_topic(plan.kafka, new_name("small"), max_message_bytes=LIMIT)
     async with paced(plan, n) as (owner, lateness_ms):
         since, span_s = datetime.now(UTC) + timedelta(seconds=AHEAD_S), SPAN_S * plan.scale
@@ -44,7 +44,7 @@ async def healthy(plan: Plan, n: int, large: int) -> list[float]:
             for i in range(large)
         )
         async with asyncio.timeout(LONGEST_S):
-            while await _dead(owner) < large:  # noqa: ASYNC110 - nothing tells
+            while await _dead(owner) < large:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(POLL_S)
     check(len(lateness_ms) == n, f"{len(lateness_ms)} of {n} healthy messages came")
     return list(lateness_ms.values())

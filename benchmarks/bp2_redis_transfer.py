@@ -1,4 +1,4 @@
-"""BP2: how fast due messages of a Redis store are moved into a list on the same server."""
+"""BP2: the rate at which due messages of a Redis store move into a list on the same server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .redis_server import Client, MinuteAgo, emptied, fill_bare
 __all__ = ["BENCHMARK", "LIST", "move_all"]
 
 MESSAGES = 100_000
-"""More than in BP1: to move 20,000 takes about as long as to open and to close."""
+"""More messages than in BP1, because moving 20,000 takes only about as long as open and close."""
 MAX_LENGTH = 0
 GOAL = Goal("at least", 0.8)
 LIST = "orders"
@@ -71,7 +71,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def moved(url: str, n: int) -> list[bytes]:
-    """Return what ours moves to the list."""
+    """Return the list elements that aiodelay moves."""
     async with emptied(url) as client:
         await move_all(client, url, _messages(n), MinuteAgo())
         elements: list[bytes] = await client.lrange(LIST, 0, -1)
@@ -79,7 +79,7 @@ async def moved(url: str, n: int) -> list[bytes]:
 
 
 async def bare(url: str, elements: list[bytes]) -> float:
-    """The bare limit: a script that looks at the list's length, pushes 500 elements and removes their messages."""
+    """The bare limit: a script that reads the list's length, pushes 500 elements and removes their messages."""
     async with emptied(url) as client:
         await fill_bare(client, elements)
         move = client.register_script(MOVE)
@@ -92,7 +92,7 @@ async def bare(url: str, elements: list[bytes]) -> float:
 
 
 async def transfer(url: str, n: int, clock: Clock) -> float:
-    """Ours: from the opening of the scheduler to its close, all messages in the list."""
+    """Ours: from the open of the scheduler to its close, with all messages in the list."""
     async with emptied(url) as client:
         seconds = await move_all(client, url, _messages(n), clock)
         elements = [decode_element(each, lane=RedisListSink.name) for each in await client.lrange(LIST, 0, -1)]
@@ -108,13 +108,13 @@ def _messages(n: int) -> list[Message]:
 
 
 async def move_all(client: Client, url: str, messages: Sequence[Message], clock: Clock) -> float:
-    """Schedule messages that are due, and have them moved."""
+    """Schedule due messages, and move them."""
     n = len(messages)
     async with Scheduler(RedisStore(url, clock=clock), dispatch=False) as producer:
         check(await producer.schedule_many(messages) == n, "not all were scheduled")
     with Stopwatch() as watch:
         async with Scheduler(RedisStore(url), sinks=[RedisListSink(url, max_length=MAX_LENGTH)]):
-            while await client.llen(LIST) < n:  # noqa: ASYNC110 - what is waited for happens in the server
+            while await client.llen(LIST) < n:  # noqa: ASYNC110 - the change happens in the server
                 await asyncio.sleep(POLL_S)
     return watch.seconds
 

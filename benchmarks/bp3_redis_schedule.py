@@ -1,4 +1,4 @@
-"""BP3: how fast messages are stored in Redis."""
+"""BP3: the rate at which messages are stored in Redis."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def written(url: str, n: int) -> dict[bytes, bytes]:
-    """Return what ours writes: ids and records."""
+    """Return the ids and the records that aiodelay writes."""
     async with emptied(url) as client:
         await _schedule_many(url, n)
         return await stored(client)
 
 
 async def bare(url: str, records: dict[bytes, bytes]) -> float:
-    """The bare limit: 500 ids, times and records of the same bytes a script call."""
+    """The bare limit: a script that stores 500 ids, times and records of the same bytes in a call."""
     async with emptied(url) as client:
         put = client.register_script(PUT)
         items = [(message_id, 2_000_000_000_000, record) for message_id, record in records.items()]
@@ -78,7 +78,7 @@ async def bare(url: str, records: dict[bytes, bytes]) -> float:
 
 
 async def schedule_each(url: str, n: int) -> float:
-    """Ours: a task for each call, all at once."""
+    """Ours: a task for each call, all concurrent."""
     async with emptied(url) as client:
         async with Scheduler(RedisStore(url), dispatch=False) as scheduler:
             with Stopwatch() as watch:

@@ -1,4 +1,4 @@
-"""BP4: how late messages of a Redis store begin, beside timers of the loop: one process, then three that share it."""
+"""BP4: the lateness of messages of a Redis store, compared with timers of the loop, in one process and in three."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 def part_of(plan: Plan, n: int, processes: int, number: int) -> Lateness:
-    """Do one process's part: every so-manieth message, at that part of the rate."""
+    """Do the part of one process: one in `processes` messages, at the same part of the rate."""
     numbers = range(number, n, processes)
     return plan.run(measure(RedisStore(plan.redis), numbers, PER_S / processes, plan.scale))
 

@@ -1,4 +1,4 @@
-"""BP5: how much of the server's memory a pending message takes."""
+"""BP5: the memory of the Redis server for a pending message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MONTH_MS = 30 * 86_400_000
 MEMORY_GOAL = Goal("at most", 1.05)
 
 HEAD_BYTES = 6
-"""Of a value in `msg`: what stands before the record."""
+"""The bytes before the record in a value of `msg`."""
 DUE_AT = slice(10, 16)
 TRACE = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
 HEADERS = {"source": b"web", "tenant": b"acme"}
@@ -59,7 +59,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def overhead(url: str, envelope: Envelope) -> float:
-    """Return how many bytes of a record are not payload."""
+    """Return the number of bytes of a record that are not payload."""
     async with emptied(url) as client, RedisStore(url) as store:
         (outcome,) = await store.apply([Put(new_op(), envelope, At(store.now_ms() + MONTH_MS))])
         check(isinstance(outcome, Stored), "the message was not stored")
@@ -68,7 +68,7 @@ async def overhead(url: str, envelope: Envelope) -> float:
 
 
 async def memory(url: str, n: int) -> tuple[int, int]:
-    """Return the bytes that the server's allocator gives out for n messages, and for a bare copy of them."""
+    """Return the bytes that the server's allocator uses for n messages, and for a bare copy of them."""
     async with emptied(url) as client:
         at_first = await _used(client)
         async with RedisStore(url) as store:

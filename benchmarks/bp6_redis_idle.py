@@ -1,4 +1,4 @@
-"""BP6: what an idle process costs itself and its server."""
+"""BP6: the processor time and the requests of an idle process, for itself and for its server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRIPS_GOAL, LOAD_GOAL = Goal("at most", 1.0), Goal("at most", 0.2)
 
 
 class Idle(NamedTuple):
-    """Round trips in a second; processor time in % of one core, of the process and of the server."""
+    """Round trips in a second, and the processor time of process and server in % of one core."""
 
     trips_per_s: float
     load: float
@@ -39,7 +39,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def idle(url: str, n: int, span_s: float) -> Idle:
-    """Dispatch for a while, with nothing to do."""
+    """Dispatch for a time without messages."""
     delivered: list[int] = []
     store = RedisStore(url)
     scheduler = Scheduler(store)
@@ -65,7 +65,7 @@ async def idle(url: str, n: int, span_s: float) -> Idle:
 
 
 async def _of_server(client: Client) -> tuple[int, float]:
-    """Return how many requests the server has read, and the processor time that it has used, in seconds."""
+    """Return the number of requests that the server has read, and its processor time in seconds."""
     info = await client.info()
     return info["total_reads_processed"], info["used_cpu_user"] + info["used_cpu_sys"]
 

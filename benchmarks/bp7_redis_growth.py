@@ -1,4 +1,4 @@
-"""BP7: how much longer a put, a claim and a cancel take in Redis when more is pending, and how long a script takes."""
+"""BP7: the growth of the times of put, claim and cancel in Redis with the pending messages, and the time of scripts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = ["BENCHMARK"]
 AT_ONCE = MAX_CLAIM_MESSAGES
 ROUNDS_OF_ALL = 10
 LOGGED_US = 500
-"""Scripts that took no longer are not looked at."""
+"""Scripts that took no longer than this are ignored."""
 SHORT_LEASE_MS = 10
 MOST_LISTED = 1_000
 GOAL = Goal("at most", 5.0)
@@ -59,7 +59,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 def longest_script(plan: Plan, n: int) -> Row:
-    """Return how long the longest script took, in each round."""
+    """Return the longest run of a script, in each round."""
     rounds = plan.run(large_batches(plan, n))
     longest = {name: quantile((each.get(name, 0.0) for each in rounds), 0.5) for name in NAMES}
     beside = ", ".join(f"{name} {ms:.1f}" for name, ms in longest.items() if ms)
@@ -68,7 +68,7 @@ def longest_script(plan: Plan, n: int) -> Row:
 
 
 async def large_batches(plan: Plan, n: int) -> list[dict[str, float]]:
-    """Do everything with as many messages as a call may have; return each round's longest run of each script, in ms."""
+    """Run all operations with the most messages of a call. Return each script's longest run by round, in ms."""
     chance = random.Random(n)
     rounds = []
     async with emptied(plan.redis) as client, RedisStore(plan.redis) as store:
@@ -87,7 +87,7 @@ async def large_batches(plan: Plan, n: int) -> list[dict[str, float]]:
 
 
 async def change(store: RedisStore, chance: random.Random) -> None:
-    """Put, put again because the answer was lost, replace, reschedule and cancel."""
+    """Put, put again as after a lost answer, replace, reschedule and cancel."""
     puts = [ahead(store, chance) for _ in range(AT_ONCE)]
     await apply(store, puts)
     await apply(store, puts)
@@ -120,16 +120,16 @@ async def deliver(store: RedisStore, work: Work) -> None:
 
 
 async def look(store: RedisStore) -> None:
-    """Look at as many as a page may hold, and at what comes due within two weeks by the hour."""
+    """Read as many messages as a page may hold, and the due messages of two weeks by the hour."""
     check(bool(await store.search(Query(limit=MOST_LISTED))), "what is pending was not listed")
     await store.load(bucket_ms=3_600_000, buckets=14 * 24)
     await store.counts()
 
 
 async def claim_all(work: Work, lease_ms: int = LEASE_MS) -> list[Claim]:
-    """Claim as many as a call may have; nothing else is due."""
+    """Claim as many messages as a call may have. No others are due."""
     claims: list[Claim] = []
-    while len(claims) < AT_ONCE:  # what lapsed is returned a part at a time
+    while len(claims) < AT_ONCE:  # the store returns lapsed claims in parts
         claimed = await work.claim({LANE: Demand(AT_ONCE - len(claims))}, request=new_id(), lease_ms=lease_ms)
         check(bool(claimed.claims), "what is due was not claimed")
         claims += claimed.claims
@@ -142,7 +142,7 @@ def _renewal(claim: Claim, now_ms: int) -> Renewal:
 
 
 async def settle(work: Work, settlements: Sequence[Settlement]) -> None:
-    """Settle; all must succeed."""
+    """Settle claims, and check that all settlements succeed."""
     check(set(await work.settle(settlements)) == {SettleOutcome.SETTLED}, "a claim could not be settled")
 
 

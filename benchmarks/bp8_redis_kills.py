@@ -1,4 +1,4 @@
-"""BP8: what it costs when processes are killed: three share a Redis store, and every 2 s one of them dies (kill -9)."""
+"""BP8: the cost of kills: three processes share a Redis store, and every 2 s one of them is killed (kill -9)."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ POLL_S = 0.05
 
 KEYS = Keys("default")
 BEGAN = "began"
-"""A list beside the store's keys: what is in it outlives the processes that wrote it."""
+"""A Redis list outside the store. Its elements outlive the processes that wrote them."""
 
 
 class Began(msgspec.Struct, array_like=True):
-    """A handler began to run."""
+    """The start of one run of a handler."""
 
     process: int
     message_id: str
@@ -52,7 +52,7 @@ class Began(msgspec.Struct, array_like=True):
 
 
 class Storm(NamedTuple):
-    """What a storm came to."""
+    """The result of a series of kills."""
 
     messages: int
     kills: int
@@ -83,19 +83,19 @@ def run(plan: Plan) -> list[Row]:
 
 
 def scheduler_of(url: str, lease_ms: int) -> Scheduler:
-    """Make a scheduler whose leases last so long."""
+    """Return a scheduler with leases of a given length."""
     scheduler = Scheduler(RedisStore(url))
     scheduler._options = msgspec.structs.replace(scheduler._options, lease_ms=lease_ms)
     return scheduler
 
 
 def work(url: str, lease_ms: int, process: int) -> None:
-    """Handle until killed."""
+    """Handle messages until this process is killed."""
     asyncio.run(handle_all(url, lease_ms, process))
 
 
 async def handle_all(url: str, lease_ms: int, process: int) -> None:
-    """Handle what is due; each run first writes down that it began."""
+    """Handle due messages. Each run first records its start."""
     client = Redis.from_url(url)
     scheduler = scheduler_of(url, lease_ms)
 
@@ -109,7 +109,7 @@ async def handle_all(url: str, lease_ms: int, process: int) -> None:
 
 
 class Crew:
-    """The processes, and what killing them has met."""
+    """The processes, and the messages in flight that kills have interrupted."""
 
     def __init__(self, client: Client, url: str, lease_ms: int) -> None:
         self._client, self._url, self._lease_ms = client, url, lease_ms
@@ -118,14 +118,14 @@ class Crew:
         self.kills = self.in_flight_at_kills = 0
 
     def start(self) -> None:
-        """Start one more."""
+        """Start one more process."""
         number = next(self._numbers)
         process = multiprocessing.get_context("spawn").Process(target=work, args=(self._url, self._lease_ms, number))
         process.start()
         self._processes.append((number, process))
 
     async def ready(self) -> None:
-        """Wait until all of the first ones serve."""
+        """Wait until all first processes handle messages."""
 
         async def all_serve() -> bool:
             return bool(await self._client.hlen(KEYS.key("workers")) == PROCESSES)
@@ -133,11 +133,11 @@ class Crew:
         await _until(all_serve)
 
     async def kill_oldest(self) -> None:
-        """Kill the one that has lived longest, count what it had begun and not settled, and start another."""
+        """Kill the oldest process, count its unsettled messages, and start another process."""
         number, process = self._processes.pop(0)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
-        await asyncio.sleep(POLL_S)  # what it has sent arrives
+        await asyncio.sleep(POLL_S)  # let its sent data arrive
         leased = await self._leased()
         begun = {began.message_id: began.process for began in await began_so_far(self._client)}
         self.in_flight_at_kills += sum(begun.get(message_id) == number for message_id in leased)
@@ -150,7 +150,7 @@ class Crew:
         return set(map(text_of, await self._client.zrange(KEYS.key(f"leased:{int(lane)}"), 0, -1)))
 
     def kill_all(self) -> None:
-        """Leave none behind."""
+        """End all processes."""
         for _, process in self._processes:
             _kill(process)
 
@@ -162,7 +162,7 @@ def _kill(process: SpawnProcess) -> None:
 
 
 async def began_so_far(client: Client) -> list[Began]:
-    """Return the runs that began, in order."""
+    """Return the started runs, in order."""
     written = await client.lrange(BEGAN, 0, -1)
     return [msgspec.msgpack.decode(each, type=Began) for each in written]
 
@@ -171,7 +171,7 @@ async def began_so_far(client: Client) -> list[Began]:
 
 
 async def storm(url: str, span_s: float, every_s: float, lease_ms: int) -> Storm:
-    """Schedule while processes die; then wait until everything was delivered."""
+    """Schedule messages while processes are killed. Then wait until all messages are delivered."""
     n = round(span_s * PER_S)
     async with emptied(url) as client, RedisStore(url) as store, _crew(client, url, lease_ms) as crew:
         async with asyncio.TaskGroup() as tasks:
@@ -206,12 +206,12 @@ async def _crew(client: Client, url: str, lease_ms: int) -> AsyncIterator[Crew]:
 
 
 async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
-    while not await holds():  # noqa: ASYNC110 - what is waited for happens in other processes
+    while not await holds():  # noqa: ASYNC110 - the change happens in other processes
         await asyncio.sleep(POLL_S)
 
 
 async def _schedule(url: str, n: int) -> None:
-    """Schedule so many a second, due at random within the next seconds."""
+    """Schedule messages at a rate, with random due times within the next seconds."""
     chance = random.Random(n)
     async with Scheduler(RedisStore(url), dispatch=False) as scheduler, asyncio.TaskGroup() as tasks:
         since = asyncio.get_running_loop().time()

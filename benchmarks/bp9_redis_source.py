@@ -1,4 +1,4 @@
-"""BP9: how fast a handler takes what waits in a Redis list."""
+"""BP9: the rate at which a handler takes the elements of a Redis list."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def waiting(url: str, n: int) -> list[bytes]:
-    """Return what a list holds of n events."""
+    """Return the list elements for n events."""
     at = datetime.now(UTC)
     async with emptied(url) as client:
         await move_all(client, url, [Message(order(i), at=at, to=f"redis-list:{LIST}") for i in range(n)], MinuteAgo())
@@ -84,9 +84,9 @@ async def bare(url: str, elements: Sequence[bytes], *, tasks: bool) -> float:
     """The bare limit: a script that removes the last 500 from a processing list, and moves the next 500 there.
 
     Args:
-        url: Of the server.
-        elements: Of the list.
-        tasks: Also start a task for each, as a loop that handles them does.
+        url: The URL of the server.
+        elements: The elements of the list.
+        tasks: Also start a task for each element, as a handling loop does.
     """
     handled: list[bytes] = []
 
@@ -115,7 +115,7 @@ async def _fill(client: Client, elements: Sequence[bytes]) -> None:
 
 
 async def take(url: str, elements: Sequence[bytes], concurrency: int) -> float:
-    """Ours: from the opening of the scheduler to its close, nothing left in the list or taken from it."""
+    """Ours: from the open of the scheduler to its close. Then no element is in the list or in flight."""
     n = len(elements)
     scheduler, handled = Scheduler(RedisStore(url)), list[int]()
     all_handled = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""BR1: how fast due messages of a Redis store are fanned out on the same server, and what they take there."""
+"""BR1: the rate at which due messages of a Redis store are fanned out on the same server, and their memory."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _rows(plan: Plan, messages: int, consumers: int) -> list[Row]:
 
 
 async def published(url: str, n: int) -> list[bytes]:
-    """Return what ours keeps of the messages."""
+    """Return the elements that aiodelay stores for the messages."""
     async with emptied(url) as client:
         await _fan_out(client, url, n, ["c"])
         by_index: dict[bytes, bytes] = await client.hgetall(KEYS.content)
@@ -89,7 +89,7 @@ async def published(url: str, n: int) -> list[bytes]:
 
 
 async def bare(url: str, elements: list[bytes], names: list[str], memory: list[int]) -> float:
-    """The bare limit: a script that keeps 500 elements, pushes a reference for each consumer, removes the messages."""
+    """The bare limit: a script that stores 500 elements, pushes a reference for each consumer, removes the messages."""
     async with emptied(url) as client:
         await fill_bare(client, elements)
         await client.sadd("consumers", *names)
@@ -106,7 +106,7 @@ async def bare(url: str, elements: list[bytes], names: list[str], memory: list[i
 
 
 async def fan_out(url: str, n: int, names: list[str], memory: list[int]) -> float:
-    """Ours: from the opening of the scheduler until all messages are with all consumers."""
+    """Ours: from the open of the scheduler until all consumers have all messages."""
     async with emptied(url) as client:
         seconds = await _fan_out(client, url, n, names)
         for name in (names[0], names[-1]):
@@ -121,7 +121,7 @@ async def fan_out(url: str, n: int, names: list[str], memory: list[int]) -> floa
 
 
 async def _used(client: Client, *prefixes: str) -> int:
-    """Return the bytes that the keys take which begin so."""
+    """Return the memory of the keys with a prefix, in bytes."""
     used = 0
     async for key in client.scan_iter(count=1000):
         if key.decode().startswith(prefixes):
@@ -141,7 +141,7 @@ async def _fan_out(client: Client, url: str, n: int, names: list[str]) -> float:
     async with AsyncExitStack() as opened:
         with Stopwatch() as watch:
             await opened.enter_async_context(Scheduler(RedisStore(url)))
-            while await client.llen(last) < n:  # noqa: ASYNC110 - what is waited for happens in the server
+            while await client.llen(last) < n:  # noqa: ASYNC110 - the change happens in the server
                 await asyncio.sleep(POLL_S)
     return watch.seconds
 

@@ -1,4 +1,4 @@
-"""BR2: how fast a log is appended to and read again, beside bare XADD and XRANGE; and what its entries take."""
+"""BR2: the rate of appends and reads of a log, compared with bare XADD and XRANGE; and the memory of its entries."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def appended(url: str, payloads: list[bytes]) -> list[bytes]:
-    """Return what ours keeps of the messages."""
+    """Return the entries that aiodelay stores for the messages."""
     async with emptied(url) as client, RedisLog(url) as ours:
         await ours.append(TOPIC, payloads)
         return [fields[b"m"] for _, fields in await client.xrange(KEY)]
 
 
 async def bare(url: str, elements: list[bytes], reading: list[float], memory: list[int]) -> float:
-    """The bare limit: XADD with ids of one's own, 500 in a pipeline; then XRANGE, 500 at a time."""
+    """The bare limit: XADD with given ids, 500 in a pipeline; then XRANGE, 500 at a time."""
     async with emptied(url) as client:
         with Stopwatch() as watch:
             for at in range(0, len(elements), AT_ONCE):
@@ -83,7 +83,7 @@ async def bare(url: str, elements: list[bytes], reading: list[float], memory: li
 
 
 async def log(url: str, payloads: list[bytes], reading: list[float], memory: list[int]) -> float:
-    """Ours: appending all in one call, then reading them."""
+    """Ours: append all messages in one call, then read them."""
     n = len(payloads)
     async with emptied(url) as client, RedisLog(url) as ours:
         with Stopwatch() as watch:

@@ -1,4 +1,4 @@
-"""BR3: messages by `on_next`, one by one, against the batches in which the dispatch loop hands them out."""
+"""BR3: the rate of messages by `on_next`, one by one, compared with the batches of the dispatch loop."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def loaded(n: int) -> MemoryStore:
-    """Return a store that holds messages, all due."""
+    """Return a store with due messages."""
     store, at = MemoryStore(), datetime.now(UTC)
     async with Scheduler(store, dispatch=False) as producer:
         messages = (Message(raw_payload(number), at=at, to=f"handler:{LANE}") for number in range(n))
@@ -63,7 +63,7 @@ async def loaded(n: int) -> MemoryStore:
 
 @dataclass(slots=True, eq=False)
 class Batches:
-    """The least that a place in the dispatch loop can do: reads each message, and settles it."""
+    """The least work of a subscription: read each message, and settle it."""
 
     runners: Runners
     all_delivered: asyncio.Future[None]
@@ -120,7 +120,7 @@ async def in_batches(n: int) -> float:
 
 
 class OneByOne:
-    """A subscriber that reads each message, settles it, and asks for more at 75 % of its window."""
+    """A subscriber that reads each message, settles it, and requests more at 75 % of its window."""
 
     subscription: Subscription
 

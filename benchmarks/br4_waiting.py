@@ -18,7 +18,7 @@ __all__ = ["BENCHMARK"]
 FEW, MANY = 10_000, 1_000_000
 CONCURRENCY = 16
 SPAN_S = 12.0
-"""Longer than from one step of housekeeping to the next."""
+"""Longer than the interval of housekeeping."""
 LEAVES_S = 60.0
 GOAL = Goal("at most", 1.1)
 
@@ -47,7 +47,7 @@ def urls_of(plan: Plan) -> dict[str, tuple[str, str]]:
 
 
 def scheduler_on(url: str, *, dispatch: bool) -> Scheduler:
-    """Open what `url` names; what stands behind its `#` is the namespace."""
+    """Open the store of a URL. The part after `#` is the namespace."""
     url, _, namespace = url.partition("#")
     return Scheduler(url, namespace=namespace or "default", dispatch=dispatch, drain="0s")
 
@@ -59,7 +59,7 @@ async def fill(url: str, n: int) -> None:
 
 
 def resident_mib(url: str, span_s: float) -> float:
-    """Return the most memory that a process of its own has had."""
+    """Return the peak memory of a new process."""
     command = [sys.executable, "-m", "benchmarks.br4_waiting", url, f"{span_s}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=span_s + LEAVES_S)
     began, kib = map(int, done.stdout.split())
@@ -68,7 +68,7 @@ def resident_mib(url: str, span_s: float) -> float:
 
 
 async def wait(url: str, span_s: float) -> None:
-    """Hold as many messages as the handler asks for, for a while; print how many, and the most memory there was."""
+    """Keep as many messages in flight as the handler requests, for a time. Print their number and the peak memory."""
     began, all_began = 0, asyncio.Event()
     scheduler = scheduler_on(url, dispatch=True)
 
@@ -87,7 +87,7 @@ async def wait(url: str, span_s: float) -> None:
 
 
 def most_kib() -> str:
-    """Return the most memory that this process has had; `ru_maxrss` would count what its parent had."""
+    """Return the peak memory of this process. `ru_maxrss` would include its parent's peak."""
     (kib,) = re.findall(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     return str(kib)
 

@@ -1,4 +1,4 @@
-"""BF6 and BP7: how much longer a put, a claim and a cancel take when more is pending."""
+"""For BF6 and BP7: the growth of the times of put, claim and cancel with the pending messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GOAL = Goal("at most", 1.5)
 
 
 class Filled(NamedTuple):
-    """A store that holds many messages, and its times, in ms."""
+    """A store with many messages, and its times in ms."""
 
     store: Store
     work: Work
@@ -35,14 +35,14 @@ class Filled(NamedTuple):
 
 
 def grown(plan: Plan, id_: str, name: str, make: Callable[[str], Store], many: int) -> list[Row]:
-    """Return how the p50 of each operation grows, from few to many pending messages.
+    """Return the growth of the p50 of each operation, from few to many pending messages.
 
     Args:
-        plan: How often.
-        id_: The benchmark's.
-        name: What the store is called.
-        make: Makes an empty store, given a name for it.
-        many: Messages.
+        plan: The plan of the run.
+        id_: The id of the benchmark.
+        name: The name of the store in the table.
+        make: Returns an empty store for a name.
+        many: The larger number of pending messages.
     """
     few, many = plan.size(FEW), plan.size(many)
     rounds = plan.run(measure(plan, make("few"), few, make("many"), many))
@@ -64,7 +64,7 @@ def grown(plan: Plan, id_: str, name: str, make: Callable[[str], Store], many: i
 
 
 async def measure(plan: Plan, small: Store, few: int, large: Store, many: int) -> list[tuple[Filled, Filled]]:
-    """Fill both stores, then use them in turn: what disturbs one disturbs the other."""
+    """Fill both stores, then use them in turn, so that other processes disturb both alike."""
     chance = random.Random(few)
     rounds: list[tuple[Filled, Filled]] = []
     async with AsyncExitStack() as stack:
@@ -91,7 +91,7 @@ async def fill(store: Store, n: int, chance: random.Random) -> None:
 
 
 async def use(filled: Filled, chance: random.Random) -> None:
-    """Put one message and 100 among the pending ones, cancel these 100; put 100 that are due, claim and settle them."""
+    """Put 1 and 100 messages among the pending ones, cancel these 100. Put 100 due messages, claim and settle them."""
     store, work = filled.store, filled.work
     single, pending = [ahead(store, chance)], [ahead(store, chance) for _ in range(AT_ONCE)]
     cancels = [Cancel(new_op(), put.id) for put in pending]
@@ -113,7 +113,7 @@ async def use(filled: Filled, chance: random.Random) -> None:
 
 
 async def apply(store: Store, commands: Sequence[Command]) -> None:
-    """Carry out commands; all must succeed."""
+    """Carry out commands, and check that all succeed."""
     outcomes = await store.apply(commands)
     check(all(isinstance(outcome, Stored) for outcome in outcomes), "a command was not carried out")
 
@@ -129,6 +129,6 @@ def due_at(due_ms: int) -> Put:
 
 
 async def check_count(store: Store, n: int) -> None:
-    """Check how many are pending, and that nothing else is there."""
+    """Check the number of pending messages, and that the store has nothing else."""
     counts = (await store.counts())[LANE]
     check((counts.scheduled, counts.overdue, counts.in_flight) == (n, 0, 0), f"{counts} instead of {n} scheduled")

@@ -1,7 +1,8 @@
-"""What the benchmarks share: how they are run, what a figure is, and when its goal is met.
+"""Shared code of the benchmarks: the plan of a run, rows of figures, and their goals.
 
-Each benchmark measures the bare limit and aiodelay in turn, in one process, and checks what it has done: all delivered,
-once, none early, rows equal. Other processes slow both sides of a round, so a round's ratio says more than its times.
+Each benchmark measures the bare limit and aiodelay in turn, in one process. It checks the results: each message
+delivered once, none early, rows equal. Other processes slow both sides of a round. So the ratio of a round says more
+than its times.
 """
 
 from __future__ import annotations
@@ -43,26 +44,26 @@ T = TypeVar("T")
 
 PAYLOAD_BYTES = 200
 LONGEST_S = 1800
-"""A benchmark's part that takes longer hangs."""
+"""A part of a benchmark that takes longer than this counts as hanging."""
 
 
 class WrongResultError(Exception):
-    """A benchmark did not do what it was to measure; its figures would mean nothing."""
+    """A benchmark did not do the work that it should measure. Its figures would be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How to run.
+    """The plan of a run.
 
     Attributes:
-        directory: For files; on a disk, or its fsync costs nothing.
-        runs: Rounds; each figure is their median.
-        scale: Part of the full size, 0 to 1; below 1 the figures mean nothing, but what is checked must hold.
-        nightly: Also what takes long.
+        directory: Folder for files. It must be on a disk, else its fsync costs nothing.
+        runs: Number of rounds; each figure is their median.
+        scale: Part of the full size, 0 to 1. Below 1 the figures mean nothing, but the checks must hold.
+        nightly: Also run the parts that take long.
         uvloop: Run both sides on uvloop.
-        redis: URL of a Redis or Valkey server whose database is empty, for those that need one.
-        kafka: `host:port` of a broker, for those that need one.
-        spark: Whether some of those that run need Spark.
+        redis: URL of a Redis or Valkey server with an empty database, for benchmarks that need one.
+        kafka: `host:port` of a broker, for benchmarks that need one.
+        spark: Some of the chosen benchmarks need Spark.
     """
 
     directory: Path
@@ -75,7 +76,7 @@ class Plan:
     spark: bool = False
 
     def size(self, full: int) -> int:
-        """Return how many instead of `full`."""
+        """Return the number of items at this scale, instead of `full`."""
         return max(1, round(full * self.scale))
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
@@ -86,7 +87,7 @@ class Plan:
     def _new_loop(self) -> asyncio.AbstractEventLoop:
         if not self.uvloop:
             return asyncio.new_event_loop()
-        import uvloop  # noqa: PLC0415 - the other loop's users need not have it
+        import uvloop  # noqa: PLC0415 - needed only with --uvloop
 
         return uvloop.new_event_loop()
 
@@ -98,7 +99,7 @@ async def _within(main: Coroutine[Any, Any, T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a row's median must reach."""
+    """The goal that the median of a row must reach."""
 
     sense: Literal["at least", "at most"]
     limit: float
@@ -115,12 +116,12 @@ class Row:
     """One line of the table.
 
     Attributes:
-        id: The benchmark's.
-        what: What was measured.
-        unit: Of the values: what they are a multiple of, or `ms`, or `%`.
-        values: One per round.
-        goal: None where the figure is only shown.
-        beside: What the values were made of, in words: both sides, with units.
+        id: The id of the benchmark.
+        what: The measured quantity.
+        unit: The unit of the values: the base of a ratio, or `ms`, or `%`.
+        values: One value for each round.
+        goal: The goal; None if the figure has none.
+        beside: The figures of both sides in words, with units.
     """
 
     id: str
@@ -141,7 +142,7 @@ class Row:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the median reaches the goal; None without one."""
+        """Return whether the median reaches the goal; None without a goal."""
         return None if self.goal is None else self.goal.is_met(self.median)
 
 
@@ -158,12 +159,12 @@ class Benchmark:
 def in_turn(
     plan: Plan, sides: Mapping[str, Callable[[], float]], *, rounds: int | None = None
 ) -> dict[str, list[float]]:
-    """Measure each side once a round, another one first each time; return their times, round by round.
+    """Measure each side once a round, each time another side first. Return the times, round by round.
 
     Args:
-        plan: How to run.
-        sides: By name, what measures itself and returns seconds.
-        rounds: How many rounds; None = as many as the plan says.
+        plan: The plan of the run.
+        sides: The sides by name: functions that measure themselves and return seconds.
+        rounds: Number of rounds; None = the number of the plan.
     """
     figures: dict[str, list[float]] = {name: [] for name in sides}
     names = list(sides)
@@ -176,12 +177,12 @@ def in_turn(
 
 
 def ratios(bare: Sequence[float], ours: Sequence[float]) -> tuple[float, ...]:
-    """Return how fast ours is as a part of bare, round by round, given their times."""
+    """Return the speed of ours as a part of the speed of bare, round by round, from their times."""
     return tuple(b / o for b, o in zip(bare, ours, strict=True))
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a 95 % interval of the median, by order statistics; of fewer than 6 values, the least and the greatest."""
+    """Return a 95 % interval of the median, by order statistics; of fewer than 6 values, the lowest and highest."""
     n, below, rank = len(values), 0.0, 0
     while (below := below + math.comb(n, rank) / 2**n) <= 0.025:
         rank += 1
@@ -195,21 +196,21 @@ def per_message_us(seconds: Sequence[float], n: int) -> str:
 
 
 def quantile(values: Iterable[float], part: float) -> float:
-    """Return the value below which `part` of them lie (nearest rank)."""
+    """Return the value below which `part` of the values lie (nearest rank)."""
     ordered = sorted(values)
     if not ordered:
         raise WrongResultError("no values")
     return ordered[min(int(len(ordered) * part), len(ordered) - 1)]
 
 
-def check(holds: bool, what: str) -> None:  # noqa: FBT001 - as `assert`, which -O would take away
-    """Fail loudly unless it holds."""
+def check(holds: bool, what: str) -> None:  # noqa: FBT001 - like `assert`, which -O removes
+    """Raise `WrongResultError` unless a condition holds."""
     if not holds:
         raise WrongResultError(what)
 
 
 def check_once_each(delivered: Iterable[int], n: int) -> None:
-    """Fail unless each of 0 to n-1 was delivered once."""
+    """Check that each of 0 to n-1 was delivered once."""
     times = Counter(delivered)
     missing = [number for number in range(n) if not times[number]]
     repeated = [number for number, count in times.items() if count > 1]
@@ -221,7 +222,7 @@ def check_once_each(delivered: Iterable[int], n: int) -> None:
 
 
 class Stopwatch:
-    """Seconds between entering and leaving."""
+    """The seconds from the begin to the end of a block."""
 
     seconds: float
 
@@ -248,7 +249,7 @@ _AROUND = len('{"number":,"text":""}')
 
 
 def order(number: int) -> Order:
-    """Return the event of that number."""
+    """Return the event with a number."""
     return Order(number, "x" * (PAYLOAD_BYTES - _AROUND - len(str(number))))
 
 

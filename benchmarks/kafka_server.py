@@ -1,4 +1,4 @@
-"""The broker that the BK benchmarks run on, and what their bare sides and checks need of it."""
+"""The broker of the BK benchmarks, with topics, producers and readers for their bare sides and checks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["LINGER", "Record", "delivered", "producing", "running_broker", "topi
 Record: TypeAlias = Any
 """aiokafka's `ConsumerRecord`."""
 LINGER = {"linger_ms": 5, "max_batch_size": 256 << 10}
-"""What the bare producers are given."""
+"""The settings of the bare producers."""
 READ_MS = 30_000
 
 
 @contextmanager
 def running_broker(given: str | None) -> Iterator[str]:
-    """Give the address of a broker: the one given, or one found as the tests find theirs."""
+    """Give the address of the given broker, or of a broker found in the same way as in the tests."""
     broker = kafka.Given(given) if given else kafka.find()
     try:
         yield broker.bootstrap
@@ -35,14 +35,14 @@ def running_broker(given: str | None) -> Iterator[str]:
 
 @asynccontextmanager
 async def topics(bootstrap: str, partitions: int) -> AsyncIterator[tuple[str, str]]:
-    """Create a topic of schedules and one to deliver to; delete them afterwards."""
+    """Create a topic of schedules and a target topic, and delete them after the block."""
     settings = {name.replace(".", "_"): value for name, value in SETTINGS.items()}
     schedules = await kafka.create_topic(bootstrap, kafka.new_name("schedules"), partitions, **settings)
     target = await kafka.create_topic(bootstrap, kafka.new_name("target"), partitions)
     try:
         async with AIOKafkaConsumer(bootstrap_servers=bootstrap) as consumer:
             places = [TopicPartition(name, number) for name in (schedules, target) for number in range(partitions)]
-            await consumer.end_offsets(places)  # each has its leader
+            await consumer.end_offsets(places)  # each partition has its leader
         yield schedules, target
     finally:
         admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
@@ -53,14 +53,14 @@ async def topics(bootstrap: str, partitions: int) -> AsyncIterator[tuple[str, st
 
 @asynccontextmanager
 async def producing(bootstrap: str, **options: Any) -> AsyncIterator[AIOKafkaProducer]:  # noqa: ANN401 - aiokafka's
-    """Open a plain producer that loses and doubles nothing."""
+    """Open a plain producer that loses and duplicates no record."""
     options = {"acks": "all", "enable_idempotence": True, **options}
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, **options) as producer:
         yield producer
 
 
 async def delivered(bootstrap: str, topic: str, n: int) -> Sequence[Record]:
-    """Read all that a topic shows to `read_committed` readers; fail unless these are n records."""
+    """Read all records of a topic with `read_committed`, and check that there are n."""
     found: list[Record] = []
     consumer = AIOKafkaConsumer(
         topic, bootstrap_servers=bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
@@ -68,7 +68,7 @@ async def delivered(bootstrap: str, topic: str, n: int) -> Sequence[Record]:
     async with consumer:
         ends = await consumer.end_offsets(consumer.assignment())
         while len(found) < n or any([await consumer.position(place) < end for place, end in ends.items()]):
-            read = await consumer.getmany(timeout_ms=READ_MS)  # the last commits may become visible only now
+            read = await consumer.getmany(timeout_ms=READ_MS)  # the last commits may not be visible before
             check(bool(read) or len(found) >= n, f"{len(found)} records were delivered, not {n}")
             found += [each for batch in read.values() for each in batch]
     check(len(found) == n, f"{len(found)} records were delivered, not {n}")

@@ -1,4 +1,4 @@
-"""BF4 and BP4: how late messages begin, beside timers of the same loop."""
+"""For BF4 and BP4: the lateness of messages, compared with timers of the same loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DELAYS_S = (1.0, 10.0)
 
 
 class Lateness(NamedTuple):
-    """What began, by number, and the lateness of each and of each timer, in ms."""
+    """The numbers of delivered messages, and the lateness of each message and each timer, in ms."""
 
     begun: list[int]
     ours: list[float]
@@ -40,11 +40,11 @@ async def measure(
     """Schedule messages and set timers, one of each `per_s` times a second, with the same range of delays.
 
     Args:
-        store: Other processes may share it: what begins here may be theirs, and the reverse.
-        numbers: Of the messages.
-        per_s: How many in a second.
+        store: The store. If other processes share it, a process may deliver messages of the others.
+        numbers: The numbers of the messages.
+        per_s: Messages in a second.
         scale: Part of the full delays.
-        beside: What else goes on in this process.
+        beside: Other work in this process.
     """
     loop = asyncio.get_running_loop()
     chance = random.Random(len(numbers))
@@ -79,13 +79,13 @@ def _delay_s(chance: random.Random, scale: float) -> float:
 
 
 def set_timer(loop: asyncio.AbstractEventLoop, delay_s: float, note: Callable[[float], None]) -> None:
-    """The bare limit: a timer of the loop that lives in this process alone."""
+    """The bare limit: a timer of the loop, in this process alone."""
     due_ns = time.time_ns() + round(delay_s * 1e9)
     loop.call_at(loop.time() + delay_s, lambda: note((time.time_ns() - due_ns) / 1e6))
 
 
 def check_all(parts: Sequence[Lateness], n: int) -> Lateness:
-    """Put together what the processes saw; each message began once, none early."""
+    """Merge the results of the processes, and check that each message began once and none early."""
     begun = [number for part in parts for number in part.begun]
     ours = [lateness_ms for part in parts for lateness_ms in part.ours]
     check_once_each(begun, n)
@@ -94,7 +94,7 @@ def check_all(parts: Sequence[Lateness], n: int) -> Lateness:
 
 
 def rows_of(id_: str, where: str, rounds: Sequence[Lateness], goals: Mapping[float, Goal]) -> list[Row]:
-    """Return a row for each quantile: ours above that of the timers."""
+    """Return a row for each quantile: the lateness of messages minus that of timers."""
     n = len(rounds[0].ours)
     rows = []
     for part, goal in goals.items():

@@ -1,4 +1,4 @@
-"""A plain program for BD9: it gives the rows of Parquet files to `schedule_many`.
+"""The plain program of BD9, which gives the rows of Parquet files to `schedule_many`.
 
 Usage: python -m benchmarks.parquet_loader <store's URL> <folder of the files>
 """
@@ -22,7 +22,7 @@ async def load(url: str, folder: Path) -> None:
 
 
 def messages(folder: Path) -> Iterator[Message]:
-    """Read the rows in batches, and make a message of each row."""
+    """Read the rows in batches, and yield a message for each row."""
     for file in sorted(folder.glob("*.parquet")):
         for batch in pq.ParquetFile(file).iter_batches(columns=["id", "due_at", "payload", "to"]):
             columns = (column.to_pylist() for column in batch.columns)

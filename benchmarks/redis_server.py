@@ -1,4 +1,4 @@
-"""The server that BP1 to BP9 run on, and plain redis-py on it for the bare sides."""
+"""The server of BP1 to BP9, and plain redis-py for the bare sides."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .harness import check
 __all__ = ["MESSAGES_KEY", "Client", "MinuteAgo", "emptied", "empty", "names_of_build", "running_server", "stored"]
 
 Client: TypeAlias = Any
-"""Plain redis-py's; its types name every reply that it could give."""
+"""The client of plain redis-py. Its own types list every possible reply."""
 MINUTE_MS = 60_000
 MESSAGES_KEY = Keys("default").key("msg")
-"""Where aiodelay keeps records by id; the bare sides write there as well."""
+"""The key at which aiodelay keeps records by id. The bare sides write there too."""
 
 
 class MinuteAgo(SystemClock):
-    """A clock for stores that schedule: their messages look as if they had been scheduled a minute ago, as most have.
+    """A clock for stores that schedule: their messages look as if they were scheduled a minute ago, as most are.
 
-    What was scheduled within the last 30 s costs more when it ends, because its command may still be repeated.
+    A message that was scheduled within the last 30 s costs more when it ends, because its command may be repeated.
     """
 
     def now_ms(self) -> int:
@@ -37,10 +37,10 @@ class MinuteAgo(SystemClock):
 
 @contextmanager
 def running_server(given: str | None) -> Iterator[str]:
-    """Give the URL of a server: the one given, or one found as the tests find theirs.
+    """Give the URL of the given server, or of a server found in the same way as in the tests.
 
     Raises:
-        WrongResultError: It holds something, which would be removed.
+        WrongResultError: The database is not empty. The benchmark would remove its data.
     """
     with serving(Found("given", given, url=given) if given else redis_servers()[0]) as url:
         with redis.Redis.from_url(url) as client:
@@ -49,7 +49,7 @@ def running_server(given: str | None) -> Iterator[str]:
 
 
 def names_of_build(url: str) -> str:
-    """Return the server's product and version, its allocator, and how it writes to the disk."""
+    """Return the product and version of the server, its allocator, and its settings for persistence."""
     with redis.Redis.from_url(url, decode_responses=True) as client:
         info: Any = client.info()
     product = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {info['redis_version']}"
@@ -57,14 +57,14 @@ def names_of_build(url: str) -> str:
 
 
 def empty(url: str) -> None:
-    """Remove everything from the database."""
+    """Empty the database."""
     with redis.Redis.from_url(url, socket_timeout=None) as client:
         client.flushdb()
 
 
 @asynccontextmanager
 async def emptied(url: str) -> AsyncIterator[Client]:
-    """Connect with plain redis-py, and remove everything from the database, at first and at last."""
+    """Connect with plain redis-py, and empty the database before and after the block."""
     client = Redis.from_url(url, protocol=2, socket_timeout=None)
     async with client:
         await client.flushdb()
@@ -75,13 +75,13 @@ async def emptied(url: str) -> AsyncIterator[Client]:
 
 
 async def stored(client: Client) -> dict[bytes, bytes]:
-    """Return the records that there are, by id."""
+    """Return all records by id."""
     records: dict[bytes, bytes] = await client.hgetall(MESSAGES_KEY)
     return records
 
 
 async def fill_bare(client: Client, payloads: Sequence[bytes]) -> None:
-    """Put messages that are due now into a sorted set `due` and a hash `messages`, as plain programs keep them."""
+    """Put due messages into a sorted set `due` and a hash `messages`, as a plain program does."""
     now_ms = time.time_ns() // 1_000_000
     ids = [number.to_bytes(16, "big") for number in range(len(payloads))]
     for at in range(0, len(ids), 500):

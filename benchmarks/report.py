@@ -1,4 +1,4 @@
-"""Rows as text, JSON and Markdown, with the machine and the versions they were measured on."""
+"""Output of rows as text, JSON and Markdown, with the machine and the versions of the measurement."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["as_json", "as_line", "as_markdown", "by_family", "put_between_marker
 
 
 def surroundings(plan: Plan) -> dict[str, str]:
-    """Return what the figures depend on."""
+    """Return the machine and the versions on which the figures depend."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "aiodelay": aiodelay.__version__,
@@ -71,12 +71,12 @@ def _cpu() -> str:
 
 
 def _load() -> str:
-    """Return what else the machine is doing: figures taken beside others say less."""
+    """Return the load of the machine. Figures on a busy machine are less reliable."""
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
 
 
 def by_family(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the rows by what they are about: the two letters that an id begins with. Each family has its own table."""
+    """Return the rows by family: the first two letters of an id. Each family has its own table."""
     families: dict[str, list[Row]] = {}
     for row in rows:
         families.setdefault(row.id[:2], []).append(row)
@@ -92,7 +92,7 @@ def as_line(row: Row) -> str:
 
 
 def as_json(before: bytes, rows: Sequence[Row], around: dict[str, str]) -> bytes:
-    """Return everything, each round's value included; of families that were not measured, what was there before."""
+    """Return all figures with the value of each round. Keep earlier figures of families that were not measured."""
     families = msgspec.json.decode(before) if before else {}
     for family, measured in by_family(rows).items():
         families[family] = {"surroundings": around, "results": _results(measured)}
@@ -134,10 +134,10 @@ def as_markdown(rows: Sequence[Row], around: dict[str, str]) -> str:
 
 
 def put_between_markers(document: str, family: str, text: str) -> str:
-    """Return the document with `text` in the place of what stands between a family's markers.
+    """Return the document with `text` between the markers of a family.
 
     Raises:
-        ValueError: It does not have both markers, once each and in order.
+        ValueError: The document does not have both markers, once each and in order.
     """
     begin, end = f"<!-- {family}: begin -->", f"<!-- {family}: end -->"
     before, found_begin, rest = document.partition(begin)

@@ -1,4 +1,4 @@
-"""What BD1 to BD9 share: a session of two tasks at once, and tables of messages in Parquet."""
+"""For BD1 to BD9: a session with two tasks at once, and tables of messages in Parquet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "DUE_MS", "PROCESSES", "TO", "messages", "session", "write_messages"]
 
 PROCESSES = 2
-"""Tasks at once, and processes of the bare sides."""
+"""Number of tasks at once, and of processes of the bare sides."""
 TO = "redis-list:orders"
 COLUMNS = ("id", "due_at", "payload", "to")
 DUE_MS = 2_000_000_000_000
@@ -24,8 +24,8 @@ AT_ONCE_ROWS = 100_000
 
 @contextmanager
 def session(plan: Plan) -> Iterator[SparkSession]:
-    """Start Spark in this process, warm; a session that is there already stays."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - the other benchmarks' users need not have it
+    """Start Spark in this process and warm it up. A running session stays."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - other benchmarks run without Spark
 
     from aiodelay.spark.session import local_session  # noqa: PLC0415 - as above
 
@@ -61,7 +61,7 @@ def messages(spark: SparkSession, n: int, *, to: str = TO) -> DataFrame:
 
 
 def write_messages(spark: SparkSession, n: int, path: Path) -> DataFrame:
-    """Write them as Parquet, in as many files as there are tasks at once or more, and return what reads them."""
+    """Write messages as Parquet, in at least as many files as tasks at once. Return the frame that reads them."""
     files = PROCESSES * -(-n // (PROCESSES * AT_ONCE_ROWS))
     messages(spark, n).repartition(files).write.mode("overwrite").parquet(f"{path}")
     frame = spark.read.parquet(f"{path}")

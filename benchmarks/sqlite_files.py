@@ -1,4 +1,4 @@
-"""The bare side of BF2 and BF3: plain sqlite3 on files of aiodelay's schema, with the pragmas of its connection."""
+"""The bare side of BF2 and BF3: plain sqlite3 on files with aiodelay's schema and pragmas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WRITTEN = (
     "ns, n, place_ms, lane, id, address, type, encoding, payload, key, headers, trace, version, rule, revision, "
     "due_ms, op, expires_ms, late"
 )
-"""What a put writes; the other columns have their defaults."""
+"""The columns that a put writes. The other columns have their defaults."""
 _INSERT_MESSAGE = f"INSERT INTO messages ({WRITTEN}) VALUES ({', '.join('?' * len(WRITTEN.split(',')))})"
 _INSERT_PLACE = "INSERT INTO queue (lane, place_ms, n) VALUES (?, ?, ?)"
 _FIRST = """
@@ -31,7 +31,7 @@ _FIRST = """
 
 
 class Rows(NamedTuple):
-    """What aiodelay wrote: the rows of `namespaces`, `lanes`, `messages` and `queue`."""
+    """The rows that aiodelay wrote into `namespaces`, `lanes`, `messages` and `queue`."""
 
     namespaces: Sequence[Row]
     lanes: Sequence[Row]
@@ -58,14 +58,14 @@ def new_file(file: Path) -> Path:
 
 
 def count(path: Path, table: str) -> int:
-    """Return how many rows a table has."""
+    """Return the number of rows of a table."""
     with closing(sqlite3.connect(path)) as connection:
         return int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
 
 @contextmanager
 def raw(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a file as aiodelay does, making it if need be, and give the plain connection."""
+    """Open or create a file as aiodelay does, and give the plain connection."""
     database = Database(str(path))
     try:
         yield database.connection
@@ -89,7 +89,7 @@ def insert(path: Path, rows: Rows) -> float:
 
 
 def delete_in_order(path: Path, now_ms: int) -> float:
-    """The bare limit of a drain: select 500 in order of place, delete them, commit; until nothing is left."""
+    """The bare limit of a drain: select 500 in order of place, delete them, commit, until the queue is empty."""
     with Stopwatch() as watch, raw(path) as connection:
         (lane,) = connection.execute("SELECT n FROM lanes").fetchone()
         while True:

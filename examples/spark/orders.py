@@ -1,4 +1,4 @@
-"""Orders in Parquet, each to be reminded of at its time: the same ones for the same arguments.
+"""Writes example orders as Parquet, each with the time of its reminder. The same arguments give the same orders.
 
 Run it: `python examples/spark/orders.py orders --rows 1000`; then
 `aiodelay spark backfill --from parquet:orders --map 'id=order_id,due_at=remind_at,payload=struct(*)' …`
@@ -26,13 +26,13 @@ ROWS_A_FILE = 100_000
 
 
 def write_orders(folder: Path, rows: int, first: datetime, span: timedelta) -> None:
-    """Write orders to be reminded of from `first` on, spread evenly over `span`, in files of 100,000.
+    """Write orders in files of 100,000. Their reminders begin at `first` and are spread evenly over `span`.
 
     Args:
-        folder: Where to; it must not be there yet.
-        rows: How many.
-        first: With a time zone.
-        span: Divided by their number.
+        folder: A folder that does not exist yet.
+        rows: The number of orders.
+        first: The time of the first reminder, with a time zone.
+        span: The time over which the reminders are spread.
     """
     folder.mkdir(parents=True)
     chance = random.Random(rows)
@@ -51,18 +51,18 @@ def write_orders(folder: Path, rows: int, first: datetime, span: timedelta) -> N
 
 
 def main() -> None:
-    """Write them."""
+    """Read the arguments and write the orders."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--first", type=datetime.fromisoformat, help="ISO 8601 with an offset; default: in one hour")
-    parser.add_argument("--span-s", type=float, default=60.0, help="over how many seconds they are spread")
+    parser.add_argument("--span-s", type=float, default=60.0, help="seconds over which the reminders are spread")
     given = parser.parse_args()
     first = given.first or datetime.now(UTC) + timedelta(hours=1)
     if first.tzinfo is None:
         parser.error("--first needs an offset, such as 2027-01-01T09:00:00+01:00")
     write_orders(given.folder, given.rows, first, timedelta(seconds=given.span_s))
-    print(f"{given.rows} orders in {given.folder}, to be reminded of from {first.isoformat()} on")
+    print(f"{given.rows} orders in {given.folder}, with reminders from {first.isoformat()} on")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Orders in Parquet become reminders in a Kafka topic, each at its time; then what happened is archived and reported.
+"""Turns orders in Parquet into reminders in a Kafka topic, each at its due time. Then archives and reports the events.
 
 Run it: `python examples/spark/pipeline.py --redis redis://localhost --kafka localhost:9092 --dir pipeline`
-(needs `pip install "aiodelay[kafka,redis,spark-local]"` and Java 17). It ends with an error if one order is missing,
-early or twice in the topic, or if anything else is not as it should be. docs/spark/pipeline.md explains each step.
+(needs `pip install "aiodelay[kafka,redis,spark-local]"` and Java 17). It ends with an error if an order is missing from
+the topic, early or there twice, or if a job has an unexpected result. docs/spark/pipeline.md explains each step.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ PATIENCE_S = 120.0
 
 
 class WrongError(Exception):
-    """Something is not as it should be."""
+    """A step has an unexpected result."""
 
 
 class Pipeline:
-    """The steps; each is an ordinary job, told where the step before has left its data."""
+    """The steps of the example. Each step is an ordinary job that uses the data of the step before."""
 
     def __init__(self, spark: SparkSession, redis: str, kafka: str, folder: Path, rows: int) -> None:
         self.spark, self.kafka, self.folder, self.rows = spark, kafka, folder, rows
-        run = uuid4().hex[:8]  # so that it may be run again on the same servers
+        run = uuid4().hex[:8]  # so that you can run the example again on the same servers
         self.namespace, self.topic = f"pipeline-{run}", f"reminders-{run}"
         self.first = datetime.now(UTC) + LEAD
-        self.store = f"{redis}{'&' if '?' in redis else '?'}journal=1000000"  # the same for all that open it
+        self.store = f"{redis}{'&' if '?' in redis else '?'}journal=1000000"  # all steps need the journal
 
     def run(self) -> None:
-        """Take all steps."""
+        """Run all steps."""
         self.orders()
         self.backfill()
         self.reconcile("before", "same")
@@ -66,7 +66,7 @@ class Pipeline:
         return self.spark.read.parquet(f"{self.folder / 'orders'}")
 
     def backfill(self) -> None:
-        """Store a message for each order; as often as you like, an order is stored once."""
+        """Store a message for each order, twice: the second run changes nothing."""
         for what in ("stored", "known"):
             summary = backfill.run(
                 self.truth(),
@@ -79,7 +79,7 @@ class Pipeline:
             self.expect(summary, {"rows": self.rows, what: self.rows})
 
     def reconcile(self, when: str, kind: str) -> None:
-        """Compare the store with the orders, all of which count: as of some minutes before the first is due."""
+        """Compare the store with all orders. The time of the comparison is before the first order is due."""
         summary = reconcile.run(
             self.spark,
             self.truth(),
@@ -93,7 +93,7 @@ class Pipeline:
         self.expect(summary, {"rows": self.rows, "rejected": 0, kind: self.rows}, when)
 
     async def dispatch(self) -> None:
-        """Deliver each order when its time has come, and read what arrives in the topic."""
+        """Deliver each order at its due time, and read the records of the topic."""
         admin = AIOKafkaAdminClient(bootstrap_servers=self.kafka)
         await admin.start()
         await admin.create_topics([NewTopic(self.topic, 2, 1)])
@@ -116,7 +116,7 @@ class Pipeline:
         return found
 
     def check(self, records: Sequence[ConsumerRecord], in_topic: int) -> None:
-        """Each order is in the topic once, and none was written before its time."""
+        """Check that each order is in the topic once, and that none was written before its due time."""
         orders = [json.loads(record.value) for record in records]
         early = sum(
             record.timestamp < datetime.fromisoformat(order["remind_at"]).timestamp() * 1000
@@ -128,7 +128,7 @@ class Pipeline:
             raise WrongError(f"dispatch: {in_topic} records of {distinct} orders, {early} early")
 
     def archive(self) -> None:
-        """Write the journal to Parquet; a second run has nothing more to write."""
+        """Write the journal to Parquet, twice: the second run has nothing to write."""
         for n in (3 * self.rows, 0):  # stored, claimed, delivered
             summary = archive.run(
                 self.spark, store=self.store, namespace=self.namespace, to=f"{self.folder / 'archive'}"
@@ -136,7 +136,7 @@ class Pipeline:
             self.expect(summary, {"rows": n})
 
     def report(self) -> None:
-        """Say how late the orders were, as Parquet, CSV and a page."""
+        """Report the lateness of the orders as Parquet, CSV and a page."""
         summary = report.run(
             self.spark,
             archive=f"{self.folder / 'archive'}",
@@ -147,12 +147,12 @@ class Pipeline:
         self.expect(summary, {"delivered": self.rows, "early": 0, "unclaimed": 0, "dead": 0})
 
     def expect(self, summary: Summary, expected: Mapping[str, int], when: str = "") -> None:
-        """Print what a job came to, and compare it with what it should have."""
+        """Print the counts of a job, and compare them with the expected counts."""
         told = summary.shape()
         found = {name: told[name] if name in ("rows", "rejected") else summary.counts.get(name) for name in expected}
         self.tell(f"{summary.job} {when}".strip(), **found, seconds=round(summary.seconds, 1))
         if found != expected:
-            raise WrongError(f"{summary.job} {when}: {found}, where {expected} was expected; all of it: {told}")
+            raise WrongError(f"{summary.job} {when}: found {found}, expected {expected}; the whole summary: {told}")
 
     def tell(self, step: str, **facts: object) -> None:
         print(f"{step:18}" + "  ".join(f"{name} {fact}" for name, fact in facts.items()), flush=True)
@@ -162,7 +162,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Orders from Parquet to reminders in Kafka, archived and reported.")
     parser.add_argument("--redis", default="redis://localhost")
     parser.add_argument("--kafka", default="localhost:9092", help="HOST:PORT")
-    parser.add_argument("--dir", type=Path, required=True, help="a folder that is not there yet")
+    parser.add_argument("--dir", type=Path, required=True, help="a folder that does not exist yet")
     parser.add_argument("--rows", type=int, default=500)
     given = parser.parse_args()
     given.dir.mkdir(parents=True)

@@ -1,8 +1,8 @@
-"""Reminds of the example's orders whose time has come, and ends when so many have been.
+"""Handles reminders of the example's orders when they are due, and ends after a number of them.
 
-Run it: `python examples/spark/remind.py 'sqlite:///delay.db?journal=100000' --orders 2`, after
-`aiodelay spark backfill --to handler:remind …` of what `orders.py` has written; `aiodelay fire ID` makes one due now.
-`--namespace`, or `AIODELAY_NAMESPACE`, names another namespace than `default`.
+Before it, run `aiodelay spark backfill --to handler:remind …` on the orders that `orders.py` has written. Run it:
+`python examples/spark/remind.py 'sqlite:///delay.db?journal=100000' --orders 2`. `aiodelay fire ID` makes an order due
+now. `--namespace` or `AIODELAY_NAMESPACE` names another namespace than `default`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aiodelay import Scheduler, event
 
 @event("remind")
 class Order(Struct):
-    """What the payload of a reminder says."""
+    """The payload of a reminder."""
 
     order_id: str
     customer: str
@@ -28,7 +28,7 @@ class Order(Struct):
 
 
 async def remind(store: str, namespace: str, n: int) -> None:
-    """Handle the reminders of a namespace of a store until so many have come."""
+    """Handle `n` reminders of a namespace of a store."""
     scheduler, left = Scheduler(store, namespace=namespace), asyncio.Semaphore(0)
 
     @scheduler.handler
@@ -42,7 +42,7 @@ async def remind(store: str, namespace: str, n: int) -> None:
 
 
 def main() -> None:
-    """Handle them."""
+    """Read the arguments and handle the reminders."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("store")
     parser.add_argument("--namespace", default=os.environ.get("AIODELAY_NAMESPACE", "default"))
