@@ -117,7 +117,7 @@ class _Rows:
     def _times(self, name: str) -> list[Any]:
         """Return a column of times in epoch ms, rounded up so that no message is early."""
         column = self._columns[name]
-        if column.type.tz is None:  # if clocks change, the later instant: never early
+        if column.type.tz is None:  # if a local time exists twice or never, take the later instant: never early
             column = pc.assume_timezone(column, self._settings.timezone, ambiguous="latest", nonexistent="latest")
         return [None if us is None else -(-us // 1000) for us in column.cast(pa.int64()).to_pylist()]
 
@@ -248,7 +248,7 @@ def _payload(payload: bytes | None, encoding: str, key: bytes | None) -> bytes:
         return payload
     if payload or key is None:
         got = f"{len(payload)} bytes with the encoding 'null'" if payload else "null without a key"
-        raise PayloadTypeError("payload", got, "null with a key: what has no value any more")
+        raise PayloadTypeError("payload", got, "null with a key, for a message without a value")
     return b""
 
 

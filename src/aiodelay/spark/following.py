@@ -174,7 +174,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {f"{part}": span.stop if is_latest else span.start for part, span in spans.items()}
         if not all(map(str.isdigit, start)):
             raise ConfigurationError(
-                "checkpoint", "another source's", "one that was begun with this source, or a new one"
+                "checkpoint", "another source's", "a checkpoint of this source, or a new checkpoint"
             )
         for name, begin in start.items():
             stop = spans.get(int(name), range(0)).stop

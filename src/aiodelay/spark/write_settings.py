@@ -222,6 +222,6 @@ _NEEDED = {
 
 def _check_store(store: Store) -> None:
     if not isinstance(store, BulkLoad):
-        raise UnsupportedByStoreError("store", store.name, "one that takes messages in bulk: Redis or SQLite")
+        raise UnsupportedByStoreError("store", store.name, "a store that takes messages in bulk: Redis or SQLite")
     if not store.traits.durable:
-        raise UnsupportedByStoreError("store", store.name, "one that other processes see: Redis or SQLite")
+        raise UnsupportedByStoreError("store", store.name, "a store that other processes see: Redis or SQLite")

@@ -203,9 +203,7 @@ class Messages(_WithOption):
         if self.from_ is None and self.store is None:
             raise ConfigurationError("--store", "missing", "a store, or --from")
         if self.from_ is not None and self.lane is not None:
-            raise ConfigurationError(
-                "--lane", shortened(self.lane), "with a store; of what is read with --from, --where"
-            )
+            raise ConfigurationError("--lane", shortened(self.lane), "--lane with a store; with --from, use --where")
 
     def run(self, job: Callable[..., Summary], spark: SparkSession, options: dict[str, Any]) -> Summary:
         """Run the job on the due times."""

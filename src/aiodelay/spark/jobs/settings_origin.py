@@ -44,7 +44,7 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
 def problem_of_condition(frame: DataFrame, condition: str) -> str | None:
     """Return why a text is not an SQL condition on a frame, as a suffix for an error; None if it is a condition."""
     try:
-        (kind,) = frame.select(F.expr(condition)).schema.fields  # in a Connect session, `where` would not check
+        (kind,) = frame.select(F.expr(condition)).schema.fields  # `where` would not check in a Connect session
     except PySparkException as error:
         reason = f"{error}".strip().partition("\n")[0]
         return f" ({cut(reason, 200)})"
