@@ -92,7 +92,7 @@ class _Written(WriterCommitMessage):
     counts: Counts
 
 
-class _Telling:
+class _CountsLogger:
     """Logs the counts on the driver at the end of a write. The store needs no commit."""
 
     def __init__(self, settings: WriteSettings) -> None:
@@ -111,7 +111,7 @@ _DONE = "written"
 _FAILED = "a write failed; rows of its other tasks stay stored, and you can safely write the frame again"
 
 
-class _Writer(_Telling, DataSourceArrowWriter):
+class _Writer(_CountsLogger, DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._tell(messages, _DONE, logging.INFO)
 
@@ -119,7 +119,7 @@ class _Writer(_Telling, DataSourceArrowWriter):
         self._tell(messages, _FAILED, logging.WARNING)
 
 
-class _StreamWriter(_Telling, DataSourceStreamArrowWriter):
+class _StreamWriter(_CountsLogger, DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self._tell(messages, f"{_DONE}, batch {batchId}", logging.INFO)
 

@@ -27,7 +27,7 @@ from aiodelay.operations.spark_options import (
 )
 
 from .command import Source, command
-from .sources import Asked, Differences, Kept, Messages, Moved, Rows, Told, Truth
+from .sources import BatchLines, CancelledIds, Copies, CutOver, Differences, DueTimes, Rows, Truth
 
 __all__ = ["JOBS", "spark"]
 
@@ -53,14 +53,14 @@ JOBS: dict[str, Job] = {
         "Cancel messages in a cold tier, and with --store also in the store if they were promoted.\n\n"
         "You can repeat it. Without --store it rejects messages that are not in the tier, or that were promoted.",
         ColdCancelOptions,
-        Asked,
+        CancelledIds,
     ),
     "compact": Job("Merge the small files of an archive, for each day that is over.", CompactOptions),
-    "engine": Job("Deliver from Kafka to Kafka with Spark alone (experimental).", EngineOptions, Told),
+    "engine": Job("Deliver from Kafka to Kafka with Spark alone (experimental).", EngineOptions, BatchLines),
     "migrate": Job(
         "Move messages that are due at a given time or later to another store, while both are in use.",
         MigrateOptions,
-        Moved,
+        CutOver,
     ),
     "promote": Job("Move messages that become due soon from a cold tier into a store.", PromoteOptions),
     "reconcile": Job(
@@ -69,10 +69,10 @@ JOBS: dict[str, Job] = {
         Truth,
     ),
     "repair": Job("Repair the differences that `reconcile` found, if they still exist.", RepairOptions, Differences),
-    "replay": Job("Store messages of a snapshot or of a backfill again, with new due times.", ReplayOptions, Kept),
+    "replay": Job("Store messages of a snapshot or of a backfill again, with new due times.", ReplayOptions, Copies),
     "report": Job("Report how late messages were delivered, and which failed, from archived events.", ReportOptions),
     "simulate": Job(
-        "Forecast the lateness and the backlog of pending messages, at given dispatch rates.", SimulateOptions, Messages
+        "Forecast the lateness and the backlog of pending messages, at given dispatch rates.", SimulateOptions, DueTimes
     ),
     "snapshot": Job("Copy the pending messages or the dead letters of a store to Parquet.", SnapshotOptions),
 }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from aiodelay.spark.summary import Summary
 
-__all__ = ["Asked", "Differences", "Kept", "Messages", "Moved", "Rows", "Told", "Truth"]
+__all__ = ["BatchLines", "CancelledIds", "Copies", "CutOver", "Differences", "DueTimes", "Rows", "Truth"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Rows(_WithOption):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(_WithOption):
+class CancelledIds(_WithOption):
     """Ids of the messages to cancel.
 
     Attributes:
@@ -91,7 +91,7 @@ class Asked(_WithOption):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told(Source):
+class BatchLines(Source):
     """A job that writes a line of JSON to stderr for each batch."""
 
     def run(self, job: Callable[..., Summary], spark: SparkSession, options: dict[str, Any]) -> Summary:
@@ -104,7 +104,7 @@ def _tell(batch: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moved(Source):
+class CutOver(Source):
     """Cut-over and work folder, as in `MigrateOptions`. An import from another scheduler needs neither."""
 
     cutover: datetime | None = None
@@ -157,7 +157,7 @@ class Differences(Truth):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept(Source):
+class Copies(Source):
     """Copies of messages, and an archive of events that selects some of them.
 
     Attributes:
@@ -177,8 +177,8 @@ class Kept(Source):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Messages(_WithOption):
-    """Messages with their due times, and the rates at which they are dispatched.
+class DueTimes(_WithOption):
+    """Due times of a store or of files, and the dispatch rates to simulate.
 
     Attributes:
         rate: Dispatch rates in messages a second, up to six, separated by commas, such as 500,1000,2000.

@@ -67,7 +67,7 @@ def run(spark: SparkSession, options: ArchiveOptions) -> Summary:
     days = F.collect_set(F.col("day").cast("string"))
     rows = Batches.observing(events, F.count(F.lit(1)).alias("rows"), days.alias("days"))
     writer = rows.writeStream.format("parquet").partitionBy("day").option("checkpointLocation", checkpoint)
-    written = _Written()
+    written = _Totals()
     with setting(spark, _EVERY_BATCH, "1"):
         query = writer.trigger(**trigger).start(options.to)
     if followed(query, written.note) and options.every is None:
@@ -76,7 +76,7 @@ def run(spark: SparkSession, options: ArchiveOptions) -> Summary:
     return Summary(rows=written.rows, counts={"batches": written.batches}, facts=facts)
 
 
-class _Written:
+class _Totals:
     """Totals of the batches of this run."""
 
     def __init__(self) -> None:

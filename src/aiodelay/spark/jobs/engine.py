@@ -112,13 +112,13 @@ def run(spark: SparkSession, options: _Options) -> Summary:
         StreamingQueryException: The query failed; `clear_error` returns the cause.
     """
     query = _started(spark, options)
-    told = _Told(options.on_batch)
-    followed(query, told.note)
+    totals = _Totals(options.on_batch)
+    followed(query, totals.note)
     return Summary(
-        rows=told.delivered + told.dead,
-        rejected=told.dead,
-        counts={"batches": told.batches, "delivered": told.delivered, "dead": told.dead},
-        facts={"lateness_ms": {"max": told.latest_ms}},
+        rows=totals.delivered + totals.dead,
+        rejected=totals.dead,
+        counts={"batches": totals.batches, "delivered": totals.delivered, "dead": totals.dead},
+        facts={"lateness_ms": {"max": totals.latest_ms}},
     )
 
 
@@ -152,7 +152,7 @@ def _observed() -> list[Column]:
     ]
 
 
-class _Told:
+class _Totals:
     """Totals of the batches of this run."""
 
     def __init__(self, on_batch: OnBatch | None) -> None:
@@ -177,5 +177,5 @@ class _Told:
             p50, p99 = found["late"]
             lateness_ms = {"p50": p50, "p99": p99, "max": found["latest"]}
         if self._on_batch is not None:
-            told = {"batch": batch.number, "delivered": delivered, "dead": dead, "seconds": batch.seconds}
-            self._on_batch(told | {"lateness_ms": lateness_ms})
+            figures = {"batch": batch.number, "delivered": delivered, "dead": dead, "seconds": batch.seconds}
+            self._on_batch(figures | {"lateness_ms": lateness_ms})
