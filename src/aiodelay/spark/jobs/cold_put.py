@@ -45,10 +45,9 @@ def run(frame: DataFrame, options: ColdPutOptions) -> Summary:
 
     Returns:
         Counts of rows as for `backfill`; `put` and `ended` (facts added to the tier); `known` (rows that changed
-        nothing); with a store, `hot_…`: outcomes of rows and of ended messages there. Without a store, rows that need
-        it are
-        rejected: `due_at.overtaken` (a promotion has claimed the day), `id.promoted` (the row replaces a promoted
-        message).
+        nothing); with a store, `hot_…`: outcomes of rows and of ended messages there. Without a store, the job rejects
+        rows that need it: `due_at.overtaken` (a promotion has claimed the day), `id.promoted` (the row replaces a
+        promoted message).
 
     Raises:
         ConfigurationError: An option is wrong, or the name or type of a column. Nothing was added.

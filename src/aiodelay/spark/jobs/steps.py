@@ -1,6 +1,6 @@
 """The work folder of a migration: a table for each step, with a part for each pass.
 
-A run writes a step before it acts on it. So the next run can finish an interrupted pass.
+A run writes `found` before it copies, and `both` before it removes. So the next run can finish an interrupted pass.
 """
 
 from __future__ import annotations
