@@ -1,7 +1,6 @@
-"""The options of the Spark jobs, with types, defaults and help texts.
+"""The options of Spark's jobs, each declared once: `aiodelay.spark.jobs` and the commands of `aiodelay spark` read it.
 
-`aiodelay.spark.jobs` and the commands of `aiodelay spark` both read these dataclasses. This module does not import
-PySpark, so that `aiodelay spark JOB --help` works without PySpark.
+Nothing here imports PySpark, so that `aiodelay spark JOB --help` needs none.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ __all__ = [
 
 
 class Flag(NamedTuple):
-    """Additional data of an option for the command line.
+    """What the command line knows of an option beside its name, its type and its default.
 
     Attributes:
-        name: The name on the command line; None: the name of the field.
-        env: The environment variable from which the option is read if the command line does not give it.
-        least: The smallest allowed value.
-        most: The largest allowed value.
-        signed: The value may begin with a minus.
-        many: The option takes several values after one name.
+        name: What the command line calls the option; None: by the option's own name.
+        env: Environment variable that gives the option.
+        least: The least value.
+        most: The highest value.
+        signed: Whether the value may begin with a minus.
+        many: Whether several values may follow each other.
     """
 
     name: str | None = None
@@ -65,17 +64,17 @@ class Flag(NamedTuple):
 
 
 By: TypeAlias = Literal["lane", "hour", "day"]
-"""Columns by which a report groups its rows: event type or sink, hour or day in UTC."""
+"""What a report may have a row for: event type or sink, hour or day in UTC."""
 Kept: TypeAlias = Literal["messages", "dead"]
-"""The table that a snapshot copies."""
+"""What a snapshot keeps."""
 Kind: TypeAlias = Literal["missing", "drift"]
-"""The kinds of difference that a repair can repair."""
+"""What a repair mends."""
 OnConflict: TypeAlias = Literal["insert", "newer"]
-"""The version of an id that the store keeps: the first, or the highest."""
+"""Which version of an id stands: the first, or the highest."""
 Overdue: TypeAlias = Literal["backlog", "ignore"]
-"""Messages that are due before the simulated time: they wait as a backlog at its start, or are left out."""
+"""What becomes of messages that are due before the simulated time: they are due at its begin, or left out."""
 PastDue: TypeAlias = Literal["reject", "now"]
-"""Rows whose due time has passed: reject them, or store them for delivery now."""
+"""What becomes of rows whose time is up."""
 
 _Store: TypeAlias = Annotated[str, Flag(env="AIODELAY_STORE")]
 _Namespace: TypeAlias = Annotated[str, Flag(env="AIODELAY_NAMESPACE")]
@@ -86,12 +85,12 @@ _Natural: TypeAlias = Annotated[int, Flag(least=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions:
-    """The store and the namespace of a job.
+    """Which messages a job is about.
 
     Attributes:
-        store: URL of the store, such as redis://host or sqlite:///delay.db. If the URL has a password, give env:NAME
-            or file:PATH: the variable or file must exist here and on each executor.
-        namespace: Namespace of the messages, in a store that several applications share.
+        store: URL of the store, such as redis://host or sqlite:///delay.db; env:NAME or file:PATH if it holds a
+            password: what stands in a variable or a file, here and on each executor.
+        namespace: Whose messages, in a store that several applications share.
     """
 
     store: _Store = field(repr=False)  # it may hold a password
@@ -100,11 +99,11 @@ class StoreOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RateOptions:
-    """The rate of a job.
+    """How fast a job works on a store.
 
     Attributes:
-        rate: Most messages a second, over all tasks; 0 = no limit.
-        concurrency: Number of tasks that work at once; default: the number of cores of the session.
+        rate: Most messages a second, of all tasks together; 0 = no limit.
+        concurrency: How many tasks work at once; without it, as many as the session has cores.
     """
 
     rate: _Natural = 20_000
@@ -113,10 +112,10 @@ class RateOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PaceOptions(RateOptions):
-    """The rate of a job, and how long it repeats calls to a store that does not answer.
+    """How fast a job works on a store, and how patiently.
 
     Attributes:
-        timeout: How long a task repeats a call while the store does not answer.
+        timeout: How long a task asks again while the store does not answer.
     """
 
     timeout: str = "60s"
@@ -124,20 +123,19 @@ class PaceOptions(RateOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions(PaceOptions, StoreOptions):
-    """The store to which a job writes, its rate, and its timeout."""
+    """Which store a job writes to, how fast, and how patiently."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveOptions(StoreOptions):
-    """Options of `archive`, whose store has a journal or a history topic.
+    """Options of `archive`, whose store has a journal or a history.
 
     Attributes:
-        to: Folder of the archive, where Spark can write.
-        checkpoint: Folder that records which events were read; default: a folder in the archive.
-        every: Continue until interrupted, and read new events at this interval, such as 1m. Default: read the events
-            that there are, and end.
-        max_rows_per_batch: Most events of one batch.
-        fail_on_data_loss: End with an error if events were trimmed before they were read.
+        to: The archive's folder, where Spark can write.
+        checkpoint: Folder that holds how far was read; without it, one within the archive.
+        every: Go on until interrupted, and look so often for more: 1m.
+        max_rows_per_batch: How many events are committed at a time.
+        fail_on_data_loss: End with an error where events were trimmed before they were read.
     """
 
     to: str
@@ -152,17 +150,16 @@ class BackfillOptions(WriteOptions):
     """Options of `backfill`.
 
     Attributes:
-        to: Destination of rows without one: SINK:ADDRESS, or handler:TYPE.
-        mapping: Columns or SQL expressions for the columns of a message, such as
-            id=order_id,due_at=remind_at,payload=struct(*); may be repeated. Default: columns with the names of a
-            message's columns.
-        conflict: insert: keep the first version of an id; newer: keep the highest version.
+        to: The destination of rows that give none: SINK:ADDRESS, or handler:TYPE.
+        mapping: Where a message's columns come from: id=order_id,due_at=remind_at,payload=struct(*); columns or SQL
+            expressions; may be repeated. Without it, columns named as a message's.
+        conflict: insert: the first version of an id stands; newer: the one with the highest version.
         min_lead: Reject rows that are due sooner than this.
-        past_due: Reject rows whose due time has passed, or store them for delivery now.
-        max_payload: Reject rows with a payload of more bytes.
-        timezone: Time zone of times without an offset; without it, such rows are rejected.
-        rejects: New folder for the rejected rows, as Parquet, with the reason of each.
-        dry_run: Check and count the rows, and store nothing.
+        past_due: What becomes of rows whose time is up: reject them, or deliver them now.
+        max_payload: Most bytes of a payload.
+        timezone: Where times without an offset were written down; without it they are rejected.
+        rejects: A new folder for the rejected rows, as Parquet, with the reason of each.
+        dry_run: Count, and store nothing.
     """
 
     to: str | None = None
@@ -178,24 +175,24 @@ class BackfillOptions(WriteOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ColdPutOptions(PaceOptions):
-    """Options of `cold put`. The default of `min_lead` covers the window of a promotion and the day until the next one.
+    """Options of `cold put`. The default of `min_lead` is the window of a promotion, and a day until the next one.
 
     Attributes:
-        tier: Folder of the tier, anywhere that Spark can read and write; the job creates it.
-        store: The store into which the tier is promoted. With it, rows that are due too soon for the tier are stored
-            there, and messages that rows replace are ended there. Without it, such rows are rejected.
-        namespace: Namespace of the messages in the store.
-        to: Destination of rows without one: SINK:ADDRESS, or handler:TYPE.
-        mapping: Columns or SQL expressions for the columns of a message, as for `backfill`.
-        was_due: Column or SQL expression: the due time of the message that a row replaces, null for a new message.
-            With it, the job reads only these days of the tier.
-        conflict: insert: keep the first row of an id; newer: keep the highest version.
-        min_lead: Rows that are due sooner than this do not go into the tier.
-        max_payload: Reject rows with a payload of more bytes.
-        timezone: Time zone of times without an offset; without it, such rows are rejected.
-        rejects: New folder for the rejected rows, as Parquet, with the reason of each.
-        dry_run: Check and count the rows, and store nothing.
-        now: Current time for the checks, ISO 8601 with an offset; default: the clock of this machine.
+        tier: The tier's folder, anywhere that Spark can read and write; it is made.
+        store: The store that the tier is promoted into; with it rows that are due too soon go there, and what they
+            replace is ended there too. Without it they are rejected.
+        namespace: Whose messages.
+        to: The destination of rows that give none: SINK:ADDRESS, or handler:TYPE.
+        mapping: Where a message's columns come from, as of `backfill`.
+        was_due: A column or SQL expression: when the message was due that a row replaces, null of new ones; then only
+            these days are looked at.
+        conflict: insert: the first row of an id stands; newer: the one with the highest version.
+        min_lead: Rows due sooner than this do not belong into the tier.
+        max_payload: Most bytes of a payload.
+        timezone: Where times without an offset were written down; without it they are rejected.
+        rejects: A new folder for the rejected rows, as Parquet, with the reason of each.
+        dry_run: Count, and keep nothing.
+        now: The time by which rows are judged, ISO 8601 with an offset; without it, this machine's.
     """
 
     tier: str
@@ -218,11 +215,11 @@ class ColdCancelOptions(PaceOptions):
     """Options of `cold cancel`.
 
     Attributes:
-        tier: Folder of the tier.
-        store: The store into which the tier is promoted. With it, promoted messages are cancelled there too.
-        namespace: Namespace of the messages in the store.
-        timezone: Time zone of times without an offset.
-        now: Current time, ISO 8601 with an offset; default: the clock of this machine.
+        tier: The tier's folder.
+        store: The store that the tier is promoted into.
+        namespace: Whose messages.
+        timezone: Where times without an offset were written down.
+        now: The time, ISO 8601 with an offset; without it, this machine's.
     """
 
     tier: str
@@ -237,9 +234,9 @@ class CompactOptions:
     """Options of `compact`.
 
     Attributes:
-        archive: Folder that `archive` writes, on this machine or mounted here.
-        before: Merge the days before this day, YYYY-MM-DD; default: today (UTC).
-        keep: How long the old files stay, for readers that have begun to read them.
+        archive: The folder that `archive` writes, on this machine or mounted here.
+        before: Merge days before this one, YYYY-MM-DD; without it, before today (UTC).
+        keep: How long old files stay for readers that have begun with them.
     """
 
     archive: str
@@ -252,17 +249,17 @@ class EngineOptions:
     """Options of `engine`.
 
     Attributes:
-        source: Topic of schedules, kafka://host:9092/TOPIC. If the URL has a password, give env:NAME or file:PATH.
-        checkpoint: Folder for the offsets and the pending messages, where Spark can write.
-        to: Cluster of the target topics, kafka://host:9092; default: the cluster of --in.
-        dead: Topic for dead letters; default: TOPIC.dead. The engine creates it if it is missing.
-        slot: Length of a slot, and the most that a slot adds to lateness. A checkpoint keeps its value.
-        trigger: Interval at which batches begin.
-        shards: Number of tasks over which the messages of a slot are spread. A checkpoint keeps its value.
-        starting: With a new checkpoint, read all records of the topic, or only new ones.
-        max_rows_per_batch: Most records of one batch.
-        fail_on_data_loss: End with an error if records were deleted before they were read.
-        timeout: How long a task repeats its writes while Kafka does not accept them.
+        source: kafka://host:9092/TOPIC; env:NAME or file:PATH if it holds a password.
+        checkpoint: Folder of what was read and of what waits, where Spark can write.
+        to: kafka://host:9092, where the topics are that records name; without it, where --in is.
+        dead: The topic for dead letters; without it, TOPIC.dead. It is created if it is missing.
+        slot: Length of a slot, the most that it adds to lateness; a checkpoint keeps to one.
+        trigger: How often a batch begins.
+        shards: Over how many tasks the messages of a slot are spread; a checkpoint keeps to one number.
+        starting: Where a new checkpoint begins.
+        max_rows_per_batch: Most records that are read in a batch.
+        fail_on_data_loss: End with an error where records were deleted before they were read.
+        timeout: How long to try again while Kafka takes nothing.
     """
 
     source: Annotated[str, Flag("in")] = field(repr=False)
@@ -283,19 +280,18 @@ class MigrateOptions(PaceOptions):
     """Options of `migrate`.
 
     Attributes:
-        source: URL of the store that messages leave. If the URL has a password, give env:NAME or file:PATH. For
-            another scheduler that you have stopped: etf1+kafka://host:9092/schedules or
-            fred84+redis://host?prefix=de_.
-        target: URL of the store to which messages move.
-        cutover: ISO 8601 with an offset. Messages that are due before it stay. After the cut-over, a run moves the
-            messages that are left and due later than lead from now.
-        work: Folder for this migration alone, where driver and executors can write; it holds payloads.
-        namespace: Namespace of the messages in the first store.
-        to_namespace: Namespace of the messages in the second store.
-        lead: A run refuses to begin if the cut-over is nearer than this.
-        margin: Do not move messages that are due within this time.
-        passes: Most passes of a run; 0: until a pass finds nothing, or until margin before the cut-over.
-        verify: Compare every part of each copy with its original, before the original is removed.
+        source: URL of the store that messages leave; env:NAME or file:PATH if it holds a password. Or
+            etf1+kafka://host:9092/schedules or fred84+redis://host?prefix=de_, once that scheduler has been stopped.
+        target: Of the store that they move to.
+        cutover: ISO 8601 with an offset. What is due before it stays. Once it has passed, what is left is moved as far
+            as it is due later than lead from now.
+        work: A folder of this migration alone, where driver and executors can write; it holds payloads.
+        namespace: Whose messages.
+        to_namespace: Whose they become.
+        lead: How far ahead the cut-over must be at least for a run to begin.
+        margin: Move nothing any more that is due within this.
+        passes: How many at most; 0: until one finds nothing, or it is margin before the cut-over.
+        verify: Compare each copy with its original, in all their parts, before that is taken out.
     """
 
     source: Annotated[str, Flag("from")] = field(repr=False)
@@ -315,12 +311,12 @@ class PromoteOptions(WriteOptions):
     """Options of `promote`; all promotions of a tier go into the same store.
 
     Attributes:
-        tier: Folder of the tier, as for `cold put`.
-        window: Move the messages that are due within this time; whole days in UTC, so up to a day more.
-        min_lead: Messages with less time left than this when they are moved count as late.
-        new_store: Promote into this store from now on. Without it, a store other than the last one is an error.
-        dry_run: Count the messages, and move nothing.
-        now: Current time, ISO 8601 with an offset; default: the clock of this machine.
+        tier: The tier's folder, as of `cold put`.
+        window: How far ahead of their time messages are moved, at least.
+        min_lead: Messages that have less time than this when they are moved are late.
+        new_store: Promote into this store from now on; without it, another one than before is refused.
+        dry_run: Count, and move nothing.
+        now: The time, ISO 8601 with an offset; without it, this machine's.
     """
 
     tier: str
@@ -333,13 +329,12 @@ class PromoteOptions(WriteOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TruthOptions(StoreOptions):
-    """The store, and how rows of the truth become messages.
+    """What should be pending in a store.
 
     Attributes:
-        mapping: Columns or SQL expressions for the columns of a message, as for `backfill`. Columns that it does not
-            give are not compared.
-        to: Destination of rows without one: SINK:ADDRESS, or handler:TYPE.
-        timezone: Time zone of times without an offset.
+        mapping: Where a message's columns come from, as of `backfill`; columns that it does not give are not compared.
+        to: The destination of rows that give none: SINK:ADDRESS, or handler:TYPE.
+        timezone: Where times without an offset were written down.
     """
 
     mapping: _Columns = None
@@ -352,11 +347,11 @@ class ReconcileOptions(TruthOptions):
     """Options of `reconcile`.
 
     Attributes:
-        lane: Compare only the messages of this sink or event type; the truth must then have no others.
-        margin: Do not compare messages that are due sooner than this. It must be longer than the read takes.
-        now: Current time for the comparison, ISO 8601 with an offset; default: the clock of this machine.
-        out: Where to write the differences: parquet:DIR (which `repair` reads), csv:DIR or json:DIR.
-        overwrite: Replace existing output.
+        lane: Only messages of this sink or event type; the truth must then be of it alone.
+        margin: Say nothing of what is due sooner than this; longer than reading takes.
+        now: The time of the comparison, ISO 8601 with an offset; without it, this machine's.
+        out: Where differences are written: parquet:DIR (which `repair` takes), csv:DIR or json:DIR.
+        overwrite: Replace what is there already.
     """
 
     lane: str | None = None
@@ -371,11 +366,11 @@ class RepairOptions(TruthOptions):
     """Options of `repair`.
 
     Attributes:
-        kinds: Kinds of difference to repair; may be repeated.
-        delete_orphans: Cancel orphans too, at most this many; with more orphans the job does nothing.
-        max_fraction: With more differences than this part of the truth's rows, 0 to 1, the job does nothing.
-        margin: Do not change messages that are due sooner than this.
-        now: Current time for the repair, ISO 8601 with an offset; default: the clock of this machine.
+        kinds: What to mend; may be repeated.
+        delete_orphans: Cancel orphans too, at most so many; with more of them nothing is done.
+        max_fraction: With more differences than this part of the truth's rows nothing is done, 0 to 1.
+        margin: Change nothing that is due sooner than this.
+        now: The time of the repair, ISO 8601 with an offset; without it, this machine's.
     """
 
     kinds: Sequence[Kind] = ("missing", "drift")
@@ -390,18 +385,15 @@ class ReplayOptions(RateOptions, StoreOptions):
     """Options of `replay`.
 
     Attributes:
-        name: Name of this replay; ids become ID-replay-NAME.
-        same_ids: Keep the ids; give this instead of a name. Messages that are pending under these ids are replaced.
-        mapping: Columns or SQL expressions for the columns of a message, as for `backfill`. Default: columns with the
-            names of a message's columns.
-        where: Replay only rows that meet this SQL condition, such as "to = 'kafka:orders'".
-        events_where: Use only events that meet this SQL condition, such as "event = 'delivered' and day =
-            '2026-11-21'".
-        shift: now: all messages are due now, and the rate spreads them. +1d or -2h: later or earlier than the original
-            due time.
-        to: Another destination for all messages: SINK:ADDRESS, or handler:TYPE.
-        rejects: New folder for rows that cannot be messages, as Parquet, with the reason of each.
-        dry_run: Check and count the rows, and store nothing.
+        name: What this replay is called: ids become ID-replay-NAME.
+        same_ids: Keep ids instead; what is pending under one of them is replaced.
+        mapping: Where a message's columns come from, as for backfill; without it, columns named as a message's.
+        where: A condition in SQL on what is read, such as "to = 'kafka:orders'".
+        events_where: A condition in SQL on those events, such as "event = 'delivered' and day = '2026-11-21'".
+        shift: now: all are due at once, as fast as the rate lets them; or so much later than they were: +1d, -2h.
+        to: Another destination of all of them: SINK:ADDRESS, or handler:TYPE.
+        rejects: A new folder for rows that cannot be messages, as Parquet, with the reason of each.
+        dry_run: Count, and store nothing.
     """
 
     name: str | None = None
@@ -421,15 +413,15 @@ class ReportOptions:
     """Options of `report`.
 
     Attributes:
-        archive: Folder of archived events, anywhere that Spark can read.
-        by: Columns by which rows are grouped: lane, and hour or day in UTC; may be repeated.
-        start: Count events from this time on; ISO 8601 with an offset.
-        end: Count events before this time; ISO 8601 with an offset.
-        where: Count only events that meet this SQL condition, such as "lane = 'kafka'".
-        parquet: Folder for the rows as Parquet, anywhere that Spark can write.
-        csv: File on this machine for the same rows as CSV.
-        html: File on this machine for a page with plots.
-        overwrite: Replace existing output.
+        archive: Folder of archived events, wherever Spark can read.
+        by: What to have a row for: lane, and hour or day, in UTC; may be repeated.
+        start: Count what happened from then on; ISO 8601 with an offset.
+        end: Count what happened before then; likewise.
+        where: A condition in SQL on the events' columns, such as "lane = 'kafka'".
+        parquet: Folder to write the rows to, wherever Spark can write.
+        csv: File of this machine for the same rows.
+        html: File of this machine for a page with plots.
+        overwrite: Replace what is there already.
     """
 
     archive: str
@@ -448,16 +440,15 @@ class SimulateOptions:
     """Options of `simulate`.
 
     Attributes:
-        mapping: Column or SQL expression of the due time, such as due_at=remind_at; other columns of a mapping for
-            `backfill` are ignored.
-        where: With --from, use only rows that meet this SQL condition, such as "to = 'kafka:orders'".
-        timezone: Time zone of times without an offset.
-        overdue: Messages that are due before the simulated time wait as a backlog at its start, or are ignored.
-        scale: Simulate this many times as many messages, 0.01 to 100.
-        slot: Messages that are due in the same slot count as due at its begin, such as 100ms or 1s; must divide an
-            hour. Default: 1ms to 10s, by the length of the simulated time.
-        out: Folder on this machine for simulate.csv, with a row for each hour and rate, and simulate.html, with plots.
-        overwrite: Replace existing output.
+        mapping: Where the due time comes from, as for backfill: due_at=remind_at; the rest does not count.
+        where: A condition in SQL on what is read with --from, such as "to = 'kafka:orders'".
+        timezone: Where times without an offset were written down.
+        overdue: What is due before that time: it is backlog at its begin, or it is ignored.
+        scale: As if there were so many times as many messages, 0.01 to 100.
+        slot: Messages due within the same slot count as due at its begin: 100ms, 1s; what divides an hour. 1ms to 10s
+            without it, by the length of the time.
+        out: Folder of this machine for simulate.csv, a row for each hour and rate, and simulate.html, with plots.
+        overwrite: Replace what is there already.
     """
 
     mapping: _Columns = None
@@ -475,8 +466,8 @@ class SnapshotOptions(StoreOptions):
     """Options of `snapshot`.
 
     Attributes:
-        to: Folder of snapshots, where Spark can write. Each run adds a new folder in it.
-        table: Copy the messages that are pending or in flight, or the dead letters.
+        to: The folder of snapshots, where Spark can write.
+        table: messages, which are pending or in flight, or dead letters.
     """
 
     to: str
