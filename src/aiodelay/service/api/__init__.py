@@ -1,6 +1,6 @@
 """The HTTP API over one or several schedulers.
 
-Begin with `application`, which puts the routes together; `models` has their shapes.
+Begin with `application`, which builds the app from its routes. `models` holds the bodies of requests and answers.
 """
 
 from __future__ import annotations

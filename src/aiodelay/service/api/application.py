@@ -1,4 +1,4 @@
-"""The app: routes, one gate before them, and errors that are problems."""
+"""`admin`: builds the app from the routes, the gate that checks each request, and the error answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .sessions import Sessions
 __all__ = ["admin"]
 
 ONLY = "default"
-"""What the one store of a service is called."""
+"""The name of the store if the app has only one."""
 
 
 ROUTERS = (
@@ -44,22 +44,22 @@ def admin(
     limits: ApiLimits | None = None,
     environment: str = "",
 ) -> FastAPI:
-    """Return the page and the HTTP API over schedulers: an app of its own, or one to mount in yours.
+    """Return the page and the HTTP API for schedulers: an app to serve, or to mount in an app of yours.
 
-    The schedulers are opened and closed by whoever made them, on the same event loop.
+    The app does not open or close the schedulers. Your program opens them, on the event loop of the app.
 
     Args:
-        schedulers: One, or several by name; requests name theirs by `?store=`.
-        tokens: Who may use it. Without any, only whoever asks from this machine; with a `Tokens`, its `load`
-            exchanges them while the app runs.
-        read_only: Refuse all that changes anything, whatever a token is for.
-        allowed_targets: Where messages may be scheduled to, as of a `Scheduler`; None = what each scheduler allows by
-            its own `allowed_targets`, and nothing where it has none.
-        limits: How much a client may ask for.
-        environment: What the page's badge says, such as "production"; empty = there is none.
+        schedulers: One scheduler, or several by name. With several, a request names its store with `?store=`.
+        tokens: The tokens that callers may use. Without tokens, the app answers only requests from this machine. The
+            `load` of a `Tokens` replaces the tokens while the app runs.
+        read_only: Refuse every change, whatever scopes a token has.
+        allowed_targets: The destinations that requests may schedule to, as for a `Scheduler`. None = the
+            `allowed_targets` of each scheduler; a scheduler without them allows no destination.
+        limits: Limits on the requests of clients.
+        environment: The text of the page's badge, such as "production"; empty = no badge.
 
     Raises:
-        ConfigurationError: An argument is wrong; names it, its value and what is allowed.
+        ConfigurationError: An argument is wrong. The error names the argument, its value and the allowed values.
     """
     given = {ONLY: schedulers} if isinstance(schedulers, Scheduler) else dict(schedulers)
     for name, scheduler in given.items():
@@ -77,7 +77,7 @@ def admin(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        redirect_slashes=False,  # to where the header Host says, whatever it says
+        redirect_slashes=False,  # a redirect would send the client to any host that its header Host names
         telemetry={"metrics": False, "logs": False, "exclude": _is_live},
     )
     app.state.served = Served(stores, limits, check_flag(read_only, "read_only"))
@@ -100,7 +100,7 @@ def admin(
 
 
 def _is_live(scope: MutableMapping[str, Any]) -> bool:
-    """Whether a request follows the page's events: it lasts until its tab is closed, which is no error."""
+    """Whether a request reads the page's event stream: it lasts until the tab is closed, which is not an error."""
     return str(scope.get("path", "")).endswith("/live")
 
 

@@ -1,4 +1,4 @@
-"""Bulk actions: find what matches and show it; once that is confirmed, change it in a background operation."""
+"""The routes of bulk actions: plan an action, confirm the plan, follow and stop the operation that carries it out."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ OF_LETTERS = ("redrive", "purge")
 # --- plan -------------------------------------------------------------------------------------------------
 
 
-@changing.post("", summary="Find out what an action would be done to", **documents(BulkPlanOut, BulkIn))
+@changing.post("", summary="Plan a bulk action: find its targets", **documents(BulkPlanOut, BulkIn))
 async def plan(request: Request, store: Store) -> Response:
-    """Nothing is done. The plan is kept for five minutes: `POST /v1/bulk/{confirm}` carries it out."""
+    """Changes nothing. The service keeps the plan for five minutes. `POST /v1/bulk/{confirm}` carries it out."""
     served = served_of(request)
     given = await read_json(request, served.limits, BulkIn)
     found = await planned(given, store, by=caller_of(request).name, most=served.limits.max_examined)
@@ -68,13 +68,13 @@ async def plan(request: Request, store: Store) -> Response:
 
 
 async def planned(given: BulkIn, store: Opened, *, by: str, most: int) -> Plan:
-    """Find what an action would be done to.
+    """Find the targets of an action, and return the plan.
 
     Args:
         given: The action and the filter.
-        store: Where.
-        by: Who may confirm it.
-        most: Most messages to look at.
+        store: The store to search.
+        by: The caller that may confirm the plan.
+        most: The most messages to compare with the filter.
     """
     _check(given, store)
     options = {"at": given.at, "delay": given.delay} if given.action == "reschedule" else {}
@@ -98,10 +98,10 @@ async def planned(given: BulkIn, store: Opened, *, by: str, most: int) -> Plan:
 
 
 def _check(given: BulkIn, store: Opened) -> None:
-    """Refuse what would only fail once it is confirmed."""
+    """Refuse arguments that would fail only after the plan is confirmed."""
     other = "messages" if given.action in OF_LETTERS else "dead"
     if getattr(given, other) is not None:
-        raise wrong(422, "BulkError", other, f"given with {given.action}", "the filter of what the action is done to")
+        raise wrong(422, "BulkError", other, f"given with {given.action}", "the filter that belongs to the action")
     if given.action == "reschedule":
         due_of(read_time(given.at, "at"), given.delay, store.scheduler.opened_store().now_ms())
     elif given.at is not None or given.delay is not None:
@@ -111,7 +111,7 @@ def _check(given: BulkIn, store: Opened) -> None:
 
 
 class _Found(NamedTuple):
-    """What one step of a search has found, and where the search goes on."""
+    """The targets that one step of a search found, and where the search goes on."""
 
     targets: list[Target]
     series: list[str]
@@ -141,11 +141,14 @@ async def confirm(
     operation: str,
     request: Request,
     store: Store,
-    wait: Annotated[float, Query(ge=0, le=MOST_WAIT_S, description="Most seconds to wait for the end.")] = WAIT_S,
+    wait: Annotated[
+        float, Query(ge=0, le=MOST_WAIT_S, description="The most seconds to wait for the operation's end.")
+    ] = WAIT_S,
 ) -> Response:
-    """Begin an operation in the background, and wait a while for its end; only who planned it may.
+    """Starts an operation in the background, and waits up to `wait` seconds for its end.
 
-    `operation` is the plan's `confirm`. A repeat is safe.
+    `operation` is the `confirm` of the plan. Only the caller that made the plan may confirm it. It is safe to repeat
+    the request.
     """
     operations = served_of(request).operations
     is_known = operation in operations
@@ -158,14 +161,14 @@ def begin(request: Request, store: Opened, token: str, *, with_series: bool = Fa
     """Start the operation that carries out a plan.
 
     Args:
-        request: Whose sender confirms the plan.
-        store: Which the plan is about.
-        token: The plan's.
-        with_series: Cancel recurring series too, as if the plan said so.
-        via: How the audit log's actions begin.
+        request: The request that confirms the plan.
+        store: The store of the plan.
+        token: The token of the plan.
+        with_series: Cancel recurring series too, even if the plan leaves them out.
+        via: The first word of the actions in the audit log.
 
     Raises:
-        ApiError: There is no such plan of this caller, or too many operations are running.
+        ApiError: This caller has no plan with this token, or too many operations are running.
     """
     served, caller = served_of(request), caller_of(request)
     found = served.plans.find(token, by=caller.name, store=store.name)
@@ -196,21 +199,21 @@ def _shape(found: Operation) -> BulkOut:
     )
 
 
-@looking.get("", summary="Bulk operations, latest first", **documents(BulkListOut))
+@looking.get("", summary="List bulk operations, latest first", **documents(BulkListOut))
 async def list_operations(request: Request, store: Store) -> Response:
-    """Operations that run, and the latest that have ended."""
+    """Lists the running operations and the latest ones that have ended."""
     return Json(BulkListOut([_shape(each) for each in served_of(request).operations.all(store=store.name)]))
 
 
-@looking.get("/{operation}", summary="A bulk operation: its progress, or its result", **documents(BulkOut))
+@looking.get("/{operation}", summary="Get the progress or the result of a bulk operation", **documents(BulkOut))
 async def get_operation(operation: str, request: Request, store: Store) -> Response:
-    """`operation` is the token that has confirmed it."""
+    """`operation` is the `confirm` of its plan."""
     return Json(_shape(served_of(request).operations.find(operation, store=store.name)))
 
 
 @changing.post("/{operation}/stop", summary="Stop a bulk operation", **documents(BulkOut, unfinished=202))
 async def stop(operation: str, request: Request, store: Store) -> Response:
-    """It ends after its current step; nothing is undone."""
+    """The operation ends after its current step. The changes that it has made remain."""
     found = served_of(request).operations.find(operation, store=store.name)
     end(request, found)
     await found.wait(WAIT_S)
@@ -218,13 +221,13 @@ async def stop(operation: str, request: Request, store: Store) -> Response:
 
 
 def end(request: Request, found: Operation) -> None:
-    """Have an operation end after its current step, and note who has asked for that."""
+    """Stop an operation after its current step, and write the caller to the audit log."""
     found.is_stopping = True
     audit(request, "stop bulk", operation=found.token, store=found.plan.store)
 
 
 async def _carry_out(operation: Operation, store: Opened, caller: Caller, *, most: int, via: str) -> None:
-    """Find all targets, then change them step by step; an error ends the operation."""
+    """Find all targets, then change them in steps. An error ends the operation."""
     try:
         targets = await _all_targets(operation, store, most)
         operation.state = "changing"
@@ -260,12 +263,12 @@ async def _change(operation: Operation, store: Opened, caller: Caller, targets: 
     operation.outcomes += outcomes
     operation.changed += len(targets)
     errors = [each for each in answers if isinstance(each, StoreError)]
-    if len(errors) == len(targets):  # the store is away: each further step would only wait for it in vain
+    if len(errors) == len(targets):  # the store does not answer: each further step would only wait for its timeout
         raise errors[0]
 
 
 async def _answers(scheduler: Scheduler, plan: Plan, targets: Sequence[Target]) -> Sequence[object]:
-    """Change targets; return what each came to: a word, an outcome, or an exception."""
+    """Change targets; return the outcome of each one: a word, an outcome value, or an exception."""
     keys = [each for each in targets if isinstance(each, DeadKey)]
     if plan.action == "purge":
         purged = await scheduler.purge(*keys)

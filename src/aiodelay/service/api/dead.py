@@ -1,4 +1,4 @@
-"""Dead letters: list, redrive, purge."""
+"""The routes of dead letters: list, get, redrive, purge."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def revision_of(text: str) -> int:
     """Return the revision that a text names.
 
     Raises:
-        ApiError: It names none.
+        ApiError: The text is not a revision.
     """
     if not (text.isascii() and text.isdecimal() and len(text) <= 15 and int(text) <= MOST_REVISION):
         raise wrong(422, "LettersError", "revision", repr(cut(text)), f"0 to {MOST_REVISION}")
@@ -60,14 +60,20 @@ async def list_letters(
     store: Store,
     limit: Limit,
     after: After = None,
-    lane: Annotated[list[str], Query(description="Of these handlers or sinks.", max_length=100)] = [],  # noqa: B006
-    reason: Annotated[str | None, Query(description="Given up for this reason.")] = None,
-    dead_from: Annotated[str | None, Query(description="Given up not before this; ISO 8601.")] = None,
-    dead_to: Annotated[str | None, Query(description="Given up before this.")] = None,
-    text: Annotated[str | None, Query(description="With this text in the id.")] = None,
-    error: Annotated[str | None, Query(description="Whose last error is of this class; none = names none.")] = None,
+    lane: Annotated[list[str], Query(description="Only these lanes.", max_length=100)] = [],  # noqa: B006
+    reason: Annotated[str | None, Query(description="Only messages given up for this reason.")] = None,
+    dead_from: Annotated[str | None, Query(description="Given up at this time or later; ISO 8601.")] = None,
+    dead_to: Annotated[str | None, Query(description="Given up before this time; ISO 8601.")] = None,
+    text: Annotated[str | None, Query(description="Only ids that contain this text.")] = None,
+    error: Annotated[
+        str | None, Query(description="The class of the last error; none = only letters whose error names no class.")
+    ] = None,
 ) -> Response:
-    """A request examines a bounded number of letters, `examined` n `of` m; without payloads and tracebacks."""
+    """Leaves out payloads and tracebacks.
+
+    One request compares a bounded number of letters with the filters: the answer says `examined` n `of` m. Send its
+    `after` as `after` to go on.
+    """
     wanted = dead_filter_of(DeadFilterIn(lane, reason, dead_from, dead_to, text, error))
     most = served_of(request).limits.max_examined
     found = await dead_page(
@@ -83,9 +89,9 @@ async def list_letters(
     )
 
 
-@looking.get("/{revision}/{id:path}", summary="A dead letter, with its payload and its traceback", **documents(DeadOut))
+@looking.get("/{revision}/{id:path}", summary="Get a dead letter, with payload and traceback", **documents(DeadOut))
 async def get_letter(revision: Revision, id: str, store: Store) -> Response:  # noqa: A002 - its name
-    """Looked up by its id."""
+    """`id` and `revision` together are the key of the dead letter."""
     letter = await dead_letter(store.scheduler, DeadKey(id, revision))
     if letter is None:
         raise letter_not_found(revision, id)
@@ -93,7 +99,7 @@ async def get_letter(revision: Revision, id: str, store: Store) -> Response:  # 
 
 
 def letter_not_found(revision: int, message_id: str) -> ApiError:
-    """Return the answer where there is no such letter."""
+    """Return the error for a dead letter that does not exist."""
     return ApiError(404, "DeadLetterNotFoundError", f"no dead letter {cut(message_id)} of revision {revision}")
 
 
@@ -104,9 +110,9 @@ async def _keys(request: Request) -> list[DeadKey]:
     return [DeadKey(each.id, check_count(each.revision, "revision", 0, MOST_REVISION)) for each in given.letters]
 
 
-@changing.post("/redrive", summary="Give dead letters a new life, due now", **documents(RedrivenOut, DeadKeysIn))
+@changing.post("/redrive", summary="Schedule dead letters again, due now", **documents(RedrivenOut, DeadKeysIn))
 async def redrive(request: Request, store: Store) -> Response:
-    """Each has an answer of its own: `stored`, `not_found`, `exists` (its id is scheduled again), or `undecodable`."""
+    """Each letter has its own outcome: `stored`, `not_found`, `exists` (its id is pending), or `undecodable`."""
     keys = await _keys(request)
     with audited(request, "redrive", store=store.name, ids=[key.id for key in keys]) as facts:
         outcomes = [
@@ -122,7 +128,7 @@ async def redrive(request: Request, store: Store) -> Response:
 
 @changing.post("/purge", summary="Delete dead letters for good", **documents(PurgedOut, DeadKeysIn))
 async def purge(request: Request, store: Store) -> Response:
-    """Those that are not there any more count for nothing."""
+    """Letters that do not exist any more are not counted."""
     keys = await _keys(request)
     with audited(request, "purge", store=store.name, ids=[key.id for key in keys]) as facts:
         facts["purged"] = purged = await store.scheduler.purge(*keys)

@@ -1,4 +1,4 @@
-"""How much stands where, what is coming, how late it was, what is held: by lane."""
+"""The routes of the overview: stores, counts, load, lateness, journal, pauses and consumers."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ changing: APIRouter = APIRouter(prefix="/v1", tags=["overview"], route_class=nee
 
 MOST_BUCKETS = 1_000
 ABILITIES_OF_ALL = ("Inspectable", "DeadLetters", "Holds", "Journal")
-"""Every store has them; clients of the API may look for them since they were optional."""
+"""Every store has these abilities. They were optional once, so clients of the API may still check for them."""
 ABILITIES_OF_SOME = (ports.Transfer, ports.Registry)
 
 
-@looking.get("/stores", summary="The stores, and what they can do", **documents(StoresOut))
+@looking.get("/stores", summary="List the stores and their abilities", **documents(StoresOut))
 async def list_stores(request: Request) -> Response:
-    """Where there are several, all else is asked with `?store=<name>`."""
+    """If there are several stores, all other requests name one with `?store=<name>`."""
     served = served_of(request)
     stores = []
     for name, opened in served.stores.items():
@@ -79,9 +79,9 @@ def _abilities(store: ports.Store) -> list[str]:
     return [*ABILITIES_OF_ALL, *(each.__name__ for each in ABILITIES_OF_SOME if isinstance(store, each))]
 
 
-@looking.get("/counts", summary="Messages by lane and state", **documents(CountsOut))
+@looking.get("/counts", summary="Count messages by lane and state", **documents(CountsOut))
 async def counts(store: Store) -> Response:
-    """`oldest_overdue`: since when the longest waiting message could have been delivered."""
+    """`oldest_overdue` is the time since which the oldest overdue message waits for its delivery."""
     lanes = counts_shape(await store.scheduler.counts())
     oldest = await oldest_overdue_ms(store.scheduler)
     return Json(
@@ -93,21 +93,26 @@ async def counts(store: Store) -> Response:
     )
 
 
-@looking.get("/load", summary="What comes due, by span of time", **documents(LoadOut))
+@looking.get("/load", summary="Count messages that come due, by bucket of time", **documents(LoadOut))
 async def load(
     store: Store,
-    bucket: Annotated[str, Query(description='The length of one span: "1m".', max_length=64)] = "1m",
-    buckets: Annotated[int, Query(ge=1, le=MOST_BUCKETS, description="How many, from now on.")] = 60,
+    bucket: Annotated[str, Query(description='The length of one bucket, such as "1m".', max_length=64)] = "1m",
+    buckets: Annotated[
+        int, Query(ge=1, le=MOST_BUCKETS, description="The number of buckets, counted from the present time.")
+    ] = 60,
 ) -> Response:
-    """Empty spans are left out."""
+    """Leaves out empty buckets."""
     found = await store.scheduler.load(bucket=bucket, buckets=buckets)
     length = format_duration(parse_duration(bucket, field="bucket", error=ConfigurationError, least_ms=1))
     return Json({"bucket": length, "buckets": load_shape(found)})
 
 
-@looking.get("/lateness", summary="How late messages were begun to be delivered", **documents(LatenessOut))
+@looking.get("/lateness", summary="Measure the lateness of recent deliveries", **documents(LatenessOut))
 async def lateness(store: Store) -> Response:
-    """Of first attempts of the last 5 minutes, 10,000 at most; the store has to keep a journal (`?journal=10000`)."""
+    """Measures the first attempts of the last 5 minutes, at most 10,000.
+
+    The store must keep a journal: add `?journal=10000` to its URL.
+    """
     measured = await store.lateness.measure(store.scheduler)
     buckets = [LatenessBucketOut(bound, n) for bound, n in measured.buckets]
     return Json(
@@ -115,37 +120,37 @@ async def lateness(store: Store) -> Response:
     )
 
 
-@looking.get("/journal", summary="What happened, in order", **documents(JournalOut))
+@looking.get("/journal", summary="Read the journal, in order", **documents(JournalOut))
 async def journal(
     store: Store,
     limit: Limit,
-    id: Annotated[str | None, Query(description="Only to this message.")] = None,  # noqa: A002 - its name in the URL
+    id: Annotated[str | None, Query(description="Only this message.")] = None,  # noqa: A002 - its name in the URL
     after: Annotated[int, Query(ge=0, le=1 << 62, description="Only entries with a higher number.")] = 0,
 ) -> Response:
-    """The store has to keep a journal (`?journal=10000`)."""
+    """The store must keep a journal: add `?journal=10000` to its URL."""
     entries = await store.scheduler.journal(id, after=after, limit=limit)
     last = entries[-1].number if entries else after
     return Json({"entries": [journal_shape(each) for each in entries], "after": last})
 
 
-@looking.get("/holds", summary="What is paused, and what takes nothing now", **documents(HoldsOut))
+@looking.get("/holds", summary="List paused lanes and blocked destinations", **documents(HoldsOut))
 async def holds(store: Store) -> Response:
-    """Messages of both wait in the store, can be cancelled, and hold up no others."""
+    """Their messages wait in the store and can be cancelled. They do not delay other messages."""
     blocked = [blocked_shape(each) for each in await store.scheduler.blocked()]
     return Json({"paused": await store.scheduler.paused(), "blocked": blocked})
 
 
-@looking.get("/consumers", summary="Consumers of fan-out topics and of logs, with their lag", **documents(ConsumersOut))
+@looking.get("/consumers", summary="List consumers of topics and logs, with their lag", **documents(ConsumersOut))
 async def consumers(
     store: Store,
     limit: Limit,
     after: After = None,
-    topic: Annotated[str | None, Query(description="Only of this topic.", max_length=100)] = None,
+    topic: Annotated[str | None, Query(description="Only consumers of this topic.", max_length=100)] = None,
 ) -> Response:
-    """By topic, kind and name; only of a store that has topics beside it, as Redis has."""
+    """Sorted by topic, kind and name. Only a store with topics on the same server can answer: Redis."""
     opened = store.scheduler.opened_store()
     if not isinstance(opened, ports.Registry):
-        raise UnsupportedByStoreError("store", opened.name, "stores that have topics beside them")
+        raise UnsupportedByStoreError("store", opened.name, "a store with topics on the same server (Redis)")
     begins = read_cursor(after, tuple[str, str, str]) or ("", "", "")
     found = [each for each in await opened.registered(topic) if _place(each) > begins]
     now_ms = opened.now_ms()
@@ -174,18 +179,18 @@ def _place(consumer: Registered) -> tuple[str, str, str]:
     return consumer.topic, consumer.kind, consumer.consumer
 
 
-@changing.post("/pause", summary="Hold back a handler, a sink or a destination", **documents(OutcomeOut, WhatIn))
+@changing.post("/pause", summary="Pause a lane or a destination", **documents(OutcomeOut, WhatIn))
 async def pause(request: Request, store: Store) -> Response:
-    """For all instances, until it is resumed; what is in flight goes on."""
+    """Pauses it for all instances, until a resume. Attempts in flight go on."""
     what = (await read_json(request, served_of(request).limits, WhatIn)).what
     with audited(request, "pause", store=store.name, what=what) as facts:
         facts["outcome"] = outcome = "paused" if await store.scheduler.pause(what) else "was_paused"
     return Json({"id": what, "outcome": outcome})
 
 
-@changing.post("/resume", summary="Release what is paused", **documents(OutcomeOut, WhatIn))
+@changing.post("/resume", summary="Resume a lane or a destination", **documents(OutcomeOut, WhatIn))
 async def resume(request: Request, store: Store) -> Response:
-    """What is due then is delivered at once."""
+    """Delivers messages that are already due at once."""
     what = (await read_json(request, served_of(request).limits, WhatIn)).what
     with audited(request, "resume", store=store.name, what=what) as facts:
         facts["outcome"] = outcome = "resumed" if await store.scheduler.resume(what) else "was_not_paused"

@@ -1,4 +1,4 @@
-"""Messages by id: schedule, look, replace, cancel, reschedule, fire; and lists of them."""
+"""The routes of messages: list, get, schedule, replace, cancel, reschedule, fire."""
 
 from __future__ import annotations
 
@@ -54,22 +54,24 @@ scheduling: APIRouter = APIRouter(prefix="/v1/messages", tags=["messages"], rout
 
 MAX_KEY = 255
 _REVISION_TAG = re.compile(r'"([0-9]{1,14})"')
-IDEMPOTENCY_KEY = {"Idempotency-Key": "Names the request, so that a repeated one stores nothing again."}
-IF_MATCH = {"If-Match": 'Only if the message still has this revision, such as "1795279631915"; otherwise 412.'}
+IDEMPOTENCY_KEY = {"Idempotency-Key": "Names the request. A repeat with the same key stores nothing again."}
+IF_MATCH = {
+    "If-Match": 'Change the message only if it still has this revision, such as "1795279631915"; otherwise 412.'
+}
 
 
 def not_found(message_id: str) -> ApiError:
-    """Return the error for an id that names nothing here."""
+    """Return the error for an id under which no message is pending."""
     return ApiError(404, "MessageNotFoundError", f"no message {shortened(message_id)} is pending or in flight")
 
 
 _NOT_IN_LISTS = frozenset({"payload", "payload_base64", "traceback"})
 
-# --- look -------------------------------------------------------------------------------------------------
+# --- read -------------------------------------------------------------------------------------------------
 
 
 def in_list(shape: dict[str, Any]) -> dict[str, Any]:
-    """Return a message's shape as lists show it."""
+    """Return the JSON form of a message for lists, without payload and traceback."""
     return {name: value for name, value in shape.items() if name not in _NOT_IN_LISTS}
 
 
@@ -81,18 +83,18 @@ async def list_messages(
     limit: Limit,
     after: After = None,
     id: Annotated[str | None, Query(description="Only this message.")] = None,  # noqa: A002 - its name in the URL
-    lane: Annotated[list[str], Query(description="Of these handlers or sinks.", max_length=100)] = [],  # noqa: B006
+    lane: Annotated[list[str], Query(description="Only these lanes.", max_length=100)] = [],  # noqa: B006
     state: Annotated[str | None, Query(description="scheduled, overdue, in_flight or held.")] = None,
-    due_from: Annotated[str | None, Query(description="Next attempt not before this; ISO 8601.")] = None,
-    due_to: Annotated[str | None, Query(description="Next attempt before this.")] = None,
-    address: Annotated[str | None, Query(description="To this address of a sink.")] = None,
-    type: Annotated[str | None, Query(description="Of this event type.")] = None,  # noqa: A002 - its name in the URL
-    text: Annotated[str | None, Query(description="With this text in the id.")] = None,
+    due_from: Annotated[str | None, Query(description="Next attempt at this time or later; ISO 8601.")] = None,
+    due_to: Annotated[str | None, Query(description="Next attempt before this time; ISO 8601.")] = None,
+    address: Annotated[str | None, Query(description="Only messages to this address of a sink.")] = None,
+    type: Annotated[str | None, Query(description="Only this event type.")] = None,  # noqa: A002 - its name in the URL
+    text: Annotated[str | None, Query(description="Only ids that contain this text.")] = None,
 ) -> Response:
-    """Lane, due times and id are looked up in an index.
+    """An index answers the filters `lane`, `due_from`, `due_to` and `id`.
 
-    Of what has to be compared with `state`, `address`, `type` and `text` a request examines a bounded number, and says
-    how many: `examined` n `of` m. Give `after` to read on.
+    For `state`, `address`, `type` and `text` the service compares each message. One request compares a bounded number:
+    the answer says `examined` n `of` m. Send its `after` as `after` to go on.
     """
     if id is not None:
         found = await store.scheduler.get(id)
@@ -111,9 +113,9 @@ async def list_messages(
     )
 
 
-@looking.get("/{id:path}", summary="A message as it stands, with its payload", **documents(MessageOut, etag=True))
+@looking.get("/{id:path}", summary="Get a pending message, with its payload", **documents(MessageOut, etag=True))
 async def get_message(id: str, store: Store) -> Response:  # noqa: A002 - its name in the URL
-    """What is pending or in flight; a retry of a series' occurrence is named `<id>~<due in ms>`."""
+    """A retry of an occurrence of a series has the id `<id of the series>~<due time in ms>`."""
     found = await store.scheduler.get(id)
     if found is None:
         raise not_found(id)
@@ -129,11 +131,11 @@ async def get_message(id: str, store: Store) -> Response:  # noqa: A002 - its na
     **documents(ScheduledOut, MessageIn, lines=LineOut, status=201, headers=IDEMPOTENCY_KEY, etag=True),
 )
 async def schedule(request: Request, store: Store) -> Response:
-    """One JSON object, or any number of lines of `application/x-ndjson`, each with an answer of its own.
+    """Send one JSON object, or any number of lines as `application/x-ndjson`. Each line gets its own answer.
 
-    `Idempotency-Key`: repeated with the same key within 24 hours of the message's end, the request stores nothing
-    again, and the answer describes the message that stands. It gives a message without `id` one, made of the key, the
-    token's name and, in a stream, the line's number.
+    With `Idempotency-Key`, a repeat of the request with the same key stores nothing again. This holds until 24 hours
+    after the message has ended. The answer then describes the stored message. The key gives an id to a message without
+    `id`: the service computes it from the key, the name of the token and, in a stream, the number of the line.
     """
     key = _idempotency_key(request)
     if check_type(request, PLAIN, NDJSON) == NDJSON:
@@ -150,7 +152,7 @@ async def schedule(request: Request, store: Store) -> Response:
     **documents(ScheduledOut, MessageIn, headers=IF_MATCH, etag=True),
 )
 async def put_message(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
-    """The pending message of the id is replaced, unless `conflict` or `If-Match` says otherwise."""
+    """Replaces a pending message with this id, unless `conflict` or `If-Match` forbids it."""
     revision = _meant_revision(request)
     message = read_message(await body_of(request, served_of(request).limits))
     if message.id not in (None, id):
@@ -192,7 +194,7 @@ def _etag(revision: int) -> dict[str, str]:
 
 
 def _meant_revision(request: Request) -> int | None:
-    """Return the revision that the message must still have, as `If-Match` says; None where there is no such header."""
+    """Return the revision that `If-Match` demands; None without this header."""
     given = request.headers.get("if-match")
     if given is None:
         return None
@@ -203,7 +205,8 @@ def _meant_revision(request: Request) -> int | None:
 
 
 def _not_matched(message_id: str) -> ApiError:
-    return ApiError(412, "RevisionError", f"message {shortened(message_id)} has not the revision that If-Match names")
+    detail = f"message {shortened(message_id)} does not have the revision that If-Match names"
+    return ApiError(412, "RevisionError", detail)
 
 
 def _idempotency_key(request: Request) -> str | None:
@@ -216,13 +219,13 @@ def _idempotency_key(request: Request) -> str | None:
 
 
 def with_key(request: Request, store: Opened, message: Message, key: str | None, line: int | None = None) -> Message:
-    """Give a message without id the one that its key means, so that a repeated request stores it once."""
+    """Give a message without an id the id that belongs to its idempotency key, so that a repeat stores it once."""
     if key is None or message.id is not None:
         return message
     digest = sha256(f"{caller_of(request).name}\n{key}".encode()).hexdigest()[:40]
     message_id = f"key-{digest}" if line is None else f"key-{digest}-{line}"
     known = store.scheduler.opened_store().traits.conflicts
-    # A version leaves a trace of what has ended, by which a late repetition is known; `keep` knows what is pending.
+    # `newer` also refuses a repeat after the message has ended: the store remembers versions. `keep` sees only pending.
     once = Conflict.newer(0) if "newer" in known else Conflict.keep() if "keep" in known else message.conflict
     return structs.replace(
         message, id=message_id, conflict=once if message.conflict == Conflict.replace() else message.conflict
@@ -234,14 +237,17 @@ def with_key(request: Request, store: Opened, message: Message, key: str | None,
 
 @changing.delete("/{id:path}", summary="Cancel a message, or a series", **documents(OutcomeOut, headers=IF_MATCH))
 async def cancel(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
-    """`in_flight`: this attempt goes on, no retry and no recurrence follows. `recorded`: only an owner could say."""
+    """`in_flight`: the present attempt goes on; no retry and no occurrence follows.
+
+    `recorded`: the cancel is stored. Only the owner of the Kafka partition knows whether an attempt is in flight.
+    """
     revision = _meant_revision(request)
     return await _told(request, store, "cancel", id, store.scheduler.cancel(id, if_revision=revision))
 
 
 @changing.post("/{id:path}/reschedule", summary="Move a message to another time", **documents(OutcomeOut, WhenIn))
 async def reschedule(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
-    """All else stays. 409 where it is being delivered at its old time, and only then."""
+    """Changes only the due time. The answer is 409 if the message is already being delivered at its old due time."""
     when = await read_json(request, served_of(request).limits, WhenIn)
     moving = store.scheduler.reschedule(id, at=read_time(when.at, "at"), delay=when.delay)
     return await _told(request, store, "reschedule", id, moving)
@@ -249,7 +255,7 @@ async def reschedule(id: str, request: Request, store: Store) -> Response:  # no
 
 @changing.post("/{id:path}/fire", summary="Make a message due now", **documents(OutcomeOut))
 async def fire(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
-    """`in_flight`: it is being delivered already."""
+    """`in_flight`: the message is being delivered already."""
     return await _told(request, store, "fire", id, store.scheduler.fire(id))
 
 

@@ -1,4 +1,4 @@
-"""What goes in and out as JSON. The OpenAPI document is made of these."""
+"""The JSON bodies of requests and answers. The routes use them, and the OpenAPI document is generated from them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ __all__ = [
 
 
 class Problem(Struct, frozen=True):
-    """An error, after RFC 9457; `error` is its stable name, `value` what was given, shortened, never a payload."""
+    """An error, as RFC 9457 defines it.
+
+    `error` is the stable name of the error. `value` is the wrong value, shortened. It never holds a payload.
+    """
 
     type: str
     title: str
@@ -74,7 +77,7 @@ class Problem(Struct, frozen=True):
 
 
 class RuleIn(Struct, frozen=True):
-    """A recurrence: of `interval` ("10m") and `cron` ("0 9 * * mon") exactly one."""
+    """The rule of a recurring message: exactly one of `interval` ("10m") and `cron` ("0 9 * * mon")."""
 
     interval: str | None = None
     cron: str | None = None
@@ -85,32 +88,41 @@ class RuleIn(Struct, frozen=True):
 
 
 class ConflictByNumberIn(Struct, frozen=True):
-    """`newer`: the higher version wins. `if_revision`: what still has this revision is replaced. One of the two."""
+    """A conflict rule that compares numbers: exactly one of `newer` and `if_revision`.
+
+    `newer`: the message with the higher version stays. `if_revision`: the message is replaced only if it still has
+    this revision.
+    """
 
     newer: int | UnsetType = UNSET
     if_revision: int | UnsetType = UNSET
 
 
 class LateIn(Struct, frozen=True):
-    """What is done with what would be delivered later than this after its due time; one of the two."""
+    """The rule for a message whose lateness is above this duration: exactly one of `drop` and `dead_letter`."""
 
     drop: str | None = None
     dead_letter: str | None = None
 
 
 class Base64(Struct, frozen=True):
-    """Bytes that are no UTF-8 text."""
+    """Bytes that are not UTF-8 text, in base64."""
 
     base64: str
 
 
 class MessageIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """A message to schedule; `shapes.read_message` reads it.
+    """A message to schedule.
 
-    `to`: `<sink>:<address>`, or `handler:<type name>`. `payload`: a text, delivered as UTF-8; an object or array,
-    delivered as it is written; null with a key: a record without value; or `payload_base64`. Exactly one of `at` (ISO
-    8601 with an offset), `delay` ("1h30m") and `every` ("10m", "0 9 * * mon", or an object). `id`: yours, to replace or
-    cancel it by.
+    Attributes:
+        to: `<sink>:<address>`, or `handler:<type name>`.
+        payload: A text is delivered as UTF-8. An object or an array is delivered as JSON, as written here. Null with a
+            key is delivered as a record without a value.
+        payload_base64: The payload as bytes, in place of `payload`.
+        at: The due time, ISO 8601 with an offset. Give exactly one of `at`, `delay` and `every`.
+        delay: The duration until the due time, such as "1h30m".
+        every: The rule of a recurring message: "10m", "0 9 * * mon", or an object.
+        id: Your id, by which you replace or cancel the message later.
     """
 
     to: str
@@ -128,33 +140,33 @@ class MessageIn(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WhenIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """A new due time: exactly one of the two."""
+    """A new due time: exactly one of `at` and `delay`."""
 
     at: str | None = None
     delay: str | None = None
 
 
 class WhatIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """What is paused or resumed: a handler's name, a sink, or one destination: "kafka", "kafka:orders"."""
+    """The lane or destination to pause or resume: an event type, a sink ("kafka") or a destination ("kafka:orders")."""
 
     what: str
 
 
 class DeadKeyIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """Names a dead letter."""
+    """The id and the revision of a dead letter."""
 
     id: str
     revision: int
 
 
 class DeadKeysIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """Dead letters, at most 1,000."""
+    """The keys of at most 1,000 dead letters."""
 
     letters: list[DeadKeyIn]
 
 
 class FilterIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which messages; as the query of `GET /v1/messages`."""
+    """A filter of messages, with the parameters of `GET /v1/messages`."""
 
     lane: list[str] = []
     state: str | None = None
@@ -166,7 +178,7 @@ class FilterIn(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeadFilterIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which dead letters; as the query of `GET /v1/dead`."""
+    """A filter of dead letters, with the parameters of `GET /v1/dead`."""
 
     lane: list[str] = []
     reason: str | None = None
@@ -177,14 +189,14 @@ class DeadFilterIn(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BulkIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """What to do with all that match.
+    """An action, and the filter of the messages or dead letters to change.
 
     Attributes:
-        messages: Which messages, for cancel, fire and reschedule.
-        dead: Which dead letters, for redrive and purge.
+        messages: The filter for cancel, fire and reschedule.
+        dead: The filter for redrive and purge.
         at: For reschedule: the new due time.
-        delay: Or how long from then on.
-        series: For cancel: end recurring series too; otherwise they are left out.
+        delay: For reschedule, in place of `at`: the duration from the change until the new due time.
+        series: For cancel: end recurring series too. Otherwise the operation leaves them unchanged.
     """
 
     action: Literal["cancel", "fire", "reschedule", "redrive", "purge"]
@@ -199,9 +211,10 @@ class BulkIn(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScheduledOut(Struct, frozen=True):
-    """What became of a message; `repeated`: its idempotency key was known, and nothing was stored again.
+    """The outcome of a schedule request for one message.
 
-    `older_in_flight`: it replaced a version that is still being delivered.
+    `repeated`: the store knows the idempotency key already, and stored nothing again. `older_in_flight` is true if the
+    message replaced a version that is still being delivered.
     """
 
     id: str
@@ -212,7 +225,10 @@ class ScheduledOut(Struct, frozen=True):
 
 
 class LineOut(Struct, frozen=True):
-    """What became of one line of a stream, from 1: `scheduled`, or `problem`. The last line has the totals instead."""
+    """The answer to one line of a stream: `scheduled` or `problem`. Lines are counted from 1.
+
+    The last answer has no `line`. It holds the totals `stored` and `refused`, and a `problem` if the stream broke off.
+    """
 
     line: int | UnsetType = UNSET
     scheduled: ScheduledOut | UnsetType = UNSET
@@ -222,7 +238,7 @@ class LineOut(Struct, frozen=True):
 
 
 class OutcomeOut(Struct, frozen=True):
-    """What a command came to."""
+    """The outcome of a command."""
 
     id: str
     outcome: Literal[
@@ -239,10 +255,11 @@ class OutcomeOut(Struct, frozen=True):
 
 
 class RecordOut(Struct, frozen=True):
-    """What is stored of a message.
+    """The stored record of a message.
 
-    Of `key` and `key_base64`, and of `payload` and `payload_base64`, one is there; lists have no payload.
-    `is_cancelled`: the message was cancelled while it was in flight, and no attempt follows the present one.
+    A key is in `key` if it is UTF-8 text, and otherwise in `key_base64`. The same holds for `payload` and
+    `payload_base64`. Lists leave the payload out. `is_cancelled`: the message was cancelled while it was in flight, and
+    no attempt follows the present one.
     """
 
     id: str
@@ -276,19 +293,19 @@ class RecordOut(Struct, frozen=True):
 
 
 class MessageOut(RecordOut, frozen=True, kw_only=True):
-    """A message as it stands; `next_attempt`: when it may be delivered next, `due` stays what it was."""
+    """A pending message. `next_attempt` is the earliest time of the next delivery; a retry does not change `due`."""
 
     state: State
     next_attempt: str
 
 
 class ListOut(Struct, frozen=True):
-    """One page.
+    """One page of messages.
 
     Attributes:
-        after: Give it as `after` to read on; null at the end.
-        examined: How many messages were looked at.
-        of: Of how many, where filters have to look at each; null where an index answers.
+        after: Send this value as `after` to get the next page; null on the last page.
+        examined: The number of messages that the request compared with the filter.
+        of: The number of messages to compare in all; null if an index answers the filter.
     """
 
     messages: list[MessageOut]
@@ -298,7 +315,7 @@ class ListOut(Struct, frozen=True):
 
 
 class DeadOut(RecordOut, frozen=True, kw_only=True):
-    """A message given up, with the reason and the time; `traceback`, of its last attempt, is not in lists."""
+    """A dead letter, with the reason and the time. `traceback` is the one of the last attempt; lists leave it out."""
 
     reason: DeadReason
     given_up: str
@@ -306,7 +323,7 @@ class DeadOut(RecordOut, frozen=True, kw_only=True):
 
 
 class DeadListOut(Struct, frozen=True):
-    """One page, oldest first; fields as of a page of messages."""
+    """One page of dead letters, oldest first. `after`, `examined` and `of` mean the same as in `ListOut`."""
 
     letters: list[DeadOut]
     after: str | None
@@ -315,7 +332,7 @@ class DeadListOut(Struct, frozen=True):
 
 
 class MovedOut(Struct, frozen=True):
-    """What became of one dead letter."""
+    """The outcome of a redrive for one dead letter."""
 
     id: str
     revision: int
@@ -323,23 +340,23 @@ class MovedOut(Struct, frozen=True):
 
 
 class RedrivenOut(Struct, frozen=True):
-    """What became of each dead letter.
+    """The outcome of a redrive for each dead letter.
 
-    `stored`; `not_found`; `exists`, where its id is scheduled again; `undecodable`, where its record cannot be read, so
-    that nothing tells where it goes.
+    `stored`: the message is scheduled again. `not_found`: there is no such dead letter. `exists`: a pending message has
+    the same id. `undecodable`: the record cannot be read, so its destination is unknown.
     """
 
     letters: list[MovedOut]
 
 
 class PurgedOut(Struct, frozen=True):
-    """How many dead letters were deleted."""
+    """The number of deleted dead letters."""
 
     purged: int
 
 
 class LaneOut(Struct, frozen=True):
-    """One handler's or sink's messages; `read_by_nobody`: no live instance serves it."""
+    """The messages of one lane by state. `read_by_nobody` is true if no live instance serves the lane."""
 
     lane: str
     scheduled: int
@@ -351,7 +368,7 @@ class LaneOut(Struct, frozen=True):
 
 
 class CountsOut(Struct, frozen=True):
-    """Messages by lane and state, and since when the longest waiting one could have been delivered."""
+    """The messages by lane and state, and the time since which the oldest overdue message waits."""
 
     lanes: list[LaneOut]
     oldest_overdue: str | None
@@ -359,7 +376,7 @@ class CountsOut(Struct, frozen=True):
 
 
 class LoadBucketOut(Struct, frozen=True):
-    """How many messages of a lane come due from a time on, within one bucket."""
+    """The number of messages of a lane that come due in the bucket that begins at `from`."""
 
     from_: str = field(name="from")
     lane: str = ""
@@ -367,21 +384,24 @@ class LoadBucketOut(Struct, frozen=True):
 
 
 class LoadOut(Struct, frozen=True):
-    """What comes due; empty buckets are left out."""
+    """The numbers of messages that come due, by bucket of time. Empty buckets are left out."""
 
     bucket: str
     buckets: list[LoadBucketOut]
 
 
 class LatenessBucketOut(Struct, frozen=True):
-    """How many were at most that late, and later than the bucket before says; null = any longer."""
+    """The number of messages above the bound of the bucket before, and at most `up_to_ms` late; null = no bound."""
 
     up_to_ms: int | None
     messages: int
 
 
 class LatenessOut(Struct, frozen=True):
-    """How late first attempts of the last 5 minutes began; `is_complete`: each of their journal entries was read."""
+    """The lateness of first attempts of the last 5 minutes.
+
+    `is_complete` is true if all journal entries of these attempts were read.
+    """
 
     samples: int
     p50_ms: int | None
@@ -392,7 +412,7 @@ class LatenessOut(Struct, frozen=True):
 
 
 class BlockedOut(Struct, frozen=True):
-    """A destination that takes nothing now."""
+    """A blocked destination: it takes no messages now."""
 
     to: str
     reason: str
@@ -400,7 +420,7 @@ class BlockedOut(Struct, frozen=True):
 
 
 class HoldsOut(Struct, frozen=True):
-    """What is paused, and what is blocked."""
+    """The paused lanes and destinations, and the blocked destinations."""
 
     paused: list[str]
     blocked: list[BlockedOut]
@@ -409,8 +429,9 @@ class HoldsOut(Struct, frozen=True):
 class ConsumerOut(Struct, frozen=True):
     """A consumer of a topic.
 
-    `waiting` is its lag. `away`: nothing is in flight to it, and it has asked for nothing for a minute; `seen` says
-    when it last did. `cursor`: of a log, the last index up to which it is done.
+    `waiting` is its lag. `seen` is the time of its last request. `away` is true if no message is in flight to the
+    consumer and it has requested none for a minute. `cursor`: for a log, the index up to which the consumer has
+    finished all entries.
     """
 
     topic: str
@@ -428,14 +449,14 @@ class ConsumerOut(Struct, frozen=True):
 
 
 class ConsumersOut(Struct, frozen=True):
-    """Consumers, by topic, kind and name; `after` as of a page."""
+    """One page of consumers, by topic, kind and name. Send `after` as `after` to get the next page."""
 
     consumers: list[ConsumerOut]
     after: str | None
 
 
 class JournalEntryOut(Struct, frozen=True):
-    """One thing that happened."""
+    """One entry of the journal: an event of a message."""
 
     number: int
     at: str
@@ -463,14 +484,14 @@ class JournalEntryOut(Struct, frozen=True):
 
 
 class JournalOut(Struct, frozen=True):
-    """What happened, in order; `after`: the number to read on from."""
+    """Entries of the journal, in order. Send `after` as `after` to get the entries that follow."""
 
     entries: list[JournalEntryOut]
     after: int
 
 
 class StoreOut(Struct, frozen=True):
-    """A store, and what it can do."""
+    """A store, its optional abilities, and the destinations that are allowed."""
 
     name: str
     url: str
@@ -488,7 +509,7 @@ class StoresOut(Struct, frozen=True):
 
 
 class Etf1Schedule(Struct, frozen=True, rename={"target_topic": "target-topic", "target_key": "target-key"}):
-    """A schedule, as etf1/kafka-message-scheduler shows it; times in seconds, the value in base64."""
+    """A schedule in the JSON form of etf1/kafka-message-scheduler: times in seconds, the value in base64."""
 
     id: str
     epoch: int
@@ -500,7 +521,7 @@ class Etf1Schedule(Struct, frozen=True, rename={"target_topic": "target-topic", 
 
 
 class Etf1Kafka(Struct, frozen=True):
-    """Where its topics are; nothing where the store is another one."""
+    """The Kafka servers and topics of the store; empty for a store that is not Kafka."""
 
     bootstrap_servers: str
     topics: list[str]
@@ -508,7 +529,7 @@ class Etf1Kafka(Struct, frozen=True):
 
 
 class Etf1Info(Struct, frozen=True):
-    """What etf1/kafka-message-scheduler tells of itself."""
+    """The addresses of the service, in the JSON form of etf1/kafka-message-scheduler."""
 
     hostname: str
     address: list[str]
@@ -520,9 +541,9 @@ class SeriesOut(Struct, frozen=True):
     """The recurring series that match a cancel.
 
     Attributes:
-        count: How many are known so far.
-        first: The ids of the first of them.
-        included: They are ended too; otherwise they are left out.
+        count: The number of series found so far.
+        first: The ids of the first ones.
+        included: True if the cancel ends them too; false if it leaves them unchanged.
     """
 
     count: int
@@ -531,17 +552,17 @@ class SeriesOut(Struct, frozen=True):
 
 
 class BulkPlanOut(Struct, frozen=True):
-    """What would be done, to be confirmed by `POST /v1/bulk/{confirm}`.
+    """The plan of a bulk action. `POST /v1/bulk/{confirm}` carries it out.
 
     Attributes:
-        count: How many it would be done to, as far as found; without recurring series.
-        first: The ids of the first of them.
-        series: The recurring series that match, of a cancel.
-        more: More may match: the operation finds them before it changes anything.
-        examined: How many were looked at.
-        of: Of how many; null where an index answers.
-        confirm: Names this plan, and the operation that carries it out.
-        expires_s: Seconds until it is forgotten.
+        count: The number of matches found so far, without recurring series.
+        first: The ids of the first matches.
+        series: For a cancel: the recurring series that match.
+        more: True if more may match. The operation finds them before it changes anything.
+        examined: The number of messages or dead letters that the plan compared with the filter.
+        of: The number to compare in all; null if an index answers the filter.
+        confirm: The name of this plan, and of the operation that carries it out.
+        expires_s: Seconds until the service forgets the plan.
     """
 
     action: str
@@ -559,15 +580,15 @@ class BulkOut(Struct, frozen=True):
     """A bulk operation.
 
     Attributes:
-        operation: Its name: the token that confirmed the plan.
-        state: It finds what matches, then changes it; then it has ended in one of three ways.
-        stopping: It ends after the step that it is at.
-        found: How many targets are known.
-        changed: Of how many the outcome is known.
-        outcomes: How many came to which outcome.
-        series: The recurring series that match, of a cancel.
-        error: Why it failed.
-        by: Who confirmed it.
+        operation: The name of the operation: the `confirm` of its plan.
+        state: `finding` the targets, then `changing` them. An operation ends as `done`, `stopped` or `failed`.
+        stopping: True if a caller has stopped the operation. It ends after its current step.
+        found: The number of targets found so far.
+        changed: The number of targets whose outcome is known.
+        outcomes: The number of targets by outcome.
+        series: For a cancel: the recurring series that match.
+        error: The reason of a failure.
+        by: The caller that confirmed the plan.
     """
 
     operation: str

@@ -30,11 +30,11 @@ Target: TypeAlias = str | DeadKey
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """A search that the plan did not finish: the operation finishes it before it changes anything.
+    """The unfinished part of a plan's search. The operation finishes the search before it changes anything.
 
     Attributes:
         wanted: The filter.
-        after: Where the search goes on; None = at its beginning.
+        after: The place at which the search goes on; None = the beginning.
     """
 
     wanted: Filter | DeadFilter
@@ -46,16 +46,16 @@ class Plan:
     """An action that a caller may confirm, once, and its targets.
 
     Attributes:
-        action: Its name.
-        by: Who may confirm it.
-        store: In which store.
-        targets: The messages, destinations or dead letters that were found so far.
-        series: The recurring series that were found so far, which a cancel would end; they are not among `targets`.
+        action: The name of the action.
+        by: The caller that may confirm the plan.
+        store: The name of the store.
+        targets: The messages, destinations or dead letters found so far.
+        series: The recurring series found so far that a cancel would end. `targets` does not contain them.
         with_series: Cancel the series too.
-        rest: Where further targets are found; None = the plan has all of them.
-        examined: How many messages or dead letters were looked at.
-        of: Of how many; None where an index answered.
-        options: Of the action.
+        rest: The search for further targets; None = the plan has all targets.
+        examined: The number of messages or dead letters compared with the filter.
+        of: The number to compare in all; None if an index answered.
+        options: The options of the action.
     """
 
     action: str
@@ -76,10 +76,10 @@ class Plan:
 
 
 class Plans:
-    """Plans, each for five minutes; the oldest give way to new ones.
+    """Keeps each plan for five minutes. A new plan drops the oldest one if there are too many.
 
     Args:
-        clock: For intervals.
+        clock: Measures intervals.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -87,7 +87,7 @@ class Plans:
         self._plans: OrderedDict[str, tuple[int, Plan]] = OrderedDict()
 
     def add(self, plan: Plan) -> str:
-        """Keep a plan; return the token that confirms it."""
+        """Store the plan and return its confirmation token."""
         token = secrets.token_urlsafe(16)
         self._plans[token] = self._clock.monotonic_ms() + PLAN_MS, plan
         while len(self._plans) > PLANS:
@@ -102,28 +102,28 @@ class Plans:
         """
         ends_ms, plan = self._plans.get(token, (0, None))
         if plan is None or (plan.by, plan.store) != (by, store) or ends_ms < self._clock.monotonic_ms():
-            raise ApiError(404, "PlanNotFoundError", "nothing to confirm here: the plan is forgotten; ask again")
+            raise ApiError(404, "PlanNotFoundError", "the plan does not exist any more; plan the action again")
         return plan
 
 
 class Operation:
-    """A confirmed plan that is being carried out, and then its result.
+    """A confirmed plan: its progress, and later its result.
 
     Args:
-        token: The plan's token, which names the operation.
+        token: The token of the plan, which also names the operation.
         plan: The action and its targets.
-        now_ms: When it began, epoch ms.
+        now_ms: The start of the operation, epoch ms.
 
     Attributes:
-        state: `finding` targets, `changing` them; or ended as `done`, `stopped` by a caller, or `failed`.
-        found: How many targets are known.
-        series: The recurring series that were found, whether they are ended or left out.
-        changed: Of how many targets the outcome is known.
-        outcomes: How many targets came to which outcome.
-        error: Why it failed, "" if it did not.
-        began_ms: When it began, epoch ms.
-        ended_ms: When it ended; None while it runs.
-        is_stopping: A caller has asked for its end.
+        state: `finding` targets, `changing` them, or ended: `done`, `stopped` by a caller, or `failed`.
+        found: The number of targets found so far.
+        series: The recurring series that were found, whether the operation ends them or leaves them unchanged.
+        changed: The number of targets whose outcome is known.
+        outcomes: The number of targets by outcome.
+        error: The reason of a failure; "" without one.
+        began_ms: The start of the operation, epoch ms.
+        ended_ms: The end of the operation, epoch ms; None while it runs.
+        is_stopping: A caller has stopped the operation.
     """
 
     def __init__(self, token: str, plan: Plan, now_ms: int) -> None:
@@ -141,12 +141,12 @@ class Operation:
         self._ended = asyncio.Event()
 
     def end(self, state: Literal["done", "stopped", "failed"], now_ms: int) -> None:
-        """Note how the operation ended."""
+        """Record the end of the operation, and wake the callers of `wait`."""
         self.state, self.ended_ms = state, now_ms
         self._ended.set()
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until the operation has ended, but no longer than this; return whether it has."""
+        """Wait for the operation's end, at most this many seconds; return whether it has ended."""
         try:
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
@@ -156,10 +156,10 @@ class Operation:
 
 
 class Operations:
-    """The operations of one app: a few run at the same time, and the latest results are kept.
+    """Runs the bulk operations of one app, at most `RUNNING` at the same time, and keeps the latest results.
 
     Args:
-        clock: For when they began and ended.
+        clock: Gives the times at which operations begin and end.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -171,18 +171,18 @@ class Operations:
         return token in self._operations
 
     def start(self, token: str, plan: Plan, carry_out: Callable[[Operation], Awaitable[object]]) -> Operation:
-        """Begin an operation.
+        """Start an operation in the background.
 
         Args:
-            token: The plan's.
+            token: The token of the plan.
             plan: The action and its targets.
-            carry_out: Does it; it may raise.
+            carry_out: Carries the plan out. It may raise.
 
         Raises:
-            ApiError: Too many are running.
+            ApiError: Too many operations are running.
         """
         if len(self._tasks) >= RUNNING:
-            detail = f"{RUNNING} bulk operations are running; wait for one of them to end, or stop it"
+            detail = f"{RUNNING} bulk operations are running, the most allowed; wait until one ends, or stop one"
             raise ApiError(503, "TooManyOperationsError", detail)
         operation = self._operations[token] = Operation(token, plan, self._clock.now_ms())
         self._tasks[token] = asyncio.create_task(self._run(operation, carry_out), name=f"aiodelay bulk {plan.action}")
@@ -196,7 +196,7 @@ class Operations:
             await carry_out(operation)
             state = "failed" if operation.error else "stopped" if operation.is_stopping else "done"
         except asyncio.CancelledError:
-            operation.error = "the service ended"
+            operation.error = "the service ended before the operation"
             raise
         finally:
             operation.end(state, self._clock.now_ms())
@@ -211,7 +211,7 @@ class Operations:
         operation = self._operations.get(token)
         if operation is None or operation.plan.store != store:
             raise ApiError(
-                404, "OperationNotFoundError", "no such bulk operation; the service keeps the latest results"
+                404, "OperationNotFoundError", "no such bulk operation; the service keeps only the latest results"
             )
         return operation
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made of the models; and how routes say which they take and return."""
+"""The OpenAPI document, generated from the models, and the route arguments that name a route's models."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def documents(
     headers: Mapping[str, str] | None = None,
     etag: bool = False,
 ) -> dict[str, Any]:
-    """Return the arguments by which a route says what it takes and returns.
+    """Return the arguments of a route that document its request and its answers.
 
     Args:
-        answer: What it returns; None = nothing.
-        takes: Its body.
-        lines: What it returns for each line, where its body may be lines of it.
-        status: Of its answer.
-        unfinished: Of its answer where the work goes on after it.
+        answer: The model of the answer; None = no body.
+        takes: The model of the request's body.
+        lines: The model of the answer to each line, if the body may be many lines of `takes`.
+        status: The HTTP status of the answer.
+        unfinished: The HTTP status if the work goes on after the answer.
         form: The answer's content type.
-        headers: The headers that it takes, with their descriptions.
-        etag: Its answer has the revision as `ETag`.
+        headers: The request headers that the route reads, with their descriptions.
+        etag: The answer has the revision as `ETag`.
     """
     responses: dict[int | str, dict[str, Any]] = {
         status: {"description": "Done", **({"content": _content(answer, form)} if answer else {})},
-        "default": {"description": "Not done; says why", "content": _content(models.Problem, PROBLEM)},
+        "default": {"description": "An error, with its reason", "content": _content(models.Problem, PROBLEM)},
     }
     if unfinished is not None:
         responses[unfinished] = responses[status] | {"description": "Under way"}
@@ -69,24 +69,25 @@ def documents(
     if takes is not None and lines is not None:
         extra["requestBody"]["content"] |= {NDJSON: {"schema": {"type": "string"}}}
         content = _content(answer, form) | _content(lines, NDJSON)
-        responses[200] = {"description": "Another stays; or the outcome of each line", "content": content}
+        description = "The stored message was kept unchanged; or, for a stream, the outcome of each line"
+        responses[200] = {"description": description, "content": content}
     return {
         "status_code": status,
         "responses": responses,
         "openapi_extra": extra,
-        "response_class": Response,  # has no type of its own that would be documented
+        "response_class": Response,  # Response has no media type, so FastAPI documents only the types above
     }
 
 
 def openapi_of(app: FastAPI, routers: Sequence[APIRouter]) -> dict[str, Any]:
-    """Return the document of an app that has these routers, made once."""
+    """Return the OpenAPI document of an app with these routers. The first call generates it."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, openapi_version=VERSION, summary=app.summary, routes=app.routes
         )
         types = [getattr(models, name) for name in models.__all__]
         _, schemas = msgspec.json.schema_components(types, ref_template=REF)
-        _say_what_is_held(schemas)
+        _complete_schemas(schemas)
         components = document.setdefault("components", {})
         components["schemas"] = schemas
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
@@ -97,14 +98,14 @@ def openapi_of(app: FastAPI, routers: Sequence[APIRouter]) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _say_what_is_held(schema: Any) -> None:  # noqa: ANN401 - any part of a schema
-    """Say of arrays and objects of anything that they hold anything, and leave defaults out.
+def _complete_schemas(schema: Any) -> None:  # noqa: ANN401 - any part of a schema
+    """Give each array its `items` and each free object its `additionalProperties`; remove defaults.
 
-    Generators of clients demand the former, and take a field with a default for one that is always there.
+    Client generators require `items` and `additionalProperties`. They treat a field with a default as always present.
     """
     if isinstance(schema, list):
         for each in schema:
-            _say_what_is_held(each)
+            _complete_schemas(each)
     elif isinstance(schema, dict):
         schema.pop("default", None)
         if schema.get("type") == "array":
@@ -112,11 +113,11 @@ def _say_what_is_held(schema: Any) -> None:  # noqa: ANN401 - any part of a sche
         elif schema.get("type") == "object" and "properties" not in schema:
             schema.setdefault("additionalProperties", True)
         for each in schema.values():
-            _say_what_is_held(each)
+            _complete_schemas(each)
 
 
 def scopes_of(routers: Sequence[APIRouter]) -> Iterator[tuple[str, str, str]]:
-    """Yield the method and path of each route, and what a token must be for; "" = none is needed."""
+    """Yield the method and path of each route, and the scope that a token must have; "" = no token needed."""
     for router in routers:
         scope = getattr(router.route_class, "needed", "")
         for route in router.routes:
