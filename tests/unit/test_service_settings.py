@@ -297,7 +297,7 @@ def test_the_nearest_setting_is_named(folder: Path, text: str, field: str, near:
 @pytest.mark.parametrize(
     ("text", "field", "value"),
     [
-        ("store = 'memory://'\n[stores.a]\nurl = 'memory://'", "store", "given beside"),
+        ("store = 'memory://'\n[stores.a]\nurl = 'memory://'", "store", "given together with"),
         ("[api]\nhost = '0.0.0.0'", "api.host", "0.0.0.0"),
         ("allowed_targets = ['kafka:out']", "allowed_targets", "'kafka:out', but there is no sink 'kafka'"),
         (f"allowed_targets = ['kafka:a b']\n{SINK}", "allowed_targets", "'kafka:a b'"),
@@ -360,7 +360,7 @@ def test_a_file_with_secrets_that_everybody_may_read_is_refused(folder: Path, te
         read_configuration().settings()
     (folder / "aiodelay.toml").chmod(0o644)
     with pytest.raises(
-        SettingsError, match=r"readable by everybody \(mode 644\), and holds tokens or passwords"
+        SettingsError, match=r"readable by every user \(mode 644\), and holds tokens or passwords"
     ) as caught:
         read_configuration().settings()
     assert "chmod 640 aiodelay.toml" in str(caught.value)
@@ -384,7 +384,7 @@ def test_beyond_the_loopback_with_tokens(folder: Path) -> None:
 @pytest.mark.parametrize("text", ["store = ", "store = 'a'\nstore = 'b'", b"store = '\xff'"])
 def test_what_is_no_toml_is_told(folder: Path, text: str | bytes) -> None:
     (folder / "aiodelay.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(SettingsError, match=r"aiodelay\.toml is (no TOML|not readable): ."):
+    with pytest.raises(SettingsError, match=r"aiodelay\.toml is (not TOML|not readable): ."):
         read_configuration()
 
 

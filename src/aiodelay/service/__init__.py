@@ -1,6 +1,6 @@
-"""The service: stores with their schedulers, intakes and an HTTP API in one process, for people who run it.
+"""The service: stores with their schedulers, intakes, an HTTP API and a page, in one process.
 
-Begin with `serve`, which runs the service, and `config`, which reads its settings.
+Begin with `serve`, which runs the service, and `config`, which defines its settings.
 """
 
 from __future__ import annotations

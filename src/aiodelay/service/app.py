@@ -1,4 +1,4 @@
-"""The service's HTTP face: whether it lives, whether it is ready, and the API."""
+"""The service's HTTP application: `/livez`, `/readyz`, and the API with the page."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def make_app(health: Health, api: ASGIApp) -> ASGIApp:
     """Return the application.
 
     Args:
-        health: Of the stores that it serves.
-        api: Answers all other requests.
+        health: Answers `/readyz`.
+        api: Answers all requests except `/livez` and `/readyz`.
     """
 
     async def livez(request: Request) -> JSONResponse:

@@ -1,4 +1,8 @@
-"""What the service is told: a TOML file, environment variables `AIODELAY_...` over it, flags over both; or nothing."""
+"""The settings of the service: models with defaults and limits.
+
+Settings come from a TOML file, environment variables `AIODELAY_...` and flags; `reading` merges them. A flag wins over
+a variable, and a variable over the file. Without any of them the defaults apply.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +35,15 @@ __all__ = [
 ]
 
 FILE = "aiodelay.toml"
-"""What is read from the working directory where no file is named."""
+"""The settings file in the working directory, read if no other file is named."""
 DATABASE = "aiodelay.db"
-"""Where messages are kept where no store is named: in the working directory."""
+"""The SQLite file in the working directory, used as the store if no store is named."""
 PREFIX = "AIODELAY_"
 ONLY = "default"
-"""What the one store of `store = "..."` is called."""
+"""The name of the store that `store = "..."` sets."""
 
 Scope: TypeAlias = Literal["read", "schedule", "operate"]
-"""What a token allows: to look; to schedule, replace and cancel; all else."""
+"""A right of a token: `read` = inspect; `schedule` = schedule, replace and cancel; `operate` = all other changes."""
 
 
 # --- values -----------------------------------------------------------------------------------------------
@@ -51,7 +55,7 @@ def _duration(value: object) -> timedelta:
 
 
 def _split(value: object) -> object:
-    """Take `a,b` for a list of two: so lists are written in environment variables."""
+    """Split text such as `a,b` into a list. Environment variables hold lists in this form."""
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
@@ -81,7 +85,7 @@ def _topic(topic: str) -> str:
 
 
 def _box(store: str, source: str, allow: Iterable[str], dead_topic: str | None) -> None:
-    """Refuse what no delay box could be made of."""
+    """Refuse values that `DelayBox` refuses."""
     try:
         from aiodelay.delay_box import DelayBox  # noqa: PLC0415 - needs a client that a service without intake does not
     except ImportError as error:
@@ -110,7 +114,7 @@ class _Part(BaseModel):
 
 
 class StoreSettings(_Part):
-    """A store, and what may be scheduled through it; what is not said is as for the whole service."""
+    """A store. For a namespace or allowed targets that are not set here, those of the whole service apply."""
 
     url: StoreUrl = Field(repr=False)
     namespace: Namespace | None = None
@@ -118,13 +122,13 @@ class StoreSettings(_Part):
 
 
 class SinkSettings(_Part):
-    """A system that messages go to; its name stands before the colon in `to`."""
+    """A sink. Its name is the part of a destination before the colon."""
 
     url: Annotated[str, AfterValidator(_sink_url)] = Field(repr=False)
 
 
 class Intake(_Part):
-    """Kafka topics from which requests are taken into a store: a delay box (docs/delay-box.md)."""
+    """A delay box: Kafka topics whose schedule requests go into a store (docs/delay-box.md)."""
 
     from_: Annotated[str, AfterValidator(_intake_url)] = Field(alias="from", repr=False)
     store: str | None = None
@@ -135,7 +139,7 @@ class Intake(_Part):
 
 
 class Token(_Part):
-    """Who may use the API. `aiodelay config hash-token` makes one."""
+    """A token of a caller of the API. `aiodelay config hash-token` makes one."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     hash: str = Field(pattern=r"^sha256:[0-9a-f]{64}$", repr=False)
@@ -146,17 +150,17 @@ class ApiSettings(_Part):
     """The HTTP API.
 
     Attributes:
-        host: Where it listens; beyond the loopback only with tokens.
-        port: 0 = any free one.
-        read_only: Refuse whatever changes something, whoever asks.
-        tokens: Without any, whoever reaches it may use it.
+        host: The address to listen on. An address other than the loopback needs tokens.
+        port: The port to listen on; 0 = any free port.
+        read_only: Refuse every change, whatever scopes a token has.
+        tokens: The tokens of the callers. Without tokens, every request from this machine is allowed.
         max_body: Most bytes of a request's body, and of a line of a stream.
-        max_connections: Most connections at once.
-        body_timeout: Longest time for a request's headers to arrive, then for its body, and for a stream or the reader
-            of an answer to stand still.
-        rate: Most requests a second of one token or address, and half of what may come at once; 0 = any number.
+        max_connections: Most connections at the same time.
+        body_timeout: Longest time for a request's headers to arrive, and then for its body. Also the longest time for a
+            stream to send nothing, and for a client to read nothing of an answer.
+        rate: Most requests a second of one token or address; twice this number may come at once. 0 = no limit.
         max_page: Most items of a page.
-        environment: What the page's badge says, such as "production".
+        environment: The text of the page's badge, such as "production".
     """
 
     host: str = Field(default="127.0.0.1", min_length=1)
@@ -172,17 +176,17 @@ class ApiSettings(_Part):
 
 
 class Limits(_Part):
-    """When an alarm is logged, when the service is no longer ready, how long it takes for its start and its end.
+    """Limits: for alarms, for readiness, and for the time that start and end take.
 
     Attributes:
-        max_payload: Most bytes of a message.
-        overdue: Age of the oldest overdue message from which an alarm is logged.
-        memory: Part of a Redis server's maxmemory from which it is not ready.
-        probe_every: How often a probe is written, at most; one that failed is repeated sooner.
-        probe_timeout: How long a store may take to answer.
-        open_timeout: How long the service waits at its start for a store, a sink or an intake that does not answer.
-        leave: How long it goes on after a signal while it says that it is not ready.
-        drain: Then, how long deliveries may take to end.
+        max_payload: Most bytes of a message's payload.
+        overdue: The service logs an alarm if the oldest overdue message is older than this.
+        memory: The service is not ready if a Redis server uses more than this part of its maxmemory.
+        probe_every: Shortest time between two probe messages. A failed probe is repeated sooner.
+        probe_timeout: Longest time for a store to answer a probe.
+        open_timeout: Longest wait, at the start, for a store, a sink or an intake that does not answer.
+        leave: Time after a signal in which the service still serves requests, but says that it is not ready.
+        drain: Longest wait after `leave` for deliveries in flight to end.
     """
 
     max_payload: int = Field(default=262_144, ge=1, le=MOST_PAYLOAD)
@@ -196,18 +200,20 @@ class Limits(_Part):
 
 
 class LogSettings(_Part):
-    """The log, on stderr. `auto` is text on a terminal, and JSON elsewhere."""
+    """The log, on stderr. The format `auto` is text on a terminal, and JSON otherwise."""
 
     format: Literal["auto", "json", "text"] = "auto"
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 class TelemetrySettings(_Part):
-    """Where Prometheus finds metrics; by OTLP they and traces go where the usual `OTEL_...` variables say.
+    """The port at which Prometheus reads metrics.
+
+    The usual `OTEL_...` variables set where metrics and traces go by OTLP.
 
     Attributes:
-        prometheus_host: Where the port is open. Whoever reaches it may read: it asks for no token.
-        prometheus_port: 0 = any free one; None = none is opened.
+        prometheus_host: The address of the port. The port needs no token: everybody who reaches it can read.
+        prometheus_port: The port; 0 = any free port; None = no port.
     """
 
     prometheus_host: str = Field(default="127.0.0.1", min_length=1)
@@ -215,7 +221,7 @@ class TelemetrySettings(_Part):
 
 
 class Settings(BaseSettings):
-    """All of it. `reading` reads it; each field stands in docs/operate.md."""
+    """All settings of the service. `reading` reads them; docs/operate.md lists each one."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True, env_prefix=PREFIX, env_nested_delimiter="__"
@@ -241,12 +247,12 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take what is given: `reading` has merged the sources, and knows where each value comes from."""
+        """Use only the arguments: `reading` has merged the sources already, and knows the origin of each value."""
         return (init_settings,)
 
     @property
     def named_stores(self) -> dict[str, StoreSettings]:
-        """The stores by name, with all that they do not say themselves."""
+        """The stores by name, with the service's namespace and allowed targets where a store sets none."""
         only = StoreSettings.model_construct(url=self.store or f"sqlite:///{DATABASE}")
         return {
             name: store.model_copy(

@@ -1,4 +1,4 @@
-"""The service's connections: how many there may be, how long one may stand still, how large a request's head may be."""
+"""`Server`: the HTTP server. It limits the number of connections, their idle time and the size of request heads."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .api.problems import CLOSE, ApiError, response_of
 __all__ = ["MOST_HEAD", "MOST_URL", "Server"]
 
 REQUESTS_END_S = 5
-"""How long requests that were taken may go on at the end: streams and pages that follow what happens have none."""
+"""Seconds that open requests may go on when the server stops. Streams and live pages never end by themselves."""
 TICKS = 10
-"""A second, of uvicorn's."""
+"""The calls of `on_tick` per second, set by uvicorn."""
 MOST_HEAD = 16_384
 """Most bytes of a request's first line and headers."""
 MOST_URL = 8_192
@@ -29,16 +29,16 @@ log: logging.Logger = logging.getLogger("aiodelay.service")
 
 
 class Server(uvicorn.Server):
-    """Serves an app on HTTP/1.1; leaves signals to us.
+    """Serves an app on HTTP/1.1, without handling signals.
 
-    A connection ends that stands still on its client's side: nothing or not all of a request's headers came, or
-    nothing of an answer was taken. Bodies, and answers that take long to find, are the app's to limit.
+    The server ends a connection if its client does nothing for too long: it sends no complete request head, or reads
+    nothing of an answer. The app itself limits the time of bodies and of slow answers.
 
     Args:
-        app: What answers.
-        most: Most connections at once. For a further one, that gives way which has waited longest without a request;
-            while all are being answered, it is refused.
-        still_s: Longest time to stand still, to a second.
+        app: The app that answers requests.
+        most: Most connections at the same time. A further connection takes the place of the one that has waited longest
+            without a request. If all connections have a request, the further one is refused.
+        still_s: Longest time in which a client may do nothing, accurate to a second.
     """
 
     def __init__(self, app: ASGIApp, *, most: int, still_s: float) -> None:
@@ -62,26 +62,26 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Capture no signals: the service handles them."""
         yield
 
     async def on_tick(self, counter: int) -> bool:
-        """Look after the connections once a second."""
+        """End idle connections, and log refused ones, once a second."""
         if counter % TICKS == 0:
-            self._end_what_stands_still()
-            self._tell_of_too_many()
+            self._end_idle_connections()
+            self._log_too_many()
         return await super().on_tick(counter)
 
-    def _tell_of_too_many(self) -> None:
-        most = f"no more than {self._most} are taken at once"
+    def _log_too_many(self) -> None:
+        most = f"api.max_connections is {self._most}"
         if self._gave_way:
-            log.warning("%s connections without a request gave way to new ones: %s", self._gave_way, most)
+            log.warning("%s connections without a request were closed for new ones: %s", self._gave_way, most)
         if self._refused:
             log.warning("%s connections were refused: %s", self._refused, most)
         self._refused = self._gave_way = 0
 
     def take(self, connection: _Protocol) -> None:
-        """Take a new connection; close another one for it, or this one, if there are too many."""
+        """Accept a new connection. If there are too many, close an idle one for it, or else refuse this one."""
         if len(self._open) >= self._most and not self._make_room():
             self._refused += 1
             connection.transport.abort()
@@ -93,7 +93,10 @@ class Server(uvicorn.Server):
         self._open.pop(connection, None)
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest, one without any request first; return False if all are busy."""
+        """Close the connection that has waited longest; return False if all connections are busy.
+
+        A connection that has never sent a request is closed first.
+        """
         waiting = [each for each in self._open if each.is_waiting]
         if not waiting:
             return False
@@ -103,7 +106,7 @@ class Server(uvicorn.Server):
         oldest.transport.abort()
         return True
 
-    def _end_what_stands_still(self) -> None:
+    def _end_idle_connections(self) -> None:
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         before, self._seen = self._seen, {}
@@ -120,7 +123,7 @@ class Server(uvicorn.Server):
 
 
 def _without_cancellation(app: ASGIApp) -> ASGIApp:
-    """Return an app whose requests the server may cancel at its end, without calling that a failure of the app."""
+    """Return an app that ends quietly if the server cancels its requests when it stops."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(asyncio.CancelledError):
@@ -130,7 +133,7 @@ def _without_cancellation(app: ASGIApp) -> ASGIApp:
 
 
 def _with_bounded_head(app: ASGIApp) -> ASGIApp:
-    """Return an app that gets no request whose head is too large, or that says in two ways where its body ends."""
+    """Return an app that refuses requests with a too large head, or with two contradicting lengths of the body."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         error = _error_in_head(scope) if scope["type"] == "http" else None
@@ -145,19 +148,20 @@ def _with_bounded_head(app: ASGIApp) -> ASGIApp:
 def _error_in_head(scope: Scope) -> ApiError | None:
     url = len(scope["raw_path"]) + len(scope["query_string"])
     if url > MOST_URL:
-        return ApiError(414, "UrlTooLongError", f"a URL has at most {MOST_URL} bytes", CLOSE)
+        return ApiError(414, "UrlTooLongError", f"the URL has {url} bytes; at most {MOST_URL} are allowed", CLOSE)
     headers = scope["headers"]
     if url + sum(len(name) + len(value) for name, value in headers) > MOST_HEAD:
-        return ApiError(431, "HeadersTooLargeError", f"URL and headers have at most {MOST_HEAD} bytes together", CLOSE)
+        detail = f"the URL and the headers together have more than {MOST_HEAD} bytes, the most allowed"
+        return ApiError(431, "HeadersTooLargeError", detail, CLOSE)
     names = {name for name, _ in headers}
     if b"content-length" in names and b"transfer-encoding" in names:
-        detail = "a request has Content-Length or Transfer-Encoding, not both"
+        detail = "the request has both Content-Length and Transfer-Encoding; send only one of them"
         return ApiError(400, "BodyLengthError", detail, CLOSE)
     return None
 
 
 class _Protocol(H11Protocol):
-    """A connection that the server may close for another one."""
+    """A connection. The server may close it in favour of a new one while it has no request."""
 
     def __init__(self, server: Server, **options: Any) -> None:  # noqa: ANN401 - uvicorn's
         super().__init__(**options)
@@ -165,7 +169,7 @@ class _Protocol(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no request is being answered."""
+        """Whether the connection has no request, and its last answer is fully sent."""
         is_answering = self.cycle is not None and not self.cycle.response_complete
         return not is_answering and not self.transport.get_write_buffer_size()
 

@@ -1,4 +1,4 @@
-"""Whether the service is ready, and if not, why: each store is asked, and written to."""
+"""`Health`: whether the service is ready, and the reasons if it is not. It reads from each store and writes a probe."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .config import Limits
 __all__ = ["PROBE", "Health", "Report", "StoreReport"]
 
 PROBE = "aiodelay:probe"
-"""The id of the message that is stored and cancelled; there is never more than one, and it is never due."""
+"""The id of the probe message, which is stored and cancelled. There is at most one, and it never becomes due."""
 PROBE_LANE = "aiodelay.probe"
 AGAIN_S = 1.0
-"""How soon a store is asked again; until then the answer stands."""
+"""Seconds for which the answer of a store is reused."""
 
 
 @dataclass(slots=True)
 class StoreReport:
-    """What was found out about a store.
+    """The state of one store.
 
     Attributes:
         phase: `loading`, `ready` or `ended`.
-        loaded: Partitions that have been read.
-        of: Of how many.
-        overdue_ms: Age of the oldest overdue message.
-        fill: How much of the server's room is used, 0 to 1; None if it has no bound, or is not known.
-        reasons: Why it is not ready, in words; empty if it is.
+        loaded: The number of partitions that have been read.
+        of: The number of partitions in all.
+        overdue_ms: The age of the oldest overdue message.
+        fill: The part of the server's memory that is used, 0 to 1; None if there is no limit, or it is not known.
+        reasons: The reasons why the store is not ready; empty if it is ready.
     """
 
     phase: str
@@ -48,23 +48,23 @@ class StoreReport:
 
 @dataclass(slots=True)
 class Report:
-    """What was found out about all of it; it is ready if there is no reason why not."""
+    """The state of the service: its stores, and the reasons why it is not ready. Without a reason, it is ready."""
 
     reasons: list[str]
     stores: Mapping[str, StoreReport]
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is no reason against."""
+        """Whether the service is ready."""
         return not self.reasons
 
 
 class Health:
-    """Asks the stores, each at most once a second however many want to know.
+    """Checks the stores, each at most once a second, however many callers ask.
 
     Args:
-        schedulers: By name; open or not.
-        limits: From where on something is a reason.
+        schedulers: The schedulers by name. They may be open or not.
+        limits: The limits above which a store is not ready.
     """
 
     def __init__(self, schedulers: Mapping[str, Scheduler], limits: Limits) -> None:
@@ -72,10 +72,10 @@ class Health:
         self.opening: set[str] = set(schedulers)
         """The stores whose scheduler and intakes are not open yet."""
         self.is_leaving = False
-        """Whether the service is about to end."""
+        """Whether the service has received the signal to end."""
 
     async def report(self) -> Report:
-        """Ask all stores at once."""
+        """Check all stores at the same time, and return the state of the service."""
         found = dict(
             zip(self._stores, await asyncio.gather(*(each.report() for each in self._stores.values())), strict=True)
         )
@@ -139,7 +139,10 @@ class _StoreHealth:
             answers.append(f"{self._fill:.0%} of its memory is used, more than {self._limits.memory:.0%}")
 
     async def _write(self, answers: list[str]) -> None:
-        """Store a message and cancel it, in one step where the store can; what a crash leaves, the next probe takes."""
+        """Store a probe message and cancel it, in one step if the store can.
+
+        If a crash leaves the message behind, the next probe replaces and cancels it.
+        """
         if not self._write_again and self._time() - self._written_s < self._limits.probe_every.total_seconds():
             return
         put = Put(new_op(), Envelope(PROBE, PROBE_LANE), After(MAX_HORIZON_MS))

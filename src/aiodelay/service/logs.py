@@ -1,4 +1,4 @@
-"""The service's log: lines for a person on a terminal, else one JSON object a line."""
+"""Sets up the service's log: text lines on a terminal, and otherwise one JSON object per line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "colo
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes `time`, `level`, `logger`, `message`, `exception` if there is one, and the fields given as `extra`."""
+    """Formats a record as JSON: `time`, `level`, `logger`, `message`, an `exception` if any, and the `extra` fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON, on one line."""
@@ -38,14 +38,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Seldom(logging.Filter):
-    """Lets each text of aiokafka through once in 30 s: without its cluster it says the same 200 times a second."""
+    """Lets each text of aiokafka through once in 30 s. If its cluster is away, it logs one text 200 times a second."""
 
     def __init__(self) -> None:
         super().__init__()
         self._told: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether a record is written; one that is says how often it was not."""
+        """Return whether to write a record. A written record says how often its text was left out before."""
         if not record.name.startswith("aiokafka"):
             return True
         text = record.getMessage()
@@ -60,7 +60,11 @@ class _Seldom(logging.Filter):
 
 
 def set_up_logs(settings: LogSettings, stream: TextIO | None = None) -> None:
-    """Log to a stream, usually stderr; `debug` is aiodelay's own alone: clients may tell what they are given."""
+    """Log to a stream, usually stderr.
+
+    The level `debug` applies only to aiodelay's own loggers. At that level, client libraries may log the values that
+    they receive, such as passwords.
+    """
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
     is_text = settings.format == "text" or (settings.format == "auto" and stream.isatty())
@@ -69,5 +73,5 @@ def set_up_logs(settings: LogSettings, stream: TextIO | None = None) -> None:
     level = settings.level.upper()
     logging.basicConfig(level="INFO" if level == "DEBUG" else level, handlers=[handler], force=True)
     logging.getLogger("aiodelay").setLevel(level)
-    logging.getLogger("aiodelay.audit").setLevel("INFO")  # who has changed what is told at every level
-    logging.getLogger("uvicorn").setLevel("ERROR")  # it tells of its end, as we do, and of each request that is no HTTP
+    logging.getLogger("aiodelay.audit").setLevel("INFO")  # the audit log is written at every level
+    logging.getLogger("uvicorn").setLevel("ERROR")  # below, it repeats our log lines and warns of each invalid request

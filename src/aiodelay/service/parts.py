@@ -1,4 +1,4 @@
-"""What settings stand for: schedulers, sinks and delay boxes, not yet open."""
+"""Makes schedulers, sinks, delay boxes and the API from the settings. It does not open them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ KAFKA = "kafka:"
 
 
 def make_scheduler(settings: Settings, store: StoreSettings) -> Scheduler:
-    """Return a store's scheduler.
+    """Return the scheduler of a store.
 
     Raises:
-        ConfigurationError: The store, or a sink, cannot be made so.
+        ConfigurationError: The settings of the store or of a sink cannot be used.
     """
     assert store.namespace is not None
     opened = registry.open_store(store.url, namespace=store.namespace, clock=None)
@@ -54,10 +54,10 @@ def _named_sink(name: str, url: str) -> Sink:
 
 
 def make_box(settings: Settings, intake: Intake, schedulers: Mapping[str, Scheduler]) -> DelayBox:
-    """Return an intake's delay box.
+    """Return the delay box of an intake.
 
     Raises:
-        ConfigurationError: It cannot be made so.
+        ConfigurationError: The settings of the intake cannot be used.
     """
     from aiodelay.delay_box import DelayBox  # noqa: PLC0415 - needs a client that a service without intake does not
 
@@ -75,7 +75,7 @@ def make_box(settings: Settings, intake: Intake, schedulers: Mapping[str, Schedu
 
 
 def make_api(settings: Settings, schedulers: Mapping[str, Scheduler], tokens: Tokens) -> FastAPI:
-    """Return the page and the HTTP API."""
+    """Return the app that serves the page and the HTTP API."""
     api = settings.api
     limits = ApiLimits(
         max_body=api.max_body,
@@ -88,10 +88,10 @@ def make_api(settings: Settings, schedulers: Mapping[str, Scheduler], tokens: To
 
 
 def store_of(settings: Settings, intake: Intake) -> str:
-    """Return the name of the store that an intake's requests go to.
+    """Return the name of the store into which an intake schedules.
 
     Raises:
-        ConfigurationError: There is no such store; or there are several, and none is named.
+        ConfigurationError: There is no store of that name; or there are several stores and the intake names none.
     """
     names = list(settings.named_stores)
     if intake.store is None and len(names) == 1:
@@ -102,6 +102,6 @@ def store_of(settings: Settings, intake: Intake) -> str:
 
 
 def default_topics(store: StoreSettings) -> list[str]:
-    """Return the topics that are allowed by name."""
+    """Return the Kafka topics that a store's `allowed_targets` name one by one, without `*`."""
     targets = store.allowed_targets or ()
     return [to.removeprefix(KAFKA) for to in targets if to.startswith(KAFKA) and not to.endswith("*")]

@@ -1,4 +1,8 @@
-"""Reading settings: all mistakes at once, each with field, value, rule and place; and where each value comes from."""
+"""Reads the settings of the service, and reports all mistakes at once.
+
+Each mistake names the field, the value, the allowed values and the origin. `Configuration` lists all settings with
+their origins.
+"""
 
 from __future__ import annotations
 
@@ -50,26 +54,27 @@ from .settings_origin import Layer, Layers, Place, dotted, read_toml
 __all__ = ["Configuration", "Problem", "SettingsError", "Shown", "read_configuration"]
 
 CONFIG = f"{PREFIX}CONFIG"
-"""Names the file, where no flag does."""
+"""The environment variable that names the settings file if no flag does."""
 NO_SETTINGS = re.compile(
     rf"{PREFIX}((CONFIG|CHROMIUM|PROMTOOL|SCREENSHOTS|REDIS_SERVER|VALKEY_SERVER|TEST_.*)=|(.*_)?SERVICE_(HOST|PORT(_.*)?)=|(.*_)?PORT(_.*)?=\w+://"
     r"|(.*_)?PORT_\d+_[A-Z]+_(PROTO|PORT|ADDR)=)"
 )
-"""Variables of other parts of aiodelay; and of Kubernetes, for whatever Service has a name that begins so."""
+"""Variables with the prefix that are not settings: those of other parts of aiodelay, and those that Kubernetes sets for
+each Service whose name begins with `aiodelay`."""
 _Disagreement: TypeAlias = tuple[Place, str, str]
-"""Where a value stands that is wrong beside others, what it is, and what is allowed."""
+"""A value that contradicts another value: its path, the value, and the allowed values."""
 
 # --- mistakes ---------------------------------------------------------------------------------------------
 
 
 class Problem(NamedTuple):
-    """One mistake.
+    """One mistake in the settings.
 
     Attributes:
-        field: Such as `api.port`.
-        value: What is given, shortened and without secrets.
-        allowed: What may be.
-        origin: Where it is given: `aiodelay.toml:7`, `AIODELAY_API__PORT`, `--port`; or None.
+        field: The name of the setting, such as `api.port`.
+        value: The wrong value, shortened and without secrets.
+        allowed: The allowed values.
+        origin: The source of the value, such as `aiodelay.toml:7`, `AIODELAY_API__PORT` or `--port`; or None.
     """
 
     field: str
@@ -83,7 +88,7 @@ class Problem(NamedTuple):
 
 
 class SettingsError(ConfigurationError):
-    """Settings hold mistakes; `problems` names all of them."""
+    """The settings have mistakes. `problems` holds all of them."""
 
     problems: tuple[Problem, ...]
 
@@ -99,7 +104,7 @@ class SettingsError(ConfigurationError):
 
 
 class Shown(NamedTuple):
-    """A value for a person to read, without secrets, and where it comes from."""
+    """A setting, its value as text without secrets, and its origin."""
 
     field: str
     value: str
@@ -149,7 +154,7 @@ def _problem(error: ErrorDetails, layers: Layers) -> Problem:
 
 
 def _is_of_its_items(error: ErrorDetails) -> bool:
-    """Whether a list is only too short because its items are wrong, which is told of each."""
+    """Whether a list is too short only because its items are wrong. Each wrong item is reported by itself."""
     return error["type"] == "too_short" and bool(error["input"])
 
 
@@ -162,14 +167,14 @@ def _unknown(place: Place, origin: str | None) -> Problem:
 
 
 def _unknown_variables(environment: Mapping[str, str]) -> Iterator[Problem]:
-    """Name the variables that look like a setting and are none."""
+    """Yield a problem for each environment variable that has the prefix and is not a setting."""
     known = [field.upper().replace(".", "__") for field in _fields()]
     for name, value in environment.items():
         setting = name.upper().removeprefix(PREFIX)
         is_ours = setting != name.upper() and not NO_SETTINGS.match(f"{name}={value}")
         if is_ours and setting.partition("__")[0].lower() not in Settings.model_fields:
             near = [f"{PREFIX}{found}" for found in get_close_matches(setting, known, 1)]
-            yield Problem(cut(name), _unknown_but(near), f"{PREFIX} and a setting, with __ for each dot")
+            yield Problem(cut(name), _unknown_but(near), f"{PREFIX} and the name of a setting, with __ for each dot")
 
 
 def _unknown_but(near: Iterable[str]) -> str:
@@ -177,7 +182,7 @@ def _unknown_but(near: Iterable[str]) -> str:
 
 
 def _fields() -> Iterator[str]:
-    """Yield the settings that have one name, and the tables of the others."""
+    """Yield the names of all settings. For stores, sinks and intakes, yield only the name of the table."""
     for name in Settings.model_fields:
         yield name
         if (name,) in _MODELS and name not in SEVERAL:
@@ -200,18 +205,18 @@ def _shown(value: object, place: Place) -> str:
     return "a table" if isinstance(value, Mapping) else shortened(value)
 
 
-# --- all together -----------------------------------------------------------------------------------------
+# --- the configuration ------------------------------------------------------------------------------------
 
 
 class Configuration:
-    """What was read, not yet judged.
+    """The settings as read from their sources, not yet checked.
 
     Args:
-        layers: Flags, environment, file.
-        file: Which it was; it may be missing.
-        again: Reads them anew.
-        problems: Mistakes found before any value is judged: variables that are no setting, a file with secrets that
-            everybody may read.
+        layers: The flags, the environment variables and the file, merged.
+        file: The settings file. It may be missing.
+        again: Reads all sources again.
+        problems: Mistakes found before the values are checked: unknown environment variables, or a file with secrets
+            that every user of the machine may read.
     """
 
     def __init__(
@@ -222,10 +227,10 @@ class Configuration:
         self.again: Callable[[], Configuration] = again
 
     def settings(self) -> Settings:
-        """Return the settings.
+        """Check all values and return the settings.
 
         Raises:
-            SettingsError: Names every mistake.
+            SettingsError: The settings have mistakes. The error names all of them.
         """
         given, problems, broken = self._layers.values, [*self._problems], set[str]()
         try:
@@ -242,10 +247,10 @@ class Configuration:
         return settings
 
     def shown(self) -> list[Shown]:
-        """List every value that holds, with its origin.
+        """List the value of every setting, with its origin.
 
         Raises:
-            SettingsError: As `settings`.
+            SettingsError: See `settings`.
         """
         return [
             Shown(dotted(place), _shown(value, place), self._layers.origin(place) or "default")
@@ -255,7 +260,7 @@ class Configuration:
 
 
 def _leaves(value: object, at: Place = ()) -> Iterator[tuple[Place, object]]:
-    """Yield the values that are no tables, with their places."""
+    """Yield each single value of the settings, with its path."""
     if isinstance(value, BaseModel):
         for name, field in type(value).model_fields.items():
             yield from _leaves(getattr(value, name), (*at, field.alias or name))
@@ -270,23 +275,23 @@ def _leaves(value: object, at: Place = ()) -> Iterator[tuple[Place, object]]:
 
 
 def _disagreements(settings: Settings, broken: Collection[str]) -> Iterator[_Disagreement]:
-    """Yield what is wrong only beside something else.
+    """Yield the values that are valid alone, but contradict other values.
 
     Args:
-        settings: Each value of which can be used.
-        broken: Tables that are left out of it: what depends on them is not judged.
+        settings: Settings in which each value alone is valid.
+        broken: Tables with mistakes, which `settings` leaves out. Values that depend on them are not checked.
     """
     if settings.store is not None and settings.stores:
-        yield ("store",), "given beside [stores]", "one of them"
+        yield ("store",), "given together with [stores]", "one of them"
     names = [token.name for token in settings.api.tokens]
     for i, name in enumerate(names):
         if name in names[:i]:
-            yield ("api", "tokens", i, "name"), f"{name!r}, as another's", "one name per token"
+            yield ("api", "tokens", i, "name"), f"{name!r}, the name of another token", "one name per token"
     if not settings.api.tokens and "api" not in broken and not _is_loopback(settings.api.host):
         yield (
             ("api", "host"),
             repr(settings.api.host),
-            "127.0.0.1, ::1 or localhost, as long as there is no [[api.tokens]]",
+            "127.0.0.1, ::1 or localhost; any address if there are [[api.tokens]]",
         )
     if not {*broken} & {"store", "stores", "namespace", "sinks", "allowed_targets", "limits"}:
         yield from _store_disagreements(settings)
@@ -300,7 +305,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _store_disagreements(settings: Settings) -> Iterator[_Disagreement]:
-    """Judge stores and what may be scheduled through them."""
+    """Yield the mistakes of stores, allowed targets and intakes."""
     schedulers: dict[str, Scheduler] = {}
     for name, store in settings.named_stores.items():
         place: Place = ("stores", name) if settings.stores else ()
@@ -320,7 +325,7 @@ def _store_disagreements(settings: Settings) -> Iterator[_Disagreement]:
 
 
 def _unknown_target(to: str, schedulers: Sequence[Scheduler], place: Place) -> Iterator[_Disagreement]:
-    """Refuse a destination that no message can go to: its sink is unknown, or the sink refuses the address."""
+    """Yield a mistake if no message can go to a destination: its sink is unknown, or the sink refuses the address."""
     errors: list[ConfigurationError | InputError] = []
     sink, _, address = to.partition(":")
     for scheduler in schedulers:
@@ -351,9 +356,9 @@ def _intake_disagreements(
         try:
             targets.check(f"{KAFKA}{topic}")
         except InputError:
-            yield (*place, "allow"), repr(topic), f"topics that allowed_targets has as '{KAFKA}<topic>'"
+            yield (*place, "allow"), repr(topic), f"topics that allowed_targets lists as '{KAFKA}<topic>'"
     if intake.allow is None and not default_topics(store):
-        yield (*place, "allow"), "missing", f"topics; or allowed_targets with '{KAFKA}<topic>'"
+        yield (*place, "allow"), "missing", f"a list of topics; or set allowed_targets with '{KAFKA}<topic>'"
     elif name in schedulers:
         try:
             schedulers[name].sink(KAFKA.removesuffix(":"))
@@ -370,9 +375,9 @@ def _value_and_rule(error: ConfigurationError | InputError) -> tuple[str, str]:
 
 
 class _Environment(EnvSettingsSource):
-    """Variables `AIODELAY_...`. What is not JSON is left as text, for the setting itself to judge."""
+    """The environment variables `AIODELAY_...`. A value that is not JSON stays text, and the setting checks it."""
 
-    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:  # noqa: ANN401 - of any kind
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:  # noqa: ANN401 - any type
         try:
             return super().decode_complex_value(field_name, field, value)
         except ValueError:
@@ -390,21 +395,22 @@ def _environment_layer(environment: Mapping[str, str]) -> Layer:
 
 
 def read_configuration(file: Path | None = None, flags: Mapping[Place, tuple[str, object]] = {}) -> Configuration:
-    """Read flags, environment variables and a file.
+    """Read the settings from flags, environment variables and a file, without checking the values.
 
     Args:
-        file: None = `AIODELAY_CONFIG`; without it `aiodelay.toml` in the working directory, if it is there.
-        flags: By the place of what they set: their name and value.
+        file: The settings file. None = the file that `AIODELAY_CONFIG` names; without that variable, `aiodelay.toml` in
+            the working directory, if it exists.
+        flags: The name and the value of each flag, by the path of its setting.
 
     Raises:
-        SettingsError: The file is missing, cannot be read, or is no TOML.
+        SettingsError: The file is missing, cannot be read, or is not TOML.
     """
     named = file or (Path(os.environ[CONFIG]) if os.environ.get(CONFIG) else None)
     path = named or Path(FILE)
     try:
         from_file = read_toml(path) if named or path.exists() else Layer({}, {})
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(Problem(str(path), f"no TOML: {error}", "a TOML file")) from None
+        raise SettingsError(Problem(str(path), f"not TOML: {error}", "a TOML file")) from None
     except (OSError, UnicodeDecodeError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
         raise SettingsError(Problem(str(path), f"not readable: {why}", "a file in UTF-8")) from error
@@ -414,9 +420,12 @@ def read_configuration(file: Path | None = None, flags: Mapping[Place, tuple[str
 
 
 def _exposed(path: Path, values: Mapping[str, Any]) -> Iterator[Problem]:
-    """Refuse a file with secrets that every user of the machine may read; Windows keeps rights elsewhere."""
+    """Yield a mistake if the file holds secrets and every user of the machine may read it.
+
+    Windows is not checked: it does not keep these rights in the file mode.
+    """
     if os.name != "nt" and _holds_secrets(values) and (mode := path.stat().st_mode & 0o777) & stat.S_IROTH:
-        value = f"readable by everybody (mode {mode:o}), and holds tokens or passwords"
+        value = f"readable by every user (mode {mode:o}), and holds tokens or passwords"
         yield Problem(str(path), value, f"mode 600, or 640 and a group: chmod 640 {path}")
 
 

@@ -1,4 +1,4 @@
-"""The service as a whole: what is opened, in which order, and how it ends."""
+"""`run_service`: opens the stores, the intakes and the HTTP server, serves until a signal, and ends them in order."""
 
 from __future__ import annotations
 
@@ -29,22 +29,25 @@ if TYPE_CHECKING:
 __all__ = ["listening", "run_service", "serving_page", "url_of"]
 
 LOOK_S = 0.5
-"""Pause between two looks whether a store serves claims already."""
+"""Seconds between two checks whether a store is ready."""
 BACKLOG = 2048
 log: logging.Logger = logging.getLogger("aiodelay.service")
 
 
 async def run_service(settings: Settings, stop: asyncio.Event, configuration: Configuration) -> None:
-    """Serve until an event is set, then end in order: not ready any more, no more requests, intakes, deliveries.
+    """Serve until `stop` is set, then end in order.
+
+    The order of the end: the service says that it is not ready, takes no more requests, closes the intakes, and drains
+    the deliveries.
 
     Args:
-        settings: All that can be said.
-        stop: Set by whoever wants the end.
-        configuration: Where the settings come from; tokens are read again when its file changes.
+        settings: The settings of the service.
+        stop: The caller sets this event to end the service.
+        configuration: The source of the settings. If its file changes, the tokens are read again.
 
     Raises:
-        ConfigurationError: It cannot listen where it is told to, or a store, sink or topic cannot be used.
-        StoreUnavailableError, SinkUnavailableError: One did not answer within `limits.open_timeout`.
+        ConfigurationError: The service cannot listen on its address, or a store, sink or topic cannot be used.
+        StoreUnavailableError, SinkUnavailableError: A store or a sink did not answer within `limits.open_timeout`.
     """
     schedulers = {name: make_scheduler(settings, store) for name, store in settings.named_stores.items()}
     boxes: dict[str, list[DelayBox]] = {name: [] for name in schedulers}
@@ -63,7 +66,7 @@ async def run_service(settings: Settings, stop: asyncio.Event, configuration: Co
 
         async def leave() -> None:
             health.is_leaving = True
-            log.info("stopping; a later signal ends it at once")
+            log.info("the service is stopping; a later signal ends it at once")
             await asyncio.sleep(settings.limits.leave.total_seconds())
             api.state.page.closing.set()
             server.should_exit = True
@@ -82,11 +85,13 @@ async def run_service(settings: Settings, stop: asyncio.Event, configuration: Co
 
 @asynccontextmanager
 async def serving_page(scheduler: Scheduler, listener: socket.socket) -> AsyncIterator[None]:
-    """Serve the page of one open scheduler as long as the block lasts; to this machine alone, which may do all.
+    """Serve the page of one open scheduler until the block ends.
+
+    Only requests from this machine are answered. They need no token and may change everything.
 
     Args:
-        scheduler: Whose.
-        listener: Listens already.
+        scheduler: The scheduler to show.
+        listener: A socket that listens already.
     """
     app = admin(scheduler, read_only=False)
     server = _server(app, ApiSettings())
@@ -108,7 +113,11 @@ async def _keep_all_open(
     stop: asyncio.Event,
     leave: Callable[[], Awaitable[None]],
 ) -> None:
-    """Keep the stores open until an event is set and then what must end before them; what is not open yet never is."""
+    """Open the stores, wait for `stop`, run `leave`, then close the stores.
+
+    `leave` ends everything that must end before the stores. A store that is still opening when `leave` has ended is
+    cancelled.
+    """
     closing = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         opened = {
@@ -127,7 +136,7 @@ async def _keep_all_open(
 async def _keep_open(
     name: str, scheduler: Scheduler, boxes: Sequence[DelayBox], health: Health, closing: asyncio.Event
 ) -> None:
-    """Open a store's scheduler and intakes, and close them, intakes first, when it is time."""
+    """Open a store's scheduler and its intakes. Close them, intakes first, when `closing` is set."""
     try:
         async with scheduler, AsyncExitStack() as stack:
             for box in boxes:
@@ -141,15 +150,16 @@ async def _keep_open(
 
 
 async def _tell_open(name: str, scheduler: Scheduler, closing: asyncio.Event) -> None:
-    """Log that a store is open once it serves claims, and until then, once, why it does not."""
+    """Log when a store becomes ready. If it is not ready at once, log the reason first."""
     if (status := scheduler.status()).phase != "ready":
-        log.warning("%s is not ready: %s", name, status.why or f"{status.done} of {status.of} partitions are read")
+        why = status.why or f"{status.done} of {status.of} partitions are read"
+        log.warning("store %s is not ready: %s", name, why)
     while scheduler.status().phase != "ready":
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S):
                 await closing.wait()
                 return
-    log.info("%s is open: %s", name, scheduler.store.name)
+    log.info("store %s is open: %s", name, scheduler.store.name)
 
 
 def _server(app: ASGIApp, settings: ApiSettings) -> Server:
@@ -157,17 +167,18 @@ def _server(app: ASGIApp, settings: ApiSettings) -> Server:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
+    """Return a socket that listens on an address.
 
-    Its connections send at once: asyncio sees to that only for sockets that name their protocol, which these do not. An
-    answer in two parts would take 40 ms, until the client acknowledges the first.
+    The socket sets TCP_NODELAY, which its connections inherit. asyncio sets this option only on sockets that name their
+    protocol, and these do not. Without it, an answer in two parts takes 40 ms: the second part waits until the client
+    acknowledges the first.
 
     Args:
-        host: Where.
-        port: 0 = any free one.
+        host: The address or host name.
+        port: The port; 0 = any free port.
 
     Raises:
-        ConfigurationError: It cannot.
+        ConfigurationError: The address cannot be used, for example because it is in use.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -181,6 +192,6 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Return where a socket listens, as a URL."""
+    """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

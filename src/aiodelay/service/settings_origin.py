@@ -1,4 +1,4 @@
-"""Where settings come from: a file, environment variables, flags; each value knows which of them gave it."""
+"""`Layers`: merges settings from a file, environment variables and flags, and knows the origin of each value."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from typing import Any, NamedTuple, TypeAlias
 __all__ = ["Layer", "Layers", "Place", "dotted", "read_toml"]
 
 Place: TypeAlias = tuple[str | int, ...]
-"""Where a value stands: `("intake", 0, "from")`."""
+"""The path of a value in the settings, such as `("intake", 0, "from")`."""
 
 
 class Layer(NamedTuple):
-    """What one source gives.
+    """The settings of one source.
 
     Attributes:
-        values: As nested mappings and lists.
-        origins: Where each value stands; what is within a value that is not named here came with it.
+        values: The values, as nested mappings and lists.
+        origins: The origin of each value, such as `aiodelay.toml:7`. A value without an entry has the origin of the
+            value that contains it.
     """
 
     values: Mapping[str, Any]
     origins: Mapping[Place, str]
 
     def origin(self, place: Place) -> str | None:
-        """Return where a value stands; None if this layer does not give it."""
+        """Return the origin of a value; None if this layer does not hold the value."""
         if not _holds(self.values, place):
             return None
         return next((self.origins[place[:n]] for n in range(len(place), 0, -1) if place[:n] in self.origins), None)
 
 
 class Layers:
-    """Several sources, the strongest first; what one leaves out of a table the next may give.
+    """Several sources, merged. Tables are merged value by value: a source fills in values that stronger ones lack.
 
     Args:
-        layers: As they win.
+        layers: The sources, strongest first.
     """
 
     def __init__(self, *layers: Layer) -> None:
@@ -45,27 +46,27 @@ class Layers:
             self.values = _merged(self.values, layer.values)
 
     def origin(self, place: Place) -> str | None:
-        """Return where a value comes from; None if nobody gave it."""
+        """Return the origin of a value; None if no source holds the value."""
         return next((found for layer in self._layers if (found := layer.origin(place))), None)
 
     def nearest_origin(self, place: Place) -> str | None:
-        """Return where a value comes from; of one that is missing, where it should stand."""
+        """Return the origin of a value. For a missing value, return the origin of the nearest table around it."""
         return next((found for n in range(len(place), 0, -1) if (found := self.origin(place[:n]))), None)
 
 
 def dotted(place: Place) -> str:
-    """Write a place as a person would: `intake[0].from`."""
+    """Return a path as text, such as `intake[0].from`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return text.removeprefix(".")
 
 
 def read_toml(path: Path) -> Layer:
-    """Read a file.
+    """Read a TOML file, with the line of each value.
 
     Raises:
-        OSError: It cannot be read.
-        tomllib.TOMLDecodeError: It is not TOML.
-        UnicodeDecodeError: It is not UTF-8.
+        OSError: The file cannot be read.
+        tomllib.TOMLDecodeError: The file is not TOML.
+        UnicodeDecodeError: The file is not UTF-8.
     """
     text = path.read_text(encoding="utf-8")
     values = tomllib.loads(text)
@@ -73,10 +74,10 @@ def read_toml(path: Path) -> Layer:
 
 
 def _lines(text: str) -> dict[Place, int]:
-    """Return the line at which each value begins: the first one after which it is there.
+    """Return the line at which each value begins.
 
-    The parser tells no lines, so it reads the file as far as each of them; a value of several lines is whole at its
-    last, and began after the last line up to which the file could be read.
+    The TOML parser does not report lines. So this function parses the first line, then the first two lines, and so on.
+    A value of several lines appears only with its last line. It began after the last line at which parsing succeeded.
     """
     lines, found, begin = text.splitlines(), dict[Place, int](), 1
     for n in range(1, len(lines) + 1):

@@ -1,4 +1,4 @@
-"""Tokens that are exchanged while the service runs: the file is read again when it has changed."""
+"""`follow_tokens`: reads the settings file again when it changes, and replaces the valid tokens."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ LOOK_S = 1.0
 
 
 async def follow_tokens(configuration: Configuration, tokens: Tokens) -> None:
-    """Take the tokens of the file whenever it has changed, until cancelled; with mistakes in it they stay as they are.
+    """Replace the valid tokens whenever the settings file changes, until cancelled.
+
+    If the changed file has mistakes, the valid tokens stay as they are.
 
     Args:
-        configuration: What the service was started with.
-        tokens: Those that are valid.
+        configuration: The configuration with which the service started.
+        tokens: The tokens that are valid now.
     """
     seen = _stamp(configuration.file)
     while True:
@@ -32,17 +34,17 @@ async def follow_tokens(configuration: Configuration, tokens: Tokens) -> None:
             continue
         seen = stamp
         if stamp is None:
-            log.warning("%s is not there; tokens stay as they were", configuration.file)
+            log.warning("%s does not exist any more; the valid tokens stay as they are", configuration.file)
             continue
         try:
             settings = await asyncio.to_thread(lambda: configuration.again().settings())
         except SettingsError as error:
-            log.warning("%s has changed, and tokens stay as they were: %s", configuration.file, error)
+            log.warning("%s has changed; the valid tokens stay as they are: %s", configuration.file, error)
             continue
         tokens.load(settings.api.tokens)
         names = ", ".join(token.name for token in settings.api.tokens) or "none"
         log.info(
-            "%s has changed; tokens that are valid now: %s; all else holds from the next start",
+            "%s has changed; tokens that are valid now: %s; other changed settings apply at the next start",
             configuration.file,
             names,
         )

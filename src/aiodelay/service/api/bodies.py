@@ -1,4 +1,4 @@
-"""Bodies, read with limits on their size and on how long they take; and JSON, in and out."""
+"""Reads the bodies of requests, with limits on size and time, and reads and writes JSON."""
 
 from __future__ import annotations
 
@@ -40,13 +40,16 @@ class Json(Response):
 
     media_type = PLAIN
 
-    def render(self, content: Any) -> bytes:  # noqa: ANN401 - whatever is answered
-        """Return the text."""
+    def render(self, content: Any) -> bytes:  # noqa: ANN401 - any content that msgspec encodes
+        """Return the content as JSON text."""
         return encoded(content)
 
 
-def encoded(content: Any) -> bytes:  # noqa: ANN401 - whatever is answered
-    """Return JSON text; what other programs have stored may be no UTF-8, and is escaped then."""
+def encoded(content: Any) -> bytes:  # noqa: ANN401 - any content that msgspec encodes
+    """Return the content as JSON text.
+
+    Texts that other programs have stored may hold characters that are not valid in UTF-8. They are escaped.
+    """
     try:
         return msgspec.json.encode(content)
     except UnicodeEncodeError:
@@ -54,10 +57,12 @@ def encoded(content: Any) -> bytes:  # noqa: ANN401 - whatever is answered
 
 
 def check_type(request: Request, *allowed: str) -> str:
-    """Return the body's type; only those allowed are taken, none of which a plain form of a web page can send.
+    """Return the content type of the body.
+
+    The form of a web page cannot send any of the allowed types. So the check also stops forms of other sites.
 
     Raises:
-        ApiError: It is another one.
+        ApiError: The type is not one of `allowed`.
     """
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given not in allowed:
@@ -66,10 +71,10 @@ def check_type(request: Request, *allowed: str) -> str:
 
 
 async def body_of(request: Request, limits: ApiLimits) -> bytes:
-    """Return a JSON body, whole.
+    """Return a whole JSON body.
 
     Raises:
-        ApiError: It is of another type, too large, or too slow.
+        ApiError: The body has another type, is too large, or arrives too slowly.
     """
     check_type(request, PLAIN)
     try:
@@ -83,22 +88,22 @@ async def read_json(request: Request, limits: ApiLimits, type_: type[T]) -> T:
     """Return a JSON body as a value of a type.
 
     Raises:
-        ApiError: As `body_of`.
-        InputError: It is not of that type.
+        ApiError: See `body_of`.
+        InputError: The JSON does not have that type.
     """
     body = await body_of(request, limits)
     try:
         return msgspec.json.decode(body, type=type_)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         problem = cut(json_problem(error), 200)
-        raise InputError("body", f"no such JSON: {problem}", "what /openapi.json says of it") from None
+        raise InputError("body", f"wrong JSON: {problem}", "JSON as /openapi.json describes it") from None
 
 
 async def chunks_of(request: Request, most: int) -> AsyncIterator[bytes]:
     """Yield a body as it arrives.
 
     Raises:
-        ApiError: It is larger than `most` bytes, or its client has gone.
+        ApiError: The body is larger than `most` bytes, or the client has disconnected.
     """
     size = 0
     length = request.headers.get("content-length", "")
@@ -111,14 +116,16 @@ async def chunks_of(request: Request, most: int) -> AsyncIterator[bytes]:
                 raise _too_large(most)
             yield chunk
     except ClientDisconnect:
-        raise ApiError(400, "DisconnectedError", "the client has gone") from None
+        raise ApiError(400, "DisconnectedError", "the client has disconnected") from None
 
 
 async def lines_of(request: Request, limits: ApiLimits) -> AsyncIterator[bytes]:
-    """Yield the lines of a body, without their ends; empty ones too. Read on only as they are taken.
+    """Yield the lines of a body without their line ends, empty lines too.
+
+    The body is read only as fast as the caller takes lines.
 
     Raises:
-        ApiError: A line is longer than a body may be, the whole too large, or it stands still for too long.
+        ApiError: A line or the whole body is too large, or nothing arrives for too long.
     """
     rest = b""
     chunks = chunks_of(request, limits.max_stream)
@@ -140,9 +147,10 @@ async def lines_of(request: Request, limits: ApiLimits) -> AsyncIterator[bytes]:
 
 
 def _too_large(most: int) -> ApiError:
-    return ApiError(413, "BodyTooLargeError", f"at most {most} bytes are taken", CLOSE, allowed=f"{most} bytes")
+    detail = f"the body has more than {most} bytes, the most allowed"
+    return ApiError(413, "BodyTooLargeError", detail, CLOSE, allowed=f"{most} bytes")
 
 
 def _too_slow(limits: ApiLimits) -> ApiError:
-    detail = f"nothing came, or not all of it, within {limits.body_timeout_s:g} s"
+    detail = f"the body did not arrive within {limits.body_timeout_s:g} s"
     return ApiError(408, "BodyTimeoutError", detail, CLOSE)

@@ -1,4 +1,4 @@
-"""What goes into a URL: where a page ends, instants, and which messages are wanted."""
+"""Values of URL parameters: the cursor of the next page, times and filters."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ __all__ = ["dead_filter_of", "filter_of", "read_cursor", "write_cursor"]
 
 P = TypeVar("P", bound=tuple[object, ...])
 MOST = 1 << 62
-"""More than any instant or revision; what databases can compare."""
+"""Larger than any time or revision, and small enough for a database to compare."""
 
 
 def write_cursor(place: tuple[object, ...] | None) -> str | None:
-    """Return a place as text; None for None."""
+    """Return the place of the next page as text for a URL; None for None."""
     return None if place is None else base64.urlsafe_b64encode(msgspec.msgpack.encode(place)).decode().rstrip("=")
 
 
 def read_cursor(text: str | None, type_: type[P]) -> P | None:
-    """Return the place that `write_cursor` has written.
+    """Return the place in a text of `write_cursor`.
 
     Raises:
-        InputError: It has written no such text.
+        InputError: The text is not one that `write_cursor` returns.
     """
     if text is None:
         return None
@@ -53,10 +53,10 @@ def _ms(text: str | None, field: str) -> int | None:
 
 
 def filter_of(given: FilterIn) -> Filter:
-    """Return which messages are wanted.
+    """Return the filter of messages that a request gives.
 
     Raises:
-        InputError: A value is none.
+        InputError: A value of the filter is wrong.
     """
     states = [each.value for each in State]
     if given.state is not None and given.state not in states:
@@ -73,10 +73,10 @@ def filter_of(given: FilterIn) -> Filter:
 
 
 def dead_filter_of(given: DeadFilterIn) -> DeadFilter:
-    """Return which dead letters are wanted.
+    """Return the filter of dead letters that a request gives.
 
     Raises:
-        InputError: A value is none.
+        InputError: A value of the filter is wrong.
     """
     if given.reason is not None and given.reason not in DEAD_REASONS:
         raise InputError("reason", repr(cut(given.reason)), ", ".join(DEAD_REASONS))

@@ -1,6 +1,6 @@
-"""The routes of etf1/kafka-message-scheduler's REST API, in its shapes: for what has read them so far.
+"""The routes of etf1/kafka-message-scheduler's REST API, in the same JSON form, for programs that were its clients.
 
-Read only, as they are there; docs/migration.md tells the differences.
+The routes only read, as the original ones do. docs/migration.md lists the differences.
 """
 
 from __future__ import annotations
@@ -45,12 +45,15 @@ ALIVE_S = 1.0
 PROBE = "liveness"
 
 
-@looking.get("/schedules", summary="All schedules, earliest first", **documents(list[Etf1Schedule]))
+@looking.get("/schedules", summary="List all schedules, earliest first", **documents(list[Etf1Schedule]))
 async def schedules(
     store: Store,
-    limit: Annotated[int, Query(ge=1, le=1_000_000, description="Most schedules.")] = 10_000,
+    limit: Annotated[int, Query(ge=1, le=1_000_000, description="The most schedules to list.")] = 10_000,
 ) -> Response:
-    """An array of `{id, epoch, timestamp, topic, target-topic, target-key, value}`: seconds, and base64."""
+    """Returns an array of `{id, epoch, timestamp, topic, target-topic, target-key, value}`.
+
+    `epoch` and `timestamp` are in seconds, `value` is base64.
+    """
     first = await page(store.scheduler, Filter(), after=None, limit=min(limit, AT_ONCE), most=AT_ONCE)
 
     async def parts() -> AsyncIterator[bytes]:
@@ -70,27 +73,27 @@ async def schedules(
     return StreamingResponse(parts(), media_type="application/json")
 
 
-@looking.get("/schedule/{id:path}", summary="One schedule", **documents(Etf1Schedule))
+@looking.get("/schedule/{id:path}", summary="Get one schedule", **documents(Etf1Schedule))
 async def get_schedule(id: str, store: Store) -> Response:  # noqa: A002 - its name in the URL
-    """In the shape of `/schedules`."""
+    """Returns one item of the array of `/schedules`."""
     found = await store.scheduler.get(id)
     if found is None:
         raise not_found(id)
     return Json(_schedule(store, found))
 
 
-@looking.get("/info", summary="Where this scheduler stands", **documents(Etf1Info))
+@looking.get("/info", summary="Get the addresses of the service", **documents(Etf1Info))
 async def info(request: Request, store: Store) -> Response:
-    """`{hostname, address, server_address, kafka: {bootstrap_servers, topics, history_topic}}`."""
+    """Returns `{hostname, address, server_address, kafka: {bootstrap_servers, topics, history_topic}}`."""
     host, port = request.scope.get("server") or ("", None)
     bootstrap, topics, history = _kafka_of(store)
     address = host if port is None else f"{host}:{port}"
     return Json(Etf1Info(socket.gethostname(), [host], address, Etf1Kafka(bootstrap, topics, history)))
 
 
-@alive.get("/liveness", operation_id="liveness", summary="Whether the stores answer", **documents(None))
+@alive.get("/liveness", operation_id="liveness", summary="Check that the stores answer", **documents(None))
 async def liveness(request: Request) -> Response:
-    """200, or 500 where a store does not answer within a second; without a token, and with no more than that."""
+    """Answers 200, or 500 if a store does not answer within a second. No token is needed, and there is no body."""
     try:
         async with asyncio.timeout(ALIVE_S):
             for opened in served_of(request).stores.values():
@@ -101,7 +104,7 @@ async def liveness(request: Request) -> Response:
 
 
 def _kafka_of(store: Opened) -> tuple[str, list[str], str]:
-    """Return servers, schedules topics and history topic; of a store that is not Kafka, nothing."""
+    """Return the servers, the schedules topics and the history topic of a Kafka store; empty for other stores."""
     url = urlsplit(store.scheduler.opened_store().name)
     if url.scheme != KAFKA:
         return "", [], ""

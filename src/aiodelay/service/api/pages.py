@@ -1,4 +1,4 @@
-"""The API's documentation as one page of HTML, made of the OpenAPI document: no script, and nothing from elsewhere."""
+"""The API's documentation: one HTML page, generated from the OpenAPI document, without scripts or outside resources."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ td { border-top: 1px solid #8884; padding: .2rem .6rem .2rem 0; vertical-align: 
 """
 _HASH = base64.b64encode(sha256(STYLE.encode()).digest()).decode()
 PAGE_HEADERS = {"content-security-policy": f"default-src 'none'; style-src 'sha256-{_HASH}'; frame-ancestors 'none'"}
-"""The one style that may be applied is this page's."""
+"""Browsers apply only the style of this page, and load nothing."""
 
 
 def documentation(document: Mapping[str, Any]) -> str:
-    """Return the page."""
+    """Return the documentation of an OpenAPI document as HTML."""
     operations = [
         part
         for path, methods in document["paths"].items()
@@ -35,8 +35,8 @@ def documentation(document: Mapping[str, Any]) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>aiodelay API</title><style>{STYLE}</style><body><h1>aiodelay API {escape(document['info']['version'])}"
-        f'</h1><p>The whole of it, for programs: <a href="openapi.json">openapi.json</a>. Errors are '
-        f"<code>application/problem+json</code>.</p>{''.join(operations)}<h2>Shapes</h2>{''.join(models)}</body></html>"
+        f'</h1><p>The OpenAPI document, for programs: <a href="openapi.json">openapi.json</a>. Errors are '
+        f"<code>application/problem+json</code>.</p>{''.join(operations)}<h2>Models</h2>{''.join(models)}</body></html>"
     )
 
 
@@ -63,7 +63,7 @@ def _model(name: str, schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _named(schema: Mapping[str, Any]) -> str:
-    """Return a schema in few words."""
+    """Return a short text for a schema, such as `array of MessageOut`."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if "anyOf" in schema:

@@ -196,7 +196,7 @@ class Operations:
             await carry_out(operation)
             state = "failed" if operation.error else "stopped" if operation.is_stopping else "done"
         except asyncio.CancelledError:
-            operation.error = "the service ended before the operation"
+            operation.error = "the service ended"
             raise
         finally:
             operation.end(state, self._clock.now_ms())

@@ -1,4 +1,7 @@
-"""Errors as problem+json (RFC 9457): one table from errors to statuses; what is not in it is told to nobody."""
+"""Error answers as problem+json (RFC 9457). One table maps errors to HTTP statuses.
+
+An error outside the table gives the answer 500 without details. The log has them.
+"""
 
 from __future__ import annotations
 
@@ -58,22 +61,22 @@ STATUSES: tuple[tuple[type[AiodelayError], int], ...] = (
     (ClosedError, 503),
     (OutcomeUnknownError, 504),
 )
-"""The first class that an error is of decides."""
+"""The first class that matches an error decides."""
 CLOSE = {"connection": "close"}
-"""The rest of the body is not read, so that no further request can follow it."""
+"""For an answer before the whole body is read: the connection cannot serve another request."""
 RETRY_AFTER_S = "1"
 LONGEST = 500
 
 
 class ApiError(AiodelayError):
-    """An error that only the API knows.
+    """An error that only the API raises.
 
     Args:
-        status: Of HTTP.
-        error: Its stable name.
-        detail: What happened and what to do.
-        headers: For the answer.
-        about: `field`, `value` and `allowed`, where something was given wrongly; never a secret.
+        status: The HTTP status.
+        error: The stable name of the error.
+        detail: A sentence that says what happened and what to do.
+        headers: Headers of the answer.
+        about: `field`, `value` and `allowed`, if a value of the request is wrong; never a secret.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class ApiError(AiodelayError):
 
 
 def wrong(status: int, error: str, field: str, value: str, allowed: str) -> ApiError:
-    """Return the error that tells of something given wrongly."""
+    """Return the error for a wrong value in a request."""
     return ApiError(status, error, f"{field} is {value}; allowed: {allowed}", field=field, value=value, allowed=allowed)
 
 
@@ -95,14 +98,14 @@ def _problem(status: int, shape: Mapping[str, str]) -> Problem:
 
 
 def problem_of(error: AiodelayError) -> Problem:
-    """Return how an error is told; of one that should not be, that the log says more."""
+    """Return the problem to answer for an error; `INTERNAL` for an error whose details must not leave the service."""
     if isinstance(error, ApiError):
         return error.problem
     status = next((status for class_, status in STATUSES if isinstance(error, class_)), 500)
     if status == 500:
         return INTERNAL
     shape = error_shape(error)
-    if isinstance(error, ClosedError):  # its advice is for programs
+    if isinstance(error, ClosedError):  # its own text advises a Python program, not a client of the API
         shape["detail"] = f"{error.what} is {error.state}"
     if isinstance(error, OutcomeUnknownError):
         shape["detail"] = (
@@ -112,20 +115,20 @@ def problem_of(error: AiodelayError) -> Problem:
     return _problem(status, shape)
 
 
-INTERNAL = _problem(500, {"error": "InternalError", "detail": "the service failed; its log says why"})
+INTERNAL = _problem(500, {"error": "InternalError", "detail": "the service failed; its log has the reason"})
 UNTOLD = _problem(503, {"error": "ClosedError", "detail": "the service is ending"})
 UNKNOWN = _problem(
     504,
     {
         "error": "OutcomeUnknownError",
-        "detail": "the service is ending, and whether this was carried out is unknown; "
+        "detail": "the service is ending, and it is unknown whether the request was carried out; "
         "repeat the request with the same id or Idempotency-Key",
     },
 )
 
 
 def response_of(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the answer that tells a problem."""
+    """Return the HTTP answer for a problem."""
     headers = dict(headers or {})
     if problem.status in (503, 504):
         headers.setdefault("retry-after", RETRY_AFTER_S)
@@ -133,7 +136,7 @@ def response_of(problem: Problem, headers: Mapping[str, str] | None = None) -> R
 
 
 def install(app: FastAPI) -> None:
-    """Have an app tell all its errors as problems."""
+    """Make an app answer all its errors as problems."""
 
     async def known(_: Request, error: Exception) -> Response:
         assert isinstance(error, AiodelayError)

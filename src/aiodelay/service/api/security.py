@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens with scopes, one gate before everything, and a line in the audit log per change."""
+"""Access control: bearer tokens with scopes, a gate that checks each request, and an audit log line for each change."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 FORWARDING = frozenset({"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"})
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 PLAIN = "identity"
-"""What a body is encoded with that is not."""
+"""The content encoding of a body that is not compressed."""
 CALLER = "aiodelay.caller"
 BUCKETS = 10_000
 LONGEST_FACT = 300
@@ -71,24 +71,27 @@ HEADERS = tuple(
         "cache-control": "no-store",
     }.items()
 )
-"""On every answer that does not say otherwise itself."""
+"""Headers of every answer. An answer may set another value."""
 
 
 def hash_token(secret: str) -> str:
-    """Return what is kept of a secret; it should be long and random, as `secrets.token_urlsafe()` makes it."""
+    """Return the hash of a token's secret, as the settings hold it.
+
+    Use a long random secret, such as one of `secrets.token_urlsafe()`.
+    """
     return HASH + sha256(secret.encode()).hexdigest()
 
 
 class Tokens:
-    """The tokens that are valid now; `load` puts others in their place while the service runs.
+    """The tokens that are valid now. `load` replaces them while the service runs.
 
     Args:
-        tokens: The first ones.
-        clock: For intervals.
+        tokens: The tokens at the start.
+        clock: Measures intervals.
 
     Attributes:
-        is_open: There never was one, so that whoever asks from this machine needs none. Taking the last one away lets
-            nobody in any more.
+        is_open: There has never been a token, so requests from this machine need none. If the last token is removed
+            later, the service refuses all requests.
     """
 
     def __init__(self, tokens: Collection[Token] = (), clock: Clock | None = None) -> None:
@@ -100,12 +103,12 @@ class Tokens:
         return token in self._tokens
 
     def load(self, tokens: Collection[Token]) -> None:
-        """Make these the valid ones."""
+        """Replace the valid tokens."""
         self._tokens = tuple(tokens)
         self.is_open = self.is_open and not self._tokens
 
     def find(self, secret: str) -> Token | None:
-        """Return the token of a secret; in the same time whichever it is."""
+        """Return the token of a secret, or None. The time taken does not reveal which token matches."""
         given = hash_token(secret)
         found = None
         for token in self._tokens:
@@ -114,7 +117,10 @@ class Tokens:
         return found
 
     def refuse(self, peer: str) -> None:
-        """Write that a token was shown that is not valid; further ones within a second are counted by the next line."""
+        """Write to the audit log that a caller sent an invalid token.
+
+        There is at most one line a second. The next line counts the refusals since the last one.
+        """
         self._refused += 1
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._next_line_ms:
@@ -124,17 +130,17 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class ApiLimits:
-    """How much a client may ask for.
+    """Limits on the requests of clients.
 
     Attributes:
         max_body: Most bytes of a body, and of a line of a stream.
         max_stream: Most bytes of a stream.
-        streams: Most streams at once.
-        body_timeout_s: Longest time for a body to arrive whole, and for a stream to stand still.
+        streams: Most streams at the same time.
+        body_timeout_s: Longest time for a whole body to arrive, and for a stream to send nothing.
         max_page: Most items of a page.
-        max_examined: Most messages that a request looks at where no index answers.
-        rate: Most requests a second of one token, or of one address without a token; 0 = any number.
-        burst: How many may come at once.
+        max_examined: Most messages that one request compares with a filter that no index answers.
+        rate: Most requests a second of one token, or of one address without a token; 0 = no limit.
+        burst: Most requests at once.
     """
 
     max_body: int = 1_048_576
@@ -160,7 +166,7 @@ class ApiLimits:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and from where."""
+    """The sender of a request: the token's name and scopes, and the network address."""
 
     name: str
     scopes: Collection[Scope]
@@ -168,14 +174,17 @@ class Caller:
 
 
 class _Rates:
-    """A bucket of requests per name, refilled with time; the buckets longest not used are forgotten."""
+    """Limits the request rate: one token bucket per name, refilled as time passes.
+
+    If there are too many buckets, the least recently used ones are dropped.
+    """
 
     def __init__(self, limits: ApiLimits, clock: Clock) -> None:
         self._rate, self._burst, self._clock = limits.rate, limits.burst, clock
         self._buckets: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def take(self, name: str) -> float:
-        """Take one; return 0, or how many seconds it takes until there is one."""
+        """Take one request from a bucket; return 0, or the seconds to wait if the bucket is empty."""
         if not self._rate:
             return 0
         now_ms = self._clock.monotonic_ms()
@@ -188,16 +197,17 @@ class _Rates:
 
 
 class Gate:
-    """Stands before the app: limits rates, finds out who asks, refuses what another site has sent, adds headers.
+    """The middleware in front of the app: identifies callers, limits rates, refuses changes from other sites.
 
-    Without tokens, whoever asks from this machine by one of its own names may do what is not refused to all.
+    It also adds the security headers to each answer. If the service has no tokens, a request from this machine, sent to
+    one of its loopback names, gets all scopes.
 
     Args:
-        app: What is behind it.
-        tokens: Who may ask.
-        sessions: Of those who have shown theirs to the page.
-        limits: How often.
-        clock: For intervals.
+        app: The app that answers the requests.
+        tokens: The tokens of the callers.
+        sessions: The browser sessions of the page.
+        limits: The limits on the request rate.
+        clock: Measures intervals.
     """
 
     def __init__(
@@ -207,7 +217,7 @@ class Gate:
         self._rates = _Rates(limits, clock or SystemClock())
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Answer a request, or have it answered."""
+        """Refuse a request, or pass it to the app."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -244,14 +254,14 @@ class Gate:
         peer = scope["client"][0] if scope.get("client") else "local"
         host = headers.get("host", "")
         if host and not HOST.fullmatch(host):
-            raise ApiError(400, "HostError", "the header Host names no host")
+            raise ApiError(400, "HostError", "the header Host is not a host name with an optional port")
         if (coding := headers.get("content-encoding", PLAIN).lower()) != PLAIN:
             about = {"field": "content-encoding", "value": repr(cut(coding)), "allowed": "none"}
-            raise ApiError(415, "ContentEncodingError", "bodies are taken as they are, not compressed", CLOSE, **about)
+            raise ApiError(415, "ContentEncodingError", "send the body without compression", CLOSE, **about)
         caller = self._caller(peer, headers)
         wait_s = self._rates.take(f"token {caller.name}" if caller else f"peer {peer}")
         if wait_s:
-            detail = "too many requests; wait as long as Retry-After says"
+            detail = "too many requests; wait the seconds that the header Retry-After gives"
             raise ApiError(429, "TooManyRequestsError", detail, headers={"retry-after": str(ceil(wait_s))})
         if scope["method"] not in SAFE:
             _refuse_other_sites(headers)
@@ -271,7 +281,7 @@ class Gate:
 
 
 def _headers_of(scope: AsgiScope) -> dict[str, str]:
-    """Return a request's headers; of those sent twice, the first."""
+    """Return the headers of a request. If a header is sent twice, the first one counts."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(list(scope["headers"]))}
 
 
@@ -284,7 +294,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_local(peer: str, headers: Mapping[str, str]) -> bool:
-    """Whether a request is of this machine's own, and not passed on, nor sent to a name that was bent to here."""
+    """Whether a request comes from this machine, through no proxy, and to a loopback name.
+
+    The name matters: a web page can make a foreign host name resolve to this machine (DNS rebinding).
+    """
     host = HOST.fullmatch(headers.get("host", ""))
     is_ours = host is not None and _is_loopback(host[1].lower())
     return _is_loopback(peer) and is_ours and FORWARDING.isdisjoint(headers)
@@ -294,25 +307,26 @@ def _refuse_other_sites(headers: Mapping[str, str]) -> None:
     origin, host = headers.get("origin"), headers.get("host", "")
     is_other = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
     if is_other or (origin is not None and (origin.partition("://")[2] or "null") != host):
-        raise ApiError(403, "CrossSiteError", "requests that change something are not taken from other sites")
+        raise ApiError(403, "CrossSiteError", "the service refuses changes that another site's page requests")
 
 
 def caller_of(request: Request) -> Caller:
-    """Return who asks; only behind `needs`."""
+    """Return the sender of a request. Call this only in routes of `needs`."""
     caller = request.scope[CALLER]
     assert isinstance(caller, Caller)
     return caller
 
 
 def needs(scope: Scope, find: Callable[[Request], Any] | None = None) -> type[APIRoute]:
-    """Return the kind of route that lets only those through whose token is for this; to a read-only service, to look.
+    """Return a route class that refuses callers whose token lacks a scope.
 
-    A route of its own kind rather than a dependency: it costs each request a tenth of one.
+    On a read-only service, the routes refuse every scope except `read`. A route class costs a tenth of the time of a
+    FastAPI dependency.
 
     Args:
-        scope: What a token must be for.
-        find: Finds what a function is given beside the request; without it FastAPI does, which takes longer than to
-            schedule a message.
+        scope: The scope that a token must have.
+        find: Returns the second argument of the endpoint, from the request. Without it, FastAPI resolves the arguments,
+            which takes longer than to schedule a message.
     """
 
     class Guarded(APIRoute):
@@ -336,14 +350,14 @@ def needs(scope: Scope, find: Callable[[Request], Any] | None = None) -> type[AP
 
 
 def check_allowed(request: Request, scope: Scope) -> None:
-    """Refuse whoever may not do this.
+    """Refuse a caller that does not have a scope.
 
     Raises:
-        ApiError: 401 without a valid token, 403 with one that is for something else, and where nothing may be changed.
+        ApiError: 401 without a valid token; 403 if the token lacks the scope, or if the service is read-only.
     """
     caller = request.scope[CALLER]
     if caller is None:
-        detail = "a valid bearer token is needed: Authorization: Bearer <token>"
+        detail = "send a valid bearer token: Authorization: Bearer <token>"
         raise ApiError(401, "UnauthorizedError", detail, {"www-authenticate": 'Bearer realm="aiodelay"'})
     if scope not in caller.scopes:
         raise ApiError(
@@ -355,12 +369,12 @@ def check_allowed(request: Request, scope: Scope) -> None:
             allowed=scope,
         )
     if scope != "read" and request.app.state.served.read_only:
-        detail = "this service changes nothing: it is read-only ([api] read_only = false allows changes)"
+        detail = "the service is read-only; set [api] read_only = false to allow changes"
         raise ApiError(403, "ReadOnlyError", detail)
 
 
-def audit(request: Request, action: str, **facts: Any) -> None:  # noqa: ANN401 - what is told of a change
-    """Write who has changed what, and what came of it, as one line of JSON; payloads and headers are never among it."""
+def audit(request: Request, action: str, **facts: Any) -> None:  # noqa: ANN401 - values of the audit log line
+    """Write a change, its caller and its outcome to the audit log, as one line of JSON without payloads and headers."""
     _audit(caller_of(request), action, facts)
 
 
@@ -371,10 +385,13 @@ def _audit(caller: Caller, action: str, facts: Mapping[str, object]) -> None:
 
 @contextmanager
 def audited(request: Request, action: str, **facts: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - as of `audit`
-    """Write what comes of a change; of one that the store may have carried out in part, or without saying so, as well.
+    """Write a change to the audit log when the block ends, also after a store error or a cancellation.
+
+    After these two, the store may have carried the change out, fully or in part. Any other error means that nothing was
+    changed, and nothing is written.
 
     Yields:
-        What is told, to be completed.
+        The facts of the line. The block adds the outcome.
     """
     with audited_by(caller_of(request), action, **facts) as told:
         yield told
@@ -382,7 +399,7 @@ def audited(request: Request, action: str, **facts: Any) -> Iterator[dict[str, A
 
 @contextmanager
 def audited_by(caller: Caller, action: str, **facts: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - as of `audit`
-    """As `audited`, for what a caller has begun and is carried out after the request."""
+    """Do the same as `audited` for a change that goes on after its request has ended."""
     try:
         yield facts
     except (StoreError, asyncio.CancelledError) as error:
@@ -397,7 +414,7 @@ def _write(told: Mapping[str, object]) -> None:
 
 
 def _plain(value: object) -> object:
-    """Return a fact so that it cannot be taken for more than one line, or for another field."""
+    """Return a fact, shortened and without control characters, so that it cannot forge a line or a field of the log."""
     if isinstance(value, int):
         return value
     if isinstance(value, list | tuple):

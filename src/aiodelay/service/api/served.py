@@ -1,4 +1,4 @@
-"""What requests find: the schedulers by name, who may ask, and what is kept between two requests."""
+"""`Served`: the state that the routes of one app share, and the route parameters that find it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Opened:
     """One store of the service.
 
     Attributes:
-        name: What requests call it.
-        scheduler: Open.
-        targets: Where messages may be scheduled to.
-        lateness: What its journal has told so far.
-        activity: What its journal has told of the last hour so far.
+        name: The name that requests give as `?store=`.
+        scheduler: The scheduler of the store, open.
+        targets: The destinations to which messages may be scheduled.
+        lateness: The lateness measured from the journal.
+        activity: The activity of the last hour, measured from the journal.
     """
 
     name: str
@@ -48,10 +48,12 @@ class Opened:
     activity: ActivityMeter = field(default_factory=ActivityMeter)
 
     def check(self, message: Message) -> None:
-        """Refuse a destination that is not allowed; what is no destination at all, the scheduler refuses.
+        """Refuse a destination that is not allowed.
+
+        The scheduler itself refuses a `to` that is not a destination.
 
         Raises:
-            TargetNotAllowedError: Says what is.
+            TargetNotAllowedError: The destination is not allowed. The error lists the allowed ones.
         """
         if isinstance(message.to, str):
             self.targets.check(message.to)
@@ -59,15 +61,15 @@ class Opened:
 
 @dataclass(slots=True)
 class Served:
-    """What the routes of one app share.
+    """The state that the routes of one app share.
 
     Attributes:
-        stores: By name.
-        limits: How much a client may ask for.
-        read_only: Nothing may be changed.
-        plans: What waits to be confirmed.
-        operations: Bulk operations that run, and the results of the latest.
-        streams: How many streams are being read.
+        stores: The stores by name.
+        limits: The limits on requests.
+        read_only: The service refuses every change.
+        plans: The plans of bulk actions that wait for their confirmation.
+        operations: The bulk operations that run, and the results of the latest ones.
+        streams: The number of streams that are being read.
     """
 
     stores: Mapping[str, Opened]
@@ -79,7 +81,7 @@ class Served:
 
 
 def served_of(request: Request) -> Served:
-    """Return what the app of this request has."""
+    """Return the shared state of the app that answers this request."""
     served = request.app.state.served
     assert isinstance(served, Served)
     return served
@@ -89,7 +91,7 @@ def store_of(request: Request) -> Opened:
     """Return the store that a request names.
 
     Raises:
-        ApiError: There is none such.
+        ApiError: The request names no store of this service.
     """
     stores = served_of(request).stores
     store = request.query_params.get("store") if request.scope["query_string"] else None
@@ -103,15 +105,19 @@ def store_of(request: Request) -> Opened:
 
 async def _store(
     request: Request,
-    store: Annotated[str | None, Query(description="Which store, where there are several.", max_length=64)] = None,
+    store: Annotated[
+        str | None, Query(description="The name of the store, if the service has several.", max_length=64)
+    ] = None,
 ) -> Opened:
-    del store  # named for the documentation alone
+    del store  # declared only so that the OpenAPI document lists the parameter
     return store_of(request)
 
 
 async def _limit(
     request: Request,
-    limit: Annotated[int | None, Query(ge=1, description="Most items; the service has a limit too.")] = None,
+    limit: Annotated[
+        int | None, Query(ge=1, description="The most items to return. The service sets an upper limit.")
+    ] = None,
 ) -> int:
     most = served_of(request).limits.max_page
     if limit is not None and limit > most:
@@ -121,4 +127,4 @@ async def _limit(
 
 Store = Annotated[Opened, Depends(_store)]
 Limit = Annotated[int, Depends(_limit)]
-After = Annotated[str | None, Query(description="The `after` of the page before.", max_length=2_000)]
+After = Annotated[str | None, Query(description="The `after` of the previous page.", max_length=2_000)]

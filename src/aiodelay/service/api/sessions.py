@@ -1,4 +1,4 @@
-"""Who has signed in with a browser: a token is shown once, and then a cookie stands for it that tells nothing."""
+"""`Sessions`: the browser sessions of the page. A user signs in with a token. A random cookie names the session."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ class ValidTokens(Protocol):
 
 
 class Sessions:
-    """Sessions of this process: they end after 12 hours, when their token is valid no more, and with the process.
+    """The sessions of this process.
+
+    A session ends after 12 hours, or when its token becomes invalid, or when the process ends.
 
     Args:
-        tokens: Those that are valid.
-        clock: For intervals.
+        tokens: The tokens that are valid now.
+        clock: Measures intervals.
     """
 
     def __init__(self, tokens: ValidTokens, clock: Clock | None = None) -> None:
@@ -43,7 +45,7 @@ class Sessions:
         self._key = secrets.token_bytes(32)
 
     def begin(self, secret: str) -> tuple[str, Token] | None:
-        """Return a new session's cookie and its token; None if there is no such token."""
+        """Start a session; return its cookie and its token, or None if the secret belongs to no valid token."""
         token = self._tokens.find(secret)
         if token is None:
             return None
@@ -54,7 +56,7 @@ class Sessions:
         return cookie, token
 
     def find(self, cookie: str) -> Token | None:
-        """Return the token of a session, if both are still valid."""
+        """Return the token of a session; None if the session or the token is not valid any more."""
         ends_ms, token = self._sessions.get(cookie, (0, None))
         if token is None or ends_ms < self._clock.monotonic_ms():
             self._sessions.pop(cookie, None)
@@ -66,9 +68,9 @@ class Sessions:
         self._sessions.pop(cookie, None)
 
     def csrf(self, cookie: str) -> str:
-        """Return what a form of this session has to bring along, which no other site can know."""
+        """Return the CSRF token of a session: each form must send it, and no other site can know it."""
         return hmac.new(self._key, cookie.encode(), "sha256").hexdigest()
 
     def is_csrf(self, cookie: str, given: str) -> bool:
-        """Whether a form has brought it along."""
+        """Return whether a form has sent the CSRF token of its session."""
         return hmac.compare_digest(self.csrf(cookie).encode(), given.encode())

@@ -1,4 +1,7 @@
-"""Many messages in one request: lines are read as fast as the store takes them, and never held all at once."""
+"""`schedule_lines`: schedules a stream of messages, one per line of a request.
+
+The service reads lines only as fast as the store takes messages, and never holds all lines in memory.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +25,27 @@ from .served import Opened, Served, served_of
 __all__ = ["schedule_lines", "told_of"]
 
 IN_MEMORY = 1_048_576
-"""How many bytes of answers are held in memory; further ones wait in a file."""
+"""Bytes of answers that stay in memory. More answers go into a temporary file."""
 AT_ONCE = 65_536
 MOST_REFUSED = 10_000
-"""Lines; an answer to a bad one is longer than it, and the disk is not the client's."""
+"""The most refused lines of a stream. The answer to a bad line is longer than the line: without a limit, a client could
+fill the disk."""
 
 
 async def schedule_lines(request: Request, store: Opened, prepare: Callable[[Message, int], Message]) -> Response:
-    """Schedule what each line asks for; answer each line, in no order, and the totals at last.
+    """Schedule the message of each line; return an answer for each line, in no order, and the totals at the end.
 
-    Answers are sent when all lines are read: a client that reads none before it has sent all would otherwise wait
-    for the service, and the service for it.
+    The service sends the answers after it has read all lines. Otherwise a client that reads nothing until it has sent
+    everything would wait for the service, and the service for the client.
 
     Args:
-        request: Whose body has the lines.
-        store: Where to.
-        prepare: Makes what is scheduled of a message and its line's number, from 1.
+        request: The request whose body holds the lines.
+        store: The store to schedule in.
+        prepare: Returns the message to schedule, from the message of a line and the line's number, from 1.
     """
     served = served_of(request)
     if served.streams >= served.limits.streams:
-        detail = f"{served.limits.streams} streams are being read already"
+        detail = f"{served.limits.streams} streams are being read, the most allowed; repeat the request later"
         raise ApiError(429, "TooManyStreamsError", detail, {"retry-after": "1"})
     served.streams += 1
     answers: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 - `_sent` closes it
@@ -65,12 +69,16 @@ async def _sent(answers: IO[bytes]) -> AsyncIterator[bytes]:
 
 
 def _too_many(number: int) -> ApiError:
-    detail = f"{MOST_REFUSED} lines are refused; from line {number} on nothing was read"
+    detail = f"{MOST_REFUSED} lines are refused, the most allowed; the service did not read on from line {number}"
     return ApiError(422, "TooManyRefusedError", detail, CLOSE)
 
 
 def told_of(scheduled: Scheduled, *, is_keyed: bool) -> dict[str, Any]:
-    """Return what is answered; the version that a key's message has is ours, and so is what it is refused for."""
+    """Return the answer for a scheduled message.
+
+    If the id comes from an idempotency key, the service has chosen the conflict rule. The client must not see the
+    outcome of that rule, so it reads `repeated`.
+    """
     shape = scheduled_shape(scheduled)
     if is_keyed and scheduled.outcome in (ScheduleOutcome.OUTDATED, ScheduleOutcome.KEPT, ScheduleOutcome.IN_FLIGHT):
         shape["outcome"] = "repeated"
@@ -78,7 +86,7 @@ def told_of(scheduled: Scheduled, *, is_keyed: bool) -> dict[str, Any]:
 
 
 class _Lines:
-    """One stream."""
+    """The lines of one stream, and their answers."""
 
     def __init__(
         self,
@@ -90,7 +98,7 @@ class _Lines:
     ) -> None:
         self._request, self._served, self._store, self._prepare = request, served, store, prepare
         self._answers, self._encode = answers, msgspec.json.Encoder().encode
-        self._lines: dict[int, int] = {}  # by position among the messages that were read
+        self._lines: dict[int, int] = {}  # the line number, by position among the valid messages
         self._keyed: set[int] = set()
         self._stored = self._refused = 0
         self.failure: ApiError | None = None
@@ -132,7 +140,7 @@ class _Lines:
                         self._keyed.add(position)
                     position += 1
                     yield message
-        except ApiError as error:  # the rest cannot be read; what was read is stored, and said to be
+        except ApiError as error:  # the rest cannot be read; the messages read so far are stored and answered
             self.failure = error
 
     def _answered(self, position: int, answer: Scheduled | AiodelayError) -> None:
