@@ -1,6 +1,6 @@
-"""The page for operators: HTML made on the server, the same app and rights as the API beside it.
+"""The page for operators: HTML made on the server, in the app of the API and with the same rights.
 
-Begin with `application`, which puts the screens together, and `state`, which they share.
+Begin with `application`, which lists the screens, and `state`, which the screens share.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Changes made on the page: a plan is shown with its targets; once confirmed, an operation carries it out.
+"""Changes on the page: the page shows a plan with its targets. After the confirmation, an operation carries it out.
 
-Each form is answered by a redirection to a screen that can be loaded again: the plan, the operation, or the screen that
-the form came from.
+The answer to each form is a redirect to a screen that can be reloaded: the plan, the operation, or the screen of the
+form.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from .state import state_of
 __all__ = ["TYPED_FROM", "ask", "confirm", "operation", "plan", "stop"]
 
 TYPED_FROM = 101
-"""From this number of targets on the number has to be typed."""
+"""From this number of targets on, the user must type the number to confirm."""
 SHOWN = 5
 WAIT_S = 1.5
-"""How long the answer to a confirmation waits for the operation's end."""
+"""Seconds for which the answer to a confirmation waits for the end of the operation."""
 MOST_NAMED = 12
 OF_MESSAGES, OF_LETTERS, OF_PLACES = ("cancel", "fire", "reschedule"), ("redrive", "purge"), ("pause", "resume")
 TELLS: dict[str, tuple[str, str]] = {
-    "cancel": ("Cancel", "What is being delivered just now goes on; no retry and no recurrence follows."),
-    "fire": ("Fire now", "Due at once, instead of at its time. What is in flight already stays as it is."),
-    "reschedule": ("Reschedule", "Moved to another time; all else stays."),
-    "redrive": ("Redrive", "Given a new life, due now, with attempts from 1 and a new delivery id."),
-    "purge": ("Purge", "Deleted for good: a dead letter that is purged cannot be redriven."),
-    "pause": ("Pause", "For all instances, until it is resumed. What is in flight goes on."),
-    "resume": ("Resume", "What is due then is delivered at once."),
+    "cancel": ("Cancel", "An attempt in flight goes on. No retry and no further occurrence follows."),
+    "fire": ("Fire now", "The due time becomes now. Messages in flight do not change."),
+    "reschedule": ("Reschedule", "Only the due time changes."),
+    "redrive": ("Redrive", "The messages are scheduled again, due now. Attempts count from 1; the delivery id is new."),
+    "purge": ("Purge", "The dead letters are deleted for good. They cannot be redriven later."),
+    "pause": ("Pause", "The pause holds for all instances, until it is resumed. Messages in flight go on."),
+    "resume": ("Resume", "Messages that are already due are delivered at once."),
 }
 
 
@@ -60,7 +60,7 @@ TELLS: dict[str, tuple[str, str]] = {
 
 @screen("read")
 async def plan(request: Request) -> Response:
-    """Keep what would be done; nothing is done yet."""
+    """Store the plan of an action, and show it. Nothing is changed yet."""
     form = await form_of(request)
     store, action = store_of(request, form.one("store")), form.one("action")
     if action not in TELLS:
@@ -69,7 +69,7 @@ async def plan(request: Request) -> Response:
     try:
         found = await _planned(request, store, action, form)
         if not (found.targets or found.series or found.rest):
-            raise ApiError(422, "NothingChosenError", "nothing is chosen, or nothing matches any more")
+            raise ApiError(422, "NothingChosenError", "no message or dead letter is ticked or matches any more")
     except AiodelayError as error:
         problem = problem_of(error)
         if problem.status != 422:
@@ -80,7 +80,7 @@ async def plan(request: Request) -> Response:
 
 
 def _scope_of(action: str, form: Form) -> Scope:
-    """Return what a token has to be for: one's own single message needs less than many."""
+    """Return the scope that an action needs: `schedule` for one message, `operate` for more."""
     is_single = action in OF_MESSAGES and form.one("scope") != "all" and len(form.all("id")) == 1
     return "schedule" if is_single else "operate"
 
@@ -103,13 +103,13 @@ async def _planned(request: Request, store: Opened, action: str, form: Form) -> 
         for each in ids:
             lanes_and_address(each)
     series = await _series_among(store.scheduler, ids) if action == "cancel" else []
-    if len(ids) == 1:  # its button says that it is one
+    if len(ids) == 1:  # the user chose this one message, so a series is ended without asking again
         return Plan(action, by, store.name, [] if series else ids, series, with_series=True, options=options)
     return Plan(action, by, store.name, [each for each in ids if each not in series], series, options=options)
 
 
 async def _series_among(scheduler: Scheduler, ids: list[str]) -> list[str]:
-    """Return the ids that name recurring series, as far as the store tells."""
+    """Return the ids of recurring series; none if the store cannot look messages up."""
     try:
         found = await asyncio.gather(*map(scheduler.get, ids))
     except UnsupportedByStoreError:
@@ -131,7 +131,7 @@ def _key(text: str) -> DeadKey:
 
 @screen("read")
 async def ask(request: Request) -> Response:
-    """Show a plan, to be confirmed; or that it was."""
+    """Show a plan and ask for its confirmation. If it is confirmed already, say so."""
     store, served, token = store_of(request), served_of(request), request.path_params["token"]
     is_confirmed = token in served.operations
     if is_confirmed:
@@ -171,14 +171,14 @@ def _what(action: str, count: int) -> str:
 
 
 def _to_type(plan: Plan) -> str:
-    """Return the text to type to confirm a plan; "" where a button is enough."""
+    """Return the text that the user must type to confirm a plan; "" if a button is enough."""
     if plan.rest is not None:
         return "all"
     return str(len(plan.targets)) if len(plan.targets) >= TYPED_FROM else ""
 
 
 async def _unknown(store: Opened, plan: Plan, lanes: list[str]) -> dict[str, list[str]]:
-    """Return the destinations of a plan that nothing here has the name of, each with names that look like it."""
+    """Return the destinations of a plan whose name nothing here has, each with similar names that exist."""
     scheduler = store.scheduler
     held = [lane for lane, _ in await scheduler.opened_store().holds()]
     served = [lane for each in await instances_of(store) for lane in each.lanes or ()]
@@ -193,7 +193,7 @@ async def _unknown(store: Opened, plan: Plan, lanes: list[str]) -> dict[str, lis
 
 @screen("read")
 async def confirm(request: Request) -> Response:
-    """Begin the operation of a plan, once; a repeat leads to the same operation."""
+    """Start the operation of a plan, once. A repeat of the form shows the same operation."""
     form = await form_of(request)
     store, served = store_of(request, form.one("store")), served_of(request)
     token, back = form.one("confirm"), local(request, form.one("back"))
@@ -213,12 +213,12 @@ async def confirm(request: Request) -> Response:
 
 
 def _mistake(plan: Plan, form: Form, *, with_series: bool) -> str:
-    """Return why a confirmation is not taken; "" if it is."""
+    """Return the reason to refuse a confirmation; "" if it is accepted."""
     to_type = _to_type(plan)
     if to_type and form.one("typed") != to_type:
         return f"Type {to_type} to confirm."
     if not plan.targets and plan.rest is None and not with_series:
-        return "Only recurring series match: tick that they shall end."
+        return "Only recurring series match. Tick the box that ends them."
     return ""
 
 
@@ -227,7 +227,7 @@ def _mistake(plan: Plan, form: Form, *, with_series: bool) -> str:
 
 @screen("read")
 async def operation(request: Request) -> Response:
-    """Show how far an operation is, or its result."""
+    """Show the progress of an operation, or its result."""
     store = store_of(request)
     found = served_of(request).operations.find(request.path_params["token"], store=store.name)
     title, _ = TELLS[found.plan.action]
@@ -253,7 +253,7 @@ def _names(operation: Operation) -> list[str]:
 
 @screen("operate")
 async def stop(request: Request) -> Response:
-    """Have an operation end after its current step."""
+    """Stop an operation after its current step."""
     form = await form_of(request)
     store = store_of(request, form.one("store"))
     found = served_of(request).operations.find(request.path_params["token"], store=store.name)

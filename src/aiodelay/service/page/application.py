@@ -1,4 +1,4 @@
-"""The page's routes, in the app of the API."""
+"""`install_page`: adds the routes of the page to the app of the API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .state import PageState
 __all__ = ["HTMX", "install_page"]
 
 HTMX = "4.0.1"
-"""Of static/vendor: htmx.min.js and its extension hx-sse.min.js, as npm has them in `htmx.org`."""
+"""The version of htmx.min.js and of its extension hx-sse.min.js in static/vendor, from the npm package `htmx.org`."""
 TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
 KEPT = {"cache-control": "public, max-age=31536000, immutable"}
 ROUTES = (
@@ -47,17 +47,17 @@ def install_page(app: FastAPI, tokens: Tokens, sessions: Sessions, environment: 
     """Add the page to an app.
 
     Args:
-        app: With `state.served`, behind its gate.
-        tokens: Those that are valid.
-        sessions: Of those who sign in.
-        environment: What the badge says; empty = there is none.
+        app: The app of the API. It has `state.served` and the gate.
+        tokens: The tokens that are valid now.
+        sessions: The browser sessions.
+        environment: The text of the badge; empty = no badge.
     """
     app.state.page = PageState(tokens, sessions, environment)
     app.router.routes.extend([*ROUTES, *_static()])
 
 
 def _static() -> list[Route]:
-    """Return a route for each file that browsers ask for: there are no others."""
+    """Return a route for each static file. Other paths have no route, so no other file can be read."""
     static = resources.files("aiodelay.service.page").joinpath("static")
     files = [*static.iterdir(), *static.joinpath("vendor").iterdir()]
     return [_file(each.name, each.read_bytes()) for each in files if each.is_file()]

@@ -1,4 +1,4 @@
-"""Where the bars stand: geometry of the charts, in the units of their `viewBox`."""
+"""Geometry of the charts: positions and sizes of bars, in the units of the SVG `viewBox`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MOST_LINES = 4
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar; `title` says it in words."""
+    """One bar of the chart of coming messages. `title` describes it in words."""
 
     x: int
     y: float
@@ -46,15 +46,15 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A chart of what comes.
+    """The chart of the messages that come due.
 
     Attributes:
-        bars: Those that are not empty.
-        width: Of the chart: one unit per span.
-        total: How many come.
-        peak: The highest of the bars.
-        scale: Numbers beside it, evenly spread, the highest first; the last is 0.
-        ticks: Instants below it, evenly spread.
+        bars: The bars that are not empty.
+        width: The width of the chart: one unit per bucket.
+        total: The number of messages in all bars.
+        peak: The highest bar; None without messages.
+        scale: The numbers of the vertical axis, evenly spread, highest first; the last is 0.
+        ticks: The times of the horizontal axis, evenly spread.
         busiest: The highest bars, highest first.
     """
 
@@ -68,7 +68,7 @@ class Bars:
 
 
 def load_bars(load: Sequence[LoadBucket], span: Span, now_ms: int) -> Bars:
-    """Return the chart of what comes due."""
+    """Return the chart of the messages that come due."""
     by_place: dict[int, list[LoadBucket]] = {}
     for each in load:
         place = (each.from_ms - now_ms + span.bucket_ms // 2) // span.bucket_ms
@@ -90,7 +90,7 @@ def load_bars(load: Sequence[LoadBucket], span: Span, now_ms: int) -> Bars:
 
 
 def scale_of(most: int) -> Sequence[int]:
-    """Return round numbers from 0 up to `most` or somewhat more, evenly spread, the highest first."""
+    """Return round numbers for an axis from 0 to at least `most`, evenly spread, highest first."""
     steps = (factor * 10**power for power in range(19) for factor in (1, 2, 5))
     step = next(step for step in steps if step * MOST_LINES >= most)
     return range(-(-max(most, 1) // step) * step, -1, -step)
@@ -107,7 +107,7 @@ def _bar(place: int, found: Sequence[LoadBucket], most: int, top: int) -> Bar:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """How many were later than `above_ms`, and at most `upto_ms`, None = however late."""
+    """The number of deliveries later than `above_ms` and at most `upto_ms` late; None = no upper bound."""
 
     x: int
     y: float
@@ -120,7 +120,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The histogram of lateness; `scale` as of `Bars`."""
+    """The histogram of lateness. `scale` means the same as in `Bars`."""
 
     columns: Sequence[Column]
     scale: Sequence[int]
@@ -128,7 +128,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a stacked bar: of which kind, and where."""
+    """One part of a stacked bar: its kind, position and height."""
 
     kind: str
     y: float
@@ -137,7 +137,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What ended in one minute, stacked; `title` says it in words."""
+    """The stacked bar of one minute: the attempts that ended in it, by kind. `title` describes it in words."""
 
     x: int
     parts: Sequence[Part]
@@ -149,11 +149,11 @@ class Past:
     """The chart of the last hour.
 
     Attributes:
-        stacks: The minutes in which something ended.
-        unknown: How many minutes, from the left, are not known.
-        totals: How much of each kind there was.
-        scale: As of `Bars`.
-        ticks: As of `Bars`.
+        stacks: The bars of minutes in which attempts ended.
+        unknown: The number of minutes, from the left, of which nothing is known.
+        totals: The number of attempts of each kind.
+        scale: See `Bars`.
+        ticks: See `Bars`.
     """
 
     stacks: Sequence[Stack]
@@ -167,7 +167,7 @@ KINDS = ("delivered", "retried", "given_up")
 
 
 def past_stacks(activity: Activity) -> Past:
-    """Return the chart of what ended in each minute of the last hour."""
+    """Return the chart of the attempts that ended in each minute of the last hour."""
     minutes = activity.minutes
     scale = scale_of(max(sum(getattr(each, kind) for kind in KINDS) for each in minutes))
     stacks = [_stack(x, each, scale[0]) for x, each in enumerate(minutes)]
@@ -194,7 +194,7 @@ def _stack(x: int, minute: Minute, top: int) -> Stack:
 
 
 def lateness_columns(lateness: Lateness) -> Columns:
-    """Return the histogram; `holds` says which of p50 and p99 a column has."""
+    """Return the histogram of lateness. `holds` of a column says whether p50 or p99 lies in it."""
     scale = scale_of(max(count for _, count in lateness.buckets))
     columns = []
     for i, (bound, count) in enumerate(lateness.buckets):

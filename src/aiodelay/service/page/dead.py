@@ -1,4 +1,4 @@
-"""Dead letters: grouped by reason, listed, looked at."""
+"""The screens of dead letters: groups by error, a list, and one dead letter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PER_PAGE = 50
 
 
 def dead_filter_in(fields: dict[str, str | None]) -> DeadFilterIn:
-    """Return the filter that fields of a URL or a form mean."""
+    """Return the filter of dead letters from the fields of a URL or a form."""
     return DeadFilterIn(
         [lane] if (lane := fields.get("lane")) else [],
         fields.get("reason"),
@@ -43,7 +43,7 @@ def dead_filter_in(fields: dict[str, str | None]) -> DeadFilterIn:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Letters of one lane that were given up for one reason, after an error of one class, "" = of none."""
+    """The dead letters of one lane with the same reason and the same error class; "" = an error without a class."""
 
     lane: str
     reason: str
@@ -55,11 +55,11 @@ class Group:
 
 
 async def groups_of(scheduler: Scheduler, most: int) -> tuple[Sequence[Group], int]:
-    """Return the groups of the oldest letters, largest first, each with its latest error; and how many were looked at.
+    """Return the groups of the oldest letters, largest first, and the number of letters that were examined.
 
     Args:
-        scheduler: Whose.
-        most: Most letters to look at.
+        scheduler: The scheduler to inspect.
+        most: The most letters to examine.
     """
     found: dict[tuple[str, str, str], Group] = {}
     examined = 0

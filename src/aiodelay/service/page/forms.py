@@ -1,4 +1,4 @@
-"""Forms that browsers have sent, and drafts of forms that were refused."""
+"""Forms that browsers have sent, and drafts: refused forms to show again."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ DRAFTS = 64
 
 
 class Form:
-    """The fields that a form has sent."""
+    """The fields of a form that a browser sent."""
 
     def __init__(self, fields: Mapping[str, Sequence[str]]) -> None:
         self._fields = fields
 
     def one(self, name: str) -> str:
-        """Return a field, stripped; "" where it is missing."""
+        """Return the last value of a field without surrounding spaces; "" if the field is missing."""
         return self._fields.get(name, [""])[-1].strip()
 
     def all(self, name: str) -> Sequence[str]:
@@ -29,12 +29,12 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A form that was refused, to be shown again as it was typed.
+    """A form that was refused. The screen shows it again with the values that were typed.
 
     Attributes:
-        by: Who sent it.
-        form: Its fields.
-        mistake: Why it was refused.
+        by: The name of the caller that sent the form.
+        form: The fields of the form.
+        mistake: The reason of the refusal.
     """
 
     by: str
@@ -46,7 +46,7 @@ NO_DRAFT = Draft("", Form({}), "")
 
 
 class Drafts:
-    """The latest drafts, each by a token, which is in the URL of the screen that shows the form again."""
+    """The latest drafts by token. The URL of the screen that shows a draft holds its token."""
 
     def __init__(self) -> None:
         self._drafts: OrderedDict[str, Draft] = OrderedDict()
@@ -60,6 +60,6 @@ class Drafts:
         return token
 
     def find(self, token: str, *, by: str) -> Draft:
-        """Return a draft of this caller; an empty one where there is none such."""
+        """Return the draft of this token and this caller; `NO_DRAFT` if there is none."""
         draft = self._drafts.get(token, NO_DRAFT)
         return draft if draft.by == by else NO_DRAFT

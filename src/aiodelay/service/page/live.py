@@ -1,4 +1,4 @@
-"""Pages that follow what happens, by server-sent events: a store is asked once every two seconds for all viewers."""
+"""The event stream that updates open pages. The service asks a store once in two seconds, for all viewers together."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ __all__ = ["live"]
 EVERY_S = 2.0
 MOST_VIEWERS = 200
 STRIP = "strip"
-"""What pages follow that show no span of time."""
+"""The view of pages that show only the strip of counts, without the overview."""
 
 
 @screen("read")
 async def live(request: Request) -> Response:
-    """Send how the store stands, every two seconds, until the viewer goes or the service ends."""
+    """Send the state of the store every two seconds, until the viewer leaves or the service ends."""
     state, store = state_of(request), store_of(request)
     if state.viewers >= MOST_VIEWERS:
-        raise ApiError(503, "TooManyViewersError", f"{MOST_VIEWERS} pages follow already", {"retry-after": "30"})
+        detail = f"{MOST_VIEWERS} open pages get live updates, the most allowed"
+        raise ApiError(503, "TooManyViewersError", detail, {"retry-after": "30"})
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     return StreamingResponse(_events(request, state, store), headers=headers, media_type="text/event-stream")
 
@@ -39,7 +40,7 @@ async def live(request: Request) -> Response:
 async def _events(request: Request, state: PageState, store: Opened) -> AsyncIterator[bytes]:
     view, root = wanted(request, "view") or STRIP, request.scope.get("root_path", "")
     view = view if view in SPANS else STRIP
-    if state.viewers >= MOST_VIEWERS:  # others have come since it was asked
+    if state.viewers >= MOST_VIEWERS:  # other viewers may have come since `live` checked the number
         return
     state.viewers += 1
     try:
@@ -58,7 +59,7 @@ def _may_look(request: Request, state: PageState) -> bool:
 
 
 async def _until_next(state: PageState) -> None:
-    """Wait for the next of the instants at which all viewers are told."""
+    """Wait for the next multiple of `EVERY_S`: all viewers get their event at the same time, from one query."""
     loop_s = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(EVERY_S - loop_s % EVERY_S):
@@ -68,7 +69,7 @@ async def _until_next(state: PageState) -> None:
 
 
 async def _event(request: Request, state: PageState, store: Opened, view: str) -> bytes:
-    """Return what all viewers of a view are sent."""
+    """Return the event for all viewers of a view."""
     try:
         if view in SPANS:
             given = await given_of_overview(state.shared, store, SPANS[view])

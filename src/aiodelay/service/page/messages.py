@@ -1,4 +1,4 @@
-"""Messages: found by filters that stand in the URL, and looked at one by one."""
+"""The screens of messages: a list with filters from the URL, the recurring series, and one message."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EVENTS_OF_ATTEMPTS = {"again": "failed", "dead": "given up", "lapsed": "lapsed",
 
 
 def filter_in(fields: dict[str, str | None]) -> FilterIn:
-    """Return the filter that fields of a URL or a form mean."""
+    """Return the filter of messages from the fields of a URL or a form."""
     return FilterIn(
         [lane] if (lane := fields.get("lane")) else [],
         fields.get("state"),
@@ -46,7 +46,7 @@ def filter_in(fields: dict[str, str | None]) -> FilterIn:
 
 
 def in_utc(text: str | None) -> str | None:
-    """Return an instant with an offset: a form's has none, and is said to be in UTC."""
+    """Return a time with an offset. Times from forms have none: they are in UTC."""
     if text is None or "T" not in text or text.endswith("Z") or "+" in text or "-" in text.partition("T")[2]:
         return text
     return f"{text}Z"
@@ -54,7 +54,7 @@ def in_utc(text: str | None) -> str | None:
 
 @screen("read")
 async def messages(request: Request) -> Response:
-    """List what is pending or in flight."""
+    """List pending messages."""
     store = store_of(request)
     given = {name: wanted(request, name) for name in FIELDS}
     exact = wanted(request, "id")
@@ -85,10 +85,10 @@ async def messages(request: Request) -> Response:
 
 
 async def _page_of(request: Request, store: Opened, given: dict[str, str | None], exact: str | None) -> Page:
-    """Return the messages that a URL asks for.
+    """Return the page of messages that a URL asks for.
 
     Raises:
-        InputError: A filter is none.
+        InputError: A filter in the URL is wrong.
     """
     if exact is not None:
         snapshot = await store.scheduler.get(exact)
@@ -101,7 +101,7 @@ async def _page_of(request: Request, store: Opened, given: dict[str, str | None]
 
 @screen("read")
 async def recurring(request: Request) -> Response:
-    """List the series."""
+    """List the recurring series."""
     store = store_of(request)
     facts = await state_of(request).shared.facts(store)
     where = read_cursor(wanted(request, "after"), tuple[int, str])
@@ -122,7 +122,7 @@ async def recurring(request: Request) -> Response:
 
 
 def _rule_of(record: Record, now_ms: int) -> tuple[str, Sequence[int]]:
-    """Return a series' rule in words, and its next instants."""
+    """Return the rule of a series in words, and the times of its next occurrences."""
     try:
         rule: Rule = decode_rule(record.envelope.rule)
     except RecordFormatError as error:
@@ -131,13 +131,13 @@ def _rule_of(record: Record, now_ms: int) -> tuple[str, Sequence[int]]:
 
 
 def rule_words(record: Record, now_ms: int) -> str:
-    """Return a series' rule in words; "" of a message that does not recur."""
+    """Return the rule of a series in words; "" for a message that is not a series."""
     return _rule_of(record, now_ms)[0] if record.envelope.rule is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How an attempt ended, and when."""
+    """An attempt, its outcome, and the time of its end."""
 
     number: int
     outcome: str
@@ -147,7 +147,7 @@ class Attempt:
 
 @screen("read")
 async def message(request: Request) -> Response:
-    """Show a message, with what happened to it; also one that has ended, as far as the journal knows it."""
+    """Show a message and its journal. A message that has ended is shown if the journal still knows it."""
     store, message_id = store_of(request), request.path_params["id"]
     scheduler = store.scheduler
     facts = await state_of(request).shared.facts(store)
@@ -181,7 +181,7 @@ async def message(request: Request) -> Response:
 
 
 async def _entries(scheduler: Scheduler, message_id: str) -> list[JournalEntry] | None:
-    """Return a message's journal, as far as one request reads; None where none is kept."""
+    """Return the journal entries of a message, at most `ENTRIES_READ`; None if the store keeps no journal."""
     entries: list[JournalEntry] = []
     try:
         while len(entries) < ENTRIES_READ:
@@ -200,7 +200,7 @@ async def _letters(scheduler: Scheduler, message_id: str) -> list[DeadLetter]:
 
 
 def _attempts(entries: Sequence[JournalEntry], letters: Sequence[DeadLetter]) -> Sequence[Attempt]:
-    """Return how attempts ended, latest first; of the one with which it was given up the letter tells the error."""
+    """Return the attempts of a message, latest first. The error of the last attempt comes from the dead letter."""
     errors = {each.record.revision: each.record.last_error for each in letters}
     found: list[Attempt] = []
     for each in reversed(entries):

@@ -1,4 +1,4 @@
-"""The front page: what is coming, how late it was, who serves what; and the strip on every page."""
+"""The front page: coming messages, lateness, lanes and instances. Also the strip of counts, which every page shows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMING_MINUTES = 10
 
 @dataclass(frozen=True, slots=True)
 class LaneRow:
-    """A lane as the front page shows it; `demand` is of this process, None where it does not serve it."""
+    """A lane in the table of the front page. `demand` is this process's demand; None if it does not serve the lane."""
 
     name: str
     counts: LaneCounts
@@ -38,7 +38,7 @@ class LaneRow:
 
 @screen("read")
 async def front(request: Request) -> Response:
-    """Show how the store stands."""
+    """Show the overview of the store."""
     store = store_of(request)
     span = SPANS.get(wanted(request, "span") or "", SPANS["hour"])
     shared = state_of(request).shared
@@ -47,12 +47,12 @@ async def front(request: Request) -> Response:
 
 
 async def given_of_strip(shared: Shared, store: Opened) -> dict[str, Any]:
-    """Return what the strip shows."""
+    """Return the template values of the strip."""
     return {"facts": await shared.facts(store)}
 
 
 async def given_of_overview(shared: Shared, store: Opened, span: Span) -> dict[str, Any]:
-    """Return what the front page shows."""
+    """Return the template values of the front page."""
     try:
         facts = await shared.facts(store)
     except UnsupportedByStoreError as error:
@@ -75,12 +75,12 @@ async def given_of_overview(shared: Shared, store: Opened, span: Span) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """An estimate of when nothing is overdue any more.
+    """An estimate of the time until no message is overdue.
 
     Attributes:
-        delivered: Messages delivered a minute, in the last five minutes.
-        coming: Messages that come due a minute, in the next ten minutes.
-        ms: How long it takes; None = for ever at this pace.
+        delivered: Messages delivered per minute, in the last five minutes.
+        coming: Messages that come due per minute, in the next ten minutes.
+        ms: The time in milliseconds; None = never at this rate.
     """
 
     delivered: float
@@ -89,7 +89,7 @@ class Drain:
 
 
 def drain_of(facts: Facts, activity: Activity, load: Sequence[LoadBucket]) -> Drain | None:
-    """Return the estimate; None where nothing is overdue, or the pace is not known."""
+    """Return the estimate; None if no message is overdue, or if the delivery rate is not known."""
     overdue, delivered = facts.total("overdue"), activity.delivered_per_minute()
     if not overdue or delivered is None:
         return None
@@ -99,7 +99,7 @@ def drain_of(facts: Facts, activity: Activity, load: Sequence[LoadBucket]) -> Dr
 
 
 async def lanes_of(store: Opened, counts: Mapping[str, LaneCounts]) -> Sequence[LaneRow]:
-    """Return all lanes that hold messages, or that this process serves, by name."""
+    """Return the lanes that have messages or that this process serves, sorted by name."""
     scheduler = store.scheduler
     paused = await scheduler.paused()
     blocked = await scheduler.blocked()
@@ -117,5 +117,5 @@ async def lanes_of(store: Opened, counts: Mapping[str, LaneCounts]) -> Sequence[
 
 
 async def instances_of(store: Opened) -> Sequence[Instance]:
-    """Return the live instances."""
+    """Return the live instances of a store."""
     return await store.scheduler.opened_store().instances()

@@ -1,4 +1,4 @@
-"""A payload as people read it: JSON, text, or bytes in hex; never more than 64 kB of it."""
+"""`viewed`: shows a payload as JSON, text or hex, at most 64 kB."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PER_LINE = 16
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What is shown.
+    """A payload in one view.
 
     Attributes:
-        view: Of `VIEWS`.
-        text: As it is shown.
-        size: Of the whole, in bytes.
-        is_cut: More is there than is shown.
-        views: Those that this payload has.
+        view: The name of the view, one of `VIEWS`.
+        text: The text to show.
+        size: The size of the whole payload, in bytes.
+        is_cut: The text shows only the first part of the payload.
+        views: The views that this payload has.
     """
 
     view: str
@@ -32,7 +32,7 @@ class Payload:
 
 
 def viewed(payload: bytes, view: str | None = None) -> Payload:
-    """Return a payload in a view; in the first that it has, where none or another is asked for."""
+    """Return a payload in a view. Without a view that the payload has, the first of JSON, text and hex that fits it."""
     written = _as_json(payload)
     views = tuple(each for each in VIEWS if each != "json" or written is not None)
     if view not in views:
@@ -46,7 +46,7 @@ def viewed(payload: bytes, view: str | None = None) -> Payload:
 
 
 def _as_json(payload: bytes) -> str | None:
-    """Return a payload as indented JSON; None where it is none, or too large to be taken apart for a look."""
+    """Return a payload as indented JSON; None if it is not JSON, or too large to parse for a view."""
     if not payload or len(payload) > MOST_SHOWN:
         return None
     parts, length = list[str](), 0
@@ -54,7 +54,7 @@ def _as_json(payload: bytes) -> str | None:
         for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(payload)):
             parts.append(part)
             length += len(part)
-            if length > MOST_SHOWN:  # indented, a small payload may be a thousand times as long
+            if length > MOST_SHOWN:  # indentation can make a small payload a thousand times as long
                 break
     except (ValueError, RecursionError):
         return None

@@ -1,4 +1,4 @@
-"""Where messages go and who takes them there: sinks and what holds them up, instances, consumers."""
+"""The screens of sinks and handlers, of live instances, and of consumers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_CONSUMERS = 500
 
 @screen("read")
 async def sinks(request: Request) -> Response:
-    """Show sinks and handlers: what is paused, what takes nothing."""
+    """Show sinks and handlers, the paused lanes, and the blocked destinations."""
     store = store_of(request)
     scheduler = store.scheduler
     facts = await state_of(request).shared.facts(store)
@@ -38,7 +38,7 @@ async def sinks(request: Request) -> Response:
 
 @screen("read")
 async def instances(request: Request) -> Response:
-    """Show who serves the store."""
+    """Show the live instances that serve the store."""
     store = store_of(request)
     facts = await state_of(request).shared.facts(store)
     return shown(request, "instances.html", store, facts=facts, instances=await instances_of(store))
@@ -51,7 +51,7 @@ async def consumers(request: Request) -> Response:
     facts = await state_of(request).shared.facts(store)
     opened = store.scheduler.opened_store()
     if not isinstance(opened, ports.Registry):
-        raise UnsupportedByStoreError("store", opened.name, "stores that have topics beside them, as Redis has")
+        raise UnsupportedByStoreError("store", opened.name, "a store with topics on the same server (Redis)")
     found = await state_of(request).shared.get(("consumers", store.name), opened.registered)
     return shown(
         request,

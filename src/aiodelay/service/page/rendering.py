@@ -1,4 +1,4 @@
-"""Templates, and what they all are given."""
+"""Renders the templates, with the values that all of them use."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ PAGE_HEADERS = {
     ),
     "referrer-policy": "same-origin",
 }
-"""Only what this service serves itself; nothing inline. Without a referrer, forms would tell no origin either."""
+"""Browsers load only files of this service, and run no inline script.
+
+The policy for referrers is `same-origin`: with `no-referrer`, browsers would send no origin with forms.
+"""
 THEME = "aiodelay-theme"
 HTMX_CONFIG = json.dumps(
     {
         "includeIndicatorCSS": False,
         "extensions": "sse",
         "history": True,
-        "morphIgnore": ["data-htmx-powered", "open"],  # what a viewer has unfolded stays so
+        "morphIgnore": ["data-htmx-powered", "open"],  # an update does not close details that a viewer has opened
         "sse": {"reconnectMaxDelay": "5s"},
     }
 )
@@ -56,20 +59,20 @@ TABS = (
 
 
 def path_of(request: Request, path: str = "", **query: object) -> str:
-    """Return a path of this app, wherever it is mounted; what is None or empty is left out of its query."""
+    """Return a path of this app, with the prefix under which it is mounted. None and empty values are left out."""
     given = {name: value for name, value in query.items() if value not in (None, "", [], ())}
     text = f"?{urlencode(given, doseq=True)}" if given else ""
     return f"{request.scope.get('root_path', '')}/{path}{text}"
 
 
 def url_of(request: Request, store: Opened, path: str = "", **query: object) -> str:
-    """Return a path of this app about a store, which is named where there are several."""
+    """Return a path of this app for a store. If the service has several stores, the path names the store."""
     named = store.name if len(served_of(request).stores) > 1 else None
     return path_of(request, path, store=named, **query)
 
 
 def links_of(request: Request, store: Opened) -> Mapping[str, str]:
-    """Return where parts lead that are sent to all viewers."""
+    """Return the links in the parts of a page that are sent to all viewers of a store."""
     return {
         "scheduled": url_of(request, store, "messages", state="scheduled"),
         "overdue": url_of(request, store, "messages", state="overdue"),
@@ -99,7 +102,7 @@ _TEMPLATES = _environment()
 
 
 def _static_version() -> str:
-    """Return what changes with any static file, so that browsers may keep them for ever."""
+    """Return a hash of all static files. URLs contain it, so browsers can cache the files without limit."""
     static = resources.files("aiodelay.service.page").joinpath("static")
     names = sorted(each.name for each in static.iterdir() if each.is_file())
     return sha256(b"".join(static.joinpath(name).read_bytes() for name in names)).hexdigest()[:12]
@@ -109,21 +112,21 @@ _STATIC = f"{__version__}-{_static_version()}"
 
 
 def rendered(template: str, **given: object) -> str:
-    """Return a template, filled in."""
+    """Return the HTML of a template with these values."""
     return _TEMPLATES.get_template(template).render(**given)
 
 
 def shown(
     request: Request, template: str, store: Opened | None = None, *, status: int = 200, **given: object
 ) -> Response:
-    """Return a page.
+    """Return the answer to a request: a page.
 
     Args:
-        request: Whose answer it is.
-        template: Its name.
-        store: What it is about.
-        status: Of HTTP.
-        given: What only this page needs.
+        request: The request to answer.
+        template: The name of the template.
+        store: The store that the page shows.
+        status: The HTTP status.
+        given: Values that only this template uses.
     """
     content = rendered(template, **_common(request, store), **given)
     return HTMLResponse(content, status, headers=PAGE_HEADERS)
@@ -172,7 +175,7 @@ def _common(request: Request, store: Opened | None) -> Mapping[str, Any]:
 
 
 def here_of(request: Request) -> str:
-    """Return the path and query of a request that only looked; of another, the front page."""
+    """Return the path and the query of a GET request; for another method, the path of the front page."""
     if request.method != "GET":
         return path_of(request)
     query = request.url.query
@@ -182,14 +185,14 @@ def here_of(request: Request) -> str:
 
 
 def local(request: Request, path: str) -> str:
-    """Return a path if it is one of this app's, else the front page: nobody is sent elsewhere from here."""
+    """Return the path if it belongs to this app, and otherwise the front page. So no link leads to another site."""
     root = path_of(request)
     is_ours = path.startswith(root) and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if is_ours else root
 
 
 def _environment_kind(name: str) -> str:
-    """Return the colour's name of an environment's badge."""
+    """Return the CSS class for the badge of an environment."""
     lowered = name.lower()
     if lowered.startswith("prod") or lowered == "live":
         return "live"

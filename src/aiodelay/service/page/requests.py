@@ -1,4 +1,4 @@
-"""How a screen is asked for: who may, which store, what a form says; errors become pages."""
+"""Steps of every screen of the page: check the caller, find the store, read the form, show errors."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ FORM = "application/x-www-form-urlencoded"
 
 
 def screen(scope: Scope | None) -> Callable[[_Endpoint], _Endpoint]:
-    """Make a route of a function for callers whose token has the scope. Others are asked to sign in, unless it is None.
+    """Return a decorator that makes a function the endpoint of a screen.
 
-    The page shows errors that the function raises.
+    The caller's token must have the scope. A caller without a valid token is sent to the login page. The scope None
+    checks nothing. If the function raises an error, the page shows it.
     """
 
     def decorate(function: _Endpoint) -> _Endpoint:
@@ -58,7 +59,7 @@ def screen(scope: Scope | None) -> Callable[[_Endpoint], _Endpoint]:
 
 
 def failed(request: Request, error: AiodelayError) -> Response:
-    """Return the page that tells an error."""
+    """Return the page that shows an error."""
     problem = problem_of(error)
     if problem.status == 500:
         log.error("a page failed", exc_info=error)
@@ -70,18 +71,18 @@ def failed(request: Request, error: AiodelayError) -> Response:
 
 
 def seen_at(path: str) -> Response:
-    """Return the answer to a form that was taken: its result is seen at a path, which can be loaded again."""
+    """Return the answer to an accepted form: a redirect to the screen that shows its result, which can be reloaded."""
     return RedirectResponse(path, 303)
 
 
 def refused(request: Request, form: Form, mistake: str, back: str) -> Response:
-    """Return the answer to a form with a mistake: the screen that it came from shows it again, as it was typed.
+    """Return the answer to a form with a mistake: its screen shows the form again, with the values that were typed.
 
     Args:
-        request: Which brought the form.
-        form: What was typed.
-        mistake: Why it is refused.
-        back: The screen's path and query.
+        request: The request with the form.
+        form: The fields as typed.
+        mistake: The reason of the refusal.
+        back: The path and the query of the form's screen.
     """
     token = state_of(request).drafts.add(Draft(caller_of(request).name, form, mistake))
     path = local(request, back)
@@ -89,10 +90,10 @@ def refused(request: Request, form: Form, mistake: str, back: str) -> Response:
 
 
 def store_of(request: Request, name: str = "") -> Opened:
-    """Return the store that a page is about; the first where none is named.
+    """Return the store that a request names; the first store if it names none.
 
     Raises:
-        ApiError: There is none such.
+        ApiError: The service has no store of that name.
     """
     stores = served_of(request).stores
     name = name or request.query_params.get("store", "")
@@ -104,15 +105,15 @@ def store_of(request: Request, name: str = "") -> Opened:
 
 
 def wanted(request: Request, name: str) -> str | None:
-    """Return a field of the query; None where it is missing or empty."""
+    """Return a field of the URL's query; None if it is missing or empty."""
     return request.query_params.get(name, "").strip() or None
 
 
 async def form_of(request: Request) -> Form:
-    """Return what a form has sent, if it is one of ours.
+    """Return the fields of a form that this page sent.
 
     Raises:
-        ApiError: It is too large, too slow, of another type, or has not brought along what our forms do.
+        ApiError: The form is too large or too slow, has another content type, or lacks the CSRF token of its session.
     """
     check_type(request, FORM)
     limits = served_of(request).limits
@@ -123,8 +124,8 @@ async def form_of(request: Request) -> Form:
     except TimeoutError:
         raise ApiError(408, "BodyTimeoutError", "the form did not arrive in time") from None
     except ValueError:
-        raise wrong(422, "FormError", "form", "none that can be read", f"at most {MOST_FIELDS} fields") from None
+        raise wrong(422, "FormError", "form", "not readable", f"UTF-8 text with at most {MOST_FIELDS} fields") from None
     if not state_of(request).sessions.is_csrf(request.cookies.get(COOKIE, ""), form.one("csrf")):
-        detail = "this form is of an earlier session: go back, load its page again, and repeat"
+        detail = "the form belongs to an earlier session; go back, reload its page, and send the form again"
         raise ApiError(403, "CsrfError", detail)
     return form

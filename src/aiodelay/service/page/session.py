@@ -1,4 +1,4 @@
-"""Sign in, sign out, and the colours."""
+"""The routes that sign a user in and out, and that set the colours."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ YEAR_S = 365 * 86_400
 
 
 async def login(request: Request) -> Response:
-    """Ask for a token."""
+    """Show the form that asks for a token."""
     back = local(request, request.query_params.get("back", ""))
     return shown(request, "login.html", wrong="wrong" in request.query_params, next_page=back)
 
 
 @screen(None)
 async def sign_in(request: Request) -> Response:
-    """Begin a session."""
+    """Start a session if the token is valid."""
     form = await form_of(request)
     back = local(request, form.one("back"))
     begun = state_of(request).sessions.begin(form.one("token"))
@@ -54,7 +54,7 @@ async def logout(request: Request) -> Response:
 
 @screen(None)
 async def theme(request: Request) -> Response:
-    """Choose dark, light, or what the system says."""
+    """Set the colours: dark, light, or auto (the setting of the system)."""
     form = await form_of(request)
     response = seen_at(local(request, form.one("back")))
     chosen = form.one("theme")

@@ -1,4 +1,4 @@
-"""What the page keeps between requests: sessions, the badge, and facts that all viewers share."""
+"""`PageState`: the state of the page between requests, such as sessions, and answers of stores that viewers share."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["SPANS", "Facts", "PageState", "Shared", "Span", "state_of"]
 T = TypeVar("T")
 
 FRESH_S = 1.0
-"""How old an answer may be that several viewers share."""
+"""Seconds for which an answer of a store is reused for other viewers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A view of what comes: so many buckets of so many ms."""
+    """A period of the chart of coming messages: a number of buckets, each of the same length."""
 
     name: str
     title: str
@@ -50,14 +50,14 @@ SPANS: Mapping[str, Span] = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """How a store stands.
+    """The state of a store.
 
     Attributes:
-        now_ms: The store's time.
-        lanes: Counts.
-        oldest_ms: Since when the longest waiting message could have been delivered.
-        lateness: None where no journal is kept.
-        journal: How one would be kept.
+        now_ms: The time of the store.
+        lanes: The counts of messages by lane.
+        oldest_ms: The time since which the oldest overdue message waits; None without one.
+        lateness: The measured lateness; None if the store keeps no journal.
+        journal: If the store keeps no journal: the URL option that makes it keep one.
     """
 
     now_ms: int
@@ -67,19 +67,19 @@ class Facts:
     journal: str
 
     def total(self, name: str) -> int:
-        """Return a count over all lanes."""
+        """Return the sum of a count over all lanes."""
         return sum(getattr(each, name) for each in self.lanes.values())
 
 
 class Shared:
-    """Answers of a store: whoever asks within a second of another gets the same one, and the store is asked once."""
+    """Answers of a store, shared by viewers: requests within `FRESH_S` get the same answer from one query."""
 
     def __init__(self) -> None:
         self._locks: dict[object, asyncio.Lock] = {}
         self._answers: dict[object, tuple[float, object, AiodelayError | None]] = {}
 
     async def get(self, key: object, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return what `ask` returns, or has just returned under this key; raise what it raises, or has just raised."""
+        """Return the answer of `ask`, or a fresh answer to the same key. Errors of `ask` are shared in the same way."""
         loop = asyncio.get_running_loop()
         async with self._locks.setdefault(key, asyncio.Lock()):
             asked_s, answer, error = self._answers.get(key, (-FRESH_S, None, None))
@@ -95,11 +95,11 @@ class Shared:
             return answer  # type: ignore[return-value]
 
     async def facts(self, store: Opened) -> Facts:
-        """Return how a store stands."""
+        """Return the state of a store."""
         return await self.get(("facts", store.name), lambda: _facts(store))
 
     async def load(self, store: Opened, span: Span) -> list[LoadBucket]:
-        """Return what comes due."""
+        """Return the numbers of messages that come due in a period."""
 
         async def ask() -> list[LoadBucket]:
             return list(await store.scheduler.opened_store().load(bucket_ms=span.bucket_ms, buckets=span.buckets))
@@ -107,7 +107,7 @@ class Shared:
         return await self.get(("load", store.name, span.name), ask)
 
     async def activity(self, store: Opened) -> Activity | None:
-        """Return what happened in the last hour; None where no journal is kept."""
+        """Return the activity of the last hour; None if the store keeps no journal."""
         return await self.get(("activity", store.name), lambda: _activity(store))
 
 
@@ -138,16 +138,16 @@ async def _facts(store: Opened) -> Facts:
 
 @dataclass(slots=True)
 class PageState:
-    """What the routes of the page share.
+    """The state that the routes of the page share.
 
     Attributes:
-        tokens: Those that are valid.
-        sessions: Of those who have signed in.
-        environment: What the badge says; empty = there is none.
-        shared: What viewers are told at the same time.
-        drafts: Forms that were refused.
-        viewers: How many follow what happens.
-        closing: Set at the end: pages follow no longer.
+        tokens: The tokens that are valid now.
+        sessions: The browser sessions.
+        environment: The text of the badge; empty = no badge.
+        shared: The answers of stores that viewers share.
+        drafts: The forms that were refused.
+        viewers: The number of open pages with live updates.
+        closing: Set when the service ends: live updates stop.
     """
 
     tokens: Tokens
@@ -160,17 +160,17 @@ class PageState:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether one has to sign in."""
+        """Whether users must sign in."""
         return not self.tokens.is_open
 
     def unable(self, store: Opened) -> Mapping[str, str]:
-        """Return the tabs that a store has nothing for, with the reason."""
+        """Return the tabs that a store does not support, with the reason."""
         opened = store.scheduler.store
-        return {} if isinstance(opened, ports.Registry) else {"consumers": f"{opened.name} has no topics beside it"}
+        return {} if isinstance(opened, ports.Registry) else {"consumers": f"{opened.name} has no topics"}
 
 
 def state_of(request: Request) -> PageState:
-    """Return what the page of this request's app has."""
+    """Return the state of the page in the app of this request."""
     state = request.app.state.page
     assert isinstance(state, PageState)
     return state

@@ -1,4 +1,4 @@
-"""How templates write values: instants, lengths of time, sizes."""
+"""Filters of the templates: they write times, durations, numbers and sizes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = [
 
 
 def instant(ms: int) -> Markup:
-    """Return an instant in UTC, to the millisecond; a script adds the viewer's zone for who points at it."""
+    """Return a time in UTC, to the millisecond. A script adds the local time as a tooltip."""
     return _time(ms, slice(0, 23))
 
 
 def moment(ms: int) -> Markup:
-    """Return an instant as `instant`, to the second."""
+    """Return a time in UTC, to the second. A script adds the local time as a tooltip."""
     return _time(ms, slice(0, 19))
 
 
@@ -42,17 +42,17 @@ def _time(ms: int, shown: slice) -> Markup:
 
 
 def clock_time(ms: int) -> str:
-    """Return an instant's hour and minute in UTC."""
+    """Return the hour and the minute of a time, in UTC."""
     return time_shape(ms)[11:16]
 
 
 def day(ms: int) -> str:
-    """Return an instant's month and day in UTC."""
+    """Return the month and the day of a time, in UTC."""
     return time_shape(ms)[5:10]
 
 
 def counted(value: int) -> Markup:
-    """Return a number for a table, in which those that are not zero stand out."""
+    """Return a number for a table. Zeros are grey, so other numbers stand out."""
     return Markup("{}" if value else '<span class="zero">{}</span>').format(number(value))
 
 
@@ -62,7 +62,7 @@ def number(value: int) -> str:
 
 
 def size(value: int) -> str:
-    """Return a number of bytes."""
+    """Return a number of bytes, with a unit."""
     for limit, unit in ((1 << 20, "MB"), (1 << 10, "kB")):
         if value >= limit:
             return f"{value / limit:.1f}\u00a0{unit}"
@@ -70,7 +70,7 @@ def size(value: int) -> str:
 
 
 def duration(ms: int) -> str:
-    """Return a length of time in one unit, or two where there are less than ten of the larger one."""
+    """Return a duration in one unit, or in two if there are less than ten of the larger one."""
     ms = abs(ms)
     units = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"))
     for i, (unit, name) in enumerate(units):
@@ -84,19 +84,19 @@ def duration(ms: int) -> str:
 
 
 def away(ms: int, now_ms: int) -> str:
-    """Return how far away an instant is."""
+    """Return the distance of a time from now, such as "in 5 min" or "2 h ago"."""
     if ms == now_ms:
         return "now"
     return f"in {duration(ms - now_ms)}" if ms > now_ms else f"{duration(now_ms - ms)} ago"
 
 
 def destination(envelope: Envelope) -> str:
-    """Return where a message goes."""
+    """Return the destination of a message."""
     return to_of(envelope)
 
 
 def words(text: str) -> str:
-    """Return a name of the API's as words."""
+    """Return a name of the API as words, such as "in flight" for `in_flight`."""
     return text.replace("_", " ")
 
 
