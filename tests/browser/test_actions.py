@@ -164,8 +164,8 @@ async def test_back_and_reload_work_on_every_step_and_do_nothing_twice(
         await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
         await page.go_back()
         await page.reload()
-        await expect(page.get_by_text("This was confirmed.")).to_be_visible()
-        await page.get_by_role("link", name="What came of it").click()
+        await expect(page.get_by_text("This plan was confirmed.")).to_be_visible()
+        await page.get_by_role("link", name="Show the result").click()
         await expect(page.get_by_role("row", name="cancelled 1")).to_be_visible()
         await page.go_back()
         await page.go_back()
@@ -186,7 +186,7 @@ async def test_recurring_series_are_named_and_left_out_unless_asked(
         await expect(page.get_by_text("monday-report")).to_be_visible()
         await press(page, "Cancel 93 messages")
         await expect(page.get_by_role("row", name="cancelled 90")).to_be_visible()
-        await expect(page.get_by_text("Left as they are: the recurring series monday-report")).to_be_visible()
+        await expect(page.get_by_text("Not changed: the recurring series monday-report")).to_be_visible()
         assert await store.get("monday-report") is not None
 
         await page.goto(viewer.base + "/messages?text=monday")
@@ -231,7 +231,7 @@ async def test_a_bulk_operation_shows_its_progress_and_is_stopped(
         gate.set()
         if not script:
             await page.get_by_role("link", name="Load again").click()
-        await expect(page.get_by_text("Stopped: of 400 found, 250 were left as they are.")).to_be_visible()
+        await expect(page.get_by_text("Stopped: of 400 found, 250 were not changed.")).to_be_visible()
         await expect(page.get_by_role("row", name="cancelled 150")).to_be_visible()
     assert (await store.counts())["RenewContract"].scheduled == 250
 
@@ -337,7 +337,7 @@ async def sign_in(viewer: Viewer, secret: str, path: str = "/") -> Page:
 async def test_sign_in_and_out(script: bool, watch: Watch, store: SceneStore) -> None:
     async with watch(store, {"tokens": TOKENS}, looks(script)) as viewer:
         page = await sign_in(viewer, "no-token", "/dead?lane=webhook")
-        await expect(page.get_by_text("No such token.")).to_be_visible()
+        await expect(page.get_by_text("This token is not valid.")).to_be_visible()
         viewer.errors.clear()
         await page.get_by_label("Token").fill(SECRETS["operate"])
         await press(page, "Sign in")
@@ -354,7 +354,7 @@ async def test_sign_in_and_out(script: bool, watch: Watch, store: SceneStore) ->
 async def test_a_token_for_reading_sees_no_buttons_and_is_refused(watch: Watch, store: SceneStore) -> None:
     async with watch(store, {"tokens": TOKENS}) as viewer:
         page = await sign_in(viewer, SECRETS["read"], message(ORDER))
-        await expect(page.get_by_text("Your token is for reading only.")).to_be_visible()
+        await expect(page.get_by_text("Your token allows only reading.")).to_be_visible()
         csrf = await page.locator("input[name=csrf]").first.get_attribute("value")
         form: dict[str, Any] = {"csrf": csrf or "", "action": "cancel", "id": ORDER}
         refused = await viewer.context.request.post(viewer.base + "/plan", form=form)

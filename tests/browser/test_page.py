@@ -211,8 +211,8 @@ async def test_the_last_hour_is_counted_and_the_end_of_a_backlog_estimated(
         text = re.sub(r"<[^>]*>", "", (await client.get("/")).text)
         assert "180 delivered, 10 retried, 10 given up" in text
         assert "of the 80 first attempts in the last 5 minutes" in text
-        assert "What is overdue is delivered in about 5\xa0min" in text
-        assert "18.0 a minute, of which 0.0 come due meanwhile" in text
+        assert "The overdue messages will be delivered in about 5\xa0min" in text
+        assert "18.0 a minute are delivered, and 0.0 a minute come due" in text
 
 
 async def test_a_message_that_was_cancelled_in_flight_says_so(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ async def test_no_more_consumers_are_shown_than_can_be_looked_through(
     async with scheduler, serving_app(admin(scheduler)) as base, client_of(base) as client:
         page = (await client.get("/consumers")).text
     assert page.count("<tr>") == 1 + 500
-    assert "5 more are listed by the API" in page
+    assert "The API lists 5 more" in page
 
 
 # --- a message ------------------------------------------------------------------------------------------------
@@ -535,7 +535,7 @@ async def test_a_store_that_cannot_be_looked_into_says_so() -> None:
     async with scheduler, serving_app(admin(scheduler)) as base, client_of(base) as client:
         front = await client.get("/")
         assert front.status_code == 200
-        assert "This store cannot be looked into" in front.text
+        assert "This store cannot be inspected" in front.text
         assert "memory:// has no topics" in front.text
         for path in ("/messages", "/messages/x", "/recurring", "/dead", "/sinks", "/instances", "/consumers"):
             answer = await client.get(path)

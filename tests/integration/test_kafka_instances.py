@@ -101,4 +101,4 @@ async def test_the_page_shows_instances_and_lateness_and_says_that_it_sees_a_par
             assert PART in page
 
 
-PART = "shared out among several processes"
+PART = "shared among several processes"

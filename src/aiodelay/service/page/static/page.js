@@ -1,17 +1,17 @@
-// What the page can do better with a script. All of it works without one.
+// Improvements of the page by script. The page also works without this script.
 "use strict";
 (() => {
   const root = document.documentElement;
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   root.classList.add("js");
 
-  // --- instants: in UTC, and in the viewer's zone for who points at them ------------------------------------
+  // --- times are in UTC; a tooltip shows the viewer's local time --------------------------------------------
   const zoned = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
   function explain(within) {
     for (const each of all("time[datetime]", within)) each.title = zoned.format(new Date(each.dateTime));
   }
 
-  // --- ticking rows, and the number that is typed ---------------------------------------------------------
+  // --- tick boxes of rows, and the number to type before a confirmation -----------------------------------
   function selected(form) {
     const boxes = all("tbody input[type=checkbox]", form);
     const ticked = boxes.filter((box) => box.checked).length;
@@ -59,7 +59,7 @@
   // --- copy -----------------------------------------------------------------------------------------------
   async function copy(text) {
     if (navigator.clipboard) return navigator.clipboard.writeText(text);
-    const field = document.createElement("textarea"); // over plain HTTP there is no clipboard
+    const field = document.createElement("textarea"); // browsers offer no clipboard over plain HTTP
     field.value = text;
     field.className = "hidden";
     document.body.append(field);
@@ -93,13 +93,13 @@
     }
   });
 
-  // --- what is told to those who do not see it -------------------------------------------------------------
+  // --- announcements for screen readers --------------------------------------------------------------------
   function announce(text) {
     const place = document.getElementById("announce");
     if (place && text) place.textContent = text;
   }
 
-  // --- how old the data are: the service sends them every 2 s, or says that the store fails -------------------
+  // --- the age of the data: the service sends them every 2 s, or reports that the store fails -----------------
   const OLD_MS = 5000, SILENT_MS = 15000;
   const STATES = ["live", "old", "gone"];
   let follows = false, isGone = false, heard = 0, fresh = 0, shownState = "";
