@@ -124,7 +124,7 @@ def test_a_plain_handler_that_never_ends_is_left_behind_in_its_thread(folder: Pa
     with started(folder) as program:
         program.send(signal.SIGTERM)
         assert program.exit_code() == 0
-        assert program.err.seen[-1].endswith("leaving handlers that still run: aiodelay Work_0")
+        assert program.err.seen[-1].endswith("although these handlers still run: aiodelay Work_0")
     assert asyncio.run(stored(folder)) is not None
 
 
@@ -135,7 +135,7 @@ def test_a_handler_that_cannot_be_cancelled_is_left_behind(folder: Path) -> None
     with started(folder) as program:
         program.send(signal.SIGTERM)
         assert program.exit_code() == 0
-        assert program.err.seen[-1].endswith("leaving handlers that still run: aiodelay Work")
+        assert program.err.seen[-1].endswith("although these handlers still run: aiodelay Work")
     left = asyncio.run(stored(folder))
     assert left is not None
     assert left.state == "in_flight"
@@ -202,8 +202,8 @@ TARGETS = [
     ("./app:scheduler", 2, r"'./app:scheduler' names no scheduler: write MODULE:OBJECT, such as shop:scheduler"),
     ("ap:scheduler", 1, r"no module 'ap' in \S+, and none is installed; did you mean 'app'\?"),
     ("no.such:scheduler", 1, r"no module 'no' in \S+, and none is installed"),
-    ("app:schedular", 1, r"app:schedular is not there: no 'schedular'; did you mean 'scheduler'\?"),
-    ("app:x", 1, r"app:x is not there: no 'x'; app has scheduler"),
+    ("app:schedular", 1, r"app:schedular does not exist: no 'schedular'; did you mean 'scheduler'\?"),
+    ("app:x", 1, r"app:x does not exist: no 'x'; app has scheduler"),
     ("app:work", 1, r"app:work is a function, not a Scheduler; app has scheduler"),
     ("wrong:scheduler", 1, r"while importing wrong: scheme of store nowhere:// is 'nowhere'; allowed: .*"),
 ]

@@ -204,7 +204,7 @@ def test_reload_starts_anew_when_the_program_changes_and_outlives_its_mistakes(t
         asyncio.run(schedule(tmp_path, 1))
         program.out.wait_for("first finished")
         (tmp_path / "app.py").write_text("scheduler = (")
-        program.err.wait_for(r"app\.py changed; starting anew")
+        program.err.wait_for(r"app\.py changed; restarting")
         program.err.wait_for("a worker ended with exit code 1; it is started again when a file changes")
         write_app(tmp_path, name="second")
         dispatching(program, 1)

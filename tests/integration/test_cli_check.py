@@ -64,7 +64,7 @@ def test_what_waits_for_nobody_is_overdue_or_dead(tmp_path: Path) -> None:
     assert ran.code == 0, "no server, topic or layout is wrong"
     warnings, notes = findings(ran, "warning"), findings(ran, "note")
     assert warnings["mail"]["text"] == "1 pending, 1 of them overdue; no live instance serves it"
-    assert "overdue since" in warnings["lateness"]["text"]
+    assert "has been overdue for" in warnings["lateness"]["text"]
     assert notes["sms"] == {"level": "note", "about": "sms", "text": "it is paused", "mend": "aiodelay resume sms"}
     assert "?journal=1000" in notes[cli.url]["mend"]
 

@@ -149,7 +149,7 @@ def test_an_import_that_was_cut_off_goes_on(stores: Stores) -> None:
     written = old("export").out.encode().splitlines(keepends=True)
     ran = new("import", stdin=b"".join(written[:1001]))
     assert (ran.code, ran.out) == (1, "1000 stored, 0 known, 0 skipped, 0 refused\n")
-    assert ran.err == "the file has no end: what has written it was interrupted\n"
+    assert ran.err == "the file has no end line: the export that wrote it was interrupted\n"
     assert new("cancel", "m0", "--yes").code == 0
     ran = new("import", "--json", stdin=b"".join(written))
     assert (ran.code, ran.object["stored"], ran.object["skipped"]) == (0, 300, 1000)
@@ -209,7 +209,7 @@ def test_what_was_cancelled_in_flight_does_not_travel(stores: Stores) -> None:
     before, after = kinds
     assert before.splitlines() == [
         "0 holds, 1 messages, 0 dead letters",
-        "1 messages were in flight: what delivers them here goes on",
+        "1 messages were in flight: this store may deliver them as well",
     ]
     assert after == "0 holds, 0 messages, 0 dead letters\n"
 

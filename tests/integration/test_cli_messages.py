@@ -260,7 +260,7 @@ def test_off_a_terminal_nothing_is_destroyed_without_yes(cli: Cli, verb: list[st
     give_up(cli, "b")
     ran = cli(*verb)
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.endswith("Nobody can be asked here: give --yes\n")
+    assert ran.err.endswith("There is no terminal to ask on: give --yes\n")
     assert (ids(cli("list", "--json")), ids(cli("dead", "list", "--json"))) == (["a"], ["b"])
     assert cli("dead", "purge", "--yes").code == 2, "which ones must be said"
 

@@ -15,12 +15,12 @@ HINT = "aiodelay: the command line needs the package {name}; install it with: pi
 
 
 def main() -> None:
-    """Run the command line on `sys.argv` and exit, with a code that docs/cli.md lists."""
+    """Run the command line with `sys.argv`, and exit with its code (docs/cli.md lists the codes)."""
     if sys.argv[1:] in ([], ["--help"], ["-h"]):
         print(overview())
         return
     try:
-        from .app import run_app  # noqa: PLC0415 - what it needs may be missing
+        from .app import run_app  # noqa: PLC0415 - its packages may be missing
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("aiodelay"):
             raise

@@ -1,6 +1,6 @@
-"""The commands, put together: what they are called, how they end, where errors go.
+"""`run_app`: runs one command, writes its errors to stderr and returns its exit code.
 
-A command is imported when it is asked for.
+The module of a command is imported only when that command is called.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ app.register_install_completion_command(group=RUN)
 
 
 def run_app(arguments: Sequence[str]) -> int:
-    """Run one command; return its exit code, as docs/cli.md lists them."""
+    """Run one command and return its exit code (docs/cli.md lists the codes)."""
     from aiodelay.errors import AiodelayError  # noqa: PLC0415 - `--help` needs none of these
 
     from .errors import CommandError, exit_code_of  # noqa: PLC0415
@@ -44,7 +44,7 @@ def run_app(arguments: Sequence[str]) -> int:
         code = app(arguments, exit_on_error=False)
         sys.stdout.flush()
     except CycloptsError:
-        return NOT_UNDERSTOOD  # cyclopts has said what is wrong
+        return NOT_UNDERSTOOD  # cyclopts has already printed the mistake
     except CommandError as error:
         return _failed(error, error.exit_code, arguments)
     except AiodelayError as error:
@@ -57,7 +57,7 @@ def run_app(arguments: Sequence[str]) -> int:
 
 
 def _output_failed(error: OSError, arguments: Sequence[str]) -> int:
-    """Return the exit code of a command whose output went nowhere.
+    """Return the exit code of a command whose output could not be written.
 
     Raises:
         OSError: The error has another reason.
@@ -65,7 +65,7 @@ def _output_failed(error: OSError, arguments: Sequence[str]) -> int:
     if not isinstance(error, BrokenPipeError) and error.errno not in NO_ROOM:
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout once more at its end
-    if isinstance(error, BrokenPipeError):  # the reader has read enough, as `| head` has
+    if isinstance(error, BrokenPipeError):  # the reader has closed the pipe, as `| head` does
         return 0
     return _failed(OSError(f"stdout: {error.strerror}"), FAILED, arguments)
 

@@ -1,4 +1,4 @@
-"""`aiodelay bench`: a short measurement of a store by the machine that will use it."""
+"""`aiodelay bench`: a short measurement of a store on the machine that will use it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SINGLE, SPREAD_MS = 50, 1_000
 
 
 class Figures(Struct, frozen=True):
-    """What was measured of one store; rates are messages a second."""
+    """The measurements of one store. Rates are in messages per second."""
 
     schedule_many_per_s: float
     schedule_p50_ms: float
@@ -41,17 +41,20 @@ async def bench(
     messages: Annotated[int, Parameter(validator=Number(gte=100, lte=1_000_000))] = 5_000,
     place: Place = Place(),
 ) -> None:
-    """Measure a store, and this machine's memory store beside it: the ratio says what the store costs.
+    """Measure a store, and compare it with the memory store of this machine.
 
-    Messages of 200 bytes, one process, in the namespace aiodelay-bench of the store: stored by schedule_many, delivered
-    to a handler that does nothing, stored one after the other, and due spread over a second. One short run: the machine
-    and what else it does show in the figures, less so in the ratios.
+    One process stores messages of 200 bytes in the namespace aiodelay-bench of the store. It measures four things:
+    schedule_many, the delivery to a handler that does nothing, single calls of schedule, and the lateness of messages
+    whose due times are spread over a second. The run is short. Other work on the machine changes the figures, and the
+    ratios less.
 
     Args:
-        messages: How many are stored and delivered at once.
+        messages: The number of messages to store and deliver at once.
     """
     if place.url.startswith("kafka:"):
-        raise CommandError("bench needs a store with namespaces; Kafka's figures are in docs/performance.md")
+        raise CommandError(
+            "bench cannot measure Kafka: it needs a store with namespaces; docs/performance.md has figures of Kafka"
+        )
     reference = await _measure(replace(place, store=REFERENCE, namespace=NAMESPACE), messages)
     figures = await _measure(replace(place, namespace=NAMESPACE), messages)
     ours, theirs = structs.asdict(figures), structs.asdict(reference)
@@ -111,12 +114,12 @@ def _message(delay: str) -> Message:
 
 
 def _share(values: Sequence[float], percent: int) -> float:
-    """Return the least value that so many percent do not exceed."""
+    """Return a percentile: the smallest value that `percent` of the values do not exceed."""
     return sorted(values)[-(-len(values) * percent // 100) - 1]
 
 
 class _Counter:
-    """Handles messages, and knows when those that were expected have come."""
+    """A handler that counts messages. `is_done` is set when the expected number has come."""
 
     def __init__(self) -> None:
         self.is_done = asyncio.Event()

@@ -1,4 +1,4 @@
-"""`aiodelay check`: what is right or wrong with a store, and the command that mends it."""
+"""`aiodelay check`: checks a store and its server, and prints a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ MOST_TEXT = 2_000
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        about: What: the store, a lane, a destination, a sink.
-        mend: The command, or what to change; empty where nothing has to be.
+        level: `ok`, `note`, `warning` or `problem`.
+        about: The store, the lane, the destination or the sink that was checked.
+        text: The result in words.
+        mend: The remedy: a command, or a change to make; empty if nothing is wrong. JSON output has it under this name.
     """
 
     level: Level
@@ -47,14 +49,14 @@ class Finding(NamedTuple):
 
 
 async def check(url: str | None = None, /, *, app: str | None = None, place: Place = Place()) -> int:
-    """Say what is right or wrong with a server, topic or layout, and the command that mends it.
+    """Check a store and its server, and print a remedy for each problem.
 
-    Exits with 1 if there is a problem, and with 5 if the store does not answer; warnings alone are no failure.
+    The exit code is 1 if there is a problem, and 5 if the store does not answer. With warnings alone it is 0.
 
     Args:
-        url: URL of the store; without it, --store, or the store of --app.
-        app: A scheduler, as MODULE:OBJECT: tell also what is pending that this code cannot read, and how often its
-            sinks get each message.
+        url: The URL of the store. Without it: --store, or the store of --app.
+        app: A scheduler, as MODULE:OBJECT. The check then also finds pending messages that its code cannot read, and
+            tells how often its sinks can get each message.
     """
     program = None if app is None else find_scheduler(app)
     if url is not None:
@@ -71,7 +73,7 @@ async def check(url: str | None = None, /, *, app: str | None = None, place: Pla
             async with place.opened(store=store) as scheduler:
                 missing = await _missing_rights(scheduler)
                 findings += missing or [Finding("ok", name, "it answers, and messages can be stored there")]
-                findings += [] if missing else [each async for each in _looked_into(scheduler, program)]
+                findings += [] if missing else [each async for each in _inspected(scheduler, program)]
         except AiodelayError as error:
             findings.append(_of_error(name, error))
             code = exit_code_of(error)
@@ -87,7 +89,7 @@ def _of_error(name: str, error: AiodelayError) -> Finding:
         return Finding("problem", error.setting, f"it {error.value}", error.allowed)
     if isinstance(error, ConfigurationError):
         return Finding("problem", error.setting, f"it is {error.value}", error.allowed)
-    return _of_text("problem", name, str(error), "is it running, and is this its URL?")
+    return _of_text("problem", name, str(error), "check that the server runs, and that the URL is right")
 
 
 def _of_warning(name: str, text: str) -> Finding:
@@ -98,9 +100,9 @@ def _of_text(level: Level, name: str, text: str, otherwise: str = "") -> Finding
     """Split a text into a finding and its remedy.
 
     Args:
-        level: The finding's.
-        name: The store's.
-        text: The finding, which may end with its remedy.
+        level: The level of the finding.
+        name: The name of the store.
+        text: The finding. It may end with a remedy.
         otherwise: The remedy if the text has none.
     """
     text, _, mend = text.partition(MEND)
@@ -109,7 +111,7 @@ def _of_text(level: Level, name: str, text: str, otherwise: str = "") -> Finding
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """Collect what the store logs as a warning while it is looked at."""
+    """Collect the warnings that the store logs during the check."""
     texts: list[str] = []
 
     class Collect(logging.Handler):
@@ -133,10 +135,10 @@ def _print(findings: list[Finding], place: Place) -> None:
     for each in findings:
         print(f"{each.level:<8} {cut(each.about, 200)}: {cut(each.text, MOST_TEXT)}")
         if each.mend:
-            print(f"{'':<8} mend: {cut(each.mend, MOST_TEXT)}")
+            print(f"{'':<8} remedy: {cut(each.mend, MOST_TEXT)}")
 
 
-# --- what is in it ----------------------------------------------------------------------------------------
+# --- the content of the store -----------------------------------------------------------------------------
 
 
 async def _missing_rights(scheduler: Scheduler) -> list[Finding]:
@@ -145,10 +147,11 @@ async def _missing_rights(scheduler: Scheduler) -> list[Finding]:
     return [_of_text("problem", store.name, each) for each in rights]
 
 
-async def _looked_into(scheduler: Scheduler, program: Scheduler | None) -> AsyncIterator[Finding]:
+async def _inspected(scheduler: Scheduler, program: Scheduler | None) -> AsyncIterator[Finding]:
     store = scheduler.store
     if not store.traits.durable:
-        yield Finding("warning", store.name, "what it holds ends with the process", "another store, such as sqlite:")
+        text = "its messages are lost when the process ends"
+        yield Finding("warning", store.name, text, "use a durable store, such as sqlite:")
     if isinstance(store, Identified) and (gone := await store.vanished() or await store.vanished_elsewhere()):
         yield Finding("problem", store.name, gone, "restore a backup, then restart every process that has it open")
     if isinstance(store, Bounded) and (fill := await store.fill()) is not None:
@@ -159,8 +162,8 @@ async def _looked_into(scheduler: Scheduler, program: Scheduler | None) -> Async
     try:
         counts = await scheduler.counts()
     except UnsupportedByStoreError as error:
-        mend = "stop the service, and give --own; or ask the service"
-        yield Finding("note", store.name, f"what is pending cannot be looked into: {error.value}", mend)
+        mend = "stop the service and give --own; or ask the service"
+        yield Finding("note", store.name, f"pending messages cannot be inspected: {error.value}", mend)
         return
     async for finding in _of_features(store):
         yield finding
@@ -168,13 +171,14 @@ async def _looked_into(scheduler: Scheduler, program: Scheduler | None) -> Async
         yield finding
     for each in await scheduler.blocked():
         to = f"{each.lane}:{each.address}"
-        yield Finding("warning", to, f"it takes nothing: {each.reason}; {each.messages} messages wait", f"mend {to}")
+        yield Finding("warning", to, f"it takes nothing: {each.reason}; {each.messages} messages wait", f"repair {to}")
     for held in await scheduler.paused():
         yield Finding("note", held, "it is paused", f"aiodelay resume {held}")
     try:
         await scheduler.journal(limit=1)
     except UnsupportedByStoreError as error:
-        yield Finding("note", store.name, "no journal is kept, which `why` needs of what has ended", error.allowed)
+        text = "the store keeps no journal, so `aiodelay why` cannot explain messages that have ended"
+        yield Finding("note", store.name, text, error.allowed)
     known = scheduler if program is None else program
     for sink in sorted(known.sinks):
         reach = known.reaches(sink)
@@ -207,7 +211,8 @@ async def _of_pending(
                 "problem", lane, f"{text}; this code has neither a handler nor a sink of that name", _alias(lane)
             )
         elif each.read_by_nobody and pending:
-            yield Finding("warning", lane, f"{text}; no live instance serves it", f"start what serves {lane}")
+            mend = f"start a process with a handler or sink {lane}"
+            yield Finding("warning", lane, f"{text}; no live instance serves it", mend)
         elif pending:
             yield Finding("ok", lane, text)
         if lane in readers:
@@ -218,27 +223,28 @@ async def _of_pending(
     since_ms = await oldest_overdue_ms(scheduler)
     age_ms = 0 if since_ms is None else scheduler.store.now_ms() - since_ms
     if age_ms > LATE_MS:
-        text = f"the oldest message is overdue since {format_duration(age_ms // 1000 * 1000)}"
+        text = f"the oldest message has been overdue for {format_duration(age_ms // 1000 * 1000)}"
         yield Finding("warning", "lateness", text, "aiodelay list --state overdue; aiodelay why ID")
 
 
 def _alias(lane: Lane) -> str:
-    return f'a handler for it, or @event(..., aliases=("{lane}",)) on the class that took its place'
+    return f'add a handler for it; or, if its class was renamed, add @event(..., aliases=("{lane}",)) to the new class'
 
 
 async def _unreadable(
     scheduler: Scheduler, lane: Lane, decode: Callable[[bytes, str], object]
 ) -> AsyncIterator[Finding]:
-    """Try to read the next messages of a lane as its handler would."""
+    """Yield a problem if the handler of a lane cannot decode some of the lane's next messages."""
     examined, failed = 0, dict[str, str]()
     async for snapshot in scheduler.pending(lane, limit=EXAMINED):
         examined += 1
         envelope = snapshot.record.envelope
         try:
             decode(envelope.payload, envelope.encoding)
-        except Exception as error:  # noqa: BLE001 - whatever a codec or a user's type raises; its text may hold payload
+        except Exception as error:  # noqa: BLE001 - a codec may raise any error; its text may hold payload
             failed[envelope.id] = type(error).__name__
     if failed:
         first, why = next(iter(failed.items()))
         text = f"this code cannot read {len(failed)} of the next {examined} messages, such as {cut(first)} ({why})"
-        yield Finding("problem", lane, text, "let the event's type accept what was stored; aiodelay get shows it")
+        mend = "change the event's type so that it accepts the stored payloads; `aiodelay get ID` shows one"
+        yield Finding("problem", lane, text, mend)

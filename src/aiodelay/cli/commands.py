@@ -1,4 +1,4 @@
-"""What commands there are; and `aiodelay --help`, which needs nothing else."""
+"""The list of commands, and the text of `aiodelay --help`. This module imports no other part of the command line."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ from aiodelay.core.version import __version__
 __all__ = ["COMMANDS", "RUN", "SUMMARY", "name_of", "overview", "version"]
 
 SUMMARY = "Deliver messages later, durably."
-RUN, MESSAGES, LOOK, MOVE, BULK = "Run", "Messages", "Look", "Move", "Bulk"
+RUN, MESSAGES, INSPECT, MOVE, BULK = "Run", "Messages", "Inspect", "Move", "Bulk"
 COMMANDS = (
     (
         "demo:demo",
         RUN,
-        "Show messages being scheduled, delivered, retried, cancelled and given up, for real.",
+        "Show messages being scheduled, delivered, retried, cancelled and given up, in a real store.",
     ),
     ("run:run", RUN, "Dispatch and handle until SIGTERM or Ctrl-C, then drain."),
-    ("delay_box:delay_box", RUN, "Take in what services ask for on Kafka topics, and deliver it when its time is up."),
-    ("serve:serve", RUN, "Run the service: stores whose messages are delivered, intakes, and an HTTP API."),
+    ("delay_box:delay_box", RUN, "Take requests from Kafka topics, and deliver each message after its countdown."),
+    ("serve:serve", RUN, "Run the service: deliver messages, take in requests, and serve an HTTP API and a page."),
     ("config:config", RUN, "Check and show the service's settings; make tokens."),
     ("commands:version", RUN, "Print the version."),
     ("schedule:schedule", MESSAGES, "Store a message, or one for each JSON line on stdin."),
-    ("messages:get", MESSAGES, "Show a message that is pending or in flight."),
-    ("messages:list_", MESSAGES, "List messages that are pending or in flight, by the time of their next attempt."),
-    ("messages:cancel", MESSAGES, "End messages, and series with all their retries."),
-    ("messages:reschedule", MESSAGES, "Move a pending message to another time."),
+    ("messages:get", MESSAGES, "Show a pending message."),
+    ("messages:list_", MESSAGES, "List pending messages, by the time of their next attempt."),
+    ("messages:cancel", MESSAGES, "Cancel messages, and series with all their retries."),
+    ("messages:reschedule", MESSAGES, "Move a pending message to another due time."),
     ("messages:fire", MESSAGES, "Make pending messages due now."),
-    ("lanes:pause", MESSAGES, "Hold back an event type, a sink, or one destination, for all instances."),
-    ("lanes:resume", MESSAGES, "Release what `pause` holds back."),
-    ("load:load", LOOK, "Show how many messages come due in each of the next spans of time."),
-    ("top:top", LOOK, "Show counts, lateness and lanes, live until Ctrl-C."),
-    ("check:check", LOOK, "Say what is right or wrong with a server, topic or layout, and the command that mends it."),
-    ("bench:bench", LOOK, "Measure a store, and this machine's memory store beside it."),
-    ("why:why", LOOK, "Tell the whole story of a message, and why it did not arrive."),
-    ("export:export", MOVE, "Write holds, messages and dead letters as JSON lines."),
-    ("import_:import_", MOVE, "Store what `aiodelay export` has written, or what other systems keep."),
+    ("lanes:pause", MESSAGES, "Pause an event type, a sink or a destination for all instances, or list the pauses."),
+    ("lanes:resume", MESSAGES, "Resume a paused event type, sink or destination."),
+    ("load:load", INSPECT, "Show the number of messages that come due in each of the next periods."),
+    ("top:top", INSPECT, "Show counts, lateness and lanes, live until Ctrl-C."),
+    ("check:check", INSPECT, "Check a store and its server, and print a remedy for each problem."),
+    ("bench:bench", INSPECT, "Measure a store, and compare it with the memory store of this machine."),
+    ("why:why", INSPECT, "Explain the state of a message: why it was not delivered yet, or how it ended."),
+    ("export:export", MOVE, "Write pauses, messages and dead letters as JSON lines."),
+    ("import_:import_", MOVE, "Store messages from a file of `aiodelay export`, or from another system."),
     ("upgrade:upgrade", MOVE, "Switch on the features that this version knows, once all processes run it."),
-    ("dead:dead", MESSAGES, "List and show dead letters, give them a new life, or delete them."),
+    ("dead:dead", MESSAGES, "List, show, redrive or purge dead letters."),
     ("spark:spark", BULK, "Load, check, archive, replay and report with Apache Spark."),
 )
-"""Place in this package, group, and what it does, for each command."""
+"""For each command: its module and function, its group, and the line that describes it."""
 
 WIDTH, INDENT = 100, 14
 
 
 def name_of(place: str) -> str:
-    """Return what a command is called."""
+    """Return the name of a command."""
     return place.partition(":")[2].strip("_").replace("_", "-")
 
 
 def overview() -> str:
-    """Return all commands by group, with what each does."""
+    """Return the text of `aiodelay --help`: all commands by group, with their descriptions."""
     lines = ["Usage: aiodelay COMMAND [OPTIONS]", "", SUMMARY]
-    for group in (RUN, MESSAGES, LOOK, MOVE, BULK):
+    for group in (RUN, MESSAGES, INSPECT, MOVE, BULK):
         lines += ["", f"{group}:"]
         for place, _, text in (each for each in COMMANDS if each[1] == group):
             first = f"  {name_of(place):<{INDENT - 2}}"
@@ -62,7 +62,7 @@ def overview() -> str:
         [
             *lines,
             "",
-            "aiodelay COMMAND --help explains a command; aiodelay --install-completion completes them in a shell.",
+            "aiodelay COMMAND --help explains a command. aiodelay --install-completion sets up completion in a shell.",
         ]
     )
 

@@ -1,4 +1,4 @@
-"""`aiodelay config`: is a file right, what holds and where does it come from, and tokens for it."""
+"""`aiodelay config`: checks the service's settings, shows them with their origins, and makes tokens."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ File = Annotated[Path | None, Parameter(name=["--config", "-c"])]
 
 @config.command
 def check(*, file: File = None) -> None:
-    """Say whether the service can be started so; every mistake is named, each on a line.
+    """Check the settings of the service, and print every mistake on its own line.
 
-    Nothing is connected. Environment variables count as they do for `aiodelay serve`.
+    The check connects to nothing. It reads environment variables too, as `aiodelay serve` does.
 
     Args:
-        file: As for `aiodelay serve`.
+        file: The settings file, as for `aiodelay serve`.
     """
     read(file).settings()
     print("no mistake was found")
@@ -41,12 +41,12 @@ def show(
     origin: Annotated[bool, Parameter(negative="")] = False,
     json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
-    """Show every setting that holds, secrets masked.
+    """Show the value of every setting, with secrets masked.
 
     Args:
-        file: As for `aiodelay serve`.
-        origin: Say where each comes from: a file and line, an environment variable, or a default.
-        json_: One JSON object a line.
+        file: The settings file, as for `aiodelay serve`.
+        origin: Also show the origin of each value: a file and line, an environment variable, or the default.
+        json_: Write one JSON object per line.
     """
     for each in read(file).shown():
         fields = {"field": each.field, "value": each.value} | ({"origin": each.origin} if origin else {})
@@ -57,20 +57,20 @@ def show(
 
 @config.command
 def hash_token(*, stdin: Annotated[bool, Parameter(negative="")] = False) -> None:
-    """Make a token for the API: the token goes to whoever uses it, its hash into the file.
+    """Make a token for the API. Give the token to its user, and put its hash into the settings file.
 
     Args:
-        stdin: Hash the token that standard input holds, in place of a new one.
+        stdin: Hash the token on standard input instead of making a new one.
     """
     from aiodelay.service import hash_token as hash_of  # noqa: PLC0415 - other commands do not need it
 
     token = sys.stdin.readline().strip() if stdin else secrets.token_urlsafe(32)
     if len(token) < LEAST_TOKEN:
         raise CommandError(
-            f"the token is {len(token)} characters long; allowed: at least {LEAST_TOKEN}, chosen at random",
+            f"the token has {len(token)} characters; allowed: at least {LEAST_TOKEN} random characters",
             exit_code=NOT_UNDERSTOOD,
         )
     if not stdin:
-        print(f"# token, shown this once: {token}")
+        print(f"# token, shown only now: {token}")
     print(f'[[api.tokens]]\nname = "..."\nhash = "{hash_of(token)}"')
     print('scopes = ["read", "schedule", "operate"]')

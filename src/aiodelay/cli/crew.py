@@ -1,4 +1,4 @@
-"""`aiodelay run` as several processes: kept running, started anew when the program changes, drained together."""
+"""`supervise`: the parent process of `aiodelay run --workers` and `--reload`. It starts, restarts and drains them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["follow", "supervise"]
 log: logging.Logger = logging.getLogger("aiodelay.cli")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""How long to wait before a worker that ended is started again, the first time and at most."""
+"""Seconds before a worker that ended is started again: the first time, and at most."""
 STEADY_S = 60.0
-"""A worker that ran for so long is started again as if for the first time."""
+"""Seconds after which a running worker counts as healthy: the next pause is `FIRST_PAUSE_S` again."""
 
 
 async def supervise(commands: Sequence[Sequence[str]], *, reload: bool) -> None:
-    """Keep workers running until a signal asks for the end, then drain them; a later signal ends them at once.
+    """Keep workers running until a signal asks for the end, then drain them. A later signal ends them at once.
 
     Args:
-        commands: What the workers are started with, one each.
-        reload: Start them anew when a Python file below the working directory changes, and only then.
+        commands: The command line of each worker.
+        reload: Restart the workers when a Python file below the working directory changes, and only then.
 
     Raises:
-        CommandError: What notices changes is not installed.
+        CommandError: `reload` needs the package watchfiles, which is not installed.
     """
     changed, stop = asyncio.Event(), asyncio.Event()
     lifeline, ours = os.pipe()
@@ -48,29 +48,29 @@ async def supervise(commands: Sequence[Sequence[str]], *, reload: bool) -> None:
                 changed.clear()
                 crew = _Crew(lifeline, restarts=not reload)
                 await crew.run(commands, stop, changed)
-        if later:  # before the handlers are removed: a further signal changes nothing
+        if later:  # while the handlers are still set: a further signal cannot change the signal that ends this process
             end_by(later[0])
 
 
 def follow(lifeline: int, stop: asyncio.Event) -> None:
-    """Set an event once the process that started this one is gone, however it ended.
+    """Set an event when the parent process has ended, for whatever reason.
 
     Args:
-        lifeline: A pipe of which that process alone holds the other end.
-        stop: Is set.
+        lifeline: A pipe. Only the parent process holds its other end.
+        stop: The event to set.
     """
     loop = asyncio.get_running_loop()
 
     def end() -> None:
         loop.remove_reader(lifeline)
-        log.warning("the process that started this worker is gone")
+        log.warning("the process that started this worker has ended; the worker drains")
         stop.set()
 
     loop.add_reader(lifeline, end)
 
 
 class _Crew:
-    """The workers from one start to the next."""
+    """The workers between two restarts of the program."""
 
     def __init__(self, lifeline: int, *, restarts: bool) -> None:
         self._lifeline, self._restarts = lifeline, restarts
@@ -78,20 +78,20 @@ class _Crew:
         self._ending = asyncio.Event()
 
     def terminate(self) -> None:
-        """Ask all that run to end."""
+        """Ask all running workers to drain and end."""
         self._ending.set()
         for process in self._processes:
             if process.returncode is None:
                 process.terminate()
 
     def kill(self) -> None:
-        """End all that run at once."""
+        """Kill all running workers."""
         for process in self._processes:
             if process.returncode is None:
                 process.kill()
 
     async def run(self, commands: Sequence[Sequence[str]], *ends: asyncio.Event) -> None:
-        """Keep workers running until one of the events is set, then wait until they have drained."""
+        """Keep the workers running until one of the events is set, then wait until they have drained."""
         async with asyncio.TaskGroup() as tasks:
             for command in commands:
                 tasks.create_task(self._keep_one([*command, "--lifeline", f"{self._lifeline}"]))
@@ -122,7 +122,7 @@ class _Crew:
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _run_one(self, command: Sequence[str]) -> int:
-        """Run a worker to its end: in a process group of its own, so that Ctrl-C reaches it through us alone."""
+        """Run a worker to its end. It has its own process group, so that Ctrl-C reaches only this parent process."""
         process = await asyncio.create_subprocess_exec(*command, process_group=0, pass_fds=[self._lifeline])
         self._processes.add(process)
         try:
@@ -145,15 +145,16 @@ async def _watch(changed: asyncio.Event, stop: asyncio.Event) -> None:
     except ModuleNotFoundError:
         raise CommandError("--reload needs watchfiles; install it with: pip install 'aiodelay[cli]'") from None
     async for changes in awatch(".", watch_filter=PythonFilter(), stop_event=stop):
-        log.info("%s changed; starting anew", ", ".join(sorted({Path(path).name for _, path in changes})))
+        log.info("%s changed; restarting", ", ".join(sorted({Path(path).name for _, path in changes})))
         changed.set()
 
 
 @contextmanager
 def _signals(stop: asyncio.Event, on_later: Callable[[], object]) -> Iterator[list[int]]:
-    """Set an event at the first signal. Call a function at each signal that comes `SAME_S` later, and yield these.
+    """Set an event at the first signal, and yield the list of later signals.
 
-    The log names the first of those signals at once, while a further signal cannot end the process yet.
+    Call `on_later` at each signal that comes more than `SAME_S` after the first one. The first later signal is logged
+    at once. At that time, a further signal cannot end the process yet.
     """
     loop, later = asyncio.get_running_loop(), list[int]()
     first_s: float | None = None
@@ -164,7 +165,7 @@ def _signals(stop: asyncio.Event, on_later: Callable[[], object]) -> Iterator[li
             first_s = loop.time()
             stop.set()
         elif loop.time() - first_s >= SAME_S:
-            on_later()  # each time: a worker may just have been started
+            on_later()  # at each signal: a worker may have started since the last one
             if not later:
                 tell_end(number)
             later.append(number)

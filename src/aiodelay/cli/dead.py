@@ -1,4 +1,4 @@
-"""`aiodelay dead`: dead letters listed, shown, given a new life, or deleted."""
+"""`aiodelay dead`: lists, shows, redrives and purges dead letters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .place import Place
 
 __all__ = ["dead"]
 
-dead: App = App(name="dead", help="List and show dead letters, give them a new life, or delete them.")
+dead: App = App(name="dead", help="List, show, redrive or purge dead letters.")
 
 BATCH = 500
 T = TypeVar("T")
@@ -32,13 +32,13 @@ T = TypeVar("T")
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Which:
-    """Which dead letters.
+    """A filter of dead letters.
 
     Attributes:
-        of: Only of this event type or sink.
-        reason: Only those given up for this reason.
-        before: Only those given up before this instant: 2026-12-01T09:00:00Z.
-        error: Only those whose last error is of this class: KeyError; none = names no class.
+        of: Only this event type or sink.
+        reason: Only letters given up for this reason.
+        before: Only letters given up before this time: 2026-12-01T09:00:00Z.
+        error: Only letters whose last error has this class, such as KeyError; none = errors that name no class.
     """
 
     of: str | None = None
@@ -47,7 +47,7 @@ class Which:
     error: str | None = None
 
     async def letters(self, scheduler: Scheduler, message_id: str | None = None) -> AsyncIterator[DeadLetter]:
-        """Yield them, oldest first; with an id, those of that message."""
+        """Yield the matching letters, oldest first; with an id, only the letters of that message."""
         before = read_time(self.before, "before")
         before_ms = None if before is None else to_epoch_ms(before, field="before")
         async for letter in scheduler.dead_letters(self.of, message_id=message_id):
@@ -68,7 +68,7 @@ async def list_(
     """List dead letters, oldest first.
 
     Args:
-        limit: Most letters.
+        limit: The most letters to list.
     """
     found: list[DeadLetter] = []
     async with place.opened() as scheduler:
@@ -84,10 +84,10 @@ async def list_(
 
 @dead.command
 async def show(id_: str, /, *, place: Place = Place()) -> None:
-    """Show the dead letters of a message: why it was given up, its errors, and the traceback of its last attempt.
+    """Show the dead letters of a message: the reason, the errors, and the traceback of the last attempt.
 
     Args:
-        id_: As it was scheduled; or ID~DUE, as `list` names an occurrence of a series.
+        id_: The id of the message; or ID~DUE for an occurrence of a series, as `list` shows it.
     """
     async with place.opened() as scheduler:
         letters = [letter async for letter in scheduler.dead_letters(message_id=id_)]
@@ -108,14 +108,14 @@ async def redrive(
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="")] = False,
     place: Place = Place(),
 ) -> int:
-    """Give dead letters a new life: due now, with attempts from 1 and a new delivery id.
+    """Schedule dead letters again: due now, with attempts from 1 and a new delivery id.
 
-    One whose id is scheduled again stays a dead letter, and so does one whose record cannot be read.
+    A letter stays a dead letter if a pending message has its id, or if its record cannot be read.
 
     Args:
-        ids: Messages; without any, those that the options name.
-        all_: Every dead letter.
-        yes: Do not ask.
+        ids: The ids of messages. Without ids, the options choose the letters.
+        all_: Choose every dead letter.
+        yes: Do not ask for confirmation.
     """
     _check_chosen(ids, which, all_=all_)
     async with place.opened() as scheduler:
@@ -146,9 +146,9 @@ async def purge(
     """Delete dead letters for good.
 
     Args:
-        ids: Messages; without any, those that the options name.
-        all_: Every dead letter.
-        yes: Do not ask.
+        ids: The ids of messages. Without ids, the options choose the letters.
+        all_: Choose every dead letter.
+        yes: Do not ask for confirmation.
     """
     _check_chosen(ids, which, all_=all_)
     async with place.opened() as scheduler:
@@ -164,7 +164,7 @@ async def purge(
 
 def _check_chosen(ids: Sequence[str], which: Which, *, all_: bool) -> None:
     if not ids and which == Which() and not all_:
-        text = "which dead letters? Name ids, or --of, --reason, --before, --error, or --all"
+        text = "no dead letters are chosen; give ids, or --of, --reason, --before, --error, or --all"
         raise CommandError(text, exit_code=NOT_UNDERSTOOD)
 
 

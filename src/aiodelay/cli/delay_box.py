@@ -1,4 +1,4 @@
-"""`aiodelay delay-box`: takes requests from Kafka topics, keeps them in a store, and delivers them."""
+"""`aiodelay delay-box`: takes schedule requests from Kafka topics into a store, and delivers their messages."""
 
 from __future__ import annotations
 
@@ -34,21 +34,23 @@ def delay_box(
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
     verbose: Annotated[bool, Parameter(name=["--verbose", "-v"], negative="")] = False,
 ) -> None:
-    """Take in what services ask for on Kafka topics, and deliver it when its countdown is over.
+    """Take requests from Kafka topics, and deliver each message after its countdown.
 
-    A request is a record with the JSON value {"topic": "T", "message": "...", "countdown": 120}, seconds. Runs until
-    SIGTERM or Ctrl-C; any number of boxes may share a store.
+    A request is a record whose value is JSON: {"topic": "T", "message": "...", "countdown": 120}. The countdown is in
+    seconds. The command runs until SIGTERM or Ctrl-C. Any number of boxes may share a store.
 
     Args:
-        source: Where requests come from: kafka://host:9092/topic; ?create_topic=true creates it.
-        store: URL of the store, such as redis://localhost, sqlite:///delay.db or kafka://host:9092/schedules.
-        allow: A topic that messages may go to; may be repeated.
-        countdown_from: Where a countdown begins: at the record's time, or at its arrival here.
-        dead_topic: Where records go that cannot be read or are not allowed; without it, the topic's name and ".dead".
-        begin_after: Consumer group of another system: where no position is stored yet, begin at what it has committed.
-        namespace: Keeps several boxes in one store apart.
-        quiet: Log warnings and errors only.
-        verbose: Log also what aiodelay does in detail.
+        source: The topics of the requests: kafka://host:9092/topic. ?create_topic=true creates missing topics.
+        store: The URL of the store, such as redis://localhost, sqlite:///delay.db or kafka://host:9092/schedules.
+        allow: A topic to which messages may go. May be repeated.
+        countdown_from: The start of a countdown: the time of the record, or its arrival in the box.
+        dead_topic: The topic for refused records: unreadable ones, and ones to topics that are not allowed. Without it:
+            the name of the request's topic with ".dead" at the end.
+        begin_after: The consumer group of another system. If the store has no position of a partition yet, the box
+            begins at the group's committed position.
+        namespace: The namespace in the store. It keeps several boxes in one store apart.
+        quiet: Log only warnings and errors.
+        verbose: Also log details of aiodelay's work.
     """
     try:
         from aiodelay.delay_box import DelayBox  # noqa: PLC0415 - needs a client that other commands do not
@@ -75,5 +77,5 @@ async def _run(box: DelayBox, what: str) -> None:
             if await stop.opens(stack, box):
                 log.info("delaying from %s; SIGTERM or Ctrl-C ends it", what)
                 await stop.wait()
-                log.info("stopping; a later signal ends it at once")
+                log.info("the delay box is stopping; a later signal ends it at once")
     log.info("the delay box has stopped")

@@ -1,4 +1,4 @@
-"""`aiodelay demo`: a real store, a living traffic, one line for whatever happens to it."""
+"""`aiodelay demo`: schedules messages of a small shop in a real store, and prints a line for each event."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["demo"]
 
 NAMESPACE = "aiodelay-demo"
 JOURNAL = 10_000
-"""Entries, from which the page tells lateness and what happened to a message."""
+"""Entries of the demo's journal. The page shows lateness and the events of messages from it."""
 SUMMARY_EVERY_S, STATUS_EVERY_S = 5.0, 1.0
 
 
@@ -45,23 +45,25 @@ def demo(
     keep: Annotated[Path | None, Parameter(validator=validators.Path(dir_okay=False))] = None,
     page: bool = True,
 ) -> None:
-    """Show messages being scheduled, delivered, retried, cancelled, replaced and given up, for real.
+    """Show messages being scheduled, delivered, retried, cancelled, replaced and given up, in a real store.
 
-    A page on this machine shows it too, with what is coming, what is late and what was given up; its address stands in
-    the first line, and a browser is opened where there is a terminal and a display.
+    A page on this machine also shows the messages that are coming, late or given up. The first line has its address. If
+    there is a terminal and a display, a browser opens.
 
-    Ends with Ctrl-C, SIGTERM or after --seconds, always with exit code 0 and a summary. The numbers are those of what
-    happened: lateness is the start of a message's first attempt minus its due time.
+    The demo ends with Ctrl-C, with SIGTERM or after --seconds. Its exit code is always 0, and its last line is a
+    summary. All numbers are measured: lateness is the start of a message's first attempt minus its due time.
 
     Args:
-        seconds: Stop after so many seconds; without it, run until Ctrl-C.
-        store: URL of the store, such as redis://localhost or sqlite:///delay.db, or the word redis for a server that is
-            started for the demo; without it, a SQLite file that is deleted at the end.
-        keep: Keep the SQLite file under this name; what is pending in it is resumed the next time.
-        page: Serve the page; --no-page does not.
+        seconds: Stop after this number of seconds. Without it, the demo runs until Ctrl-C.
+        store: The URL of the store, such as redis://localhost or sqlite:///delay.db. The word redis starts a server for
+            the demo. Without it, the store is a SQLite file that is deleted at the end.
+        keep: Keep the SQLite file under this name. The next demo with it resumes its pending messages.
+        page: Serve the page. --no-page turns it off.
     """
     if store is not None and keep is not None:
-        raise CommandError("--store and --keep both say where messages are kept; give one", exit_code=NOT_UNDERSTOOD)
+        raise CommandError(
+            "--store and --keep both say where messages are kept; give only one of them", exit_code=NOT_UNDERSTOOD
+        )
     with _place(store, keep) as place:
         opened = open_store(place.url, namespace=NAMESPACE, clock=None)
         asyncio.run(_demo(opened, place, seconds, page=page))
@@ -69,11 +71,12 @@ def demo(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the demo's messages are kept.
+    """The store of the demo.
 
     Attributes:
-        name: As it is shown.
-        kept: As it is shown afterwards, where something remains.
+        url: The URL of the store.
+        name: The name that the first line shows.
+        kept: The name that the last lines show if messages remain; None if the store is deleted at the end.
     """
 
     url: str
@@ -84,7 +87,7 @@ class Place:
 @contextmanager
 def _place(store: str | None, keep: Path | None) -> Iterator[Place]:
     if store == "redis":
-        from aiodelay.testing.servers import redis_servers, serving  # noqa: PLC0415 - nobody else needs it
+        from aiodelay.testing.servers import redis_servers, serving  # noqa: PLC0415 - only `--store redis` needs it
 
         found = redis_servers()[0]
         with serving(found) as url:
@@ -135,13 +138,13 @@ async def _summarize(scheduler: Scheduler, report: Report, screen: Screen) -> No
 
 
 async def _pending(store: Store) -> int | None:
-    """Return how many messages are pending, while nobody dispatches."""
+    """Return the number of pending messages, read without dispatching."""
     async with Scheduler(store, dispatch=False) as scheduler:
         return await _count(scheduler)
 
 
 async def _count(scheduler: Scheduler) -> int | None:
-    """Return how many messages are pending; None if the store cannot say."""
+    """Return the number of pending messages; None if the store cannot count them."""
     try:
         lanes = (await scheduler.counts()).values()
     except UnsupportedByStoreError:
@@ -150,11 +153,11 @@ async def _count(scheduler: Scheduler) -> int | None:
 
 
 FAILING = ((ChargeCard.__name__,), (SendReceipt.__name__,))
-"""Handlers that fail on purpose, as the arguments of log records begin."""
+"""Handlers that fail on purpose: the first arguments of their log records."""
 
 
 class _LogLines(logging.Handler):
-    """Warnings become lines, except those about handlers that fail on purpose: the screen shows these attempts."""
+    """Writes warnings as lines, except warnings of handlers that fail on purpose: the report shows their attempts."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(logging.WARNING)

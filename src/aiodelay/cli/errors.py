@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and the line that says why it could not do what it was asked."""
+"""The exit codes of commands, and the error that ends a command with one line on stderr."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FAILED, NOT_UNDERSTOOD, NOT_FOUND, TOO_LATE, UNAVAILABLE, UNKNOWN = 1, 2, 3, 4, 
 
 
 class CommandError(Exception):
-    """Ends a command with a line on stderr.
+    """Ends a command with one line on stderr.
 
     Args:
-        text: What is wrong and what to write instead.
-        exit_code: One of this module's.
+        text: A sentence that says what is wrong and what to do.
+        exit_code: One of the codes of this module.
     """
 
     def __init__(self, text: str, *, exit_code: int = FAILED) -> None:
@@ -34,7 +34,7 @@ class CommandError(Exception):
 
 
 def exit_code_of(error: AiodelayError) -> int:
-    """Return what a command ends with that this error ended."""
+    """Return the exit code of a command that ends with this error."""
     match error:
         case InputError():
             return NOT_UNDERSTOOD
@@ -49,9 +49,9 @@ def exit_code_of(error: AiodelayError) -> int:
 
 @contextmanager
 def ungrouped(kind: type[Exception]) -> Iterator[None]:
-    """Raise the first error of a group on its own, if all of them are of one kind.
+    """If all errors of a group are of one kind, raise the first error without the group.
 
-    An error that is raised in an `except*` is put into a group again before Python 3.11.4.
+    `except*` cannot do this: before Python 3.11.4, an error raised in it is put into a group again.
     """
     try:
         yield

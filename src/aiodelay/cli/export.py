@@ -1,4 +1,4 @@
-"""`aiodelay export`: what a store holds, as JSON lines."""
+"""`aiodelay export`: writes the pauses, messages and dead letters of a store as JSON lines."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .place import Place
 __all__ = ["FORMAT", "export"]
 
 FORMAT = 1
-"""Version of the lines; readers skip keys that they do not know."""
+"""The version of the line format. Readers skip keys that they do not know."""
 END = b'{"kind":"end"'
-"""How the last line begins."""
+"""The first bytes of the last line."""
 
 
 async def export(
@@ -30,14 +30,15 @@ async def export(
     output: Path | None = None,
     place: Place = Place(),
 ) -> int:
-    """Write holds, messages and dead letters as JSON lines, which `aiodelay import` reads into any store.
+    """Write pauses, messages and dead letters as JSON lines, which `aiodelay import` reads into any store.
 
-    What is scheduled, moved or delivered meanwhile may be missed, or be in the file and delivered here as well: stop
-    what writes and dispatches before. Positions of intakes, and what the store remembers of ended messages, stay here.
+    Stop all processes that schedule or dispatch before the export. Otherwise the file may miss messages that change
+    meanwhile, or hold messages that are also delivered from this store. The export leaves out the positions of intakes,
+    and the store's memory of ended messages.
 
     Args:
-        output: A file to write; without it, stdout. The file gets its name once it is whole; until then `.part` stands
-            at the end of the name.
+        output: The file to write. Without it, the export goes to stdout. Until the file is complete, its name ends in
+            `.part`.
     """
     counts = {"hold": 0, "message": 0, "dead_letter": 0}
     in_flight = 0
@@ -54,7 +55,7 @@ async def export(
     )
     print(told, file=sys.stderr)
     if in_flight:
-        print(f"{in_flight} messages were in flight: what delivers them here goes on", file=sys.stderr)
+        print(f"{in_flight} messages were in flight: this store may deliver them as well", file=sys.stderr)
     return 0
 
 
@@ -62,7 +63,7 @@ async def export(
 def _opened(output: Path | None) -> Iterator[TextIO]:
     if output is None:
         yield sys.stdout
-        sys.stdout.flush()  # before anybody is told that all is written
+        sys.stdout.flush()  # a failure to write must come before the line that reports success
         return
     is_device = output.exists() and not output.is_file()
     part = output if is_device else output.with_name(f"{output.name}.part")
@@ -92,7 +93,7 @@ async def _lines(scheduler: Scheduler, place: Place) -> AsyncIterator[dict[str, 
     for lane, address in await store.holds():
         yield {"kind": "hold", "lane": lane, "address": address}
     async for snapshot in scheduler.pending():
-        if not snapshot.record.no_retry:  # cancelled: what is in flight here is its last attempt
+        if not snapshot.record.no_retry:  # a message that was cancelled in flight: its last attempt runs here
             yield {"kind": "message"} | message_shape(snapshot)
     async for letter in scheduler.dead_letters():
         yield {"kind": "dead_letter"} | dead_letter_shape(letter)

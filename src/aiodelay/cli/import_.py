@@ -1,4 +1,4 @@
-"""`aiodelay import`: what `aiodelay export` has written, or what other systems keep, into any store."""
+"""`aiodelay import`: stores messages from a file of `aiodelay export`, or from another system, in any store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .place import Place
 
 __all__ = ["import_"]
 
-import_: App = App(name="import", help="Store what `aiodelay export` has written, or what other systems keep.")
+import_: App = App(name="import", help="Store messages from a file of `aiodelay export`, or from another system.")
 
 BATCH = 500
 
@@ -39,15 +39,15 @@ async def from_file(
     again: Annotated[bool, Parameter(negative="")] = False,
     place: Place = Place(),
 ) -> int:
-    """Store what `aiodelay export` has written.
+    """Store the messages of a file that `aiodelay export` wrote.
 
-    Messages keep their revision, due time, attempts and errors, so that consumers see the same delivery id. What
-    is stored here under the same id stays as it is. The store remembers how far a file was read: repeated, or after an
-    interruption, the import goes on from there, and brings back nothing that has been delivered or cancelled since.
+    Messages keep their revision, due time, attempts and errors, so consumers see the same delivery id. If the store has
+    a message under the same id, that message stays unchanged. The store remembers how far it has read a file. A
+    repeated or interrupted import goes on from there, so messages that have ended since do not come back.
 
     Args:
-        file: What to read; without it, stdin.
-        again: Read it from the beginning: what has ended here since comes back.
+        file: The file to read. Without it: stdin.
+        again: Read the file from the beginning. Messages that have ended since the first import come back.
     """
     with _opened(file) as lines:
         async with place.opened(may_create=True) as scheduler:
@@ -58,13 +58,13 @@ async def from_file(
 
 @import_.command
 async def etf1(url: str, /, *, place: Place = Place()) -> int:
-    """Store the schedules of a topic of etf1/kafka-message-scheduler that are pending, for the sink `kafka`.
+    """Store the pending schedules of a topic of etf1/kafka-message-scheduler, for the sink `kafka`.
 
-    Nothing is written there; stop its schedulers first. May be repeated. To go on with the topic itself, give it to
-    aiodelay as its store instead: docs/migration.md.
+    Stop the schedulers of the topic first. The import only reads the topic, and may be repeated. aiodelay can also use
+    the topic itself as its store: see docs/migration.md.
 
     Args:
-        url: The topic: kafka://host:9092/schedules.
+        url: The URL of the topic: kafka://host:9092/schedules.
     """
     from aiodelay.importers.etf1 import import_etf1  # noqa: PLC0415 - needs a client that files do not
 
@@ -76,11 +76,11 @@ async def etf1(url: str, /, *, place: Place = Place()) -> int:
 async def fred84(url: str, /, *, prefix: str = "de_", place: Place = Place()) -> int:
     """Store the events that fred84/delayedQueue keeps in Redis, each for the handler of its type.
 
-    Nothing is removed there; stop its dispatchers first. May be repeated.
+    Stop its dispatchers first. The import removes nothing from its data, and may be repeated.
 
     Args:
-        url: The Redis server that it uses.
-        prefix: Its dataSetPrefix.
+        url: The URL of the Redis server of delayedQueue.
+        prefix: The dataSetPrefix of delayedQueue.
     """
     from aiodelay.importers.fred84 import import_fred84  # noqa: PLC0415 - needs a client that files do not
 
@@ -98,15 +98,15 @@ async def article_box(
     unit: Literal["s", "ms"] = "s",
     place: Place = Place(),
 ) -> int:
-    """Move what waits in a delay box of the article into a store, for the sink `kafka`.
+    """Move the waiting messages of the article's delay box (docs/delay-box.md) into a store, for the sink `kafka`.
 
-    A message leaves Redis once it is stored; stop the box first. May be repeated.
+    Stop the box first. The import removes a message from Redis after it has stored the message. It may be repeated.
 
     Args:
-        url: The Redis server that the box uses.
-        allow: A topic that messages may go to; may be repeated.
-        key: Its sorted set.
-        unit: What its scores count.
+        url: The URL of the Redis server of the box.
+        allow: A topic to which messages may go. May be repeated.
+        key: The key of the box's sorted set.
+        unit: The unit of its scores: seconds or milliseconds.
     """
     from aiodelay.importers.black_box import take_over_black_box  # noqa: PLC0415 - needs a client that files do not
 
@@ -115,7 +115,7 @@ async def article_box(
 
 
 def _tell(imported: Imported, place: Place) -> int:
-    """Tell what came of an import; what was skipped makes it a failure: somebody has to look at it."""
+    """Print the counts of an import; return the exit code. Skipped messages are a failure: users must check them."""
     if place.json:
         print_json(msgspec.structs.asdict(imported))
     else:
@@ -139,7 +139,7 @@ def _opened(file: Path | None) -> Iterator[BinaryIO]:
 
 
 class _Import:
-    """Reads one file into a store, batch by batch; after each the store remembers how far."""
+    """Reads one file into a store in batches. The store records the position after each batch."""
 
     def __init__(self, scheduler: Scheduler, *, json: bool) -> None:
         self._store, self._json = scheduler.store, json
@@ -150,8 +150,8 @@ class _Import:
         """Read the file to its end.
 
         Raises:
-            InputError: It is no export.
-            StoreUnavailableError: The store does not answer; repeating goes on from there.
+            InputError: The file is not one of `aiodelay export`.
+            StoreUnavailableError: The store does not answer. A repeat goes on at the recorded position.
         """
         numbered = enumerate(lines, 1)
         source = _source_of(next(numbered, (1, b""))[1])
@@ -173,7 +173,7 @@ class _Import:
     async def _move(self, position: SourcePosition) -> None:
         await self._store.apply([], source=position)
         if await self._store.position(position.source) != position.position:
-            raise CommandError("another import of this file has begun since; run one alone")
+            raise CommandError("another import of this file runs at the same time; run only one")
 
     async def _store_lines(self, lines: Sequence[tuple[int, bytes]]) -> None:
         messages: list[PutBack] = []
@@ -197,21 +197,21 @@ class _Import:
         self._counts["stored" if is_new else "known"] += 1
 
     def tell(self) -> int:
-        """Tell what came of it; return the exit code."""
+        """Print the counts of the import; return the exit code."""
         if self._json:
             print_json(self._counts | {"is_whole": self._is_whole})
         else:
             print(", ".join(f"{n} {word}" for word, n in self._counts.items()))
         if not self._is_whole:
-            print("the file has no end: what has written it was interrupted", file=sys.stderr)
+            print("the file has no end line: the export that wrote it was interrupted", file=sys.stderr)
         return FAILED if self._counts["refused"] or not self._is_whole else 0
 
 
 def _source_of(text: bytes) -> str:
-    """Return the name by which a store remembers how far a file was read."""
+    """Return the source name under which a store records the position in a file."""
     given = _fields(text)
     if given.get("kind") != "export" or not isinstance(given.get("export"), str):
-        raise InputError("line 1", shortened(given.get("kind")), "what `aiodelay export` has written")
+        raise InputError("line 1", shortened(given.get("kind")), "a file that `aiodelay export` wrote")
     if given.get("format") != FORMAT:
         raise InputError("format", shortened(given.get("format")), f"{FORMAT}")
     return f"import:{cut(given['export'])}"
@@ -226,14 +226,14 @@ def _fields(text: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise InputError("line", "no JSON object", "what `aiodelay export` has written") from None
+        raise InputError("line", "not a JSON object", "a line that `aiodelay export` wrote") from None
 
 
 def _read(text: bytes) -> PutBack | tuple[str, str | None] | None:
-    """Return what a line tells: a message, a hold as lane and address, or nothing: the end.
+    """Return the content of a line: a message, the lane and address of a pause, or None for the end line.
 
     Raises:
-        InputError: It cannot be read.
+        InputError: The line cannot be read.
     """
     given = _fields(text)
     match given.get("kind"):

@@ -1,4 +1,4 @@
-"""`aiodelay pause` and `resume`."""
+"""The commands `pause` and `resume`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ __all__ = ["pause", "resume"]
 
 
 async def pause(what: str | None = None, /, *, place: Place = Place()) -> None:
-    """Hold back an event type, a sink, or one destination, for all instances; without a name, list what is held.
+    """Pause an event type, a sink or a destination for all instances, or list the pauses.
 
-    What is held can be cancelled, replaced and listed; what is in flight goes on.
+    Messages of a paused destination can still be cancelled, replaced and listed. Attempts in flight go on.
 
     Args:
-        what: An event type's name, a sink's, or a destination: payment.check, redis-list, redis-list:orders.
+        what: An event type, a sink or a destination: payment.check, redis-list, redis-list:orders. Without it, the
+            command lists all pauses.
     """
     async with place.opened() as scheduler:
         if what is None:
@@ -30,10 +31,10 @@ async def pause(what: str | None = None, /, *, place: Place = Place()) -> None:
 
 
 async def resume(what: str, /, *, place: Place = Place()) -> None:
-    """Release what `pause` holds back.
+    """Resume a paused event type, sink or destination.
 
     Args:
-        what: As it was paused.
+        what: The name that was paused.
     """
     async with place.opened() as scheduler:
         changed = await scheduler.resume(what)

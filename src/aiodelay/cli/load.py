@@ -1,4 +1,4 @@
-"""`aiodelay load`: bars of what is coming."""
+"""`aiodelay load`: prints a bar chart of the messages that come due."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ async def load(
     of: str | None = None,
     place: Place = Place(),
 ) -> None:
-    """Show how many messages come due in each of the next spans of time; what is overdue already is not among them.
+    """Show the number of messages that come due in each of the next periods.
+
+    Messages that are already overdue are not counted.
 
     Args:
-        bucket: The length of one span.
-        buckets: How many.
-        of: Only of this event type or sink.
+        bucket: The length of one period.
+        buckets: The number of periods.
+        of: Only this event type or sink.
     """
     bucket_ms = parse_duration(bucket, field="bucket", error=ConfigurationError, least_ms=1)
     async with place.opened() as scheduler:
@@ -49,13 +51,13 @@ async def load(
 
 
 def _bars(found: Sequence[LoadBucket], now_ms: int, bucket_ms: int, buckets: int) -> list[str]:
-    """Return a line for each span, the longest bar for the one with most."""
+    """Return a line for each period. The period with most messages has the longest bar."""
     messages: Counter[int] = Counter()
     for each in found:
         messages[each.from_ms] += each.messages
     most = max(messages.values(), default=0)
     first_ms = min(messages, default=now_ms)
-    before = round((first_ms - now_ms) / bucket_ms)  # the store counted from a moment that was a little earlier
+    before = round((first_ms - now_ms) / bucket_ms)  # the store's periods began a little before `now_ms`
     starts = [first_ms + (i - before) * bucket_ms for i in range(buckets)]
     digits = len(f"{most:,}")
     width = max(shutil.get_terminal_size().columns - digits - len(moment(0)) - 4, LEAST_WIDTH)
@@ -65,6 +67,6 @@ def _bars(found: Sequence[LoadBucket], now_ms: int, bucket_ms: int, buckets: int
 
 
 def _bar(n: int, most: int, width: int) -> str:
-    """Return a bar, to an eighth of a column; what is not nothing can be seen."""
+    """Return a bar, exact to an eighth of a column. A number above 0 always gives a visible bar."""
     eighths = max(n * width * 8 // most, 1) if n else 0
     return BLOCKS[8] * (eighths // 8) + (BLOCKS[eighths % 8] if eighths % 8 else "")

@@ -1,4 +1,4 @@
-"""The verbs of single messages: get, list, cancel, reschedule, fire."""
+"""The commands `get`, `list`, `cancel`, `reschedule` and `fire`."""
 
 from __future__ import annotations
 
@@ -45,16 +45,17 @@ EXIT_CODES: dict[StrEnum, int] = {
 
 
 async def get(id_: str, /, *, place: Place = Place()) -> int:
-    """Show a message that is pending or in flight, with its payload.
+    """Show a pending message, with its payload.
 
     Args:
-        id_: As it was scheduled; or ID~DUE, as `list` names an occurrence of a series that is being retried.
+        id_: The id of the message; or ID~DUE for the retry of an occurrence of a series, as `list` shows it.
     """
     async with place.opened() as scheduler:
         snapshot = await scheduler.get(id_)
         now_ms = scheduler.store.now_ms()
     if snapshot is None:
-        raise CommandError(f"{cut(id_)} is neither pending nor in flight; ask: aiodelay why", exit_code=NOT_FOUND)
+        text = f"no message {cut(id_)} is pending or in flight; aiodelay why {cut(id_)} explains more"
+        raise CommandError(text, exit_code=NOT_FOUND)
     if place.json:
         print_json(message_shape(snapshot))
     else:
@@ -82,19 +83,19 @@ async def list_(
     after: str | None = None,
     place: Place = Place(),
 ) -> int:
-    """List messages that are pending or in flight, by the time of their next attempt.
+    """List pending messages, by the time of their next attempt.
 
-    Type, sink and times are looked up; state and address are compared one by one, of at most 10,000 messages a call.
-    Where there may be more, stderr has a cursor that goes on from there.
+    An index answers --of, --since and --before. For --state and --to, the command compares messages one by one, at most
+    10,000 per call. If there may be more, stderr has a cursor for --after.
 
     Args:
-        of: Only of this event type or sink.
-        state: Only in this state.
-        to: Only for this destination.
-        since: Only those whose next attempt is not before this instant.
-        before: Only those whose next attempt is before this instant.
-        limit: Most messages.
-        after: Go on after the cursor that the call before has written.
+        of: Only this event type or sink.
+        state: Only messages in this state.
+        to: Only messages to this destination.
+        since: Only messages whose next attempt is at this time or later.
+        before: Only messages whose next attempt is before this time.
+        limit: The most messages to list.
+        after: Go on after this cursor, which the previous call wrote to stderr.
     """
     lanes, address = _destination(of, to)
     from_ms, to_ms = _epoch_ms(since, "since"), _epoch_ms(before, "before")
@@ -118,7 +119,7 @@ async def list_(
 
 
 def _destination(of: str | None, to: str | None) -> tuple[tuple[str, ...], str | None]:
-    """Return the lanes and the address that are wanted."""
+    """Return the lanes and the address of the filter that --of and --to give."""
     if to is None:
         return (() if of is None else (check_type_name(of, "of"),)), None
     lane, address = split_target(to)
@@ -132,7 +133,7 @@ def _cursor(text: str | None) -> tuple[int, str] | None:
         due_ms, message_id = msgspec.json.decode(base64.urlsafe_b64decode(text), type=tuple[int, str])
         return to_epoch_ms(from_epoch_ms(due_ms), field="after"), message_id
     except (ValueError, OverflowError):
-        raise ConfigurationError("after", shortened(text), "a cursor that `list` has written") from None
+        raise ConfigurationError("after", shortened(text), "a cursor that `aiodelay list` wrote") from None
 
 
 def _epoch_ms(text: str | None, field: str) -> int | None:
@@ -163,14 +164,15 @@ async def cancel(
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="")] = False,
     place: Place = Place(),
 ) -> int:
-    """End messages, and series with all their retries.
+    """Cancel messages, and series with all their retries.
 
-    cancelled: it will not be delivered. in_flight: this attempt goes on, no retry and no recurrence follows. recorded:
-    on Kafka, it will not be delivered unless that has begun.
+    The outcome cancelled means that the message will not be delivered. in_flight: the present attempt goes on, but no
+    retry and no further occurrence follows. recorded, on Kafka: the message will not be delivered unless its delivery
+    has already begun.
 
     Args:
-        ids: The messages.
-        yes: Do not ask.
+        ids: The ids of the messages.
+        yes: Do not ask for confirmation.
     """
     await confirm(f"cancel {_named(ids)}", yes=yes)
     async with place.opened() as scheduler:
@@ -185,14 +187,14 @@ async def reschedule(
     at: str | None = None,
     place: Place = Place(),
 ) -> int:
-    """Move a pending message to another time; all else stays.
+    """Move a pending message to another due time. Nothing else about it changes.
 
-    too_late: it is being delivered at its old time, and only then.
+    The outcome too_late means that the message is being delivered at its old due time, and is not moved.
 
     Args:
-        id_: The message.
-        delay: Due so long from now: 90s, 1h30m, 2d.
-        at: Due at an instant: 2026-12-01T09:00:00+01:00.
+        id_: The id of the message.
+        delay: The duration from now until the new due time: 90s, 1h30m, 2d.
+        at: The new due time: 2026-12-01T09:00:00+01:00.
     """
     instant = read_time(at, "at")
     async with place.opened() as scheduler:
@@ -203,7 +205,7 @@ async def fire(*ids: str, place: Place = Place()) -> int:
     """Make pending messages due now.
 
     Args:
-        ids: The messages.
+        ids: The ids of the messages.
     """
     async with place.opened() as scheduler:
         return await _each(_some(ids), scheduler.fire, place)
@@ -211,7 +213,7 @@ async def fire(*ids: str, place: Place = Place()) -> int:
 
 def _some(ids: Sequence[str]) -> Sequence[str]:
     if not ids:
-        raise CommandError("no id is given", exit_code=2)
+        raise CommandError("no id is given; give the ids of messages", exit_code=2)
     return ids
 
 
@@ -220,7 +222,7 @@ def _named(ids: Sequence[str]) -> str:
 
 
 async def _each(ids: Sequence[str], change: Callable[[str], Awaitable[StrEnum]], place: Place) -> int:
-    """Change each message, and tell what came of it; return the highest exit code among them."""
+    """Change each message and print its outcome; return the highest exit code."""
     code = 0
     for message_id in ids:
         try:

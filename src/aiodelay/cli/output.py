@@ -1,4 +1,4 @@
-"""What commands write: JSON lines for programs, tables and lines for people; and the question before a deletion."""
+"""The output of commands: JSON lines, tables and times; and the question before a change that cannot be undone."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["ago", "confirm", "error_line", "json_line", "moment", "print_json", 
 
 MOST_SHOWN = 60
 UNPRINTABLE = re.compile(r"[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""What JSON leaves as it is, and a terminal obeys; below a space it escapes all."""
+"""Control characters that JSON text may hold unescaped and that a terminal acts on. JSON escapes all below a space."""
 
 
 def json_line(shape: object) -> str:
-    """Return a JSON text of one line, which a terminal can show."""
+    """Return JSON on one line, without characters that a terminal acts on."""
     return UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", msgspec.json.encode(shape).decode())
 
 
 def print_json(*shapes: object) -> None:
-    """Write each as a line of JSON."""
+    """Print each value as a line of JSON."""
     for shape in shapes:
         print(json_line(shape))
 
@@ -41,7 +41,7 @@ def error_line(error: Exception) -> str:
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write rows in columns; what does not print in a terminal is escaped."""
+    """Print rows in columns. Characters that a terminal cannot print are escaped."""
     written = [[cut(str(cell), MOST_SHOWN) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *written, strict=True)]
     for row in [list(heads), *written]:
@@ -49,27 +49,27 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def moment(ms: int) -> str:
-    """Return an instant for people, in UTC."""
+    """Return a time as readable text, in UTC."""
     return from_epoch_ms(ms).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
 
 
 def ago(ms: int, now_ms: int) -> str:
-    """Return how far an instant is from now: `in 2h`, `5s ago`; whole seconds from a second on."""
+    """Return the distance of a time from now, such as `in 2h` or `5s ago`, in whole seconds from one second on."""
     away_ms = abs(ms - now_ms)
     length = format_duration(away_ms if away_ms < 1000 else away_ms // 1000 * 1000)
     return f"in {length}" if ms > now_ms else f"{length} ago"
 
 
 async def confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal; elsewhere `--yes` must have been given.
+    """Ask for confirmation on a terminal, unless `yes` is true.
 
     Raises:
-        CommandError: The answer is no, or there is nobody to ask.
+        CommandError: The answer is no, or there is no terminal to ask on.
     """
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise CommandError(f"{question}? Nobody can be asked here: give --yes", exit_code=NOT_UNDERSTOOD)
+        raise CommandError(f"{question}? There is no terminal to ask on: give --yes", exit_code=NOT_UNDERSTOOD)
     print(f"{question}? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = await to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
     if answer.strip().lower() not in ("y", "yes"):

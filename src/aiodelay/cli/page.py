@@ -1,4 +1,4 @@
-"""The page beside the demo."""
+"""The page that the demo serves for its store."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MISSING = "no page: pip install 'aiodelay[cli,service]'"
 
 @contextmanager
 def listening_for_page(*, is_wanted: bool) -> Iterator[tuple[socket.socket | None, str]]:
-    """Yield a socket on this machine, and how it is told where it is; None where there will be no page."""
+    """Yield a listening socket for the page and a text with its URL. Without a page, the socket is None."""
     if not is_wanted:
         yield None, ""
     elif not all(find_spec(name) for name in NEEDS):
         yield None, MISSING
     else:
-        from aiodelay.service.serve import listening, url_of  # noqa: PLC0415 - what it needs may not be there
+        from aiodelay.service.serve import listening, url_of  # noqa: PLC0415 - its packages may be missing
 
         with listening("127.0.0.1", 0) as listener:
             yield listener, f"page {url_of(listener)}"
@@ -35,7 +35,7 @@ def listening_for_page(*, is_wanted: bool) -> Iterator[tuple[socket.socket | Non
 
 @asynccontextmanager
 async def beside(scheduler: Scheduler, listener: socket.socket | None) -> AsyncIterator[None]:
-    """Serve the page as long as the block lasts, and show it to whoever sits here."""
+    """Serve the page until the block ends. If stdout is a terminal and there is a display, open it in a browser."""
     if listener is None:
         yield
         return
@@ -48,6 +48,6 @@ async def beside(scheduler: Scheduler, listener: socket.socket | None) -> AsyncI
 
 
 def _has_display(environment: Mapping[str, str]) -> bool:
-    """Whether a browser would have a window: others would take the terminal."""
+    """Whether a browser can open a window. A browser without one would take over the terminal."""
     is_windowed = sys.platform in ("darwin", "win32")
     return is_windowed or bool(environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY"))

@@ -1,4 +1,4 @@
-"""Which store a command works on: the options that all of them share."""
+"""`Place`: the options that name the store of a command. All commands that use a store share them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["Place"]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """The store, the namespace, and how to write.
+    """The store, the namespace, and the form of the output.
 
     Attributes:
-        store: URL of the store, such as redis://localhost, sqlite:///delay.db or kafka://host:9092/schedules.
-        namespace: Whose messages, in a store that several applications share.
-        own: Take the topic's partitions while the command runs; on Kafka only their owner can look into them, so stop
-            the service first.
-        json: Write JSON, one object a line; errors likewise, on stderr.
+        store: The URL of the store, such as redis://localhost, sqlite:///delay.db or kafka://host:9092/schedules.
+        namespace: The namespace, if several applications share the store.
+        own: On Kafka, take the partitions of the topic while the command runs. Only the owner of a partition can
+            inspect it, so stop the service first.
+        json: Write JSON, one object per line. Errors are JSON too, on stderr.
     """
 
     store: Annotated[str | None, Parameter(env_var="AIODELAY_STORE")] = None
@@ -40,10 +40,10 @@ class Place:
 
     @property
     def url(self) -> str:
-        """Where the messages are.
+        """The URL of the store.
 
         Raises:
-            CommandError: Nobody said it.
+            CommandError: Neither --store nor AIODELAY_STORE is set.
         """
         if not self.store:
             raise CommandError("no store: give --store URL, or set AIODELAY_STORE", exit_code=NOT_UNDERSTOOD)
@@ -53,15 +53,16 @@ class Place:
     async def opened(
         self, sinks: Collection[str] = (), *, store: str | Store | None = None, may_create: bool = False
     ) -> AsyncIterator[Scheduler]:
-        """Open the store; nothing is delivered from here.
+        """Open the store for a command, without delivering messages.
 
         Args:
-            sinks: URLs of what messages may go to, beside what the store brings along.
-            store: Another than the one that was named.
-            may_create: Make a file that is not there; to look for something in a new one is a mistake in its name.
+            sinks: URLs of sinks to which messages may go, in addition to the sinks of the store.
+            store: The store to open instead of the one in the options.
+            may_create: Create a SQLite file that does not exist. Commands that only inspect a store do not create one:
+                a missing file means a mistake in its name.
 
         Raises:
-            AiodelayError: It cannot be opened.
+            AiodelayError: The store cannot be opened.
         """
         log_as_text(logging.WARNING, "aiodelay: %(message)s")
         lanes: tuple[str, ...] | None = () if self.own else None

@@ -1,4 +1,4 @@
-"""What happened in the demo: each event is counted and told in a line by the same call, so that the two agree."""
+"""`Report`: counts the events of the demo and prints a line for each. One call does both, so that they agree."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SHORT_ID, MADE_ID = 8, 32
 
 @dataclass
 class Tally:
-    """Counts, and lateness as it was measured.
+    """The counts of events, and the measured lateness.
 
     Attributes:
-        scheduled: Messages whose `schedule()` returned; a recurring message's occurrences are not scheduled by anybody.
+        scheduled: Messages whose `schedule()` returned. Occurrences of a recurring message are not counted.
         delivered: Handlers that returned, and messages that the sink took.
-        lateness_ms: How often a first attempt started so many ms after its due time.
+        lateness_ms: The number of first attempts, by lateness in ms.
     """
 
     scheduled: int = 0
@@ -32,7 +32,7 @@ class Tally:
     lateness_ms: Counter[int] = field(default_factory=Counter)
 
     def percentile_ms(self, percent: int) -> int | None:
-        """Return the least lateness that `percent` of the first attempts did not exceed; None if there were none."""
+        """Return the lateness that `percent` of the first attempts did not exceed; None without attempts."""
         rank = -(-self.lateness_ms.total() * percent // 100)
         for lateness_ms, count in sorted(self.lateness_ms.items()):
             rank -= count
@@ -41,7 +41,7 @@ class Tally:
         return None
 
     def summary(self, pending: int | None) -> str:
-        """Return the summary line; `pending` is what the store holds, None if that is not known."""
+        """Return the summary line. `pending` is the number of messages in the store; None = not known."""
         counts = {name: value for name, value in vars(self).items() if isinstance(value, int)}
         if pending is not None:
             counts["pending"] = pending
@@ -54,11 +54,11 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt at delivering one message.
+    """One attempt to deliver one message.
 
     Attributes:
-        what: The event's type, or the destination.
-        number: From 1.
+        what: The event type, or the destination.
+        number: The number of the attempt, from 1.
     """
 
     what: str
@@ -69,11 +69,12 @@ class Attempt:
 
 
 class Report:
-    """Tells and counts.
+    """Prints a line for each event of the demo, and counts the events.
 
     Args:
-        screen: Where the lines go.
-        started: Lateness of what was due before this is told, but not counted: nobody was there to deliver it.
+        screen: The screen that shows the lines.
+        started: The start of the demo. Lateness of messages that were due earlier is printed but not counted, because
+            no process was there to deliver them.
     """
 
     def __init__(self, screen: Screen, started: datetime) -> None:
@@ -81,41 +82,41 @@ class Report:
         self.tally: Tally = Tally()
 
     def scheduled(self) -> None:
-        """A message was stored; what becomes of it is told when it happens."""
+        """Count a stored message. Its later events get lines of their own."""
         self.tally.scheduled += 1
 
     def scheduled_many(self, what: str, n: int, note: str) -> None:
-        """Messages were stored together."""
+        """Report messages that were stored together."""
         self.tally.scheduled += n
         self._tell("scheduled", what, "", f"{n} messages {note}")
 
     def delivered(self, attempt: Attempt, note: str = "") -> None:
-        """A handler returned, or the sink took a message."""
+        """Report that a handler returned, or that the sink took a message."""
         self.tally.delivered += 1
         self._tell("delivered", attempt.what, attempt.id, self._lateness(attempt) + note)
 
     def retried(self, attempt: Attempt, note: str) -> None:
-        """A handler failed, and its message will be delivered again."""
+        """Report that a handler failed and that its message will be delivered again."""
         self.tally.retried += 1
         self._tell("retry", attempt.what, attempt.id, f"{self._lateness(attempt)}, {note}")
 
     def cancelled(self, what: str, message_id: str, note: str) -> None:
-        """The store confirmed a cancellation."""
+        """Report that the store confirmed a cancel."""
         self.tally.cancelled += 1
         self._tell("cancelled", what, message_id, note)
 
     def replaced(self, what: str, message_id: str, note: str) -> None:
-        """The store confirmed a replacement."""
+        """Report that the store confirmed a replacement."""
         self.tally.replaced += 1
         self._tell("replaced", what, message_id, note)
 
     def dead(self, what: str, message_id: str, note: str) -> None:
-        """The store holds a dead letter."""
+        """Report that the store has a message as a dead letter."""
         self.tally.dead += 1
         self._tell("dead letter", what, message_id, note)
 
     def failed(self, what: str, error: Exception) -> None:
-        """A call to the scheduler failed."""
+        """Report that a call to the scheduler failed."""
         self._tell("error", what, "", f"{type(error).__name__}: {error}")
 
     def _lateness(self, attempt: Attempt) -> str:
@@ -132,7 +133,7 @@ class Report:
 
 
 def _shortened(message_id: str) -> str:
-    """Return the part of an id that tells: the random end of one that was made, the start of one that was chosen."""
+    """Return the significant part of an id: the random end of a generated id, or the start of a chosen id."""
     if len(message_id) == MADE_ID:
         return message_id[-SHORT_ID:]
     return message_id if len(message_id) <= SHORT_ID else message_id[: SHORT_ID - 1] + "…"

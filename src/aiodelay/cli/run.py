@@ -1,4 +1,4 @@
-"""`aiodelay run MODULE:SCHEDULER`: a process that dispatches until it is told to stop."""
+"""`aiodelay run MODULE:SCHEDULER`: a process that dispatches until a signal stops it."""
 
 from __future__ import annotations
 
@@ -47,24 +47,23 @@ def run(
 ) -> None:
     """Dispatch and handle until SIGTERM or Ctrl-C, then drain.
 
-    Draining stops claiming, lets what is in flight end within the scheduler's `drain` time, and gives the rest back to
-    the store. A signal that comes more than 0.3 s after the first ends the process at once; its messages are delivered
+    A drain stops claiming. Messages in flight may end within the scheduler's `drain` time; the rest goes back to the
+    store. A signal that comes more than 0.3 s after the first one ends the process at once. Its messages are delivered
     again when their leases have ended.
 
     Args:
-        target: The scheduler, as MODULE:OBJECT, such as shop:scheduler. Modules are looked for in the working directory
-            first.
-        quiet: Log warnings and errors only.
-        verbose: Log also what aiodelay does in detail.
-        workers: Run as so many processes; one that ends is started again.
-        reload: Start anew when a Python file in or below the working directory changes. For development.
-        metrics_port: Metrics for Prometheus at this port, /metrics; of several workers, the first has this port, the
-            second the next one, and so on. 0 = any free one for each.
-        metrics_host: Where that port is open; it asks for no token.
-        lifeline: Of a worker: drain once the other end of this pipe is closed.
+        target: The scheduler, as MODULE:OBJECT, such as shop:scheduler. The working directory is searched first.
+        quiet: Log only warnings and errors.
+        verbose: Also log details of aiodelay's work.
+        workers: The number of processes. A process that ends is started again.
+        reload: Restart when a Python file in or below the working directory changes. For development.
+        metrics_port: Serve metrics for Prometheus at this port, under /metrics. The second worker uses the next port,
+            and so on. 0 = any free port for each worker.
+        metrics_host: The address of the metrics port. The port needs no token.
+        lifeline: For a worker: drain when the other end of this pipe is closed.
     """
     scheduler = None if reload else find_scheduler(target)
-    # After the import, in which an application may set up logging of its own.
+    # After the import: the application may set up its own logging, which then stays.
     log_as_text(logging.WARNING if quiet else logging.INFO)
     if verbose:
         logging.getLogger("aiodelay").setLevel(logging.DEBUG)
@@ -73,7 +72,9 @@ def run(
             asyncio.run(_dispatch(scheduler, target, lifeline))
         return
     if scheduler is not None and not scheduler.store.traits.durable:
-        raise CommandError(f"{scheduler.store.name} lives in one process; --workers needs a store that they share")
+        raise CommandError(
+            f"{scheduler.store.name} lives in one process; --workers needs a store that several processes can share"
+        )
     flags = [flag for flag, is_set in (("--quiet", quiet), ("--verbose", verbose)) if is_set]
     command = [sys.executable, "-m", "aiodelay", "run", target, *flags]
     commands = [[*command, *_metrics_flags(metrics_host, metrics_port, number)] for number in range(workers)]
@@ -90,7 +91,7 @@ def _emitting(host: str, port: int | None) -> AbstractContextManager[None]:
 
 
 def _metrics_flags(host: str, port: int | None, number: int) -> list[str]:
-    """Return the flags of one worker, each with a port of its own."""
+    """Return the metrics flags of one worker. Each worker gets its own port."""
     return [] if port is None else ["--metrics-host", host, "--metrics-port", f"{port + number if port else 0}"]
 
 
@@ -110,20 +111,21 @@ async def _dispatch(scheduler: Scheduler, target: str, lifeline: int | None) -> 
 
 
 def _leave_handlers(loop: asyncio.AbstractEventLoop) -> None:
-    """End although handlers that could not be stopped go on: Python would wait for ever for their threads and tasks."""
+    """End the process if handlers still run after the drain. Python would wait for ever for their threads and tasks."""
     running = [thread.name for thread in threading.enumerate()] + [task.get_name() for task in asyncio.all_tasks(loop)]
     left = [name for name in running if name.startswith("aiodelay ")]
     if left:
-        log.warning("leaving handlers that still run: %s", ", ".join(left))
+        log.warning("the process ends although these handlers still run: %s", ", ".join(left))
         sys.stdout.flush()
         os._exit(0)
 
 
 def find_scheduler(target: str) -> Scheduler:
-    """Import the scheduler that `MODULE:OBJECT` names; the working directory comes first on the path.
+    """Import the scheduler that `MODULE:OBJECT` names. The working directory is searched first.
 
     Raises:
-        CommandError: It is not of that form, is not there, or is no scheduler; says what is there instead.
+        CommandError: The text has another form, or there is no such object, or the object is not a scheduler. The error
+            names what the module has instead.
     """
     module_name, _, path = target.partition(":")
     if not module_name or not path or module_name.startswith("."):
@@ -146,7 +148,7 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there; one that it imports is not
+            raise  # the module exists; a module that it imports is missing
         here = [module.name for module in pkgutil.iter_modules([os.getcwd()])]
         hint = _did_you_mean(name, here)
         raise CommandError(f"no module {error.name!r} in {os.getcwd()}, and none is installed{hint}") from None
@@ -160,7 +162,7 @@ def _attribute(owner: object, name: str, target: str, module: ModuleType) -> obj
         found: object = getattr(owner, name)
     except AttributeError:
         near = _did_you_mean(name, [other for other in dir(owner) if not other.startswith("_")])
-        raise CommandError(f"{target} is not there: no {name!r}{near or _schedulers_in(module)}") from None
+        raise CommandError(f"{target} does not exist: no {name!r}{near or _schedulers_in(module)}") from None
     return found
 
 

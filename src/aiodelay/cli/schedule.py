@@ -1,4 +1,4 @@
-"""`aiodelay schedule`: one message from the command line, or one for each JSON line on stdin."""
+"""`aiodelay schedule`: stores one message, or one message for each JSON line on stdin."""
 
 from __future__ import annotations
 
@@ -60,27 +60,28 @@ async def schedule(
     lines: Annotated[bool, Parameter(negative="")] = False,
     place: Place = Place(),
 ) -> int:
-    """Store a message until it is due, or with --lines one for each JSON line on stdin.
+    """Store a message until it is due; or, with --lines, one message for each JSON line on stdin.
 
-    A line is what POST /v1/messages takes, such as {"to": "handler:mail", "payload": {"id": 7}, "delay": "5m"}. A line
-    that is refused is told with its number on stderr, and the rest goes on.
+    A line has the form of a request to POST /v1/messages, such as {"to": "handler:mail", "payload": {"id": 7}, "delay":
+    "5m"}. If a line is refused, stderr names its number and the reason, and the other lines are still stored.
 
     Args:
-        to: Destination: SINK:ADDRESS, such as redis-list:orders; or handler:NAME, by an event's type name.
-        payload: What to deliver, as text.
-        delay: Due so long from now: 90s, 1h30m, 2d.
-        at: Due at an instant: 2026-12-01T09:00:00+01:00.
-        every: Recurs: 10m, or a cron expression such as "0 9 * * mon".
-        tz: Time zone of the cron expression, such as Europe/Paris; without it, UTC.
-        id_: Yours, to cancel or replace it by.
-        key: For sinks that have one.
-        header: NAME=VALUE, delivered with it; may be repeated.
-        payload_file: Take the payload's bytes from a file instead.
-        conflict: What happens where the id is scheduled already.
-        newer: Replace only an older version than this one, also of what ended within the last 24 h.
-        drop_after: Drop it if it would be delivered later than so long after its due time.
-        dead_letter_after: Or make it a dead letter then.
-        sink: URL of a sink that the store does not bring along, such as kafka://host:9092; may be repeated.
+        to: The destination: SINK:ADDRESS, such as redis-list:orders; or handler:NAME, with the type name of an event.
+        payload: The payload, as text.
+        delay: The duration from now until the due time: 90s, 1h30m, 2d.
+        at: The due time: 2026-12-01T09:00:00+01:00.
+        every: The rule of a recurring message: 10m, or a cron expression such as "0 9 * * mon".
+        tz: The time zone of the cron expression, such as Europe/Paris. Without it: UTC.
+        id_: Your id for the message, by which you can cancel or replace it.
+        key: The key of the message, for sinks that use keys.
+        header: A header to deliver with the message, as NAME=VALUE. May be repeated.
+        payload_file: A file that holds the payload, instead of PAYLOAD.
+        conflict: The rule if a pending message has the id already: replace it, keep it, or fail.
+        newer: The version of the message. It replaces only an older version, and is refused if a newer version is
+            pending or ended within the last 24 h.
+        drop_after: Drop the message if its lateness would exceed this duration.
+        dead_letter_after: Make the message a dead letter if its lateness would exceed this duration.
+        sink: The URL of a sink that the store does not provide, such as kafka://host:9092. May be repeated.
         lines: Read JSON lines from stdin.
     """
     if lines:
@@ -89,7 +90,8 @@ async def schedule(
         async with place.opened(sink or (), may_create=True) as scheduler:
             return await _schedule_lines(scheduler, place)
     if to is None:
-        raise CommandError("no destination: schedule TO PAYLOAD --delay 5m; or --lines", exit_code=NOT_UNDERSTOOD)
+        text = "no destination: write aiodelay schedule TO PAYLOAD --delay 5m; or give --lines"
+        raise CommandError(text, exit_code=NOT_UNDERSTOOD)
     message = Message(
         _payload(payload, payload_file),
         at=read_time(at, "at"),
@@ -117,14 +119,14 @@ async def _schedule(scheduler: Scheduler, message: Message, place: Place) -> int
         due = f"{moment(scheduled.due_ms)} ({ago(scheduled.due_ms, now_ms)})"
         print(f"{shape['outcome']} {cut(scheduled.id, 255)}, due {due}")
     else:
-        print(f"{shape['outcome']} {cut(scheduled.id, 255)}: a newer version is known")
+        print(f"{shape['outcome']} {cut(scheduled.id, 255)}: the store knows a newer version")
     return TOO_LATE if is_outdated else 0
 
 
 def _payload(text: str | None, path: Path | None) -> bytes:
     if (text is None) == (path is None):
         got = "no payload" if text is None else "PAYLOAD and --payload-file are both given"
-        raise CommandError(f"{got}: schedule TO PAYLOAD, or --payload-file FILE", exit_code=NOT_UNDERSTOOD)
+        raise CommandError(f"{got}; give either PAYLOAD or --payload-file FILE", exit_code=NOT_UNDERSTOOD)
     if text is not None:
         return os.fsencode(text)
     assert path is not None
@@ -187,10 +189,10 @@ def _tell(number: int, error: AiodelayError, *, json: bool) -> None:
 
 
 class _Lines:
-    """Messages of the lines on stdin, and which line each was.
+    """Reads messages from the lines on stdin, and knows the line number of each message.
 
     Args:
-        tell: Called with the number of a line that is refused, and why.
+        tell: Called with the number of a refused line and the error.
     """
 
     def __init__(self, tell: Callable[[int, AiodelayError], object]) -> None:
@@ -204,12 +206,12 @@ class _Lines:
         return position + 1 + bisect_right(self._gaps_at, position)
 
     def refuse(self, number: int, error: AiodelayError) -> None:
-        """Tell and count a line that gives no message."""
+        """Report and count a line that was refused."""
         self.refused += 1
         self._tell(number, error)
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Yield the message of each line; blank ones give none, and those that cannot be read are told."""
+        """Yield the message of each line. Skip blank lines, and report lines that cannot be read."""
         number = position = 0
         async for line in self._lines():
             number += 1
@@ -225,7 +227,7 @@ class _Lines:
             yield message
 
     async def _lines(self) -> AsyncIterator[bytes]:
-        """Yield lines as they come: nobody waits for a slow writer's next one."""
+        """Yield each line as soon as it has arrived, without waiting for more input."""
         rest = b""
         while read := await to_thread.run_sync(os.read, sys.stdin.fileno(), READ_BYTES, abandon_on_cancel=True):
             self.bytes_read += len(read)
@@ -233,14 +235,14 @@ class _Lines:
             for line in lines:
                 yield line
             if len(rest) > MOST_LINE:
-                raise CommandError(f"a line is longer than {MOST_LINE} bytes; what stood before it is stored")
+                raise CommandError(f"a line is longer than {MOST_LINE} bytes; the lines before it are stored")
         if rest:
             yield rest
 
 
 @contextmanager
 def _progress(lines: _Lines, *, shown: bool) -> Iterator[Callable[[int], object] | None]:
-    """Show a bar of what was read, where the size is known, and how many were stored."""
+    """Show a progress bar with the counts of stored and refused lines. Without a known size, show only the counts."""
     if not shown:
         yield None
         return

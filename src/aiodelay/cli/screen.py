@@ -1,4 +1,4 @@
-"""Where the demo's lines go: a terminal, whose last line is kept for the summary, or a file or pipe."""
+"""`Screen`: writes the demo's lines to a terminal, a file or a pipe. A terminal keeps the summary in its last lines."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ COLOURS = {"delivered": 32, "retry": 33, "cancelled": 36, "replaced": 36, "dead 
 
 
 class Screen:
-    """Writes lines until the reader goes away.
+    """Writes lines until the reader closes the stream.
 
     Args:
-        stream: Usually stdout.
-        on_gone: Called once when the reader is gone, as `| head` is after ten lines.
-        environment: Where `TERM` and `NO_COLOR` are read.
+        stream: The stream to write to, usually stdout.
+        on_gone: Called once when the reader has closed the stream, as `| head` does after ten lines.
+        environment: The environment variables, of which `TERM` and `NO_COLOR` are read.
     """
 
     def __init__(self, stream: TextIO, on_gone: Callable[[], object], environment: Mapping[str, str]) -> None:
@@ -34,18 +34,18 @@ class Screen:
         self.is_gone: bool = False
 
     def line(self, text: str, colour: str = "") -> None:
-        """Write a line; above the status, if there is one.
+        """Write a line, above the status if there is one.
 
         Args:
-            text: Without a line break.
-            colour: A part of the text that gets the colour it has in `COLOURS`.
+            text: The line, without a line break.
+            colour: A part of the text to colour, one of `COLOURS`.
         """
         if self._has_colour and colour in COLOURS:
             text = text.replace(colour, f"\x1b[{COLOURS[colour]}m{colour}\x1b[0m", 1)
         self._write(f"{self._clear()}{text}\n{self._status}")
 
     def status(self, text: str) -> None:
-        """Show a text that the next status replaces; where nothing can be replaced, write it as a line."""
+        """Show a text that the next status replaces. If the stream is not a terminal, write it as a line."""
         if not self.is_terminal:
             self.line(text)
             return
@@ -53,12 +53,12 @@ class Screen:
         self._write(cleared + self._status)
 
     def end_status(self) -> None:
-        """Remove the status; what follows are lines."""
+        """Remove the status from the terminal."""
         cleared, self._status = self._clear(), ""
         self._write(cleared)
 
     def _clear(self) -> str:
-        """Return what takes the cursor to the start of the status and clears all from there on."""
+        """Return the control codes that move the cursor to the start of the status and clear the rest of the screen."""
         if not self._status:
             return ""
         above = self._status.count("\n")
@@ -76,14 +76,14 @@ class Screen:
             self._on_gone()
 
     def _discard_the_rest(self) -> None:
-        """Let Python's own flush at exit succeed: it would complain about what could not be written."""
+        """Redirect the stream to nowhere, so that Python's flush at exit does not fail."""
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, self._stream.fileno())
         os.close(devnull)
 
 
 def _folded(text: str, columns: int) -> str:
-    """Break a line between its parts, so that no line of the status is wrapped by the terminal."""
+    """Break a line between its parts, so that the terminal does not wrap it itself."""
     lines = [""]
     for part in text.split(SEPARATOR):
         longer = f"{lines[-1]}{SEPARATOR}{part}" if lines[-1] else part

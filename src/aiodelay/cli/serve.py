@@ -1,4 +1,4 @@
-"""`aiodelay serve`: the service, from one file."""
+"""`aiodelay serve`: runs the service with the settings of one file."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ def serve(
     host: str | None = None,
     port: int | None = None,
 ) -> None:
-    """Run the service: stores whose messages are delivered, intakes, and an HTTP API.
+    """Run the service: deliver the messages of stores, take in requests, and serve an HTTP API and a page.
 
-    Runs until SIGTERM or Ctrl-C, then ends in order; a later signal ends it at once. Without a file, messages are kept
-    in SQLite, in aiodelay.db in the working directory.
+    The service runs until SIGTERM or Ctrl-C, then ends in order. A later signal ends it at once. Without a settings
+    file, messages are kept in the SQLite file aiodelay.db in the working directory.
 
     Args:
-        config: The file; without it AIODELAY_CONFIG, or aiodelay.toml in the working directory.
-        host: Where the API listens, in place of the file's.
-        port: The same; 0 = any free one.
+        config: The settings file. Without it: the file that AIODELAY_CONFIG names, or aiodelay.toml in the working
+            directory.
+        host: The address on which the API listens, instead of the one in the settings.
+        port: The port on which the API listens, instead of the one in the settings; 0 = any free port.
     """
     configuration = read(config, host=host, port=port)
     settings = configuration.settings()
@@ -49,7 +50,7 @@ def serve(
     set_up_logs(settings.log)
     telemetry = settings.telemetry
     emits = emitting(telemetry.prometheus_host, telemetry.prometheus_port, PROMETHEUS)
-    with ungrouped(AiodelayError), emits:  # whose end sends what is left, which blocks
+    with ungrouped(AiodelayError), emits:  # its end blocks while it sends the last metrics, so it is outside the loop
         asyncio.run(_serve(settings, configuration))
 
 
@@ -62,10 +63,10 @@ async def _serve(settings: Settings, configuration: Configuration) -> None:
 
 
 def read(file: Path | None, *, host: str | None = None, port: int | None = None) -> Configuration:
-    """Read flags, environment and file.
+    """Read the settings from flags, environment variables and the file.
 
     Raises:
-        MissingExtraError: What the service needs is not installed.
+        MissingExtraError: A package that the service needs is not installed.
         SettingsError: The file cannot be read.
     """
     try:

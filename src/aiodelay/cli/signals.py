@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as the start of an orderly end."""
+"""`stop_signals`: turns the first SIGINT, SIGTERM or SIGHUP into an orderly end of the process."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ __all__ = ["SAME_S", "Stop", "end_by", "handled_numbers", "stop_signals", "tell_
 log: logging.Logger = logging.getLogger("aiodelay.cli")
 
 SAME_S = 0.3
-"""A signal that comes so soon after the first one belongs to it: a process manager and a shell may both send one."""
+"""Seconds in which further signals count as the first one: a process manager and a shell may both send a signal."""
 
 
 class Stop(asyncio.Event):
-    """An event that asks the process to end in order."""
+    """The event that asks the process to end in order."""
 
     _opening: asyncio.Timeout | None = None
 
     def set(self) -> None:
-        """Ask for the end; an opening under way is cancelled."""
+        """Ask for the end, and cancel `opens` if it still waits."""
         super().set()
         if self._opening is not None:
             self._opening.reschedule(asyncio.get_running_loop().time())
 
     async def opens(self, stack: AsyncExitStack, what: AbstractAsyncContextManager[object]) -> bool:
-        """Enter a context, unless the end is asked for first: opening may wait for a store that does not answer.
+        """Enter a context, unless the end is asked for first. To enter may take long if a store does not answer.
 
         Args:
-            stack: Leaves the context at its own end.
-            what: The context. It is entered in the caller's task.
+            stack: The stack that leaves the context later.
+            what: The context. The task of the caller enters it.
 
         Returns:
-            Whether it was entered.
+            Whether the context was entered.
         """
         if self.is_set():
             return False
@@ -58,11 +58,11 @@ class Stop(asyncio.Event):
 
 @contextmanager
 def stop_signals() -> Iterator[Stop]:
-    """Yield an event that the first SIGINT, SIGTERM or SIGHUP sets; a later signal ends the process at once.
+    """Yield an event that the first SIGINT, SIGTERM or SIGHUP sets. A later signal ends the process at once.
 
-    Signals within `SAME_S` of the first one are ignored. Python's own handlers are used, so that the later signal works
-    even while something blocks the event loop; `loop.add_signal_handler` would have to wait for the loop. SIGHUP is
-    left alone where it is ignored, as under `nohup`.
+    Signals within `SAME_S` of the first one are ignored. The function uses `signal.signal`: its handlers run even while
+    code blocks the event loop. Those of `loop.add_signal_handler` would have to wait for the loop. SIGHUP stays ignored
+    if it is ignored already, as under `nohup`.
     """
     loop, stop = asyncio.get_running_loop(), Stop()
     first_s: float | None = None
@@ -74,7 +74,7 @@ def stop_signals() -> Iterator[Stop]:
             first_s = now_s
             loop.call_soon_threadsafe(stop.set)
         elif now_s - first_s >= SAME_S:
-            signal.signal(number, signal.SIG_DFL)  # if writing the log gets stuck, the next signal ends the process
+            signal.signal(number, signal.SIG_DFL)  # if the log line blocks, the next signal still ends the process
             tell_end(number)
             end_by(number)
 
@@ -82,7 +82,7 @@ def stop_signals() -> Iterator[Stop]:
     try:
         yield stop
     finally:
-        if first_s is None:  # else the handler stays until the process has ended
+        if first_s is None:  # after a signal, the handler stays until the process ends: a later signal must end it
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -96,11 +96,11 @@ def handled_numbers() -> list[int]:
 
 
 def tell_end(number: int) -> None:
-    """Say that a later signal ends the process at once."""
+    """Log that a later signal ends the process at once."""
     log.warning("ending at once on a later %s; messages in flight are delivered again", signal.Signals(number).name)
 
 
 def end_by(number: int) -> None:
-    """End the process as a signal does by default."""
+    """End the process by the default action of a signal."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

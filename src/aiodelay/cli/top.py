@@ -36,38 +36,40 @@ async def top(
     times: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     place: Place = Place(),
 ) -> None:
-    """Show counts, lateness and lanes, live until Ctrl-C; off a terminal once, as a table.
+    """Show counts, lateness and lanes, live until Ctrl-C.
+
+    If the output is not a terminal, the view is printed once.
 
     Args:
-        every: How often to look.
-        times: Look so many times, also off a terminal; then each is written below the last.
+        every: The time between two updates.
+        times: Print the view this number of times, one below the other.
     """
     pause_s = parse_duration(every, field="every", error=ConfigurationError, least_ms=100) / 1000
     is_live = not place.json and times is None and sys.stdout.isatty()
     left = 1 if times is None and not is_live else times
     async with place.opened() as scheduler:
-        looking = _Looking(scheduler)
+        viewer = _Viewer(scheduler)
         with stop_signals() as stop:
             if is_live:
-                await _show_live(looking, stop, pause_s)
+                await _show_live(viewer, stop, pause_s)
                 return
             while left is not None:
-                _print(await looking.look(), place)
+                _print(await viewer.inspect(), place)
                 left = left - 1 or None
                 if left is not None and await _is_set_within(stop, pause_s):
                     return
 
 
-async def _show_live(looking: _Looking, stop: asyncio.Event, pause_s: float) -> None:
+async def _show_live(viewer: _Viewer, stop: asyncio.Event, pause_s: float) -> None:
     from rich.live import Live  # noqa: PLC0415 - only a terminal needs it
     from rich.text import Text  # noqa: PLC0415
 
-    with Live(Text("looking …"), screen=True, auto_refresh=False) as live:
+    with Live(Text("reading the store …"), screen=True, auto_refresh=False) as live:
         while not stop.is_set():
             try:
-                shown = _rendered(await looking.look())
+                shown = _rendered(await viewer.inspect())
             except StoreUnavailableError as error:
-                shown = Text(f"{cut(str(error), 300)}; looking again", style="red")
+                shown = Text(f"{cut(str(error), 300)}; trying again", style="red")
             live.update(shown, refresh=True)
             await _is_set_within(stop, pause_s)
 
@@ -80,14 +82,14 @@ async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
         return False
 
 
-# --- what is shown ----------------------------------------------------------------------------------------
+# --- the view ---------------------------------------------------------------------------------------------
 
 
-class Look(Struct, frozen=True):
-    """A store as it was found.
+class View(Struct, frozen=True):
+    """The state of a store at one time.
 
     Attributes:
-        lateness: Of what was delivered; None where no journal is kept.
+        lateness: The lateness of recent deliveries; None if the store keeps no journal.
     """
 
     name: str
@@ -100,27 +102,27 @@ class Look(Struct, frozen=True):
 
     @property
     def overdue_ms(self) -> int:
-        """Age of the oldest overdue message; 0 = none."""
+        """The age of the oldest overdue message; 0 = no message is overdue."""
         return 0 if self.overdue_since_ms is None else max(self.now_ms - self.overdue_since_ms, 0)
 
     def heading(self) -> list[str]:
         """Return the lines above the table."""
-        late = "no journal, so that lateness is not known" if self.lateness is None else _late(self.lateness)
+        late = "lateness is not known: the store keeps no journal" if self.lateness is None else _late(self.lateness)
         oldest = f"oldest overdue for {format_duration(self.overdue_ms)}" if self.overdue_ms else "nothing overdue"
         return [f"{self.name}  {moment(self.now_ms)}", f"{oldest}; {late}"]
 
     def rows(self) -> list[tuple[object, ...]]:
-        """Return the table's rows: lanes with most overdue first."""
+        """Return the rows of the table, one per lane; the lane with most overdue messages is first."""
         lanes = sorted(self.counts.items(), key=lambda each: (-each[1].overdue, each[0]))
         return [(lane, n.scheduled, n.overdue, n.in_flight, n.held, n.dead, self._note(lane, n)) for lane, n in lanes]
 
     def _note(self, lane: Lane, counts: LaneCounts) -> str:
         notes = [f"paused {each.partition(':')[2]}".rstrip() for each in self.paused if each.partition(":")[0] == lane]
         notes += [f"blocked {each.address}: {each.reason}" for each in self.blocked if each.lane == lane]
-        return "; ".join([*notes, "nobody reads it"] if counts.read_by_nobody else notes)
+        return "; ".join([*notes, "read by nobody"] if counts.read_by_nobody else notes)
 
     def shape(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the view in its JSON form."""
         since = self.overdue_since_ms
         return {
             "at": time_shape(self.now_ms),
@@ -142,19 +144,19 @@ def _late(lateness: Lateness) -> str:
     return "lateness is not known: the newest entries of the journal hold no first attempt"
 
 
-class _Looking:
-    """Looks at one store again and again; what the journal told of lateness is kept."""
+class _Viewer:
+    """Inspects one store repeatedly. It reads only new journal entries for the lateness."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler, self._meter = scheduler, LatenessMeter()
 
-    async def look(self) -> Look:
+    async def inspect(self) -> View:
         store = self._scheduler.store
         try:
             lateness = await self._meter.measure(self._scheduler)
         except UnsupportedByStoreError:
             lateness = None
-        return Look(
+        return View(
             store.name,
             store.now_ms(),
             dict(await self._scheduler.counts()),
@@ -165,15 +167,15 @@ class _Looking:
         )
 
 
-def _print(look: Look, place: Place) -> None:
+def _print(view: View, place: Place) -> None:
     if place.json:
-        print_json(look.shape())
+        print_json(view.shape())
         return
-    print("\n".join(look.heading()))
-    print_table(HEADS, look.rows())
+    print("\n".join(view.heading()))
+    print_table(HEADS, view.rows())
 
 
-def _rendered(look: Look) -> RenderableType:
+def _rendered(view: View) -> RenderableType:
     from rich.console import Group  # noqa: PLC0415 - only a terminal needs them
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -181,6 +183,6 @@ def _rendered(look: Look) -> RenderableType:
     table = Table(*HEADS, box=None, pad_edge=False)
     for column in table.columns[1:-1]:
         column.justify = "right"
-    for row in look.rows():
+    for row in view.rows():
         table.add_row(*(Text(cut(str(cell))) for cell in row), style="red" if row[2] else "")
-    return Group(*(Text(line, style="bold" if not i else "") for i, line in enumerate(look.heading())), Text(), table)
+    return Group(*(Text(line, style="bold" if not i else "") for i, line in enumerate(view.heading())), Text(), table)

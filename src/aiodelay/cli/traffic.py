@@ -1,4 +1,4 @@
-"""The demo's traffic: a small shop. Some of what it schedules is cancelled, replaced, fails, or is given up."""
+"""The demo's traffic: a small shop. Some of its messages are cancelled or replaced, and some fail or are given up."""
 
 from __future__ import annotations
 
@@ -37,47 +37,47 @@ __all__ = ["ChargeCard", "LogSink", "SendReceipt", "Traffic"]
 
 @dataclass
 class CheckPayment:
-    """Is this order paid by now?"""
+    """Checks whether an order is paid."""
 
     order: int
 
 
 @dataclass
 class SendReceipt:
-    """The mail server is away for the first two attempts."""
+    """Sends a receipt. The mail server does not answer the first two attempts."""
 
     order: int
 
 
 @dataclass
 class ChargeCard:
-    """The card has expired: three attempts, then a dead letter."""
+    """Charges an expired card: three attempts fail, then the message becomes a dead letter."""
 
     order: int
 
 
 @dataclass
 class Heartbeat:
-    """Recurs."""
+    """A recurring message."""
 
 
 @dataclass
 class RenewContract:
-    """Due in minutes to months."""
+    """Renews a contract, in minutes to months."""
 
     contract: int
 
 
 @dataclass
 class OrderPlaced:
-    """On a store with topics beside it: each consumer gets its own."""
+    """A message of a fan-out topic: each consumer gets it. Used only if the store has topics."""
 
     order: int
 
 
 @dataclass
 class PaymentBooked:
-    """On a store with topics beside it: an entry of a log, which a consumer goes through."""
+    """An entry of a log, which a consumer reads in order. Used only if the store has logs."""
 
     order: int
 
@@ -107,8 +107,8 @@ class Traffic:
     """Schedules messages and handles them.
 
     Args:
-        scheduler: Not yet open; gets the handlers.
-        report: Told what happens.
+        scheduler: The scheduler, not yet open. It gets the handlers.
+        report: Reports the events.
     """
 
     def __init__(self, scheduler: Scheduler, report: Report) -> None:
@@ -164,10 +164,10 @@ class Traffic:
     def _failed(self, attempt: Attempt, plan: Retry, error: Exception) -> None:
         self._report.retried(attempt, f"{error}, again in {plan.delays_ms[attempt.number - 1]} ms")
 
-    # --- what is scheduled --------------------------------------------------------------------------------
+    # --- scheduling ---------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Take orders until cancelled; what an order leads to is told as it happens."""
+        """Place orders until cancelled. The events of each order are reported when they happen."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._tell_dead_letters)
             with self._telling_errors("contracts"):
@@ -178,7 +178,7 @@ class Traffic:
                 await asyncio.sleep(OPENING_PACE_S if order < OPENING_ORDERS else random.uniform(*PACE_S))
 
     async def _schedule_contracts(self) -> None:
-        """Give the store something to keep, unless it keeps some already."""
+        """Schedule contracts that are due far ahead, unless the store has some already."""
         if [snapshot async for snapshot in self._scheduler.pending(RenewContract, limit=1)]:
             return
         contracts = (
@@ -214,7 +214,7 @@ class Traffic:
         return scheduled
 
     async def _pay(self, check: Scheduled) -> None:
-        """The customer pays before the check is due."""
+        """Cancel a payment check: the customer pays before it is due."""
         await asyncio.sleep(random.uniform(0.4, 1.2))
         with self._telling_errors("cancel"):
             if await self._scheduler.cancel(check.id) is CancelOutcome.CANCELLED:
@@ -222,7 +222,7 @@ class Traffic:
                 self._report.cancelled(CheckPayment.__name__, check.id, note)
 
     async def _postpone(self, order: int, check: Scheduled) -> None:
-        """The customer asks for more time: the same id again replaces."""
+        """Replace a payment check by a later one with the same id: the customer asks for more time."""
         await asyncio.sleep(random.uniform(0.4, 1))
         delay = timedelta(seconds=random.uniform(1, 3))
         with self._telling_errors("replace"):
@@ -233,7 +233,7 @@ class Traffic:
 
     @contextmanager
     def _telling_errors(self, what: str) -> Iterator[None]:
-        """Go on after an error: a store that is away comes back."""
+        """Report an error and go on, because a store that does not answer now may answer later."""
         try:
             yield
         except AiodelayError as error:
@@ -242,7 +242,7 @@ class Traffic:
     # --- dead letters -------------------------------------------------------------------------------------
 
     async def _tell_dead_letters(self) -> None:
-        """Tell each message that was given up as soon as the store holds it as a dead letter; keep the newest."""
+        """Report each given-up message when the store has it as a dead letter; purge all but the newest letters."""
         while True:
             await self._new_given_up.wait()
             self._new_given_up.clear()
@@ -263,10 +263,10 @@ class Traffic:
 
 
 class LogSink:
-    """`to="log:<address>"`: tells each message as a line.
+    """The sink of `to="log:<address>"`: reports each message.
 
     Args:
-        report: Told what happens.
+        report: Reports the messages.
     """
 
     name: str = "log"
@@ -279,14 +279,14 @@ class LogSink:
         """Accept every address."""
 
     async def __aenter__(self) -> Self:
-        """Nothing to connect."""
+        """Return the sink. It connects to nothing."""
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
-        """Tell them."""
+        """Report the messages as delivered."""
         for delivery in deliveries:
             envelope = delivery.envelope
             due = from_epoch_ms(delivery.due_ms)

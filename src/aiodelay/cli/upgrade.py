@@ -1,4 +1,4 @@
-"""`aiodelay upgrade`: which features a store's processes use, and the switch that turns the others on."""
+"""`aiodelay upgrade`: lists the features that a store uses, and switches on the others that this version knows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["upgrade"]
 
 
 class _Feature(NamedTuple):
-    """One feature that is in use, or that this version knows; `version` switched it on, None while it is off."""
+    """A feature that is in use or that this version knows. `version` is the version that switched it on; None = off."""
 
     name: str
     version: str | None
@@ -42,12 +42,13 @@ async def upgrade(
 ) -> int:
     """Switch on the features that this version knows, once all processes run it.
 
-    From then on a process of an older version claims nothing, and says so. A feature cannot be switched off again.
+    After that, processes of an older version claim no messages and log the reason. A feature cannot be switched off
+    again.
 
     Args:
-        url: URL of the store; without it, --store.
-        list_: Only list the features in use, and the features that this version could switch on.
-        yes: Do not ask.
+        url: The URL of the store. Without it: --store.
+        list_: Only list the features in use, and the features that this version can switch on.
+        yes: Do not ask for confirmation.
     """
     if url is not None:
         place = replace(place, store=url)

@@ -1,4 +1,4 @@
-"""`aiodelay why`: the story of a message."""
+"""`aiodelay why`: explains the state of a message, with its journal."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MOST_TEXT = 1_000
 
 
 async def why(id_: str, /, *, place: Place = Place()) -> int:
-    """Tell the whole story of a message, and why it did not arrive.
+    """Explain the state of a message: why it was not delivered yet, or how it ended.
 
-    What ended is known from the journal, where the processes that write keep one: ?journal=100000 in the store's URL,
-    here as there.
+    For messages that have ended, the store needs a journal. Add ?journal=100000 to the store's URL, here and in the
+    processes that write to the store.
 
     Args:
-        id_: The message.
+        id_: The id of the message.
     """
     async with place.opened() as scheduler:
         story = await story_of(scheduler, id_)
