@@ -99,7 +99,7 @@ def test_lines_are_stored_as_they_come_and_a_terminal_shows_how_many(cli: Cli) -
         os.close(writes)
         shown.wait_for(b"504 stored, 1 refused\r\n")
         assert shown.ended() == 1
-    assert b"line 504: message is no JSON object" in shown.seen
+    assert b"line 504: message is not a JSON object" in shown.seen
     assert cli("get", "mlast").code == 0
 
 

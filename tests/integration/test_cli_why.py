@@ -176,7 +176,7 @@ def test_a_destination_that_takes_nothing(redis: str, tmp_path: Path) -> None:
             await until(scheduler.blocked, "its destination takes nothing")
 
     asyncio.run(play())
-    told(cli, "a", "blocked", "redis-list:no-list takes nothing:", advice="mend redis-list:no-list")
+    told(cli, "a", "blocked", "redis-list:no-list takes nothing:", advice="repair redis-list:no-list")
 
 
 def test_bad_ids(cli: Cli) -> None:

@@ -1,3 +1,3 @@
-"""Messages of other systems become messages of a store; `put_all` stores each of them once."""
+"""Imports of messages from other systems into a store. `put_all` stores each message once."""
 
 __all__: list[str] = []

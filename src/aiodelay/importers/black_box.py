@@ -1,6 +1,7 @@
-"""Takes over what a delay box of the article "Implementing delayed message support with Apache Kafka" keeps in Redis.
+"""Imports the messages of a black box: the delay box of an article.
 
-Its keys: zset `blackbox-delay-key`, a UUID -> when it is due; and for each UUID a string, JSON `{"topic", "message"}`.
+The article is "Implementing delayed message support with Apache Kafka". Its box keeps messages in Redis. The zset
+`blackbox-delay-key` maps a UUID to its due time. For each UUID there is a string with JSON: `{"topic", "message"}`.
 """
 
 from __future__ import annotations
@@ -43,26 +44,26 @@ class _Body(Struct):
 async def take_over_black_box(
     url: str, store: Store, *, allow: Collection[str], key: str = "blackbox-delay-key", unit: Literal["s", "ms"] = "s"
 ) -> Imported:
-    """Move each message that waits in a black box into a store, for the sink `kafka`; its id is the UUID.
+    """Move each waiting message of a black box into a store, for the sink `kafka`. The UUID becomes the id.
 
-    First the zset is renamed, to `<key>:taken`, so that a box which still runs finds nothing more; what it is just
-    delivering then, up to ten messages that are due, may come out of both, so stop it before. A message leaves Redis
-    once it is stored. So this may be repeated: after it was interrupted, or for what a box that still takes requests in
-    has added since.
+    Stop the box first. The import renames the zset to `<key>:taken`, so a box that still runs finds no more messages.
+    The up to ten due messages that such a box is delivering at that moment may be delivered twice. The import removes a
+    message from Redis after it has stored the message. So it may be repeated, after an interruption or for messages
+    that a running box has added since.
 
-    What cannot be taken over stays, in `<key>:taken`: it has no content any more (the article lets that expire 15 min
-    after it is due), is not of its form, or is for a topic that is not allowed.
+    Messages that cannot be imported stay in `<key>:taken`. Either they have no content any more (the article lets it
+    expire 15 min after the due time), or their content has another form, or their topic is not allowed.
 
     Args:
-        url: Of the Redis server that the black box uses.
-        store: Open; on Kafka, owning all partitions.
-        allow: Topics that messages may go to.
-        key: Its zset.
-        unit: What its scores count: seconds since 1970, or ms.
+        url: The URL of the Redis server of the black box.
+        store: The store, open. On Kafka it must own all partitions.
+        allow: The topics to which messages may go.
+        key: The key of the zset.
+        unit: The unit of its scores: seconds since 1970, or milliseconds.
 
     Raises:
-        ConfigurationError: There is no such unit.
-        StoreUnavailableError: One of the two does not answer; repeat it.
+        ConfigurationError: The unit is unknown.
+        StoreUnavailableError: Redis or the store did not answer. Repeat the import.
     """
     if unit not in _UNITS:
         raise ConfigurationError("unit", shortened(unit), "'s' or 'ms'")
@@ -87,7 +88,7 @@ async def take_over_black_box(
 async def _read(
     client: Client, waiting: Sequence[tuple[bytes, bytes | float]], allow: Collection[str], unit_ms: int, now_ms: int
 ) -> tuple[list[Put], dict[str, str]]:
-    """Return the puts that members of the zset come to, and why others come to none."""
+    """Return the commands that store the messages, and the reason for each message that cannot be imported."""
     contents = await client.command("MGET", *(member for member, _ in waiting))
     puts: list[Put] = []
     left: dict[str, str] = {}
@@ -101,7 +102,9 @@ async def _read(
 
 def _due_ms(score: float, unit_ms: int, now_ms: int) -> int:
     if not -MAX_HORIZON_MS <= score * unit_ms - now_ms <= MAX_HORIZON_MS:
-        raise SkippedError(f"its time is {score:g}, which is far from now if it counts {'ms' if unit_ms == 1 else 's'}")
+        raise SkippedError(
+            f"its time is {score:g}, which is too far from now in {'ms' if unit_ms == 1 else 's'}; check --unit"
+        )
     return ceil(score * unit_ms)
 
 
@@ -119,6 +122,6 @@ def _put_of(member: bytes, content: bytes | None, due_ms: int, allow: Collection
     try:
         message_id = check_id(member.decode())
     except (UnicodeDecodeError, InputError):
-        raise SkippedError(f"as an id it is not 1 to {MOST_ID_BYTES} bytes of text") from None
+        raise SkippedError(f"its key cannot be an id: allowed are 1 to {MOST_ID_BYTES} bytes of text") from None
     envelope = Envelope(message_id, SINK, body.topic, payload=payload, version=VERSION)
     return Put(NO_OP, envelope, At(due_ms), Conflict.newer(VERSION))

@@ -1,4 +1,4 @@
-"""Takes over what is pending in a topic of etf1/kafka-message-scheduler, into another store."""
+"""Imports the pending schedules of a topic of etf1/kafka-message-scheduler into another store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_RECORDS = 2_000
 
 
 class _Newest(NamedTuple):
-    """The newest record of a key; `value` None: it has ended."""
+    """The newest record of a key. If `value` is None, the schedule has ended."""
 
     written_ms: int
     value: bytes | None
@@ -36,19 +36,20 @@ class _Newest(NamedTuple):
 
 
 async def import_etf1(url: str, store: Store) -> Imported:
-    """Store each schedule that is pending, for the sink `kafka`; its id is its key. May be repeated.
+    """Store each pending schedule, for the sink `kafka`. The key becomes the id. The import may be repeated.
 
-    Nothing is written to the topic; stop its schedulers first. Of a key that stands in several partitions, as ends do
-    that went astray (docs/migration.md), the newest record counts. What is pending is held in memory.
+    Stop the schedulers of the topic first. The import only reads the topic. If several partitions have records of one
+    key, the newest record counts: the record of an end may be in another partition (docs/migration.md). All pending
+    schedules are held in memory.
 
     Args:
-        url: `kafka://host:9092/topic`, several topics with commas, and options of a cluster.
-        store: Open; on Kafka, owning all partitions.
+        url: `kafka://host:9092/topic`, with several topics separated by commas, and the options of a cluster.
+        store: The store, open. On Kafka it must own all partitions.
 
     Raises:
-        ConfigurationError: The URL is not of that form.
-        StoreMismatchError: There is no such topic.
-        StoreUnavailableError: The cluster or the store does not answer; repeat it.
+        ConfigurationError: The URL has another form.
+        StoreMismatchError: The topic does not exist.
+        StoreUnavailableError: The cluster or the store did not answer. Repeat the import.
     """
     given = UrlOptions(url)
     cluster = read_cluster(given)
@@ -64,7 +65,7 @@ async def import_etf1(url: str, store: Store) -> Imported:
 
 
 async def _newest(cluster: Cluster, topic: str) -> dict[bytes, _Newest]:
-    """Read a topic to its end; return what is pending, by key."""
+    """Read a topic to its end; return the newest record of each pending schedule, by key."""
     await _check_there(cluster, topic)
     consumer = consumer_of(cluster, topic, auto_offset_reset="earliest", group_id=None)
     try:
@@ -84,7 +85,7 @@ async def _newest(cluster: Cluster, topic: str) -> dict[bytes, _Newest]:
 
 
 async def _check_there(cluster: Cluster, topic: str) -> None:
-    """Look before reading: to read a topic that is missing may create it."""
+    """Check that a topic exists. To read a missing topic could create it."""
     admin = admin_of(cluster)
     try:
         await admin.start()
@@ -106,7 +107,7 @@ def _note(newest: dict[bytes, _Newest], record: Any) -> None:  # noqa: ANN401 - 
 
 
 def _puts(newest: dict[bytes, _Newest], skipped: dict[str, str]) -> Iterator[Put]:
-    """Yield what stores each schedule; note why others cannot be taken over."""
+    """Yield the command that stores each schedule. If a schedule cannot be imported, add the reason to `skipped`."""
     for key, each in newest.items():
         try:
             record = decode(key, each.value or b"", each.headers, written_ms=each.written_ms)

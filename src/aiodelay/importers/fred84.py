@@ -1,8 +1,9 @@
-"""Takes over what fred84/delayedQueue (0.5) keeps in Redis.
+"""Imports the events that fred84/delayedQueue (0.5) keeps in Redis.
 
-Its keys, behind a prefix: zset `delayed_events`, `<class>###<id>` -> epoch ms of the next attempt; hash `events`, the
-same -> JSON `{payload, type, attempt, logContext}`; and a list of such JSON per class, named by the simple class name
-in lower case. What is in a list is in the zset too until it was handled, save at its last attempt: then in it alone.
+All its keys have a prefix. The zset `delayed_events` maps `<class>###<id>` to the epoch ms of the next attempt. The
+hash `events` maps the same name to JSON `{payload, type, attempt, logContext}`. For each class there is a list of such
+JSON, named by the simple class name in lower case. An event in a list is also in the zset until it is handled. At its
+last attempt it is only in the list.
 """
 
 from __future__ import annotations
@@ -41,26 +42,27 @@ class _Found(Struct):
 
 
 def simple_name(class_name: str) -> str:
-    """Return the last part of a Java class's name: `com.shop.Order$Paid` -> `Paid`."""
+    """Return the last part of the name of a Java class: `com.shop.Order$Paid` -> `Paid`."""
     return class_name.rpartition(".")[2].rpartition("$")[2]
 
 
 async def import_fred84(
     url: str, store: Store, *, prefix: str = "de_", type_of: Callable[[str], str] = simple_name
 ) -> Imported:
-    """Store each event as a message for the handler of its type, due at its next attempt; now, if only a list has it.
+    """Store each event as a message for the handler of its type, due at its next attempt.
 
-    Nothing is removed there; stop its dispatchers first. May be repeated. The message id is `<class>###<id>`, the
-    payload the event's own JSON, and `logContext` becomes headers.
+    An event that is only in a list is due now. Stop the dispatchers of delayedQueue first. The import removes nothing
+    from its data, and may be repeated. The message id is `<class>###<id>`, the payload is the JSON of the event, and
+    `logContext` becomes headers.
 
     Args:
-        url: Of the Redis server that fred84 uses.
-        store: Open.
-        prefix: Its `dataSetPrefix`.
-        type_of: From a class's name to the name of the event type here.
+        url: The URL of the Redis server of delayedQueue.
+        store: The store, open.
+        prefix: The `dataSetPrefix` of delayedQueue.
+        type_of: Returns the event type for the name of a class.
 
     Raises:
-        StoreUnavailableError: One of the two does not answer; repeat it.
+        StoreUnavailableError: Redis or the store did not answer. Repeat the import.
     """
     stored = known = 0
     skipped: dict[str, str] = {}
@@ -110,7 +112,7 @@ async def _lists(client: Client, prefix: str) -> AsyncIterator[bytes]:
 
 
 def _key_of(value: bytes) -> str:
-    """Return under which key an element of a list would stand in the zset."""
+    """Return the zset member of an event in a list."""
     try:
         event = msgspec.json.decode(value, type=_Event)
         return f"{event.type}###{msgspec.json.decode(event.payload, type=_Identified).id}"
@@ -126,7 +128,7 @@ def _put_of(found: _Found, type_of: Callable[[str], str]) -> Put:
     except msgspec.MsgspecError as error:
         raise SkippedError(f"it cannot be read: {error}") from None
     if not 0 < len(found.key.encode()) <= MOST_ID_BYTES:
-        raise SkippedError(f"as an id it is longer than {MOST_ID_BYTES} bytes")
+        raise SkippedError(f"its key cannot be an id: allowed are 1 to {MOST_ID_BYTES} bytes")
     headers = {name: value.encode() for name, value in (event.log_context or {}).items() if value is not None}
     envelope = Envelope(
         found.key, type_of(event.type), encoding="json", payload=bytes(event.payload), headers=headers, version=VERSION

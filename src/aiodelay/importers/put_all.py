@@ -1,4 +1,4 @@
-"""What imports from other systems have in common: each message is stored once, however often it is repeated."""
+"""Common code of the imports from other systems. A repeated import stores each message only once."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["MOST_ID_BYTES", "PAGE", "VERSION", "Imported", "SkippedError", "put_
 
 PAGE = 500
 VERSION = 1
-"""Of all that is imported: what is known is not imported again, nor within 24 h of its end."""
+"""The version of every imported message. So a repeat stores no message that is pending or that ended within 24 h."""
 MOST_ID_BYTES = 255
 
 
 class Imported(Struct, frozen=True):
-    """What an import came to.
+    """The result of an import.
 
     Attributes:
-        stored: Messages that were stored.
-        known: Messages that had been imported before.
-        skipped: What could not be taken over: its key there, and why.
+        stored: The number of messages that were stored.
+        known: The number of messages that had been imported before.
+        skipped: For each message that could not be imported: its key in the other system, and the reason.
     """
 
     stored: int
@@ -33,14 +33,14 @@ class Imported(Struct, frozen=True):
 
 
 class SkippedError(Exception):
-    """Why something cannot be taken over."""
+    """The reason why a message cannot be imported."""
 
 
 async def put_all(store: Store, puts: Sequence[Put]) -> int:
-    """Store what is not known yet; return how many that were.
+    """Store the messages that the store does not know yet; return their number.
 
     Raises:
-        StoreUnavailableError: Some may not be stored.
+        StoreUnavailableError: The store did not take a message. Others may not be stored either.
     """
     stored = 0
     for put, outcome in zip(puts, await store.apply(puts), strict=True):

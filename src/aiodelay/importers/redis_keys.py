@@ -1,4 +1,4 @@
-"""What imports from other systems' keys have in common."""
+"""Common code of the imports from Redis keys of other systems."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["opened", "scored"]
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[Client]:
-    """Connect to the server that another system uses.
+    """Connect to the Redis server of another system.
 
     Raises:
-        StoreUnavailableError: It does not answer.
+        StoreUnavailableError: The server did not answer.
     """
     options = read_url(url)
     client = Client(options, Keys(""), "")
@@ -32,7 +32,7 @@ async def opened(url: str) -> AsyncIterator[Client]:
 
 
 def scored(reply: Sequence[object]) -> list[tuple[bytes, bytes | float]]:
-    """Return members and scores, as RESP3 and RESP2 give them."""
+    """Return the members and scores of a reply, in the form of RESP3 or RESP2."""
     if reply and isinstance(reply[0], list):
         return reply  # type: ignore[return-value]
     return list(zip(reply[::2], reply[1::2], strict=True))  # type: ignore[arg-type]

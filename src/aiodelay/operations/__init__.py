@@ -1,3 +1,3 @@
-"""What operators see and do: queries, activity, the diagnosis of one message, and their JSON."""
+"""What the CLI, the API and the page share: queries, activity, the diagnosis of one message, and the JSON forms."""
 
 __all__: list[str] = []

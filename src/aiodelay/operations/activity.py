@@ -15,21 +15,21 @@ __all__ = ["FIRST", "MINUTES", "MINUTE_MS", "Activity", "ActivityMeter", "Minute
 MINUTE_MS = 60_000
 MINUTES = 60
 PACE_MINUTES = 5
-"""Whole minutes whose deliveries tell the pace."""
+"""The number of whole minutes over which the delivery rate is measured."""
 KINDS: Mapping[str, str] = {"delivered": "delivered", "again": "retried", "lapsed": "retried", "dead": "given_up"}
 FIRST = 1
-"""The number of a journal's first entry: a journal that still has it was never trimmed."""
+"""The number of the first entry of a journal. A journal that still has this entry was never trimmed."""
 
 
 class Minute(Struct, frozen=True):
-    """What ended within one minute.
+    """The attempts that ended within one minute.
 
     Attributes:
-        from_ms: When it began, epoch ms.
-        delivered: Messages delivered.
-        retried: Attempts that failed or lapsed and are made again; also deliveries that a sink did not take for now.
-            Not counted: messages that a handler put off by `Later`, and messages that a process gave back.
-        given_up: Messages that became dead letters.
+        from_ms: The start of the minute, epoch ms.
+        delivered: The number of delivered messages.
+        retried: The number of attempts that failed or lapsed and are repeated, and of deliveries that a sink did not
+            take yet. Messages that a handler put off by `Later`, or that a process gave back, are not counted.
+        given_up: The number of messages that became dead letters.
     """
 
     from_ms: int
@@ -39,19 +39,19 @@ class Minute(Struct, frozen=True):
 
 
 class Activity(Struct, frozen=True):
-    """The last hour.
+    """The activity of the last hour.
 
     Attributes:
-        minutes: All 60, oldest first; the last is not over.
-        since_ms: Since when all is counted: the journal has not been read, or does not reach, further back. None = the
-            whole hour is.
+        minutes: The 60 minutes, oldest first. The last minute is not over yet.
+        since_ms: The time from which on all entries are counted. Older entries are not read yet, or the journal does
+            not have them any more. None = the whole hour is counted.
     """
 
     minutes: Sequence[Minute]
     since_ms: int | None
 
     def delivered_per_minute(self) -> float | None:
-        """Return the pace of the last five whole minutes; None while they are not known."""
+        """Return the delivery rate of the last five whole minutes; None while they are not counted completely."""
         latest = self.minutes[-1 - PACE_MINUTES : -1]
         if self.since_ms is not None and self.since_ms > latest[0].from_ms:
             return None
@@ -59,28 +59,28 @@ class Activity(Struct, frozen=True):
 
 
 class ActivityMeter:
-    """Counts a journal's entries: new ones as they come, and older ones step by step until an hour is covered."""
+    """Counts the entries of a journal. Each read counts the new entries, and older ones until an hour is covered."""
 
     def __init__(self) -> None:
         self._counts: dict[int, Counter[str]] = {}
-        self._read: dict[int, range] = {}  # by part of the journal: the numbers of the entries that are counted
-        self._oldest_ms: dict[int, int] = {}  # by part: when the oldest of them was written
-        self._begins: dict[int, int] = {}  # by part: the number of the oldest entry that is kept
+        self._read: dict[int, range] = {}  # by part of the journal: the numbers of the counted entries
+        self._oldest_ms: dict[int, int] = {}  # by part: the time of the oldest counted entry
+        self._begins: dict[int, int] = {}  # by part: the number of the oldest entry that the store still has
 
     async def read(self, trail: Trail, *, now_ms: int, most: int = 5_000) -> None:
-        """Count new entries, and the next of the older ones.
+        """Count the new entries of a journal, and some of the older ones.
 
         Args:
-            trail: Always of the same store.
-            now_ms: The store's time.
-            most: Most entries of each part of the journal to read, of the new and of the older ones.
+            trail: The journal. It must always belong to the same store.
+            now_ms: The time of the store.
+            most: The most new entries, and the most older entries, to read of each part of the journal.
 
         Raises:
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The store did not answer.
         """
         spans = await trail.spans()
         if any(part in self._read and span.stop - self._read[part].stop > most for part, span in spans.items()):
-            self._forget()  # too much was written since the last time: the newest entries come first
+            self._forget()  # too many new entries since the last read: start again with the newest ones
         for part, span in spans.items():
             self._begins[part] = span.start
             known = self._read.get(part, range(span.stop, span.stop))
@@ -111,7 +111,7 @@ class ActivityMeter:
             self._counts.setdefault(self._minute(entry.at_ms), Counter())[KINDS[entry.event]] += 1
 
     def last_hour(self, now_ms: int) -> Activity:
-        """Return the last hour, as far as it has been read."""
+        """Return the activity of the last hour, as far as its entries have been counted."""
         last = self._minute(now_ms)
         minutes = [
             Minute(minute * MINUTE_MS, **self._counts.get(minute, Counter[str]()))
@@ -122,7 +122,7 @@ class ActivityMeter:
         return Activity(minutes, since_ms if since_ms > minutes[0].from_ms else None)
 
     def _is_whole(self, part: int) -> bool:
-        """Whether all entries that a part has ever had are counted."""
+        """Whether all entries that a part of the journal ever had are counted."""
         return self._begins[part] <= FIRST and self._read[part].start <= FIRST
 
     @staticmethod
@@ -131,7 +131,7 @@ class ActivityMeter:
 
 
 def drain_ms(overdue: int, delivered_per_minute: float, coming_per_minute: float) -> int | None:
-    """Return how many ms the overdue messages take, while others come due; None = they become more."""
+    """Return the ms until no message is overdue, while further messages come due; None = the backlog grows."""
     if overdue == 0:
         return 0
     spare = delivered_per_minute - coming_per_minute

@@ -1,4 +1,4 @@
-"""Why a message did not arrive, or when it did: its whole story, and the cause in one sentence."""
+"""Explains the state of one message: why it was not delivered yet, or how it ended, with its journal and advice."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ Cause: TypeAlias = Literal[
     "gone",
     "unknown",
 ]
-"""Where a message stands, or how it ended; `waiting`: it is due, and its lane is served by somebody who is busy."""
+"""The state of a message, or its end. `waiting`: it is due, and the processes that serve its lane are busy."""
 
 PAGE = 500
 
 
 class Story(Struct, frozen=True):
-    """What is known of a message.
+    """The explanation of one message.
 
     Attributes:
-        cause: Where it stands, or how it ended.
-        text: The same in a sentence.
-        advice: What to do about it; empty where nothing is wrong.
-        message: As it is stored, if it is pending or in flight.
-        dead_letters: Of this id, oldest first; looked for where the message is not stored.
-        journal: What happened to it, in order; None where no journal is kept, or this process does not know of it.
+        id: The id of the message.
+        cause: The state of the message, or its end.
+        text: The cause as a sentence.
+        advice: What to do about it; empty if nothing is wrong.
+        message: The stored message, if it is pending.
+        dead_letters: The dead letters of this id, oldest first; empty if the message is pending.
+        journal: The journal entries of the message, in order; None if this process knows of no journal.
     """
 
     id: str
@@ -57,10 +58,14 @@ class Story(Struct, frozen=True):
 
 
 class Around(Struct, frozen=True):
-    """What a message's delivery depends on beside itself.
+    """The facts, apart from the message itself, on which its delivery depends.
 
     Attributes:
-        journal_from_ms: Of the oldest journal entry of all; None if there is none.
+        now_ms: The time of the store.
+        holds: The paused lanes, and the lane and address of paused destinations.
+        blocked: The blocked destinations.
+        counts: The counts of messages by lane.
+        journal_from_ms: The time of the oldest entry of the whole journal; None without entries.
     """
 
     now_ms: int
@@ -71,16 +76,16 @@ class Around(Struct, frozen=True):
 
 
 async def story_of(scheduler: Scheduler, message_id: str) -> Story:
-    """Tell the story of a message.
+    """Explain the state of a message.
 
     Args:
-        scheduler: Open; of a store that can be looked into.
-        message_id: As it was scheduled, or as `pending` names a retry of a series' occurrence.
+        scheduler: An open scheduler.
+        message_id: The id of the message; for a retry of an occurrence, the id that `pending` gives it.
 
     Raises:
-        MessageIdError: It is none.
-        UnsupportedByStoreError: The store cannot be looked into.
-        StoreUnavailableError: It does not answer.
+        MessageIdError: The text is not a message id.
+        UnsupportedByStoreError: This process cannot inspect the store.
+        StoreUnavailableError: The store did not answer.
     """
     snapshot = await scheduler.get(message_id)
     letters = [] if snapshot else [each async for each in scheduler.dead_letters(message_id=message_id)]
@@ -98,7 +103,7 @@ async def story_of(scheduler: Scheduler, message_id: str) -> Story:
 
 
 async def _journal(scheduler: Scheduler, message_id: str) -> tuple[list[JournalEntry] | None, int | None]:
-    """Return a message's entries, None if no journal is kept; and the time of the oldest entry of all."""
+    """Return the journal entries of a message, None without a journal; and the time of the journal's oldest entry."""
     entries: list[JournalEntry] = []
     try:
         while page := await scheduler.journal(message_id, after=entries[-1].number if entries else 0, limit=PAGE):
@@ -116,7 +121,7 @@ def cause_of(
     entries: Sequence[JournalEntry] | None,
     around: Around,
 ) -> tuple[Cause, str, str]:
-    """Return the cause, a sentence that tells it, and what to do about it."""
+    """Return the cause, the cause as a sentence, and what to do about it."""
     if snapshot is not None:
         return _of_stored(snapshot, around)
     if letters:
@@ -130,19 +135,15 @@ def _of_stored(snapshot: Snapshot, around: Around) -> tuple[Cause, str, str]:
     record, envelope = snapshot.record, snapshot.record.envelope
     lane = envelope.lane
     if snapshot.state is State.IN_FLIGHT:
-        end = "; it was cancelled, so that this attempt is the last" if record.no_retry else ""
+        end = "; it was cancelled, so this attempt is the last" if record.no_retry else ""
         return "in_flight", f"attempt {record.attempt + 1} is being delivered now{end}", ""
     for held in ((lane, None), (lane, envelope.address)):
         if held in around.holds or (snapshot.state is State.HELD and held[1] is None and not envelope.address):
             name = lane if held[1] is None else f"{lane}:{held[1]}"
-            return "paused", f"{name} is paused, so that nothing of it is delivered", f"aiodelay resume {name}"
-    nobody, start = "", ""
-    if around.counts.get(lane, LaneCounts()).read_by_nobody:
-        nobody = f"no live instance serves {lane}"
-        start = f"start a process with a handler or sink {lane}, or mend its name"
+            return "paused", f"{name} is paused, so its messages are not delivered", f"aiodelay resume {name}"
     is_read = not around.counts.get(lane, LaneCounts()).read_by_nobody
     nobody = "" if is_read else f"no live instance serves {lane}"
-    start = "" if is_read else f"start a process with a handler or sink {lane}, or mend its name"
+    start = "" if is_read else f"start a process with a handler or sink {lane}, or correct its name"
     if snapshot.next_attempt_ms > around.now_ms:
         return _of_future(snapshot, around.now_ms, nobody, start)
     return _of_overdue(snapshot, around, nobody, start)
@@ -162,13 +163,14 @@ def _of_overdue(snapshot: Snapshot, around: Around, nobody: str, start: str) -> 
     for each in around.blocked:
         if (each.lane, each.address) == (envelope.lane, envelope.address):
             to = f"{each.lane}:{each.address}"
-            return "blocked", f"{since}; {to} takes nothing: {each.reason}", f"mend {to}; it is tried again by itself"
+            advice = f"repair {to}; aiodelay then delivers the message by itself"
+            return "blocked", f"{since}; {to} takes nothing: {each.reason}", advice
     if nobody:
         return "read_by_nobody", f"{since}; {nobody}", start
-    lapses = f"; the last {record.lapses} who took it did not settle it in time" if record.lapses else ""
+    lapses = f"; its last {record.lapses} claims were not settled in time" if record.lapses else ""
     failed = f"; attempt {record.attempt} failed{_error_of(record)}" if record.attempt else ""
-    text = f"{since}; {envelope.lane} is served, and its turn has not come{lapses}{failed}"
-    return "waiting", text, "see `aiodelay top`: is all that serves it busy, or blocked?"
+    text = f"{since}; {envelope.lane} is served, but the turn of this message has not come{lapses}{failed}"
+    return "waiting", text, "see `aiodelay top`: the processes that serve it may be busy, or its destination blocked"
 
 
 def _error_of(record: Record) -> str:
@@ -179,14 +181,14 @@ def _of_letter(letter: DeadLetter) -> tuple[Cause, str, str]:
     record = letter.record
     reason = letter.reason.replace("_", " ")
     text = f"it was given up {_at(letter.at_ms)} as a dead letter, {reason} (attempts {record.attempt})"
-    return "dead_letter", text + _error_of(record), f"mend the reason, then: aiodelay dead redrive {record.id}"
+    return "dead_letter", text + _error_of(record), f"remove the reason, then: aiodelay dead redrive {record.id}"
 
 
 _ENDS: Mapping[str, tuple[Cause, str]] = {
     "delivered": ("delivered", "it was delivered"),
     "cancelled": ("cancelled", "it was cancelled"),
     "dropped": ("dropped", "it was dropped: it was too late for its `late` policy"),
-    "skipped": ("skipped", "its occurrence was skipped by its rule"),
+    "skipped": ("skipped", "its rule skipped this occurrence"),
     "dead": ("gone", "it became a dead letter, which has been purged since"),
 }
 
@@ -201,19 +203,19 @@ def _of_ended(entries: Sequence[JournalEntry]) -> tuple[Cause, str, str]:
             detail = f" ({cut(entry.detail, 200)})" if entry.detail else ""
             return cause, f"{text} {_at(entry.at_ms)}{detail}", ""
     last = entries[-1]
-    text = f"it is stored no more; the last that the journal tells is {last.event!r}, {_at(last.at_ms)}"
+    text = f"it is not stored any more; its last journal entry is {last.event!r}, {_at(last.at_ms)}"
     return "gone", text, "a process without a journal may have ended it: open the store with the same URL everywhere"
 
 
 def _of_unknown(message_id: str, entries: Sequence[JournalEntry] | None, around: Around) -> tuple[Cause, str, str]:
-    text = f"{cut(message_id)} is not stored, and no dead letter"
+    text = f"{cut(message_id)} is not pending, and there is no dead letter of it"
     if entries is None:
         advice = (
             "to know more next time, keep a journal: ?journal=100000 in the URL of every process (docs/reference.md)"
         )
-        return "unknown", f"{text}; whether it ever was cannot be told: no journal is kept", advice
+        return "unknown", f"{text}; whether it was ever stored is not known, because no journal is kept", advice
     since = "is empty" if around.journal_from_ms is None else f"begins {_at(around.journal_from_ms)}"
-    text += f"; the journal, which {since}, does not know it: it was never stored here, or ended before"
+    text += f"; the journal, which {since}, does not know it: it was never stored here, or ended earlier"
     return "unknown", text, "check the id, the store and the namespace; or keep a longer journal"
 
 

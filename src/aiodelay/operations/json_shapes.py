@@ -1,8 +1,9 @@
-"""The JSON shapes that the command line and the HTTP API share: what they write of a store, and what they read.
+"""The JSON forms ("shapes") of messages, rules, errors and counts, which the CLI and the HTTP API write and read.
 
-Times are ISO 8601 text in UTC with milliseconds. A key of a shape is always there, None where there is nothing, save
-`payload` and `payload_base64`, and `key` and `key_base64`: of each pair one is there, the text where it is UTF-8. A
-header's value is text likewise, else `{"base64": "..."}`. docs/cli.md lists the keys.
+Times are ISO 8601 text in UTC with milliseconds. A shape always has all its keys; a missing value is None. There are
+two exceptions: a shape has only one of `payload` and `payload_base64`, and only one of `key` and `key_base64`. If the
+bytes are UTF-8, it has the text. The value of a header is text in the same way, or else `{"base64": "..."}`.
+docs/cli.md lists the keys.
 """
 
 from __future__ import annotations
@@ -88,34 +89,34 @@ _DURATIONS = 'a string with units, such as "250ms", "5s", "1h30m", "2d", "1w" or
 _INSTANTS = 'a string in ISO 8601 with an offset, such as "2027-01-01T09:00:00Z"'
 
 
-# --- written ----------------------------------------------------------------------------------------------
+# --- write ------------------------------------------------------------------------------------------------
 
 
 def time_shape(ms: int) -> str:
-    """Return an instant, epoch ms, as ISO 8601 text in UTC; of what lies beyond the year 9999, the end of that."""
+    """Return a time, epoch ms, as ISO 8601 text in UTC. A time after the year 9999 becomes the end of that year."""
     seconds, rest = divmod(min(ms, LAST_MS), 1000)
     return f"{_second_shape(seconds)}.{rest:03d}Z"
 
 
-@lru_cache(maxsize=1024)  # what is told together is mostly due within few seconds
+@lru_cache(maxsize=1024)  # the messages of one answer are mostly due within a few seconds
 def _second_shape(seconds: int) -> str:
     return from_epoch_ms(1000 * seconds).isoformat().removesuffix("+00:00")
 
 
 def message_shape(snapshot: Snapshot) -> dict[str, Any]:
-    """Return a message as it stands in the store: its state, the time of its next attempt, and its record."""
+    """Return the JSON form of a pending message: its record, its state, and the time of its next attempt."""
     shape = record_shape(snapshot.record)
     return shape | {"state": snapshot.state.value, "next_attempt": time_shape(snapshot.next_attempt_ms)}
 
 
 def dead_letter_shape(letter: DeadLetter) -> dict[str, Any]:
-    """Return a dead letter: its record, the traceback of its last attempt, its reason, the time it was given up."""
+    """Return the JSON form of a dead letter: its record, traceback, reason, and the time when it was given up."""
     shape = record_shape(letter.record) | {"traceback": letter.traceback}
     return shape | {"reason": letter.reason, "given_up": time_shape(letter.at_ms)}
 
 
 def record_shape(record: Record) -> dict[str, Any]:
-    """Return what a store keeps of a message, whole: `aiodelay import` reads it back."""
+    """Return the JSON form of a whole record. `aiodelay import` reads it back."""
     envelope = record.envelope
     shape: dict[str, Any] = {
         "id": record.id,
@@ -146,7 +147,7 @@ def record_shape(record: Record) -> dict[str, Any]:
 
 
 def rule_shape(rule: Rule) -> dict[str, Any]:
-    """Return a recurrence rule; `read_rule` reads it back."""
+    """Return the JSON form of a recurrence rule. `read_rule` reads it back."""
     policies = {"missed": rule.missed, "overlap": rule.overlap}
     if isinstance(rule, Cron):
         return {"cron": rule.expression, "tz": rule.tz} | policies
@@ -155,9 +156,9 @@ def rule_shape(rule: Rule) -> dict[str, Any]:
 
 
 def scheduled_shape(scheduled: Scheduled) -> dict[str, Any]:
-    """Return what became of `schedule()`; `due` is None where nothing stands.
+    """Return the JSON form of the outcome of `schedule()`. `due` is None if no message is pending under the id.
 
-    `older_in_flight` is there where a version was replaced that is still being delivered.
+    `older_in_flight` is present only if the message replaced a version that is still being delivered.
     """
     due = time_shape(scheduled.due_ms) if scheduled.revision else None
     shape = {"id": scheduled.id, "outcome": scheduled.outcome.value, "due": due, "revision": scheduled.revision}
@@ -165,22 +166,22 @@ def scheduled_shape(scheduled: Scheduled) -> dict[str, Any]:
 
 
 def counts_shape(counts: Mapping[Lane, LaneCounts]) -> list[dict[str, Any]]:
-    """Return the counts of each lane, by name."""
+    """Return the counts of each lane, sorted by lane."""
     return [{"lane": lane} | msgspec.structs.asdict(counts[lane]) for lane in sorted(counts)]
 
 
 def load_shape(buckets: Sequence[LoadBucket]) -> list[dict[str, Any]]:
-    """Return how many messages of a lane come due from a time on, empty buckets left out."""
+    """Return the numbers of messages that come due, by bucket and lane. Empty buckets are left out."""
     return [{"from": time_shape(each.from_ms), "lane": each.lane, "messages": each.messages} for each in buckets]
 
 
 def blocked_shape(blocked: Blocked) -> dict[str, Any]:
-    """Return a destination that takes nothing now."""
+    """Return the JSON form of a blocked destination."""
     return {"to": f"{blocked.lane}:{blocked.address}", "reason": blocked.reason, "messages": blocked.messages}
 
 
 def journal_shape(entry: JournalEntry) -> dict[str, Any]:
-    """Return one outcome."""
+    """Return the JSON form of a journal entry."""
     return {
         "number": entry.number,
         "at": time_shape(entry.at_ms),
@@ -195,7 +196,7 @@ def journal_shape(entry: JournalEntry) -> dict[str, Any]:
 
 
 def story_shape(story: Story) -> dict[str, Any]:
-    """Return a message's story; `journal` is None where none is kept."""
+    """Return the JSON form of the explanation of a message. `journal` is None if the store keeps no journal."""
     return {
         "id": story.id,
         "cause": story.cause,
@@ -208,7 +209,7 @@ def story_shape(story: Story) -> dict[str, Any]:
 
 
 def error_shape(error: AiodelayError) -> dict[str, Any]:
-    """Return an error by its name; `field`, `value` and `allowed` where it has them."""
+    """Return the name and the text of an error, with `field`, `value` and `allowed` if the error has them."""
     shape: dict[str, Any] = {"error": type(error).__name__, "detail": str(error)}
     if isinstance(error, InputError):
         shape["field"] = error.field
@@ -220,12 +221,12 @@ def error_shape(error: AiodelayError) -> dict[str, Any]:
 
 
 def stored_rule(rule: Mapping[str, str | int] | None) -> dict[str, Any] | None:
-    """Return a record's recurrence rule as `rule_shape` does; as it is stored where this machine cannot follow it."""
+    """Return a record's recurrence rule in the form of `rule_shape`, or as stored if this machine cannot read it."""
     if rule is None:
         return None
     try:
         return rule_shape(decode_rule(rule))
-    except RecordFormatError:  # it does not know the time zone
+    except RecordFormatError:  # for example, this machine does not know the time zone
         return dict(rule)
 
 
@@ -253,7 +254,7 @@ def _text_pair(name: str, value: bytes | None) -> dict[str, str | None]:
 
 
 class _Given(msgspec.Struct, forbid_unknown_fields=True):
-    """A message as JSON gives it: the fields that are read by nobody else."""
+    """The fields of a message in JSON, before they are checked."""
 
     to: Any = None
     payload: msgspec.Raw | UnsetType = UNSET
@@ -277,13 +278,13 @@ def _decoded(text: bytes) -> _Given:
         text.decode()
         return _decode(text)
     except UnicodeDecodeError as error:
-        raise InputError("message", f"no UTF-8 from byte {error.start} on", "a JSON object") from None
+        raise InputError("message", f"not UTF-8 from byte {error.start} on", "a JSON object") from None
     except (msgspec.MsgspecError, RecursionError) as error:
         problem = cut(json_problem(error), 120)
     try:
         given = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, RecursionError):
-        raise InputError("message", f"no JSON object: {problem}", "a JSON object") from None
+        raise InputError("message", f"not a JSON object: {problem}", "a JSON object") from None
     unknown = next((name for name in given if name not in _Given.__struct_fields__), None)
     if unknown is not None:
         raise InputError("field of message", shortened(unknown), ", ".join(_Given.__struct_fields__))
@@ -291,7 +292,7 @@ def _decoded(text: bytes) -> _Given:
 
 
 def json_problem(error: Exception) -> str:
-    """Return msgspec's reason for refusing JSON text, with JSON's names of the types instead of Python's."""
+    """Return the reason why msgspec refused JSON text, with the JSON names of types instead of the Python names."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return re.sub(r"(?:Expected|got) `[^`]*`", _with_json_words, str(error))
@@ -302,14 +303,15 @@ def _with_json_words(found: re.Match[str]) -> str:
 
 
 def read_message(text: bytes) -> Message:
-    """Return the message that a JSON object asks for.
+    """Return the message that a JSON object describes.
 
-    `to`; `payload` (text, or an object or array, taken as it is written; null with a key: no value) or
-    `payload_base64`; `at` (ISO 8601 with an offset), `delay` ("5m") or `every` ("10m", "0 9 * * mon", or an object);
-    and `id`, `key` or `key_base64`, `headers`, `conflict`, `late`.
+    The object has `to`, a payload, a due time, and optional fields. The payload is `payload` or `payload_base64`:
+    `payload` is text, or an object or array that is taken as written, or null with a key for a record without a value.
+    The due time is `at` (ISO 8601 with an offset), `delay` ("5m") or `every` ("10m", "0 9 * * mon", or an object). The
+    optional fields are `id`, `key` or `key_base64`, `headers`, `conflict` and `late`.
 
     Raises:
-        InputError: Names the field, and what is allowed. What `schedule()` checks, it is left to check.
+        InputError: A field is wrong. The error names it and the allowed values. `schedule()` makes further checks.
     """
     given = _decoded(text)
     try:
@@ -334,10 +336,10 @@ def read_message(text: bytes) -> Message:
 
 
 def read_record(given: Mapping[str, Any]) -> Record:
-    """Return the record that `record_shape`, `message_shape` or `dead_letter_shape` wrote; other fields are skipped.
+    """Return the record in a shape of `record_shape`, `message_shape` or `dead_letter_shape`; skip unknown fields.
 
     Raises:
-        InputError: Names a field that is missing, or not of its form.
+        InputError: A field is missing or has the wrong form. The error names it.
     """
     sink, address = split_target(_target(given.get("to")))
     lane, address = (address, "") if sink == HANDLER_TARGET else (sink, address)
@@ -399,20 +401,20 @@ def _error_text(given: Mapping[str, Any], field: str) -> str | None:
 
 
 def read_time(given: object, field: str) -> datetime | None:
-    """Return the instant that ISO 8601 text names, aware; None for None.
+    """Return the time in an ISO 8601 text as an aware `datetime`; None for None.
 
     Raises:
-        ScheduleTimeError: It is no such text, or the text has no offset.
+        ScheduleTimeError: The value is not such a text, or the text has no offset.
     """
     text = _optional_string(given, field, ScheduleTimeError, _INSTANTS)
     return None if text is None else parse_instant(text, field=field)
 
 
 def read_rule(given: object) -> Rule:
-    """Return the rule that text or an object writes: `"10m"`, `"0 9 * * mon"`, or what `rule_shape` returns.
+    """Return the rule in a text such as `"10m"` or `"0 9 * * mon"`, or in an object of `rule_shape`.
 
     Raises:
-        ScheduleTimeError: It is no rule.
+        ScheduleTimeError: The value is not a rule.
     """
     if isinstance(given, str):
         return Cron(given) if " " in given.strip() else Every(given)
@@ -451,7 +453,7 @@ def _string(value: object, field: str, error: type[InputError | ConfigurationErr
 
 
 def _bytes(text: object, encoded: object, name: str, error: type[InputError]) -> bytes | None:
-    """Return what is given as text, or in base64; None if neither is."""
+    """Return the bytes given as text or as base64; None if neither is given."""
     if text is not None and encoded is not None:
         raise error(name, f"given as {name} and as {name}_base64", "one of the two")
     if encoded is not None:
@@ -460,7 +462,7 @@ def _bytes(text: object, encoded: object, name: str, error: type[InputError]) ->
 
 
 def _headers(given: object) -> Mapping[str, bytes]:
-    """Return headers: values are text, or `{"base64": "..."}`."""
+    """Return headers as bytes. In JSON, a value is text or `{"base64": "..."}`."""
     if given is None:
         return NO_HEADERS
     if not isinstance(given, Mapping):
@@ -487,7 +489,7 @@ def _payload(written: msgspec.Raw | UnsetType, encoded: object) -> bytes | None:
 
 
 def _checked_payload(payload: bytes | None, key: bytes | None, to: str) -> bytes | None:
-    """Return the payload, unless it is null where a payload must be."""
+    """Return the payload. Refuse null if the destination or a missing key does not allow it."""
     if payload is None and to.startswith(f"{HANDLER_TARGET}:"):
         raise PayloadTypeError("payload", "null", "a string, an object or an array: a handler takes no null")
     if payload is None and key is None:
@@ -515,17 +517,17 @@ def _from_base64(value: object, name: str, error: type[InputError]) -> bytes:
             return base64.b64decode(value, validate=True)
         except (binascii.Error, ValueError):
             pass
-    got = "a string that is not of that form" if isinstance(value, str) else _kind(value)
+    got = "a string that is not base64" if isinstance(value, str) else _kind(value)
     raise error(name, got, "base64, padded")
 
 
 def _kind(value: object) -> str:
-    """Name the kind of a JSON value that must not be shown."""
+    """Return the kind of a JSON value, for messages that must not show the value itself."""
     return _KINDS.get(type(value), "a number")
 
 
 def _shown(value: object) -> str:
-    """Render a JSON value for an error message: a string, a number, true or false; name the kind of all else."""
+    """Return a string, a number, true or false as text for an error message; for other values, return their kind."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return shortened(value) if isinstance(value, str | int | float) else _kind(value)

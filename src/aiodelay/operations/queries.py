@@ -1,7 +1,7 @@
-"""What the page, the API and the command line ask of a scheduler; nothing here knows HTTP.
+"""Queries that the page, the API and the CLI share: pages of messages and dead letters, and lateness.
 
-Every question costs about the same however much is pending: pages follow an index, and what no index answers is
-looked for among a bounded number of messages, of which the answer tells how many.
+A query takes about the same time however many messages are pending. Pages follow an index. If no index answers a
+filter, a query compares a bounded number of messages, and the answer tells this number.
 """
 
 from __future__ import annotations
@@ -43,34 +43,35 @@ __all__ = [
 ]
 
 Place: TypeAlias = tuple[int, str]
-"""Where a page of messages ends: the (next attempt, id) of its last one."""
+"""The end of a page of messages: the (next attempt, id) of its last message."""
 DeadPlace: TypeAlias = tuple[int, str, int]
-"""Where a page of dead letters ends: the (at_ms, id, revision) of its last one."""
+"""The end of a page of dead letters: the (at_ms, id, revision) of its last letter."""
 
 DEAD_REASONS: tuple[str, ...] = get_args(DeadReason)
-"""Why messages are given up."""
+"""The reasons for which messages are given up."""
 
 NO_CLASS = "none"
-"""Names, in a filter, the errors that name no class."""
+"""The value of an error filter that means errors without a class name."""
 _CLASS = re.compile(r"[A-Z]\w*(?=:|$)", re.MULTILINE)
 
 AT_ONCE = 200
-"""Most messages to ask a store for at once."""
+"""The most messages to request from a store at once."""
 OVERDUE_LOOKED_AT = 200
 
 
 class Filter(Struct, frozen=True):
-    """Which messages are wanted. Lanes and due times are looked up in an index; the rest is compared one by one.
+    """A filter of messages. An index answers lanes and due times; for the rest, messages are compared one by one.
 
     Attributes:
-        lanes: Only of these handlers' or sinks' names; empty = all.
-        from_ms: Only those whose next attempt is not before this.
-        to_ms: Only those whose next attempt is before this.
-        state: Only in this state.
-        address: Only to this address of a sink.
+        lanes: Only these lanes; empty = all.
+        from_ms: Only messages whose next attempt is at this time or later, epoch ms.
+        to_ms: Only messages whose next attempt is before this time, epoch ms.
+        state: Only messages in this state.
+        address: Only messages to this address of a sink.
         type: Only events of this type name.
-        text: Only those whose id holds this text; the one whose id it is comes first, looked up in an index.
-        recurs: Only those that recur.
+        text: Only messages whose id contains this text. The message with exactly this id comes first: an index finds
+            it.
+        recurs: Only recurring messages.
     """
 
     lanes: tuple[Lane, ...] = ()
@@ -84,11 +85,11 @@ class Filter(Struct, frozen=True):
 
     @property
     def compares(self) -> bool:
-        """Whether messages have to be compared one by one."""
+        """Whether the filter needs messages to be compared one by one."""
         return self.recurs or any(each is not None for each in (self.state, self.address, self.type, self.text))
 
     def matches(self, found: Snapshot) -> bool:
-        """Whether a message is wanted, as far as no index has answered that."""
+        """Return whether a message matches the parts of the filter that no index answers."""
         envelope = found.record.envelope
         return (
             self.state in (None, found.state)
@@ -100,13 +101,13 @@ class Filter(Struct, frozen=True):
 
 
 class Page(Struct, frozen=True):
-    """Messages by next attempt.
+    """A page of messages, by next attempt.
 
     Attributes:
-        messages: Those that are wanted.
-        after: Where the next page begins; None = this was the last.
-        examined: How many were looked at.
-        of: How many there were to look at, where they were compared one by one.
+        messages: The messages that match.
+        after: The start of the next page; None = this is the last page.
+        examined: The number of messages that were compared.
+        of: The number of messages to compare in all; None if an index answers the filter.
     """
 
     messages: Sequence[Snapshot]
@@ -116,14 +117,14 @@ class Page(Struct, frozen=True):
 
 
 async def page(scheduler: Scheduler, wanted: Filter, *, after: Place | None, limit: int, most: int) -> Page:
-    """Return one page of what is pending or in flight.
+    """Return one page of pending messages.
 
     Args:
-        scheduler: Open.
-        wanted: Which messages.
-        after: Where the page before ended.
-        limit: Most messages to return.
-        most: Most messages to look at.
+        scheduler: An open scheduler.
+        wanted: The filter.
+        after: The end of the previous page.
+        limit: The most messages to return.
+        most: The most messages to compare.
     """
     store = scheduler.opened_store()
     from_ms, to_ms = _bounds(wanted, store.now_ms())
@@ -145,12 +146,12 @@ async def page(scheduler: Scheduler, wanted: Filter, *, after: Place | None, lim
 
 
 async def series_page(scheduler: Scheduler, *, after: Place | None, limit: int) -> Page:
-    """Return one page of the recurring messages, by the store's index of them.
+    """Return one page of recurring messages, from the store's index of series.
 
     Args:
-        scheduler: Open.
-        after: Where the page before ended.
-        limit: Most messages to return.
+        scheduler: An open scheduler.
+        after: The end of the previous page.
+        limit: The most messages to return.
     """
     found = await scheduler.opened_store().series(after=None if after is None else after[1], limit=limit)
     last = found[-1] if len(found) == limit else None
@@ -158,7 +159,7 @@ async def series_page(scheduler: Scheduler, *, after: Place | None, limit: int) 
 
 
 async def _of_exact_id(store: Store, wanted: Filter, bounds: tuple[int | None, int | None]) -> list[Snapshot]:
-    """Return the message whose whole id is the text that is wanted, if it is wanted otherwise too."""
+    """Return the message whose id equals the text of the filter, if it matches the rest of the filter."""
     if wanted.text is None:
         return []
     try:
@@ -176,7 +177,7 @@ def _is_within(at_ms: int, from_ms: int | None, to_ms: int | None) -> bool:
 
 
 def _bounds(wanted: Filter, now_ms: int) -> tuple[int | None, int | None]:
-    """Narrow the wanted time by the wanted state."""
+    """Return the time range of a filter, narrowed to the times that its state allows."""
     from_ms, to_ms = wanted.from_ms, wanted.to_ms
     if wanted.state is State.OVERDUE:
         to_ms = now_ms + 1 if to_ms is None else min(to_ms, now_ms + 1)
@@ -194,9 +195,9 @@ async def _count(scheduler: Scheduler, wanted: Filter) -> int | None:
 
 
 async def oldest_overdue_ms(scheduler: Scheduler) -> int | None:
-    """Return since when the longest waiting message could have been delivered, epoch ms; None = none is overdue.
+    """Return the time since which the oldest overdue message waits, epoch ms; None = no message is overdue.
 
-    Looks at the first messages by time: what is held or in flight and stands before them may hide it.
+    The function examines only the first messages by time. Many held or in-flight messages can hide the overdue ones.
     """
     wanted = Filter(state=State.OVERDUE)
     store = scheduler.opened_store()
@@ -208,15 +209,15 @@ async def oldest_overdue_ms(scheduler: Scheduler) -> int | None:
 
 
 class DeadFilter(Struct, frozen=True):
-    """Which dead letters are wanted; all of it is compared one by one, save the time from which on.
+    """A filter of dead letters. An index answers `from_ms`; for the rest, letters are compared one by one.
 
     Attributes:
-        lanes: Only of these handlers' or sinks' names; empty = all.
-        reason: Only given up for this reason.
-        from_ms: Only given up at this time or later.
-        to_ms: Only given up before this time.
-        text: Only those whose id holds this text; those whose id it is come first, looked up in an index.
-        error: Only those whose last error is of this class; `NO_CLASS` = names none.
+        lanes: Only these lanes; empty = all.
+        reason: Only letters given up for this reason.
+        from_ms: Only letters given up at this time or later, epoch ms.
+        to_ms: Only letters given up before this time, epoch ms.
+        text: Only letters whose id contains this text. Letters with exactly this id come first: an index finds them.
+        error: Only letters whose last error has this class; `NO_CLASS` = errors that name no class.
     """
 
     lanes: tuple[Lane, ...] = ()
@@ -227,7 +228,7 @@ class DeadFilter(Struct, frozen=True):
     error: str | None = None
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Whether a letter is wanted."""
+        """Return whether a letter matches, except for `from_ms` and `to_ms`."""
         envelope = letter.record.envelope
         return (
             (not self.lanes or envelope.lane in self.lanes)
@@ -244,7 +245,7 @@ def error_class(error: str | None) -> str:
 
 
 class DeadPage(Struct, frozen=True):
-    """Dead letters, oldest first; attributes as of `Page`."""
+    """A page of dead letters, oldest first. Its attributes mean the same as in `Page`."""
 
     letters: Sequence[DeadLetter]
     after: DeadPlace | None
@@ -255,7 +256,7 @@ class DeadPage(Struct, frozen=True):
 async def dead_page(
     scheduler: Scheduler, wanted: DeadFilter, *, after: DeadPlace | None, limit: int, most: int
 ) -> DeadPage:
-    """Return one page of dead letters; arguments as of `page`."""
+    """Return one page of dead letters. The arguments mean the same as in `page`."""
     store = scheduler.opened_store()
     letters = await _letters_of_exact_id(store, wanted) if after is None else []
     if after is None and wanted.from_ms is not None:
@@ -280,7 +281,7 @@ async def dead_page(
 
 
 async def _letters_of_exact_id(store: Store, wanted: DeadFilter) -> list[DeadLetter]:
-    """Return the letters whose whole id is the text that is wanted, if they are wanted otherwise too."""
+    """Return the letters whose id equals the text of the filter, if they match the rest of the filter."""
     if wanted.text is None:
         return []
     try:
@@ -291,7 +292,7 @@ async def _letters_of_exact_id(store: Store, wanted: DeadFilter) -> list[DeadLet
 
 
 async def dead_letter(scheduler: Scheduler, key: DeadKey) -> DeadLetter | None:
-    """Return one dead letter, None if there is none."""
+    """Return the dead letter with this key; None if it does not exist."""
     async for letter in scheduler.dead_letters(message_id=key.id):
         if letter.key == key:
             return letter
@@ -305,14 +306,17 @@ BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60
 
 
 class Lateness(Struct, frozen=True):
-    """How late first attempts of the last 5 minutes began, by the journal; all in ms.
+    """The lateness of the first attempts of the last 5 minutes, measured from the journal, in ms.
 
     Attributes:
-        samples: How many first attempts.
-        buckets: Pairs of a bound and how many were at most that late, and later than the bound before; the last
-            bound is None.
-        is_complete: Every entry of the last 5 minutes was read. Otherwise the newest ones were: no samples then means
-            that nothing is known.
+        samples: The number of first attempts.
+        p50_ms: The lateness that half of the attempts did not exceed; None without samples.
+        p99_ms: The lateness that 99 of 100 attempts did not exceed; None without samples.
+        max_ms: The highest lateness; None without samples.
+        buckets: Pairs of a bound and the number of attempts up to it and above the bound before. The last bound is
+            None.
+        is_complete: All entries of the last 5 minutes were read. Otherwise only the newest ones were. Then no samples
+            means that the lateness is not known.
     """
 
     samples: int
@@ -324,28 +328,28 @@ class Lateness(Struct, frozen=True):
 
 
 class LatenessMeter:
-    """Follows a journal from its newest entries on.
+    """Measures lateness from a journal. It begins with the newest entries, and then reads only new ones.
 
     Args:
-        keep: How many first attempts to remember at most, the latest ones.
+        keep: The most first attempts to remember; the latest ones stay.
     """
 
     def __init__(self, keep: int = 10_000) -> None:
         self._keep = keep
-        self._next: dict[int, int] = {}  # by part of the journal: the number to go on with
-        self._gap_ms: int | None = None  # entries before this time were passed over
+        self._next: dict[int, int] = {}  # by part of the journal: the number of the next entry to read
+        self._gap_ms: int | None = None  # some entries before this time were not read
         self._begun: OrderedDict[tuple[str, int, int], tuple[int, int]] = OrderedDict()  # by occurrence: at, lateness
 
     async def measure(self, scheduler: Scheduler, *, most: int = 5_000) -> Lateness:
-        """Read the journal's new entries, and measure the last 5 minutes.
+        """Read the new entries of the journal, and return the lateness of the last 5 minutes.
 
         Args:
-            scheduler: Always the same.
-            most: Most entries to read now of each part of the journal, the newest ones.
+            scheduler: The scheduler, the same one in every call.
+            most: The most entries to read of each part of the journal. If there are more, the newest ones are read.
 
         Raises:
             UnsupportedByStoreError: The store keeps no journal.
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The store did not answer.
         """
         store = scheduler.opened_store()
         async with store.trail() as trail:
@@ -379,7 +383,8 @@ class LatenessMeter:
         if entry.event not in ("claimed", "delivered") or entry.attempt > 0:
             return
         occurrence = entry.id, entry.revision, entry.due_ms
-        # What is claimed is told of twice, what a server moves by itself once: the first tells when it began.
+        # A claimed message has two entries, "claimed" and "delivered". A message that the server itself moves has only
+        # "delivered". The first entry gives the start of the delivery.
         self._begun.setdefault(occurrence, (entry.at_ms, max(entry.at_ms - entry.due_ms, 0)))
         while len(self._begun) > self._keep:
             _, (at_ms, _) = self._begun.popitem(last=False)
@@ -387,7 +392,7 @@ class LatenessMeter:
 
 
 def lateness_of(samples: Sequence[int], *, is_complete: bool) -> Lateness:
-    """Return the distribution of latenesses, in ms."""
+    """Return the distribution of lateness samples, in ms."""
     ordered = sorted(samples)
     upto = [0, *(bisect_right(ordered, bound) for bound in BOUNDS_MS), len(ordered)]
     buckets = [(bound, upto[i + 1] - upto[i]) for i, bound in enumerate((*BOUNDS_MS, None))]
@@ -395,5 +400,5 @@ def lateness_of(samples: Sequence[int], *, is_complete: bool) -> Lateness:
 
 
 def _share(ordered: Sequence[int], percent: int) -> int | None:
-    """Return the least value that so many percent do not exceed."""
+    """Return a percentile: the smallest value that `percent` of the values do not exceed; None without values."""
     return ordered[max(-(-len(ordered) * percent // 100) - 1, 0)] if ordered else None

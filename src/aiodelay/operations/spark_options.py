@@ -1,6 +1,6 @@
-"""The options of Spark's jobs, each declared once: `aiodelay.spark.jobs` and the commands of `aiodelay spark` read it.
+"""The options of the Spark jobs, declared once for `aiodelay.spark.jobs` and for the commands of `aiodelay spark`.
 
-Nothing here imports PySpark, so that `aiodelay spark JOB --help` needs none.
+This module does not import PySpark, so `aiodelay spark JOB --help` works without it.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ __all__ = [
 
 
 class Flag(NamedTuple):
-    """What the command line knows of an option beside its name, its type and its default.
+    """Facts about an option for the command line, in addition to its name, type and default.
 
     Attributes:
-        name: What the command line calls the option; None: by the option's own name.
-        env: Environment variable that gives the option.
-        least: The least value.
-        most: The highest value.
-        signed: Whether the value may begin with a minus.
-        many: Whether several values may follow each other.
+        name: The name of the option on the command line; None = the same name as here.
+        env: The environment variable that gives the option.
+        least: The lowest allowed value.
+        most: The highest allowed value.
+        signed: Whether the value may begin with a minus sign.
+        many: Whether several values may follow the option.
     """
 
     name: str | None = None
@@ -64,17 +64,17 @@ class Flag(NamedTuple):
 
 
 By: TypeAlias = Literal["lane", "hour", "day"]
-"""What a report may have a row for: event type or sink, hour or day in UTC."""
+"""A grouping of a report's rows: by event type or sink, by hour, or by day in UTC."""
 Kept: TypeAlias = Literal["messages", "dead"]
-"""What a snapshot keeps."""
+"""The content of a snapshot: pending messages, or dead letters."""
 Kind: TypeAlias = Literal["missing", "drift"]
-"""What a repair mends."""
+"""A kind of difference that a repair removes."""
 OnConflict: TypeAlias = Literal["insert", "newer"]
-"""Which version of an id stands: the first, or the highest."""
+"""The version of an id that wins: the first one, or the highest one."""
 Overdue: TypeAlias = Literal["backlog", "ignore"]
-"""What becomes of messages that are due before the simulated time: they are due at its begin, or left out."""
+"""The rule for messages due before the simulated time: they count as due at its start, or they are left out."""
 PastDue: TypeAlias = Literal["reject", "now"]
-"""What becomes of rows whose time is up."""
+"""The rule for rows whose due time is already past."""
 
 _Store: TypeAlias = Annotated[str, Flag(env="AIODELAY_STORE")]
 _Namespace: TypeAlias = Annotated[str, Flag(env="AIODELAY_NAMESPACE")]
@@ -85,12 +85,12 @@ _Natural: TypeAlias = Annotated[int, Flag(least=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions:
-    """Which messages a job is about.
+    """The store and the namespace of a job.
 
     Attributes:
-        store: URL of the store, such as redis://host or sqlite:///delay.db; env:NAME or file:PATH if it holds a
-            password: what stands in a variable or a file, here and on each executor.
-        namespace: Whose messages, in a store that several applications share.
+        store: The URL of the store, such as redis://host or sqlite:///delay.db. If it holds a password, write env:NAME
+            or file:PATH instead: the driver and each executor then read the URL from that variable or file.
+        namespace: The namespace, if several applications share the store.
     """
 
     store: _Store = field(repr=False)  # it may hold a password
@@ -99,11 +99,11 @@ class StoreOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RateOptions:
-    """How fast a job works on a store.
+    """The speed at which a job uses a store.
 
     Attributes:
-        rate: Most messages a second, of all tasks together; 0 = no limit.
-        concurrency: How many tasks work at once; without it, as many as the session has cores.
+        rate: The most messages per second, of all tasks together; 0 = no limit.
+        concurrency: The number of tasks that work at the same time. Without it: the number of cores of the session.
     """
 
     rate: _Natural = 20_000
@@ -112,10 +112,10 @@ class RateOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PaceOptions(RateOptions):
-    """How fast a job works on a store, and how patiently.
+    """The speed at which a job uses a store, and the time for which it retries.
 
     Attributes:
-        timeout: How long a task asks again while the store does not answer.
+        timeout: The time for which a task retries if the store does not answer.
     """
 
     timeout: str = "60s"
@@ -123,19 +123,19 @@ class PaceOptions(RateOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions(PaceOptions, StoreOptions):
-    """Which store a job writes to, how fast, and how patiently."""
+    """The store to which a job writes, its speed, and the time for which it retries."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveOptions(StoreOptions):
-    """Options of `archive`, whose store has a journal or a history.
+    """Options of `archive`. Its store must have a journal; on Kafka, a history topic.
 
     Attributes:
-        to: The archive's folder, where Spark can write.
-        checkpoint: Folder that holds how far was read; without it, one within the archive.
-        every: Go on until interrupted, and look so often for more: 1m.
-        max_rows_per_batch: How many events are committed at a time.
-        fail_on_data_loss: End with an error where events were trimmed before they were read.
+        to: The folder of the archive, on a file system to which Spark can write.
+        checkpoint: The folder for the reading position. Without it: a folder in the archive.
+        every: Run until interrupted, and read new events at this interval, such as 1m. Without it, the job runs once.
+        max_rows_per_batch: The most events per commit.
+        fail_on_data_loss: Fail if events were trimmed before the job read them.
     """
 
     to: str
@@ -150,16 +150,17 @@ class BackfillOptions(WriteOptions):
     """Options of `backfill`.
 
     Attributes:
-        to: The destination of rows that give none: SINK:ADDRESS, or handler:TYPE.
-        mapping: Where a message's columns come from: id=order_id,due_at=remind_at,payload=struct(*); columns or SQL
-            expressions; may be repeated. Without it, columns named as a message's.
-        conflict: insert: the first version of an id stands; newer: the one with the highest version.
-        min_lead: Reject rows that are due sooner than this.
-        past_due: What becomes of rows whose time is up: reject them, or deliver them now.
-        max_payload: Most bytes of a payload.
-        timezone: Where times without an offset were written down; without it they are rejected.
-        rejects: A new folder for the rejected rows, as Parquet, with the reason of each.
-        dry_run: Count, and store nothing.
+        to: The destination of rows without one: SINK:ADDRESS, or handler:TYPE.
+        mapping: The columns or SQL expressions that give the parts of a message, such as
+            id=order_id,due_at=remind_at,payload=struct(*). May be repeated. Without it, the columns must have the names
+            of the parts.
+        conflict: insert: the first version of an id wins; newer: the highest version wins.
+        min_lead: Reject rows that are due within this duration from now.
+        past_due: The rule for rows whose due time is past: reject them, or deliver them now.
+        max_payload: The most bytes of a payload.
+        timezone: The time zone of times without an offset. Without it, rows with such times are rejected.
+        rejects: A new folder for the rejected rows, as Parquet, each with its reason.
+        dry_run: Only count the rows; store nothing.
     """
 
     to: str | None = None
@@ -175,24 +176,24 @@ class BackfillOptions(WriteOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ColdPutOptions(PaceOptions):
-    """Options of `cold put`. The default of `min_lead` is the window of a promotion, and a day until the next one.
+    """Options of `cold put`. The default of `min_lead` is the window of a promotion plus one day until the next one.
 
     Attributes:
-        tier: The tier's folder, anywhere that Spark can read and write; it is made.
-        store: The store that the tier is promoted into; with it rows that are due too soon go there, and what they
-            replace is ended there too. Without it they are rejected.
-        namespace: Whose messages.
-        to: The destination of rows that give none: SINK:ADDRESS, or handler:TYPE.
-        mapping: Where a message's columns come from, as of `backfill`.
-        was_due: A column or SQL expression: when the message was due that a row replaces, null of new ones; then only
-            these days are looked at.
-        conflict: insert: the first row of an id stands; newer: the one with the highest version.
-        min_lead: Rows due sooner than this do not belong into the tier.
-        max_payload: Most bytes of a payload.
-        timezone: Where times without an offset were written down; without it they are rejected.
-        rejects: A new folder for the rejected rows, as Parquet, with the reason of each.
-        dry_run: Count, and keep nothing.
-        now: The time by which rows are judged, ISO 8601 with an offset; without it, this machine's.
+        tier: The folder of the tier, on a file system that Spark can read and write. The job creates it.
+        store: The store into which the tier is promoted. Rows that are due too soon go into this store, and messages
+            that they replace are ended there too. Without it, such rows are rejected.
+        namespace: The namespace of the messages.
+        to: The destination of rows without one: SINK:ADDRESS, or handler:TYPE.
+        mapping: The columns or SQL expressions that give the parts of a message, as for `backfill`.
+        was_due: A column or SQL expression: the due time of the message that a row replaces, null for new messages.
+            With it, the job reads only the days of these due times.
+        conflict: insert: the first row of an id wins; newer: the row with the highest version wins.
+        min_lead: Rows that are due within this duration from now do not go into the tier.
+        max_payload: The most bytes of a payload.
+        timezone: The time zone of times without an offset. Without it, rows with such times are rejected.
+        rejects: A new folder for the rejected rows, as Parquet, each with its reason.
+        dry_run: Only count the rows; store nothing.
+        now: The time to use as the present, ISO 8601 with an offset. Without it: the clock of this machine.
     """
 
     tier: str
@@ -215,11 +216,11 @@ class ColdCancelOptions(PaceOptions):
     """Options of `cold cancel`.
 
     Attributes:
-        tier: The tier's folder.
-        store: The store that the tier is promoted into.
-        namespace: Whose messages.
-        timezone: Where times without an offset were written down.
-        now: The time, ISO 8601 with an offset; without it, this machine's.
+        tier: The folder of the tier.
+        store: The store into which the tier is promoted.
+        namespace: The namespace of the messages.
+        timezone: The time zone of times without an offset.
+        now: The time to use as the present, ISO 8601 with an offset. Without it: the clock of this machine.
     """
 
     tier: str
@@ -235,8 +236,8 @@ class CompactOptions:
 
     Attributes:
         archive: The folder that `archive` writes, on this machine or mounted here.
-        before: Merge days before this one, YYYY-MM-DD; without it, before today (UTC).
-        keep: How long old files stay for readers that have begun with them.
+        before: Merge the days before this day, YYYY-MM-DD. Without it: the days before today (UTC).
+        keep: The time for which old files stay, for readers that have already started with them.
     """
 
     archive: str
@@ -249,17 +250,17 @@ class EngineOptions:
     """Options of `engine`.
 
     Attributes:
-        source: kafka://host:9092/TOPIC; env:NAME or file:PATH if it holds a password.
-        checkpoint: Folder of what was read and of what waits, where Spark can write.
-        to: kafka://host:9092, where the topics are that records name; without it, where --in is.
-        dead: The topic for dead letters; without it, TOPIC.dead. It is created if it is missing.
-        slot: Length of a slot, the most that it adds to lateness; a checkpoint keeps to one.
-        trigger: How often a batch begins.
-        shards: Over how many tasks the messages of a slot are spread; a checkpoint keeps to one number.
-        starting: Where a new checkpoint begins.
-        max_rows_per_batch: Most records that are read in a batch.
-        fail_on_data_loss: End with an error where records were deleted before they were read.
-        timeout: How long to try again while Kafka takes nothing.
+        source: The topic of the requests: kafka://host:9092/TOPIC. If it holds a password, write env:NAME or file:PATH.
+        checkpoint: The folder for the reading positions and the waiting messages, where Spark can write.
+        to: The cluster of the target topics: kafka://host:9092. Without it: the cluster of --in.
+        dead: The topic for dead letters. Without it: TOPIC.dead. The job creates a missing topic.
+        slot: The length of a slot, which is the most that slots add to lateness. It cannot change for one checkpoint.
+        trigger: The time between the starts of two batches.
+        shards: The number of tasks that share the messages of a slot. It cannot change for one checkpoint.
+        starting: The position at which a new checkpoint begins.
+        max_rows_per_batch: The most records to read in a batch.
+        fail_on_data_loss: Fail if records were deleted before the job read them.
+        timeout: The time for which the job retries if Kafka takes nothing.
     """
 
     source: Annotated[str, Flag("in")] = field(repr=False)
@@ -280,18 +281,19 @@ class MigrateOptions(PaceOptions):
     """Options of `migrate`.
 
     Attributes:
-        source: URL of the store that messages leave; env:NAME or file:PATH if it holds a password. Or
-            etf1+kafka://host:9092/schedules or fred84+redis://host?prefix=de_, once that scheduler has been stopped.
-        target: Of the store that they move to.
-        cutover: ISO 8601 with an offset. What is due before it stays. Once it has passed, what is left is moved as far
-            as it is due later than lead from now.
-        work: A folder of this migration alone, where driver and executors can write; it holds payloads.
-        namespace: Whose messages.
-        to_namespace: Whose they become.
-        lead: How far ahead the cut-over must be at least for a run to begin.
-        margin: Move nothing any more that is due within this.
-        passes: How many at most; 0: until one finds nothing, or it is margin before the cut-over.
-        verify: Compare each copy with its original, in all their parts, before that is taken out.
+        source: The URL of the store to move messages from. If it holds a password, write env:NAME or file:PATH. For
+            another scheduler, stop it first and write etf1+kafka://host:9092/schedules or
+            fred84+redis://host?prefix=de_.
+        target: The URL of the store to move messages to.
+        cutover: The time of the cut-over, ISO 8601 with an offset. Messages due before it stay in the source. After the
+            cut-over, the job moves the rest that is due later than `lead` from now.
+        work: A folder for this migration alone, where the driver and the executors can write. It holds payloads.
+        namespace: The namespace in the source.
+        to_namespace: The namespace in the target.
+        lead: The shortest time from the start of a run to the cut-over.
+        margin: Do not move messages that are due within this duration from now.
+        passes: The most passes. 0 = until a pass finds nothing, or until `margin` before the cut-over.
+        verify: Compare each copy with its original, in all parts, before the original is removed.
     """
 
     source: Annotated[str, Flag("from")] = field(repr=False)
@@ -308,15 +310,15 @@ class MigrateOptions(PaceOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PromoteOptions(WriteOptions):
-    """Options of `promote`; all promotions of a tier go into the same store.
+    """Options of `promote`. All promotions of a tier go into the same store.
 
     Attributes:
-        tier: The tier's folder, as of `cold put`.
-        window: How far ahead of their time messages are moved, at least.
-        min_lead: Messages that have less time than this when they are moved are late.
-        new_store: Promote into this store from now on; without it, another one than before is refused.
-        dry_run: Count, and move nothing.
-        now: The time, ISO 8601 with an offset; without it, this machine's.
+        tier: The folder of the tier, as for `cold put`.
+        window: Move messages at least this long before they are due.
+        min_lead: Count messages as late if they are moved less than this before they are due.
+        new_store: Promote into this store from now on. Without it, a store other than the previous one is refused.
+        dry_run: Only count the messages; move nothing.
+        now: The time to use as the present, ISO 8601 with an offset. Without it: the clock of this machine.
     """
 
     tier: str
@@ -329,12 +331,13 @@ class PromoteOptions(WriteOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TruthOptions(StoreOptions):
-    """What should be pending in a store.
+    """The table of the messages that should be pending in a store (the "truth").
 
     Attributes:
-        mapping: Where a message's columns come from, as of `backfill`; columns that it does not give are not compared.
-        to: The destination of rows that give none: SINK:ADDRESS, or handler:TYPE.
-        timezone: Where times without an offset were written down.
+        mapping: The columns or SQL expressions that give the parts of a message, as for `backfill`. Parts that the
+            mapping does not give are not compared.
+        to: The destination of rows without one: SINK:ADDRESS, or handler:TYPE.
+        timezone: The time zone of times without an offset.
     """
 
     mapping: _Columns = None
@@ -347,11 +350,11 @@ class ReconcileOptions(TruthOptions):
     """Options of `reconcile`.
 
     Attributes:
-        lane: Only messages of this sink or event type; the truth must then be of it alone.
-        margin: Say nothing of what is due sooner than this; longer than reading takes.
-        now: The time of the comparison, ISO 8601 with an offset; without it, this machine's.
-        out: Where differences are written: parquet:DIR (which `repair` takes), csv:DIR or json:DIR.
-        overwrite: Replace what is there already.
+        lane: Compare only messages of this sink or event type. The truth must then hold only such messages.
+        margin: Ignore messages that are due within this duration. It must be longer than the time to read the store.
+        now: The time of the comparison, ISO 8601 with an offset. Without it: the clock of this machine.
+        out: The output for the differences: parquet:DIR (which `repair` reads), csv:DIR or json:DIR.
+        overwrite: Replace existing output.
     """
 
     lane: str | None = None
@@ -366,11 +369,11 @@ class RepairOptions(TruthOptions):
     """Options of `repair`.
 
     Attributes:
-        kinds: What to mend; may be repeated.
-        delete_orphans: Cancel orphans too, at most so many; with more of them nothing is done.
-        max_fraction: With more differences than this part of the truth's rows nothing is done, 0 to 1.
-        margin: Change nothing that is due sooner than this.
-        now: The time of the repair, ISO 8601 with an offset; without it, this machine's.
+        kinds: The kinds of differences to repair. May be repeated.
+        delete_orphans: Also cancel orphans, at most this number. If there are more orphans, the job changes nothing.
+        max_fraction: Change nothing if there are more differences than this part of the truth's rows, 0 to 1.
+        margin: Do not change messages that are due within this duration.
+        now: The time of the repair, ISO 8601 with an offset. Without it: the clock of this machine.
     """
 
     kinds: Sequence[Kind] = ("missing", "drift")
@@ -385,15 +388,16 @@ class ReplayOptions(RateOptions, StoreOptions):
     """Options of `replay`.
 
     Attributes:
-        name: What this replay is called: ids become ID-replay-NAME.
-        same_ids: Keep ids instead; what is pending under one of them is replaced.
-        mapping: Where a message's columns come from, as for backfill; without it, columns named as a message's.
-        where: A condition in SQL on what is read, such as "to = 'kafka:orders'".
-        events_where: A condition in SQL on those events, such as "event = 'delivered' and day = '2026-11-21'".
-        shift: now: all are due at once, as fast as the rate lets them; or so much later than they were: +1d, -2h.
-        to: Another destination of all of them: SINK:ADDRESS, or handler:TYPE.
-        rejects: A new folder for rows that cannot be messages, as Parquet, with the reason of each.
-        dry_run: Count, and store nothing.
+        name: The name of this replay. New ids are ID-replay-NAME.
+        same_ids: Keep the ids instead. A pending message with such an id is replaced.
+        mapping: The columns or SQL expressions that give the parts of a message, as for backfill. Without it, the
+            columns must have the names of the parts.
+        where: An SQL condition on the rows, such as "to = 'kafka:orders'".
+        events_where: An SQL condition on the events, such as "event = 'delivered' and day = '2026-11-21'".
+        shift: now: all messages are due at once, limited only by the rate. Or the shift of their due times: +1d, -2h.
+        to: Another destination for all messages: SINK:ADDRESS, or handler:TYPE.
+        rejects: A new folder for rows that cannot become messages, as Parquet, each with its reason.
+        dry_run: Only count the rows; store nothing.
     """
 
     name: str | None = None
@@ -413,15 +417,15 @@ class ReportOptions:
     """Options of `report`.
 
     Attributes:
-        archive: Folder of archived events, wherever Spark can read.
-        by: What to have a row for: lane, and hour or day, in UTC; may be repeated.
-        start: Count what happened from then on; ISO 8601 with an offset.
-        end: Count what happened before then; likewise.
-        where: A condition in SQL on the events' columns, such as "lane = 'kafka'".
-        parquet: Folder to write the rows to, wherever Spark can write.
-        csv: File of this machine for the same rows.
-        html: File of this machine for a page with plots.
-        overwrite: Replace what is there already.
+        archive: The folder of archived events, where Spark can read.
+        by: The groups of the rows: lane, and hour or day in UTC. May be repeated.
+        start: Count events at this time or later, ISO 8601 with an offset.
+        end: Count events before this time, ISO 8601 with an offset.
+        where: An SQL condition on the columns of the events, such as "lane = 'kafka'".
+        parquet: A folder for the rows, where Spark can write.
+        csv: A file on this machine for the same rows.
+        html: A file on this machine for a page with plots.
+        overwrite: Replace existing output.
     """
 
     archive: str
@@ -440,15 +444,17 @@ class SimulateOptions:
     """Options of `simulate`.
 
     Attributes:
-        mapping: Where the due time comes from, as for backfill: due_at=remind_at; the rest does not count.
-        where: A condition in SQL on what is read with --from, such as "to = 'kafka:orders'".
-        timezone: Where times without an offset were written down.
-        overdue: What is due before that time: it is backlog at its begin, or it is ignored.
-        scale: As if there were so many times as many messages, 0.01 to 100.
-        slot: Messages due within the same slot count as due at its begin: 100ms, 1s; what divides an hour. 1ms to 10s
-            without it, by the length of the time.
-        out: Folder of this machine for simulate.csv, a row for each hour and rate, and simulate.html, with plots.
-        overwrite: Replace what is there already.
+        mapping: The column or SQL expression that gives the due time, as for backfill: due_at=remind_at. Other parts
+            are ignored.
+        where: An SQL condition on the rows of --from, such as "to = 'kafka:orders'".
+        timezone: The time zone of times without an offset.
+        overdue: The rule for messages due before the simulated time: backlog counts them as due at its start, ignore
+            leaves them out.
+        scale: Simulate this multiple of the messages, 0.01 to 100.
+        slot: The precision of due times, such as 100ms or 1s. Messages due within one slot count as due at its start.
+            It must divide an hour. Without it: 1ms to 10s, by the length of the simulated time.
+        out: A folder on this machine for simulate.csv (a row for each hour and rate) and simulate.html (plots).
+        overwrite: Replace existing output.
     """
 
     mapping: _Columns = None
@@ -466,8 +472,8 @@ class SnapshotOptions(StoreOptions):
     """Options of `snapshot`.
 
     Attributes:
-        to: The folder of snapshots, where Spark can write.
-        table: messages, which are pending or in flight, or dead letters.
+        to: The folder of the snapshots, where Spark can write.
+        table: The content: pending messages, or dead letters.
     """
 
     to: str

@@ -1,4 +1,4 @@
-"""Logs for a person to read: what would move a terminal's cursor, or pass for a line of its own, is escaped."""
+"""Sets up logs as text. Line breaks and control characters in messages are escaped, so that they cannot forge lines."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ LONGEST = 10_000
 
 
 class TextFormatter(logging.Formatter):
-    """Writes one line a record, and a traceback's below it: errors of handlers tell what others have sent."""
+    """Formats each record as one line, with the lines of a traceback below it.
+
+    All lines are escaped, because errors of handlers may hold text that other systems have sent.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's
-        """Return the line."""
+        """Return the message of a record as one line."""
         return cut(super().formatMessage(record), LONGEST)
 
     def formatException(self, ei: Any) -> str:  # noqa: ANN401, N802 - logging's
-        """Return the traceback."""
+        """Return the traceback, each line escaped."""
         return "\n".join(cut(line, LONGEST) for line in super().formatException(ei).split("\n"))
 
 
 def log_as_text(level: int, text: str = TEXT) -> None:
-    """Log to stderr; an application that has set up logging of its own keeps it."""
+    """Log to stderr, unless the application has set up logging itself."""
     handler = logging.StreamHandler()
     handler.setFormatter(TextFormatter(text))
     logging.basicConfig(level=level, handlers=[handler])
