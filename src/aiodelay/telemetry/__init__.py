@@ -1,4 +1,4 @@
-"""Traces and metrics by OpenTelemetry: what is emitted, and how a scheduler is told so (docs/telemetry.md)."""
+"""OpenTelemetry traces and metrics of a scheduler. docs/telemetry.md lists them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands, observed: a span for each call, whose context goes with what it schedules."""
+"""`ObservedCommands`: observes each call of a command in a span. Scheduled messages carry the context of that span."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ _OPERATIONS: dict[type[Command], str] = {
 
 
 class Carrier(Protocol):
-    """What carries commands out."""
+    """An object that carries commands out."""
 
     async def carry_out(self, command: Command, size: int) -> Stored | Refused:
-        """Carry out one; raises where its outcome is an error."""
+        """Carry out one command. Raise if its outcome is an error."""
         ...
 
     async def carry_out_many(
         self, commands: Sequence[Command], size: int
     ) -> Sequence[Stored | Refused | AiodelayError]:
-        """Carry out a batch; an answer or an error for each, in order."""
+        """Carry out a batch of commands; return an answer or an error for each, in order."""
         ...
 
 
 class ObservedCommands:
-    """Carries commands out, and tells of it.
+    """Carries commands out, and measures each call.
 
     Args:
-        commands: Does it.
-        observer: Is told.
-        create_spans: Whether each message of a batch has a span of its own.
+        commands: The object that carries the commands out.
+        observer: The measurements that get the spans and counts.
+        create_spans: Whether each message of a batch gets its own span.
     """
 
     def __init__(self, commands: Carrier, observer: Measurements, *, create_spans: bool) -> None:
@@ -90,9 +90,9 @@ class ObservedCommands:
     async def carry_out_many(
         self, commands: Sequence[Command], size: int
     ) -> Sequence[Stored | Refused | AiodelayError]:
-        """Carry out a batch in a span, whose context goes with each of its messages.
+        """Carry out a batch in one span. Each message of the batch carries the context of the span.
 
-        A batch that also cancels is the service's own probe: nothing tells of it.
+        A batch with a cancel is the service's own probe. It is not observed.
         """
         observer, puts = self._observer, [each for each in commands if isinstance(each, Put)]
         if len(puts) < len(commands):
@@ -135,7 +135,7 @@ class ObservedCommands:
 
 
 class _Call:
-    """One call: its span, its duration, and how many messages were sent."""
+    """One call: its span, its duration, and the number of messages sent."""
 
     def __init__(self, observer: Measurements, span: Span, labels: Attributes) -> None:
         self._observer, self._span, self._labels, self.sent = observer, span, labels, 0

@@ -1,4 +1,4 @@
-"""Where a process's traces and metrics go: by OTLP, as `OTEL_...` variables say, and to Prometheus at a port."""
+"""`emitting`: sets up the export of traces and metrics, by OTLP as `OTEL_...` variables say, and for Prometheus."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ SPOKEN = "http/protobuf"
 
 @contextmanager
 def emitting(host: str, port: int | None, settings: str) -> Iterator[None]:
-    """Set OpenTelemetry up for the length of a block, if anybody is to be told; at its end, send what is left.
+    """Set up OpenTelemetry for a block, if an exporter is configured. At the end of the block, send the remaining data.
 
     Args:
-        host: Where Prometheus reads.
-        port: At which port; 0 = any free one, None = none is opened.
-        settings: What an error calls the two.
+        host: The address at which Prometheus reads metrics.
+        port: The port for Prometheus; 0 = any free port, None = no port.
+        settings: The names of these two settings, for errors.
 
     Raises:
-        MissingExtraError: OpenTelemetry's SDK is not installed.
-        ConfigurationError: The port is taken, or the protocol is not spoken; or the program has set OpenTelemetry up
-            itself, so that nothing would come to this port.
+        MissingExtraError: The SDK of OpenTelemetry is not installed.
+        ConfigurationError: The port is in use, or the OTLP protocol is not supported. Or the program has set a meter
+            provider itself, so the port would show no metrics.
     """
     is_off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     traces, measures = (not is_off and _is_sent("TRACES"), not is_off and _is_sent("METRICS"))
@@ -45,7 +45,7 @@ def emitting(host: str, port: int | None, settings: str) -> Iterator[None]:
         yield
         return
     try:
-        from opentelemetry.sdk import resources  # noqa: PLC0415 - needed only if somebody is to be told
+        from opentelemetry.sdk import resources  # noqa: PLC0415 - needed only if an exporter is configured
     except ImportError as error:
         raise MissingExtraError("telemetry", f"missing {error.name}", "pip install 'aiodelay[telemetry]'") from error
     named = {} if _is_named() else {"service.name": "aiodelay"}
@@ -64,7 +64,7 @@ def emitting(host: str, port: int | None, settings: str) -> Iterator[None]:
 
 
 def _is_sent(signal: str) -> bool:
-    """Say whether a signal is sent by OTLP."""
+    """Return whether the environment variables configure OTLP for a signal."""
     given = os.environ.get(ENDPOINT) or os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
     wanted = os.environ.get(f"OTEL_{signal}_EXPORTER", "otlp").lower()
     if not given or wanted == "none":
@@ -76,7 +76,7 @@ def _is_sent(signal: str) -> bool:
 
 
 def _is_named() -> bool:
-    """Say whether the environment names the service."""
+    """Return whether the environment variables set the name of the service."""
     attributes = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     return bool(os.environ.get("OTEL_SERVICE_NAME")) or "service.name=" in attributes
 
@@ -107,7 +107,9 @@ def _prometheus_reader(host: str, port: int, settings: str, stack: ExitStack) ->
 
     if not type(metrics.get_meter_provider()).__module__.startswith("opentelemetry.metrics"):
         raise ConfigurationError(
-            settings, "given beside a meter provider of the program's own", "a reader for Prometheus at that one"
+            settings,
+            "given, but the program sets a meter provider itself",
+            "a reader for Prometheus at the program's own meter provider",
         )
     try:
         server, _ = start_http_server(port, host)

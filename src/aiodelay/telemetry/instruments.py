@@ -1,4 +1,4 @@
-"""The instruments of a meter provider: made once, however many schedulers are open; observed ones ask them all."""
+"""The instruments of a meter provider. They are made once; observed instruments ask all open schedulers."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ from .names import METRICS, OTHER, SCHEMA, SCOPE, Metric
 __all__ = ["Attributes", "Cap", "Instruments", "Observed", "instruments_of", "now_s"]
 
 Attributes: TypeAlias = Mapping[str, str | int | float]
-"""What a point, or a span, is labelled with."""
+"""The attributes of a data point or of a span."""
 MOST_DESTINATIONS = 200
 
 
 class Observed(Protocol):
-    """Who is asked when metrics are collected: from any thread."""
+    """An object that gives metric values when metrics are collected. It is called from any thread."""
 
     def observe(self, metric: str) -> Iterable[tuple[float, Attributes]]:
-        """Return the values of a metric now, none where it does not know them."""
+        """Return the present values of a metric; empty if they are not known."""
         ...
 
 
 class Cap:
-    """Destinations are users' words: only so many of them become labels, and all others one."""
+    """Limits the number of destination labels. Users choose destinations, so there may be any number of them.
+
+    The first `most` destinations get their own label. All others share the label `_OTHER`.
+    """
 
     def __init__(self, most: int = MOST_DESTINATIONS) -> None:
         self._most, self._known = most, dict[str, None]()
 
     def of(self, destination: str) -> str:
-        """Return what a destination is called."""
+        """Return the label of a destination."""
         if destination in self._known:
             return destination
         if len(self._known) == self._most:
@@ -46,20 +49,20 @@ class Cap:
 
     @property
     def known(self) -> Collection[str]:
-        """Those that are labels."""
+        """The destinations that have their own label."""
         return list(self._known)
 
 
 class Instruments:
-    """Counts, records, and asks those that are observed.
+    """All instruments of one meter: counters, histograms, and gauges that ask observed objects.
 
     Args:
-        meter: Makes the instruments.
+        meter: The meter that makes the instruments.
     """
 
     def __init__(self, meter: Meter) -> None:
         self.destinations: Cap = Cap()
-        self._observed: tuple[Observed, ...] = ()  # replaced, not changed: read from other threads
+        self._observed: tuple[Observed, ...] = ()  # replaced and never changed, because other threads read it
         self._sums: dict[str, dict[tuple[tuple[str, str | int | float], ...], int]] = {}
         self._histograms: dict[str, Histogram] = {}
         for metric in METRICS:
@@ -96,12 +99,12 @@ class Instruments:
         return observe
 
     def add(self, metric: Metric, n: int, attributes: Attributes) -> None:
-        """Count; told when metrics are collected, which costs a hundredth of telling the SDK each time."""
+        """Add to a counter. The SDK reads the sum when it collects: this costs a hundredth of a call to the SDK."""
         sums, key = self._sums[metric.name], tuple(attributes.items())
         sums[key] = sums.get(key, 0) + n
 
     def start_at_zero(self, metric: Metric, attributes: Attributes) -> None:
-        """Report a count before there is anything to count: rates need a value from before the first event."""
+        """Report 0 for a counter before the first event. Without it, a rate would miss the first event."""
         self._sums[metric.name].setdefault(tuple(attributes.items()), 0)
 
     def record(self, metric: Metric, value: float, attributes: Attributes) -> None:
@@ -109,11 +112,11 @@ class Instruments:
         self._histograms[metric.name].record(value, attributes)
 
     def watch(self, observed: Observed) -> None:
-        """Ask it from now on."""
+        """Ask an object for values from now on."""
         self._observed = (*self._observed, observed)
 
     def forget(self, observed: Observed) -> None:
-        """Ask it no more."""
+        """Ask an object for values no longer."""
         self._observed = tuple(each for each in self._observed if each is not observed)
 
 
@@ -122,7 +125,7 @@ _lock = Lock()
 
 
 def instruments_of(provider: MeterProvider) -> Instruments:
-    """Return the instruments of a provider: the same for all schedulers, as a second set would not be observed."""
+    """Return the instruments of a provider. All schedulers share them: the SDK would not observe a second set."""
     with _lock:
         if provider not in _made:
             _made[provider] = Instruments(provider.get_meter(SCOPE, __version__, SCHEMA))
@@ -130,6 +133,6 @@ def instruments_of(provider: MeterProvider) -> Instruments:
 
 
 def now_s() -> float:
-    """Return the loop's time, for durations."""
+    """Return the time of the event loop in seconds, to measure durations."""
     loop = asyncio.get_running_loop()
     return loop.time()

@@ -1,4 +1,4 @@
-"""Spans, counts and durations of one opening of a scheduler; `Observer` adds what stands around stores and sources."""
+"""`Measurements`: spans, counts and durations of one opening of a scheduler. `Observer` adds the wrappers of stores."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ __all__ = ["Attempt", "Measurements"]
 
 log: logging.Logger = logging.getLogger("aiodelay.telemetry")
 
-LOOKS_PART = 0.01
-"""Most of the time that may be spent on counting messages."""
+COUNTING_PART = 0.01
+"""The largest part of the time that counting messages may take."""
 
 
 class _Held(Protocol):
-    """A claim in this process, and what is observed of its delivery."""
+    """A claim of this process, with the observed attempt to deliver its message."""
 
     claim: Claim
     attempt: Attempt | None
 
 
 class Attempt:
-    """One attempt at delivering a message: a handler's run, or a place in a batch that is sent.
+    """One attempt to deliver a message: a run of a handler, or one message of a batch for a sink.
 
     Args:
-        observer: Whose it is.
-        context: That of its span.
-        span: Ended with the attempt; None where the batch ends it.
-        labels: Of its duration.
+        observer: The measurements to which the attempt belongs.
+        context: The context of the attempt's span.
+        span: The span, which ends with the attempt; None for a message of a batch, whose span the batch ends.
+        labels: The labels of the attempt's duration.
     """
 
     __slots__ = ("_error", "_labels", "_observer", "_span", "_started_s", "context")
@@ -76,16 +76,16 @@ class Attempt:
         self._started_s, self._error = now_s(), ""
 
     def enter(self, variables: contextvars.Context) -> None:
-        """Make its span the current one of the context in which a handler runs."""
+        """Make the attempt's span the current span of the context in which the handler runs."""
         variables.run(contexts.attach, self.context)
 
     def failed(self, error: BaseException) -> None:
-        """Take note of what a handler raised."""
+        """Record the error that a handler raised."""
         if self._span is not None:
             self._error = fail(self._span, error)
 
     def end(self, settlement: Settlement | None) -> None:
-        """End it; without a settlement, it was left to its lease."""
+        """End the attempt. None = its claim was not settled, and ends with its lease."""
         if self._span is None:
             return
         if not self._error and not isinstance(settlement, Done):
@@ -100,14 +100,14 @@ class Attempt:
 
 
 class Measurements:
-    """Observes one opening of a scheduler.
+    """Measures one opening of a scheduler.
 
     Args:
-        tracing: Makes spans.
-        instruments: Count.
-        store: The scheduler's.
-        namespace: The scheduler's.
-        create_spans: Whether each message of a batch has a span of its own.
+        tracing: Makes the spans.
+        instruments: Hold the counts and durations.
+        store: The store of the scheduler.
+        namespace: The namespace of the scheduler.
+        create_spans: Whether each message of a `schedule_many` batch gets its own span.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Measurements:
         self._store = store
         self._create_spans = create_spans
         self.base: Attributes = {names.STORE: store.name, names.NAMESPACE: namespace}
-        self._labels: dict[tuple[str, str, str], Attributes] = {}  # as many as there are names of destinations
+        self._labels: dict[tuple[str, str, str], Attributes] = {}  # bounded, because destination labels are limited
         self._own_labels: dict[str, Attributes] = {}
         self._loads: Callable[[], Iterable[tuple[Lane, int, int]]] = tuple
         self._tidied: Tidied | None = None
@@ -139,23 +139,23 @@ class Measurements:
 
     @staticmethod
     def apart(*, silent: bool = False) -> AbstractContextManager[None]:
-        """Leave the caller's span for the length of a block: what is begun there goes on when the span has ended.
+        """Leave the caller's span for a block. Work that the block starts may outlive that span.
 
         Args:
-            silent: Clients' instrumentation makes no spans of what is begun there either.
+            silent: Also turn off the spans of client instrumentation for this work.
         """
         return current_in(QUIET if silent else NOTHING)
 
-    # --- what is scheduled ----------------------------------------------------------------------------------
+    # --- scheduling -----------------------------------------------------------------------------------------
 
     def carrying(self, put: Put, span: Span) -> Put:
-        """Return a put that keeps a span's context with its message."""
+        """Return a put whose message carries the context of a span."""
         ahead_ms = None if put.envelope.rule is not None else self._ahead_ms(put)
         trace = self.tracing.carried(span, ahead_ms=ahead_ms)
         return structs.replace(put, envelope=structs.replace(put.envelope, trace=trace)) if trace else put
 
     def note_delays(self, puts: Sequence[Put]) -> None:
-        """Record how far ahead messages are scheduled."""
+        """Record the time from now to the due time of each message."""
         for put in puts:
             labels = self.of_ours(self.named(destination_of(put.envelope)))
             self.instruments.record(names.SCHEDULE_DELAY, self._ahead_ms(put) / 1000, labels)
@@ -165,7 +165,7 @@ class Measurements:
 
     @contextmanager
     def taken_in(self, topic: str, partition: int, puts: Sequence[Put]) -> Iterator[Sequence[Put]]:
-        """Stand around the storing of requests: one span, linked to those whose contexts their records hold."""
+        """Observe the storing of intake requests in one span. Its links lead to the spans that the records name."""
         if not puts:
             yield puts
             return
@@ -191,7 +191,7 @@ class Measurements:
     # --- deliveries -----------------------------------------------------------------------------------------
 
     def begin(self, held: _Held, lateness_ms: int) -> None:
-        """A handler is about to run."""
+        """Begin the span and the measurements of a handler's run."""
         claim, record = held.claim, held.claim.record
         destination = self.named(record.envelope.lane)
         context, links = self.tracing.origin(record)
@@ -210,7 +210,7 @@ class Measurements:
         self.instruments.record(names.DELIVERY_LATENESS, lateness_ms / 1000, self.of_ours(destination))
 
     async def send(self, sink: Sink, held: Sequence[_Held], deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
-        """Send a batch: one span, with a link for each message, whose context goes out with them."""
+        """Send a batch in one span. The span has a link for each message, and the messages carry its context."""
         destination = self.named(_common_destination(deliveries))
         system = getattr(sink, "system", names.SYSTEM)
         span = self._begin_batch(held, deliveries, destination, system)
@@ -266,7 +266,7 @@ class Measurements:
         )
 
     def settled(self, held: _Held, settlement: Settlement) -> Settlement:
-        """It is decided how a claim ends; return that, with what the next attempt is to be linked to."""
+        """Record the end of an attempt; return the settlement with the trace headers for the next attempt."""
         attempt, record = held.attempt, held.claim.record
         if not isinstance(settlement, Done):
             self._given_up_or_back(record, attempt, settlement)
@@ -278,7 +278,7 @@ class Measurements:
         return settlement
 
     def left(self, held: _Held) -> None:
-        """A claim is left to its lease, whatever its run does."""
+        """Record the end of an attempt whose claim ends with its lease, without a settlement."""
         if held.attempt is not None:
             held.attempt.end(None)
 
@@ -289,7 +289,7 @@ class Measurements:
         destination = self.named(destination_of(record.envelope))
         labels = {**self.of_ours(destination), names.REASON: reason}
         self.instruments.add(names.DEAD_LETTERED if is_dead else names.RELEASED, 1, labels)
-        if attempt is None and not is_dead:  # it was never run
+        if attempt is None and not is_dead:  # no attempt was made, so there is no span to end
             return
         context, links = self.tracing.origin(record) if attempt is None else (attempt.context, ())
         attributes: Attributes = {
@@ -305,11 +305,11 @@ class Measurements:
     # --- labels ---------------------------------------------------------------------------------------------
 
     def named(self, destination: str) -> str:
-        """Return what a destination is called in spans' names and in labels."""
+        """Return the name of a destination for span names and labels."""
         return self.instruments.destinations.of(destination) if destination else ""
 
     def labels(self, operation: str, destination: str = "", system: str = names.SYSTEM) -> Attributes:
-        """Return the labels of the conventions' metrics."""
+        """Return the labels of the metrics that OpenTelemetry's conventions define."""
         key = operation, destination, system
         found = self._labels.get(key)
         if found is None:
@@ -318,7 +318,7 @@ class Measurements:
         return found
 
     def of_ours(self, destination: str) -> Attributes:
-        """Return the labels of our own metrics."""
+        """Return the labels of the `aiodelay.*` metrics."""
         found = self._own_labels.get(destination)
         if found is None:
             found = self._own_labels[destination] = {**self.base, names.DESTINATION: destination}
@@ -326,23 +326,27 @@ class Measurements:
                 self.instruments.start_at_zero(names.DEAD_LETTERED, {**found, names.REASON: reason})
         return found
 
-    # --- what is asked when metrics are collected -------------------------------------------------------------
+    # --- observed metrics -------------------------------------------------------------------------------------
 
     def watch(self, loads: Callable[[], Iterable[tuple[Lane, int, int]]]) -> None:
-        """Answer from now on.
+        """Give values to observed metrics from now on.
 
         Args:
-            loads: Returns each lane that is served with what is in flight and what is requested.
+            loads: Returns each served lane with its numbers of messages in flight and requested.
         """
         self._loads = loads
         self.instruments.watch(self)
 
     def forget(self) -> None:
-        """Answer no more."""
+        """Stop giving values to observed metrics."""
         self.instruments.forget(self)
 
     async def look(self, tidied: Tidied) -> None:
-        """Take what housekeeping has found, and count messages, unless that has taken long lately."""
+        """Take the results of housekeeping, and count messages in the store.
+
+        If the last count took long, the next counts are left out, so that counting takes at most `COUNTING_PART` of the
+        time.
+        """
         self._tidied = tidied
         for lane in {*(lane for lane, _, _ in self._loads()), *(each.lane for each in tidied.lanes)}:
             self.of_ours(self.named(lane))
@@ -358,10 +362,10 @@ class Measurements:
         except AiodelayError as error:
             log.debug("messages cannot be counted: %s", error)
         ended_s = now_s()
-        self._look_again_s = ended_s + (ended_s - started_s) / LOOKS_PART
+        self._look_again_s = ended_s + (ended_s - started_s) / COUNTING_PART
 
     def observe(self, metric: str) -> Iterable[tuple[float, Attributes]]:
-        """Return the values of a metric now."""
+        """Return the present values of a metric."""
         return self._observed[metric]()
 
     def _overdue(self) -> Iterable[tuple[float, Attributes]]:
@@ -381,7 +385,7 @@ class Measurements:
             yield float(is_served), self.of_ours(self.named(lane))
 
     def _messages(self) -> Iterable[tuple[float, Attributes]]:
-        if self._counts is None:  # a 0 before the first count would look as if all dead letters came after it
+        if self._counts is None:  # a 0 before the first count would make all dead letters look new
             return
         empty = {lane: LaneCounts() for lane, _, _ in self._loads()}
         for lane, counts in {**empty, **self._counts}.items():
@@ -403,14 +407,14 @@ def _of_one(record: Record, lateness_ms: int) -> Attributes:
 
 
 def _place(of: Claim | Sent) -> Attributes:
-    """Return where a record stands in its topic, as far as that is known."""
+    """Return the partition and the offset of a record, if they are known."""
     if of.partition is None or of.offset is None:
         return {}
     return {names.PARTITION: str(of.partition), names.KAFKA_OFFSET: of.offset}
 
 
 def _common_destination(deliveries: Sequence[Delivery]) -> str:
-    """Return where all of a batch go; the sink alone, if that is several places."""
+    """Return the destination of a batch; only the name of the sink if the batch has several destinations."""
     found = {destination_of(each.envelope) for each in deliveries}
     return found.pop() if len(found) == 1 else deliveries[0].envelope.lane
 
@@ -431,7 +435,7 @@ def _why_back(record: Record, settlement: Settlement) -> str:
 
 
 def _attempt_of(settlement: Settlement) -> int:
-    """Return how many runs there have been."""
+    """Return the number of attempts so far."""
     return 0 if isinstance(settlement, Done) else settlement.attempt
 
 

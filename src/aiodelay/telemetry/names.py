@@ -1,4 +1,4 @@
-"""Every name that spans and metrics have. The messaging conventions are not stable yet: here they would change."""
+"""All names of spans, attributes and metrics. OpenTelemetry's messaging conventions may still change some of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCOPE = "aiodelay"
 SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
 SYSTEM, KAFKA = "aiodelay", "kafka"
 OTHER = "_OTHER"
-"""What a destination is called after too many others."""
+"""The label of further destinations, if there are too many of them."""
 
 # --- attributes -------------------------------------------------------------------------------------------
 
@@ -54,7 +54,7 @@ TYPES: Mapping[str, str] = {
     CLAIM: "receive",
     SETTLE: "settle",
 }
-"""Those of the conventions' five types that they are; the others are none of them."""
+"""The type that the conventions give to an operation. The conventions have no type for other operations."""
 
 # --- metrics ----------------------------------------------------------------------------------------------
 
@@ -64,18 +64,18 @@ _DELAY_BUCKETS = (1, 10, 60, 300, 900, 3600, 21_600, 86_400, 604_800, 2_592_000)
 _RESTORE_BUCKETS = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900)
 
 Kind: TypeAlias = Literal["counter", "histogram", "gauge", "up_down_counter"]
-"""Gauges and up-down counters are observed: a function is asked when metrics are collected."""
+"""The kind of an instrument. Gauges and up-down counters call a function when metrics are collected."""
 
 
 class Metric(NamedTuple):
     """One instrument.
 
     Attributes:
-        name: As it is emitted.
-        kind: What sort of instrument it is.
-        unit: Of its values.
-        description: What an operator asks it.
-        buckets: Of a histogram, advised.
+        name: The name of the metric.
+        kind: The kind of the instrument.
+        unit: The unit of the values.
+        description: A sentence for operators.
+        buckets: For a histogram: the advised bucket boundaries.
     """
 
     name: str
@@ -89,46 +89,54 @@ OPERATION_DURATION = Metric(
     "messaging.client.operation.duration",
     "histogram",
     "s",
-    "How long a call to the store or the sink took.",
+    "Duration of a call to the store or the sink.",
     DURATION_BUCKETS,
 )
-SENT = Metric("messaging.client.sent.messages", "counter", "{message}", "Messages scheduled, and delivered to sinks.")
+SENT = Metric("messaging.client.sent.messages", "counter", "{message}", "Messages scheduled or delivered to sinks.")
 CONSUMED = Metric("messaging.client.consumed.messages", "counter", "{message}", "Messages given to a handler.")
 PROCESS_DURATION = Metric(
-    "messaging.process.duration", "histogram", "s", "How long a handler's run took.", DURATION_BUCKETS
+    "messaging.process.duration", "histogram", "s", "Duration of a handler's run.", DURATION_BUCKETS
 )
 DELIVERY_LATENESS = Metric(
     "aiodelay.delivery.lateness", "histogram", "s", "Start of delivery minus due time.", _LATENESS_BUCKETS
 )
 SCHEDULE_DELAY = Metric(
-    "aiodelay.schedule.delay", "histogram", "s", "How far ahead messages are scheduled.", _DELAY_BUCKETS
+    "aiodelay.schedule.delay", "histogram", "s", "Time from scheduling a message to its due time.", _DELAY_BUCKETS
 )
 DEAD_LETTERED = Metric(
-    "aiodelay.messages.dead_lettered", "counter", "{message}", "Messages given up for handlers and sinks, by reason."
+    "aiodelay.messages.dead_lettered", "counter", "{message}", "Messages that handlers and sinks gave up, by reason."
 )
 RELEASED = Metric(
     "aiodelay.messages.released", "counter", "{message}", "Messages that went back to the store, by reason."
 )
 LEASES_LOST = Metric("aiodelay.leases.lost", "counter", "{lease}", "Leases that ended before the claim was settled.")
 CANCELLATIONS = Metric("aiodelay.cancellations", "counter", "{message}", "Calls of cancel, by outcome.")
-WAKEUPS = Metric("aiodelay.dispatcher.wakeups", "counter", "{wakeup}", "Why the dispatch loop looked again.")
+WAKEUPS = Metric("aiodelay.dispatcher.wakeups", "counter", "{wakeup}", "Wake-ups of the dispatch loop, by reason.")
 OVERDUE_AGE = Metric("aiodelay.overdue.age", "gauge", "s", "Age of the oldest message that is due and not claimed.")
 SERVED = Metric(
-    "aiodelay.destination.served", "gauge", "{destination}", "1 if a live instance takes its messages, 0 if none does."
+    "aiodelay.destination.served",
+    "gauge",
+    "{destination}",
+    "1 if a live instance takes the destination's messages, 0 if none does.",
 )
 MESSAGES = Metric("aiodelay.messages", "up_down_counter", "{message}", "Messages in the store, by lane and state.")
 IN_FLIGHT = Metric(
-    "aiodelay.handler.in_flight", "up_down_counter", "{message}", "Delivered to this process, not yet settled."
+    "aiodelay.handler.in_flight",
+    "up_down_counter",
+    "{message}",
+    "Messages delivered to this process and not yet settled.",
 )
-DEMAND = Metric("aiodelay.handler.demand", "up_down_counter", "{message}", "How many more messages are requested.")
+DEMAND = Metric("aiodelay.handler.demand", "up_down_counter", "{message}", "Messages requested and not yet received.")
 STORE_FILL = Metric("aiodelay.store.fill", "gauge", "{fraction}", "Part of the server's memory limit that is used.")
 LIST_LENGTH = Metric("aiodelay.list.length", "gauge", "{message}", "Elements in a Redis list that messages go to.")
-PARTITIONS = Metric("aiodelay.assignment.partitions", "gauge", "{partition}", "Kafka partitions that are owned here.")
+PARTITIONS = Metric(
+    "aiodelay.assignment.partitions", "gauge", "{partition}", "Kafka partitions that this process owns."
+)
 RESTORE_DURATION = Metric(
     "aiodelay.restore.duration",
     "histogram",
     "s",
-    "From owning a Kafka partition until it serves claims.",
+    "Time from owning a Kafka partition until it serves claims.",
     _RESTORE_BUCKETS,
 )
 

@@ -1,4 +1,4 @@
-"""`Observer`: takes what the engine tells of one opening of a scheduler, and wraps its store, sources and commands."""
+"""`Observer`: measures one opening of a scheduler. It wraps the scheduler's store, sources and commands."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = ["Observer", "observer_of"]
 
 
 class Observer(Measurements):
-    """Observes one opening of a scheduler: its measurements, and wrappers that make them."""
+    """Observes one opening of a scheduler. It adds the wrappers that measure calls to `Measurements`."""
 
     def commands(self, commands: Carrier) -> Carrier:
-        """Observe what is scheduled, cancelled, rescheduled and fired."""
+        """Return commands that are observed: schedule, cancel, reschedule and fire."""
         return ObservedCommands(commands, self, create_spans=self._create_spans)
 
     @asynccontextmanager
     async def work(self, opening: AbstractAsyncContextManager[Work]) -> AsyncIterator[Work]:
-        """Observe a store's dispatching side from its opening on."""
+        """Open the dispatching side of a store, and yield it observed."""
         async with AsyncExitStack() as stack:
             if isinstance(self._store, Loads):
                 self._store.tell_restored(lambda s: self.instruments.record(names.RESTORE_DURATION, s, self.base))
@@ -44,25 +44,25 @@ class Observer(Measurements):
 
     @asynccontextmanager
     async def feed(self, opening: AbstractAsyncContextManager[Feed], lane: Lane) -> AsyncIterator[Feed]:
-        """Observe a source's feed from its opening on."""
+        """Open the feed of a source, and yield it observed."""
         async with AsyncExitStack() as stack:
             with self.apart(silent=True):
                 feed = await stack.enter_async_context(opening)
             yield ObservedFeed(feed, self, self._store, lane)
 
     def transfer(self, moves: Transferring, lane: Lane) -> Transferring:
-        """Observe a store's moving of one sink's messages."""
+        """Return the transfer of one sink's messages, observed."""
         return ObservedTransfer(moves, self, self._store, lane)
 
 
 def observer_of(telemetry: Telemetry, store: Store, namespace: str, places: Iterable[str]) -> Observer | None:
-    """Return an observer, None where nobody would see anything.
+    """Return an observer; None if neither traces nor metrics have a provider.
 
     Args:
-        telemetry: How to observe.
-        store: The scheduler's.
-        namespace: The scheduler's.
-        places: Destinations that are known already.
+        telemetry: The settings.
+        store: The store of the scheduler.
+        namespace: The namespace of the scheduler.
+        places: The destinations that are known already.
     """
     tracers = telemetry.tracer_provider or trace.get_tracer_provider()
     meters = telemetry.meter_provider or metrics.get_meter_provider()
@@ -81,5 +81,5 @@ def observer_of(telemetry: Telemetry, store: Store, namespace: str, places: Iter
 
 
 def _is_configured(provider: TracerProvider | MeterProvider) -> bool:
-    """Say whether a provider is anybody's but the API's own, which do nothing."""
+    """Return whether a provider does something. The providers of the OpenTelemetry API itself do nothing."""
     return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))

@@ -1,4 +1,4 @@
-"""`Telemetry`: what a scheduler is told about traces and metrics. Nothing here imports OpenTelemetry."""
+"""`Telemetry`: the settings of a scheduler for traces and metrics. This module does not import OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ __all__ = ["Telemetry"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
-    """How a scheduler emits traces and metrics; what, is in docs/telemetry.md.
+    """Settings for the traces and metrics of a scheduler. docs/telemetry.md lists the spans and the metrics.
 
-    Without a provider, given or set globally before the scheduler opens, nothing is emitted and nothing is spent.
+    A provider must be given here, or be set globally before the scheduler opens. Without a provider, nothing is emitted
+    and telemetry costs nothing.
 
     Args:
-        delayed: `new_trace`: a delivery begins a trace of its own, linked to the span that scheduled the message.
-            `continue`: it goes on in that span's trace where the message was scheduled less far ahead than
-            `continue_below`. Decided when a message is scheduled, and kept with it; what recurs never goes on.
-        continue_below: See there.
-        create_spans: Of `schedule_many`: a `create` span for each message too. It costs one per message.
-        propagate_baggage: Keep baggage with messages; it would be stored as long as they are, and is often personal.
-        tracing: Whether spans are emitted.
-        metrics: Whether metrics are.
-        tracer_provider: Instead of the global one.
-        meter_provider: Instead of the global one.
+        delayed: `new_trace`: a delivery begins a new trace, with a link to the span that scheduled the message.
+            `continue`: the delivery goes on in the trace of that span, if the message was due within `continue_below`
+            when it was scheduled. A recurring message always begins new traces. The choice is stored with the message.
+        continue_below: The longest delay for which `continue` continues the trace.
+        create_spans: `schedule_many` makes a `create` span for each message too. This costs one span per message.
+        propagate_baggage: Store baggage with messages. It then stays in the store as long as the message. Baggage often
+            holds personal data.
+        tracing: Whether to emit spans.
+        metrics: Whether to emit metrics.
+        tracer_provider: The provider of spans, instead of the global one.
+        meter_provider: The provider of metrics, instead of the global one.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -56,7 +58,7 @@ class Telemetry:
 
     @property
     def continue_below_ms(self) -> int:
-        """Messages that are due sooner go on in their trace, in ms; 0 = none does."""
+        """The delay in ms below which a delivery continues its trace; 0 = no delivery does."""
         if self.delayed == "new_trace":
             return 0
         return parse_duration(self.continue_below, field="continue_below", error=ConfigurationError)

@@ -1,4 +1,4 @@
-"""Spans: how they are named, what they are linked to, and how their context goes with a message."""
+"""`Tracing`: makes spans with their names and links, and stores their context with messages."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = ["NOTHING", "QUIET", "Tracing", "current_in", "destination_of", "fail"
 NOTHING = Context()
 NO_ATTRIBUTES: Attributes = {}
 _SUPPRESS = getattr(contexts, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation")
-"""What clients' instrumentation looks for; it has no public name."""
+"""The key that client instrumentation checks. OpenTelemetry has no public name for it."""
 QUIET = Context({_SUPPRESS: True})
-"""In it clients' instrumentation makes no spans: an idle process is not news."""
+"""A context in which client instrumentation makes no spans. It keeps the polls of an idle process out of the traces."""
 
 
 @contextmanager
 def current_in(context: Context) -> Iterator[None]:
-    """Have a context be the current one for the length of a block."""
+    """Make a context the current one for a block."""
     token = contexts.attach(context)
     try:
         yield
@@ -46,31 +46,31 @@ def current_in(context: Context) -> Iterator[None]:
 
 
 def destination_of(envelope: Envelope) -> str:
-    """Return where a message goes: `kafka:orders`, or the event type of a handler."""
+    """Return the destination of a message: `kafka:orders`, or the event type of a handler."""
     return f"{envelope.lane}:{envelope.address}" if envelope.address else envelope.lane
 
 
 def fail(span: Span, error: BaseException) -> str:
-    """Say on a span that what it stands for failed; return the error's type."""
-    with suppress(Exception):  # whatever a user's exception raises when it is shown
+    """Mark a span as failed by an exception; return the type of the error."""
+    with suppress(Exception):  # to show a user's exception may itself raise an error
         span.record_exception(error)
     return fail_as(span, type(error).__qualname__)
 
 
 def fail_as(span: Span, kind: str) -> str:
-    """Say on a span that what it stands for failed, where there is no exception; return the kind."""
+    """Mark a span as failed without an exception; return the kind of the failure."""
     span.set_attribute(names.ERROR_TYPE, kind)
     span.set_status(Status(StatusCode.ERROR, kind))
     return kind
 
 
 class Tracing:
-    """Begins spans and carries their context.
+    """Begins spans, and converts their context to and from the trace headers of messages.
 
     Args:
-        tracer: Makes spans.
-        continue_below_ms: What is due sooner goes on in its trace.
-        with_baggage: Whether baggage goes with a message.
+        tracer: The tracer that makes the spans.
+        continue_below_ms: The delay below which a delivery continues the trace of the schedule call.
+        with_baggage: Whether baggage is stored with a message.
     """
 
     def __init__(self, tracer: Tracer, *, continue_below_ms: int, with_baggage: bool) -> None:
@@ -90,17 +90,17 @@ class Tracing:
         system: str = names.SYSTEM,
         start_ns: int | None = None,
     ) -> Span:
-        """Begin a span; samplers see all that is said here.
+        """Begin a span. All attributes are set at the start, so that samplers see them.
 
         Args:
-            operation: What is done.
-            destination: Where to, low-cardinality; "" if that is not known.
-            kind: Its kind.
-            attributes: Further ones.
-            context: Of its parent; None = the current one.
-            links: To other spans.
-            system: Which messaging system.
-            start_ns: When it began, epoch ns; None = now.
+            operation: The name of the operation.
+            destination: The destination, with a limited number of values; "" if it is not known.
+            kind: The kind of the span.
+            attributes: Further attributes.
+            context: The context of the parent; None = the current context.
+            links: Links to other spans.
+            system: The messaging system.
+            start_ns: The start time, epoch ns; None = now.
         """
         said = {names.MESSAGING_SYSTEM: system, names.OPERATION_NAME: operation, **attributes}
         if operation in names.TYPES:
@@ -110,14 +110,14 @@ class Tracing:
         name = f"{operation} {destination}" if destination else operation
         return self._tracer.start_span(name, context, kind, said, links, start_ns)
 
-    # --- what goes with a message ---------------------------------------------------------------------------
+    # --- trace headers of messages --------------------------------------------------------------------------
 
     def carried(self, span: Span, *, ahead_ms: int | None = None) -> Mapping[str, str]:
-        """Return what is kept with a message of the span that scheduled it, or goes out of that which delivers it.
+        """Return the trace headers to store with a scheduled message, or to send with a delivered one.
 
         Args:
-            span: That one.
-            ahead_ms: How long until the message is due; None where it is delivered, or recurs.
+            span: The span that schedules or delivers the message.
+            ahead_ms: The ms until the message is due; None for a delivery, and for a recurring message.
         """
         carrier: dict[str, str] = {}
         propagate.inject(carrier, set_span_in_context(span, None if self._with_baggage else NOTHING))
@@ -126,9 +126,11 @@ class Tracing:
         return carrier or NO_TRACE
 
     def origin(self, record: Record) -> tuple[Context, Sequence[Link]]:
-        """Return the context in which a message is delivered, and links: to what scheduled it, and the attempt before.
+        """Return the context and the links of a delivery's span, from the trace headers of the message.
 
-        A message that goes on in its trace has a parent; any other begins a trace of its own, and has the first link.
+        If the delivery continues the trace, the context has the schedule span as parent. Otherwise the delivery begins
+        a new trace, and the first link leads to the schedule span. A link to the span of the previous attempt follows,
+        if there was one.
         """
         trace = record.envelope.trace
         if not trace:
@@ -149,11 +151,11 @@ class Tracing:
         return _links_to(propagate.extract(trace, NOTHING), message_id)
 
     def attempted(self, trace: Mapping[str, str], context: Context) -> Mapping[str, str]:
-        """Return what is kept with a message after an attempt.
+        """Return the trace headers to store with a message after an attempt.
 
         Args:
-            trace: What was kept with it.
-            context: That of the attempt's span.
+            trace: The trace headers stored so far.
+            context: The context of the attempt's span.
         """
         carrier: dict[str, str] = {}
         propagate.inject(carrier, set_span_in_context(get_current_span(context), NOTHING))
@@ -162,7 +164,7 @@ class Tracing:
 
     @staticmethod
     def given_in(headers: Mapping[str, bytes]) -> Sequence[Link]:
-        """Return the link to the span whose context a caller's headers hold, if they hold one."""
+        """Return the link to the span that the headers of a message name, if they name one."""
         if not headers:
             return ()
         texts = {name.lower(): value.decode(errors="replace") for name, value in headers.items()}
@@ -171,12 +173,12 @@ class Tracing:
 
 
 def _links_to(context: Context, message_id: str, more: Attributes = NO_ATTRIBUTES) -> Sequence[Link]:
-    """Return the link to a context's span, if it has one."""
+    """Return the link to the span of a context, if it has one."""
     found = get_current_span(context).get_span_context()
     return (Link(found, {names.MESSAGE_ID: message_id, **more}),) if found.is_valid else ()
 
 
 def _without_span(context: Context) -> Context:
-    """Return a context with all but its span: with the baggage."""
+    """Return a context without its span. The baggage stays."""
     span = get_current_span(context)
     return Context({key: value for key, value in context.items() if value is not span})

@@ -1,4 +1,7 @@
-"""A store's dispatching side, observed; what waits or keeps leases is kept out of clients' instrumentation."""
+"""Wrappers that observe a store's dispatching side: claims, settlements and transfers.
+
+Waits and lease renewals make no spans of client instrumentation.
+"""
 
 from __future__ import annotations
 
@@ -30,37 +33,37 @@ from .tracing import NOTHING, QUIET, current_in
 __all__ = ["ObservedFeed", "ObservedTransfer", "ObservedWork"]
 
 MOST_LINKS = 128
-"""Most links of a span for what a store moves by itself: OpenTelemetry's SDK keeps no more, unless told otherwise."""
+"""The most links of a transfer's span. OpenTelemetry's SDK keeps no more links by default."""
 SAFETY_PART = 0.7
-"""A wait that lasts this part of the safety poll's time was ended by that."""
+"""A wait that lasts at least this part of the safety poll's time counts as ended by the safety poll."""
 
 
-class _Looking:
-    """What claims and moves have in common: they look, and wait until they look again."""
+class _ObservedPolling:
+    """Common code of observed claims and transfers: both poll the store, and wait until the next poll."""
 
-    def __init__(self, looks: Feed | Transferring, observer: Measurements, store: Store, lane: Lane) -> None:
-        self._looks, self._observer, self._store = looks, observer, store
+    def __init__(self, polled: Feed | Transferring, observer: Measurements, store: Store, lane: Lane) -> None:
+        self._polled, self._observer, self._store = polled, observer, store
         self._labels = {**observer.base, names.DESTINATION: lane} if lane else observer.base
         self._next_due_ms: int | None = None
         self._is_woken = False
 
-    def _looking(self) -> AbstractContextManager[None]:
-        """Let clients' instrumentation see a look that surely finds something, and no other."""
+    def _polling(self) -> AbstractContextManager[None]:
+        """Return the context for a poll. Client instrumentation sees the poll only if a message is surely due."""
         is_due = self._next_due_ms is not None and self._next_due_ms <= self._store.now_ms()
         return nullcontext() if is_due else current_in(QUIET)
 
     def _lateness_of_head_ms(self) -> int | None:
-        """Return how late the head is, if it is due: by when it was last seen to come due."""
+        """Return the lateness of the earliest message, by its last known due time; None if it is not due yet."""
         if self._next_due_ms is None:
             return None
         late_ms = self._store.now_ms() - self._next_due_ms
         return late_ms if late_ms >= 0 else None
 
     async def wait(self, *, until_ms: int | None) -> None:
-        """Wait, unseen; count why it ended."""
+        """Wait without spans of client instrumentation, and count the reason for which the wait ended."""
         started_s = now_s()
         with current_in(QUIET):
-            await self._looks.wait(until_ms=until_ms)
+            await self._polled.wait(until_ms=until_ms)
         if until_ms is not None and self._store.now_ms() >= until_ms:
             reason = "due"
         elif self._is_woken:
@@ -74,12 +77,12 @@ class _Looking:
     def wake(self) -> None:
         """End the current or next wait."""
         self._is_woken = True
-        self._looks.wake()
+        self._polled.wake()
 
     def clear(self) -> None:
-        """Forget wake-ups so far."""
+        """Forget earlier wake-ups."""
         self._is_woken = False
-        self._looks.clear()
+        self._polled.clear()
 
     def _took(
         self, operation: str, started_s: float, destination: str = "", error: BaseException | None = None
@@ -90,14 +93,14 @@ class _Looking:
         self._observer.instruments.record(names.OPERATION_DURATION, now_s() - started_s, labels)
 
 
-class ObservedFeed(_Looking):
-    """`Feed`, observed.
+class ObservedFeed(_ObservedPolling):
+    """A `Feed` whose calls are observed.
 
     Args:
-        feed: What gives out claims.
-        observer: Is told.
-        store: The scheduler's: its time, and its safety poll.
-        lane: Of a source: whom it is for; "" = a store's, for all.
+        feed: The feed that gives out claims.
+        observer: The measurements that get the counts and durations.
+        store: The store of the scheduler. It gives the time and the length of the safety poll.
+        lane: For a source: the lane that it feeds; "" = the feed of a store, for all lanes.
     """
 
     def __init__(self, feed: Feed, observer: Measurements, store: Store, lane: Lane = "") -> None:
@@ -105,10 +108,10 @@ class ObservedFeed(_Looking):
         self._feed = feed
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
-        """Claim."""
+        """Claim messages, and measure the call."""
         started_s = now_s()
         try:
-            with self._looking():
+            with self._polling():
                 claimed = await self._feed.claim(demand, request=request, lease_ms=lease_ms)
         except AiodelayError as error:
             self._took(names.CLAIM, started_s, error=error)
@@ -118,7 +121,7 @@ class ObservedFeed(_Looking):
         return claimed
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
-        """Settle."""
+        """Settle claims, measure the call, and count lost leases."""
         started_s = now_s()
         try:
             outcomes = await self._feed.settle(settlements)
@@ -130,14 +133,14 @@ class ObservedFeed(_Looking):
         return outcomes
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        """Renew, unseen."""
+        """Renew leases without spans of client instrumentation, and count lost leases."""
         with current_in(QUIET):
             outcomes = await self._feed.renew(renewals)
         self._note_lost(sum(each is RenewOutcome.LOST for each in outcomes))
         return outcomes
 
     def beat(self, ids: Collection[str]) -> None:
-        """Tell that this process lives, unseen."""
+        """Pass the worker's sign of life on. It is not observed."""
         self._feed.beat(ids)
 
     def _note_lost(self, n: int) -> None:
@@ -146,38 +149,41 @@ class ObservedFeed(_Looking):
 
 
 class ObservedWork(ObservedFeed):
-    """`Work`, observed."""
+    """A `Work` whose calls are observed."""
 
     def __init__(self, work: Work, observer: Measurements, store: Store) -> None:
         super().__init__(work, observer, store)
         self._work = work
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
-        """Keep house, unseen, and let the observer look."""
+        """Do housekeeping without spans of client instrumentation, and pass the results to the observer."""
         with current_in(QUIET):
             tidied = await self._work.tidy(lanes, limit=limit)
             await self._observer.look(tidied)
         return tidied
 
     def status(self) -> WorkStatus:
-        """Say whether claims are served."""
+        """Return whether the store serves claims."""
         return self._work.status()
 
 
-class ObservedTransfer(_Looking):
-    """`Transferring`, observed: a span for each move that moved something, with links for messages that it moved."""
+class ObservedTransfer(_ObservedPolling):
+    """A `Transferring` whose calls are observed.
+
+    Each call that moved messages gets a span. The span has links for the moved messages.
+    """
 
     def __init__(self, moves: Transferring, observer: Measurements, store: Store, lane: Lane) -> None:
         super().__init__(moves, observer, store, lane)
         self._moves, self._lane = moves, observer.named(lane)
 
     async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = (), *, traces: int = 0) -> Transferred:
-        """Move."""
+        """Move due messages, and measure the call."""
         traces = max(traces, MOST_LINKS if self._observer.tracing.is_on else 0)
         started_s, started_ms = now_s(), self._store.now_ms()
         late_ms = self._lateness_of_head_ms()
         try:
-            with self._looking():
+            with self._polling():
                 transferred = await self._moves.transfer(demand, settlements, traces=traces)
         except AiodelayError as error:
             self._took(names.DELIVER, started_s, self._lane, error)
