@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import CommandError
-from .signals import SAME_S, end_by, handled_numbers, tell_end
+from .signals import SAME_S, end_by, handled_numbers, log_end
 
 __all__ = ["follow", "supervise"]
 
@@ -53,7 +53,7 @@ async def supervise(commands: Sequence[Sequence[str]], *, reload: bool) -> None:
 
 
 def follow(lifeline: int, stop: asyncio.Event) -> None:
-    """Set an event when the parent process has ended, for whatever reason.
+    """Set an event when the parent process has ended for any reason.
 
     Args:
         lifeline: A pipe. Only the parent process holds its other end.
@@ -167,7 +167,7 @@ def _signals(stop: asyncio.Event, on_later: Callable[[], object]) -> Iterator[li
         elif loop.time() - first_s >= SAME_S:
             on_later()  # at each signal: a worker may have started since the last one
             if not later:
-                tell_end(number)
+                log_end(number)
             later.append(number)
 
     numbers = handled_numbers()

@@ -50,10 +50,10 @@ async def export(
                 if line["kind"] in counts:
                     counts[line["kind"]] += 1
             file.write(json_line({"kind": "end"} | counts) + "\n")
-    told = (
+    summary = (
         json_line(counts) if place.json else ", ".join(f"{n} {kind.replace('_', ' ')}s" for kind, n in counts.items())
     )
-    print(told, file=sys.stderr)
+    print(summary, file=sys.stderr)
     if in_flight:
         print(f"{in_flight} messages were in flight: this store may deliver them as well", file=sys.stderr)
     return 0

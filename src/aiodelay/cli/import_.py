@@ -53,7 +53,7 @@ async def from_file(
         async with place.opened(may_create=True) as scheduler:
             reading = _Import(scheduler, json=place.json)
             await reading.run(lines, again=again)
-    return reading.tell()
+    return reading.report()
 
 
 @import_.command
@@ -69,7 +69,7 @@ async def etf1(url: str, /, *, place: Place = Place()) -> int:
     from aiodelay.importers.etf1 import import_etf1  # noqa: PLC0415 - needs a client that files do not
 
     async with place.opened(may_create=True) as scheduler:
-        return _tell(await import_etf1(url, scheduler.store), place)
+        return _report(await import_etf1(url, scheduler.store), place)
 
 
 @import_.command
@@ -85,7 +85,7 @@ async def fred84(url: str, /, *, prefix: str = "de_", place: Place = Place()) ->
     from aiodelay.importers.fred84 import import_fred84  # noqa: PLC0415 - needs a client that files do not
 
     async with place.opened(may_create=True) as scheduler:
-        return _tell(await import_fred84(url, scheduler.store, prefix=prefix), place)
+        return _report(await import_fred84(url, scheduler.store, prefix=prefix), place)
 
 
 @import_.command
@@ -111,10 +111,10 @@ async def article_box(
     from aiodelay.importers.black_box import take_over_black_box  # noqa: PLC0415 - needs a client that files do not
 
     async with place.opened(may_create=True) as scheduler:
-        return _tell(await take_over_black_box(url, scheduler.store, allow=allow, key=key, unit=unit), place)
+        return _report(await take_over_black_box(url, scheduler.store, allow=allow, key=key, unit=unit), place)
 
 
-def _tell(imported: Imported, place: Place) -> int:
+def _report(imported: Imported, place: Place) -> int:
     """Print the counts of an import; return the exit code. Skipped messages are a failure: users must check them."""
     if place.json:
         print_json(msgspec.structs.asdict(imported))
@@ -188,15 +188,15 @@ class _Import:
                     self._is_whole = True
             except InputError as error:
                 self._counts["refused"] += 1
-                told = json_line({"line": number} | error_shape(error)) if self._json else f"line {number}: {error}"
-                print(told, file=sys.stderr)
+                problem = json_line({"line": number} | error_shape(error)) if self._json else f"line {number}: {error}"
+                print(problem, file=sys.stderr)
         for answer in await self._store.put_back(messages) if messages else ():
             self._note(is_new=answer.answer == "stored")
 
     def _note(self, *, is_new: bool) -> None:
         self._counts["stored" if is_new else "known"] += 1
 
-    def tell(self) -> int:
+    def report(self) -> int:
         """Print the counts of the import; return the exit code."""
         if self._json:
             print_json(self._counts | {"is_whole": self._is_whole})
@@ -242,7 +242,9 @@ def _read(text: bytes) -> PutBack | tuple[str, str | None] | None:
         case "hold":
             lane, address = given.get("lane"), given.get("address")
             if not isinstance(lane, str) or not isinstance(address, str | None):
-                raise InputError("lane, address", shortened((lane, address)), "text, and text or null")
+                raise InputError(
+                    "lane, address", shortened((lane, address)), "text for lane, and text or null for address"
+                )
             return lane, address
         case "message":
             next_attempt = read_time(given.get("next_attempt"), "next_attempt")

@@ -27,7 +27,7 @@ async def pause(what: str | None = None, /, *, place: Place = Place()) -> None:
             )
             return
         changed = await scheduler.pause(what)
-    _tell(what, place, is_paused=True, changed=changed)
+    _print_outcome(what, place, is_paused=True, changed=changed)
 
 
 async def resume(what: str, /, *, place: Place = Place()) -> None:
@@ -38,10 +38,10 @@ async def resume(what: str, /, *, place: Place = Place()) -> None:
     """
     async with place.opened() as scheduler:
         changed = await scheduler.resume(what)
-    _tell(what, place, is_paused=False, changed=changed)
+    _print_outcome(what, place, is_paused=False, changed=changed)
 
 
-def _tell(what: str, place: Place, *, is_paused: bool, changed: bool) -> None:
+def _print_outcome(what: str, place: Place, *, is_paused: bool, changed: bool) -> None:
     if place.json:
         print_json({"what": what, "paused": is_paused, "changed": changed})
         return

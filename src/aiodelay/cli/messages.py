@@ -111,10 +111,10 @@ async def list_(
         print_table(heads, [_row(each, now_ms) for each in found.messages])
     if found.after is not None:
         cursor = base64.urlsafe_b64encode(msgspec.json.encode(found.after)).decode()
-        told = {"examined": found.examined, "of": found.of, "next": cursor}
+        progress = {"examined": found.examined, "of": found.of, "next": cursor}
         of = "" if found.of is None else f" of {found.of}"
         text = f"examined {found.examined}{of}; more: --after {cursor}"
-        print(json_line(told) if place.json else text, file=sys.stderr)
+        print(json_line(progress) if place.json else text, file=sys.stderr)
     return 0
 
 

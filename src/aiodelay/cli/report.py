@@ -88,36 +88,36 @@ class Report:
     def scheduled_many(self, what: str, n: int, note: str) -> None:
         """Report messages that were stored together."""
         self.tally.scheduled += n
-        self._tell("scheduled", what, "", f"{n} messages {note}")
+        self._print("scheduled", what, "", f"{n} messages {note}")
 
     def delivered(self, attempt: Attempt, note: str = "") -> None:
         """Report that a handler returned, or that the sink took a message."""
         self.tally.delivered += 1
-        self._tell("delivered", attempt.what, attempt.id, self._lateness(attempt) + note)
+        self._print("delivered", attempt.what, attempt.id, self._lateness(attempt) + note)
 
     def retried(self, attempt: Attempt, note: str) -> None:
         """Report that a handler failed and that its message will be delivered again."""
         self.tally.retried += 1
-        self._tell("retry", attempt.what, attempt.id, f"{self._lateness(attempt)}, {note}")
+        self._print("retry", attempt.what, attempt.id, f"{self._lateness(attempt)}, {note}")
 
     def cancelled(self, what: str, message_id: str, note: str) -> None:
         """Report that the store confirmed a cancel."""
         self.tally.cancelled += 1
-        self._tell("cancelled", what, message_id, note)
+        self._print("cancelled", what, message_id, note)
 
     def replaced(self, what: str, message_id: str, note: str) -> None:
         """Report that the store confirmed a replacement."""
         self.tally.replaced += 1
-        self._tell("replaced", what, message_id, note)
+        self._print("replaced", what, message_id, note)
 
     def dead(self, what: str, message_id: str, note: str) -> None:
         """Report that the store has a message as a dead letter."""
         self.tally.dead += 1
-        self._tell("dead letter", what, message_id, note)
+        self._print("dead letter", what, message_id, note)
 
     def failed(self, what: str, error: Exception) -> None:
         """Report that a call to the scheduler failed."""
-        self._tell("error", what, "", f"{type(error).__name__}: {error}")
+        self._print("error", what, "", f"{type(error).__name__}: {error}")
 
     def _lateness(self, attempt: Attempt) -> str:
         if attempt.number > 1:
@@ -127,7 +127,7 @@ class Report:
         self.tally.lateness_ms[attempt.lateness_ms] += 1
         return f"late {attempt.lateness_ms} ms"
 
-    def _tell(self, verb: str, what: str, message_id: str, note: str) -> None:
+    def _print(self, verb: str, what: str, message_id: str, note: str) -> None:
         time = datetime.now(UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
         self._screen.line(f"{time}  {verb:<11}  {what:<12}  {_shortened(message_id):<8}  {note}", verb)
 

@@ -168,7 +168,7 @@ def _late(drop_after: str | None, dead_letter_after: str | None) -> Late:
 
 
 async def _schedule_lines(scheduler: Scheduler, place: Place) -> int:
-    numbered = _Lines(lambda number, error: _tell(number, error, json=place.json))
+    numbered = _Lines(lambda number, error: _report(number, error, json=place.json))
     with _progress(numbered, shown=not place.json and sys.stderr.isatty()) as progress:
         try:
             stored = await scheduler.schedule_many(numbered.messages(), progress=progress)
@@ -183,7 +183,7 @@ async def _schedule_lines(scheduler: Scheduler, place: Place) -> int:
     return FAILED if numbered.refused else 0
 
 
-def _tell(number: int, error: AiodelayError, *, json: bool) -> None:
+def _report(number: int, error: AiodelayError, *, json: bool) -> None:
     text = json_line({"line": number} | error_shape(error)) if json else f"line {number}: {error}"
     print(text, file=sys.stderr)
 
@@ -192,11 +192,11 @@ class _Lines:
     """Reads messages from the lines on stdin, and knows the line number of each message.
 
     Args:
-        tell: Called with the number of a refused line and the error.
+        report: Called with the number of a refused line and the error.
     """
 
-    def __init__(self, tell: Callable[[int, AiodelayError], object]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[int, AiodelayError], object]) -> None:
+        self._report = report
         self._gaps_at: list[int] = []  # positions before which a line gave no message
         self.refused = 0
         self.bytes_read = 0
@@ -208,7 +208,7 @@ class _Lines:
     def refuse(self, number: int, error: AiodelayError) -> None:
         """Report and count a line that was refused."""
         self.refused += 1
-        self._tell(number, error)
+        self._report(number, error)
 
     async def messages(self) -> AsyncIterator[Message]:
         """Yield the message of each line. Skip blank lines, and report lines that cannot be read."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from types import FrameType
 
-__all__ = ["SAME_S", "Stop", "end_by", "handled_numbers", "stop_signals", "tell_end"]
+__all__ = ["SAME_S", "Stop", "end_by", "handled_numbers", "log_end", "stop_signals"]
 
 log: logging.Logger = logging.getLogger("aiodelay.cli")
 
@@ -61,8 +61,8 @@ def stop_signals() -> Iterator[Stop]:
     """Yield an event that the first SIGINT, SIGTERM or SIGHUP sets. A later signal ends the process at once.
 
     Signals within `SAME_S` of the first one are ignored. The function uses `signal.signal`: its handlers run even while
-    code blocks the event loop. Those of `loop.add_signal_handler` would have to wait for the loop. SIGHUP stays ignored
-    if it is ignored already, as under `nohup`.
+    code blocks the event loop. Handlers of `loop.add_signal_handler` would have to wait for the loop. SIGHUP stays
+    ignored if it is ignored already, as under `nohup`.
     """
     loop, stop = asyncio.get_running_loop(), Stop()
     first_s: float | None = None
@@ -75,7 +75,7 @@ def stop_signals() -> Iterator[Stop]:
             loop.call_soon_threadsafe(stop.set)
         elif now_s - first_s >= SAME_S:
             signal.signal(number, signal.SIG_DFL)  # if the log line blocks, the next signal still ends the process
-            tell_end(number)
+            log_end(number)
             end_by(number)
 
     before = {number: signal.signal(number, on_signal) for number in handled_numbers()}
@@ -95,7 +95,7 @@ def handled_numbers() -> list[int]:
     return [*numbers]
 
 
-def tell_end(number: int) -> None:
+def log_end(number: int) -> None:
     """Log that a later signal ends the process at once."""
     log.warning("ending at once on a later %s; messages in flight are delivered again", signal.Signals(number).name)
 

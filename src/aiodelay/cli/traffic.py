@@ -169,11 +169,11 @@ class Traffic:
     async def run(self) -> None:
         """Place orders until cancelled. The events of each order are reported when they happen."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._tell_dead_letters)
-            with self._telling_errors("contracts"):
+            tasks.start_soon(self._report_dead_letters)
+            with self._reporting_errors("contracts"):
                 await self._schedule_contracts()
             for order in count(1):
-                with self._telling_errors(f"order {order}"):
+                with self._reporting_errors(f"order {order}"):
                     await self._place(order, tasks)
                 await asyncio.sleep(OPENING_PACE_S if order < OPENING_ORDERS else random.uniform(*PACE_S))
 
@@ -216,7 +216,7 @@ class Traffic:
     async def _pay(self, check: Scheduled) -> None:
         """Cancel a payment check: the customer pays before it is due."""
         await asyncio.sleep(random.uniform(0.4, 1.2))
-        with self._telling_errors("cancel"):
+        with self._reporting_errors("cancel"):
             if await self._scheduler.cancel(check.id) is CancelOutcome.CANCELLED:
                 note = f"paid {_ahead(check)} before the check was due"
                 self._report.cancelled(CheckPayment.__name__, check.id, note)
@@ -225,14 +225,14 @@ class Traffic:
         """Replace a payment check by a later one with the same id: the customer asks for more time."""
         await asyncio.sleep(random.uniform(0.4, 1))
         delay = timedelta(seconds=random.uniform(1, 3))
-        with self._telling_errors("replace"):
+        with self._reporting_errors("replace"):
             later = await self._scheduler.schedule(CheckPayment(order), delay=delay, id=check.id)
             self._report.scheduled()
             if later.outcome is ScheduleOutcome.REPLACED:
                 self._report.replaced(CheckPayment.__name__, check.id, f"now due in {_ahead(later)}")
 
     @contextmanager
-    def _telling_errors(self, what: str) -> Iterator[None]:
+    def _reporting_errors(self, what: str) -> Iterator[None]:
         """Report an error and go on, because a store that does not answer now may answer later."""
         try:
             yield
@@ -241,20 +241,20 @@ class Traffic:
 
     # --- dead letters -------------------------------------------------------------------------------------
 
-    async def _tell_dead_letters(self) -> None:
+    async def _report_dead_letters(self) -> None:
         """Report each given-up message when the store has it as a dead letter; purge all but the newest letters."""
         while True:
             await self._new_given_up.wait()
             self._new_given_up.clear()
             while self._given_up:
-                with self._telling_errors("dead letters"):
+                with self._reporting_errors("dead letters"):
                     letters = [letter async for letter in self._scheduler.dead_letters(ChargeCard)]
                     for letter in letters:
-                        self._tell_dead_letter(letter)
+                        self._report_dead_letter(letter)
                     await self._scheduler.purge(*letters[:-DEAD_LETTERS_KEPT])
                 await asyncio.sleep(LOOK_S)
 
-    def _tell_dead_letter(self, letter: DeadLetter) -> None:
+    def _report_dead_letter(self, letter: DeadLetter) -> None:
         record = letter.record
         if record.id in self._given_up:
             self._given_up.remove(record.id)

@@ -208,7 +208,7 @@ def _of_ended(entries: Sequence[JournalEntry]) -> tuple[Cause, str, str]:
 
 
 def _of_unknown(message_id: str, entries: Sequence[JournalEntry] | None, around: Around) -> tuple[Cause, str, str]:
-    text = f"{cut(message_id)} is not pending, and there is no dead letter of it"
+    text = f"{cut(message_id)} is not pending, and it has no dead letter"
     if entries is None:
         advice = (
             "to know more next time, keep a journal: ?journal=100000 in the URL of every process (docs/reference.md)"

@@ -130,7 +130,7 @@ def record_shape(record: Record) -> dict[str, Any]:
         "lapses": record.lapses,
         "kills": record.kills,
         "is_cancelled": record.no_retry,
-        "is_last_attempt": record.no_retry,  # deprecated: `context.is_last_attempt` means the retry plan
+        "is_last_attempt": record.no_retry,  # deprecated: in Python, `context.is_last_attempt` means the retry plan
         "version": envelope.version,
         "every": stored_rule(envelope.rule),
         "retrying": [time_shape(due_ms) for due_ms in record.live],

@@ -109,12 +109,13 @@ class _Part(BaseModel):
     @classmethod
     def _refuse_flags_as_numbers(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
-            raise ConfigurationError(info.field_name or "", shortened(value).lower(), "no true or false")
+            allowed = "a value other than true or false"
+            raise ConfigurationError(info.field_name or "", shortened(value).lower(), allowed)
         return value
 
 
 class StoreSettings(_Part):
-    """A store. For a namespace or allowed targets that are not set here, those of the whole service apply."""
+    """A store. If it sets no namespace or no allowed targets, the setting of the whole service applies."""
 
     url: StoreUrl = Field(repr=False)
     namespace: Namespace | None = None

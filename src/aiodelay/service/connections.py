@@ -36,8 +36,8 @@ class Server(uvicorn.Server):
 
     Args:
         app: The app that answers requests.
-        most: Most connections at the same time. A further connection takes the place of the one that has waited longest
-            without a request. If all connections have a request, the further one is refused.
+        most: Most connections at the same time. For a further connection, the server closes the connection that has
+            waited longest without a request. If all connections have a request, it refuses the further connection.
         still_s: Longest time in which a client may do nothing, accurate to a second.
     """
 

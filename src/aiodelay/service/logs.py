@@ -42,18 +42,18 @@ class _Seldom(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._told: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._written: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to write a record. A written record says how often its text was left out before."""
         if not record.name.startswith("aiokafka"):
             return True
         text = record.getMessage()
-        told_s, more = self._told.pop(text, (0.0, 0))
-        is_due = record.created - told_s >= AGAIN_S
-        self._told[text] = (record.created, 0) if is_due else (told_s, more + 1)
-        while len(self._told) > TEXTS:
-            self._told.popitem(last=False)
+        written_s, more = self._written.pop(text, (0.0, 0))
+        is_due = record.created - written_s >= AGAIN_S
+        self._written[text] = (record.created, 0) if is_due else (written_s, more + 1)
+        while len(self._written) > TEXTS:
+            self._written.popitem(last=False)
         if is_due and more:
             record.msg, record.args = f"{text} (and {more} times more)", None
         return is_due

@@ -59,8 +59,8 @@ NO_SETTINGS = re.compile(
     rf"{PREFIX}((CONFIG|CHROMIUM|PROMTOOL|SCREENSHOTS|REDIS_SERVER|VALKEY_SERVER|TEST_.*)=|(.*_)?SERVICE_(HOST|PORT(_.*)?)=|(.*_)?PORT(_.*)?=\w+://"
     r"|(.*_)?PORT_\d+_[A-Z]+_(PROTO|PORT|ADDR)=)"
 )
-"""Variables with the prefix that are not settings: those of other parts of aiodelay, and those that Kubernetes sets for
-each Service whose name begins with `aiodelay`."""
+"""Variables with the prefix that are not settings: variables of other parts of aiodelay, and variables that Kubernetes
+sets for each Service whose name begins with `aiodelay`."""
 _Disagreement: TypeAlias = tuple[Place, str, str]
 """A value that contradicts another value: its path, the value, and the allowed values."""
 
@@ -149,7 +149,7 @@ def _problem(error: ErrorDetails, layers: Layers) -> Problem:
     allowed = _SHOULD.sub("", error["msg"])
     if error["type"].endswith("_parsing"):
         allowed = allowed.partition(",")[0]
-    value = "such a name" if "[key]" in error["loc"] else _shown(error["input"], place)
+    value = "a wrong name" if "[key]" in error["loc"] else _shown(error["input"], place)
     return Problem(field, value, allowed.replace("match pattern", "text that matches"), origin)
 
 

@@ -142,14 +142,14 @@ async def _keep_open(
             for box in boxes:
                 await stack.enter_async_context(box)
             health.opening.discard(name)
-            await _tell_open(name, scheduler, closing)
+            await _log_open(name, scheduler, closing)
             await closing.wait()
     except AiodelayError as error:
         error.add_note(f"store {name}")
         raise
 
 
-async def _tell_open(name: str, scheduler: Scheduler, closing: asyncio.Event) -> None:
+async def _log_open(name: str, scheduler: Scheduler, closing: asyncio.Event) -> None:
     """Log when a store becomes ready. If it is not ready at once, log the reason first."""
     if (status := scheduler.status()).phase != "ready":
         why = status.why or f"{status.done} of {status.of} partitions are read"

@@ -30,8 +30,8 @@ ONLY = "default"
 
 
 ROUTERS = (
-    *(messages.scheduling, messages.changing, messages.looking, dead.looking, dead.changing),
-    *(lanes.looking, lanes.changing, bulk.looking, bulk.changing, etf1.looking, etf1.alive),
+    *(messages.scheduling, messages.changing, messages.reading, dead.reading, dead.changing),
+    *(lanes.reading, lanes.changing, bulk.reading, bulk.changing, etf1.reading, etf1.alive),
 )
 
 

@@ -141,7 +141,8 @@ async def lines_of(request: Request, limits: ApiLimits) -> AsyncIterator[bytes]:
         for line in lines:
             yield line
         if len(rest) > limits.max_body:
-            raise ApiError(413, "LineTooLargeError", f"a line has at most {limits.max_body} bytes", CLOSE)
+            detail = f"a line has more than {limits.max_body} bytes, the most allowed"
+            raise ApiError(413, "LineTooLargeError", detail, CLOSE)
     if rest:
         yield rest
 

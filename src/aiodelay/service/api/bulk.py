@@ -34,13 +34,13 @@ __all__ = [
     "end",
     "get_operation",
     "list_operations",
-    "looking",
     "plan",
     "planned",
+    "reading",
     "stop",
 ]
 
-looking: APIRouter = APIRouter(prefix="/v1/bulk", tags=["bulk"], route_class=needs("read"))
+reading: APIRouter = APIRouter(prefix="/v1/bulk", tags=["bulk"], route_class=needs("read"))
 changing: APIRouter = APIRouter(prefix="/v1/bulk", tags=["bulk"], route_class=needs("operate"))
 
 MOST = 1_000
@@ -199,13 +199,13 @@ def _shape(found: Operation) -> BulkOut:
     )
 
 
-@looking.get("", summary="List bulk operations, latest first", **documents(BulkListOut))
+@reading.get("", summary="List bulk operations, latest first", **documents(BulkListOut))
 async def list_operations(request: Request, store: Store) -> Response:
     """Lists the running operations and the latest ones that have ended."""
     return Json(BulkListOut([_shape(each) for each in served_of(request).operations.all(store=store.name)]))
 
 
-@looking.get("/{operation}", summary="Get the progress or the result of a bulk operation", **documents(BulkOut))
+@reading.get("/{operation}", summary="Get the progress or the result of a bulk operation", **documents(BulkOut))
 async def get_operation(operation: str, request: Request, store: Store) -> Response:
     """`operation` is the `confirm` of its plan."""
     return Json(_shape(served_of(request).operations.find(operation, store=store.name)))
@@ -287,15 +287,15 @@ def _change_of(scheduler: Scheduler, plan: Plan) -> Callable[[str], Awaitable[ob
         case "fire":
             return scheduler.fire
         case "pause":
-            return lambda each: _told(scheduler.pause(each), "paused", "was_paused")
+            return lambda each: _word_of(scheduler.pause(each), "paused", "was_paused")
         case "resume":
-            return lambda each: _told(scheduler.resume(each), "resumed", "was_not_paused")
+            return lambda each: _word_of(scheduler.resume(each), "resumed", "was_not_paused")
         case _:
             at, delay = read_time(plan.options["at"], "at"), plan.options["delay"]
             return lambda each: scheduler.reschedule(each, at=at, delay=delay)
 
 
-async def _told(change: Awaitable[bool], yes: str, no: str) -> str:
+async def _word_of(change: Awaitable[bool], yes: str, no: str) -> str:
     return yes if await change else no
 
 

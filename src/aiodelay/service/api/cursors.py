@@ -33,7 +33,7 @@ def read_cursor(text: str | None, type_: type[P]) -> P | None:
     """Return the place in a text of `write_cursor`.
 
     Raises:
-        InputError: The text is not one that `write_cursor` returns.
+        InputError: `write_cursor` cannot have returned this text.
     """
     if text is None:
         return None
@@ -43,7 +43,7 @@ def read_cursor(text: str | None, type_: type[P]) -> P | None:
     except (binascii.Error, ValueError, msgspec.MsgspecError):
         place = None
     if place is None or any(isinstance(part, int) and abs(part) > MOST for part in place):
-        raise InputError("after", repr(cut(text)), "the `after` of the page before")
+        raise InputError("after", repr(cut(text)), "the `after` of the previous page")
     return place
 
 

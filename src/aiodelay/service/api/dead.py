@@ -28,13 +28,13 @@ __all__ = [
     "get_letter",
     "letter_not_found",
     "list_letters",
-    "looking",
     "purge",
+    "reading",
     "redrive",
     "revision_of",
 ]
 
-looking: APIRouter = APIRouter(prefix="/v1/dead", tags=["dead letters"], route_class=needs("read"))
+reading: APIRouter = APIRouter(prefix="/v1/dead", tags=["dead letters"], route_class=needs("read"))
 changing: APIRouter = APIRouter(prefix="/v1/dead", tags=["dead letters"], route_class=needs("operate"))
 
 MOST_LETTERS = 1_000
@@ -53,7 +53,7 @@ def revision_of(text: str) -> int:
     return int(text)
 
 
-@looking.get("", summary="List dead letters, oldest first", **documents(DeadListOut))
+@reading.get("", summary="List dead letters, oldest first", **documents(DeadListOut))
 async def list_letters(
     *,
     request: Request,
@@ -89,7 +89,7 @@ async def list_letters(
     )
 
 
-@looking.get("/{revision}/{id:path}", summary="Get a dead letter, with payload and traceback", **documents(DeadOut))
+@reading.get("/{revision}/{id:path}", summary="Get a dead letter, with payload and traceback", **documents(DeadOut))
 async def get_letter(revision: Revision, id: str, store: Store) -> Response:  # noqa: A002 - its name
     """`id` and `revision` together are the key of the dead letter."""
     letter = await dead_letter(store.scheduler, DeadKey(id, revision))
@@ -106,7 +106,7 @@ def letter_not_found(revision: int, message_id: str) -> ApiError:
 async def _keys(request: Request) -> list[DeadKey]:
     given = await read_json(request, served_of(request).limits, DeadKeysIn)
     if not 1 <= len(given.letters) <= MOST_LETTERS:
-        raise wrong(422, "LettersError", "letters", f"{len(given.letters)} of them", f"1 to {MOST_LETTERS}")
+        raise wrong(422, "LettersError", "letters", f"{len(given.letters)} letters", f"1 to {MOST_LETTERS}")
     return [DeadKey(each.id, check_count(each.revision, "revision", 0, MOST_REVISION)) for each in given.letters]
 
 

@@ -32,11 +32,11 @@ __all__ = [
     "get_schedule",
     "info",
     "liveness",
-    "looking",
+    "reading",
     "schedules",
 ]
 
-looking: APIRouter = APIRouter(tags=["etf1"], route_class=needs("read"))
+reading: APIRouter = APIRouter(tags=["etf1"], route_class=needs("read"))
 alive: APIRouter = APIRouter(tags=["etf1"])
 
 KAFKA = "kafka"
@@ -45,7 +45,7 @@ ALIVE_S = 1.0
 PROBE = "liveness"
 
 
-@looking.get("/schedules", summary="List all schedules, earliest first", **documents(list[Etf1Schedule]))
+@reading.get("/schedules", summary="List all schedules, earliest first", **documents(list[Etf1Schedule]))
 async def schedules(
     store: Store,
     limit: Annotated[int, Query(ge=1, le=1_000_000, description="The most schedules to list.")] = 10_000,
@@ -73,7 +73,7 @@ async def schedules(
     return StreamingResponse(parts(), media_type="application/json")
 
 
-@looking.get("/schedule/{id:path}", summary="Get one schedule", **documents(Etf1Schedule))
+@reading.get("/schedule/{id:path}", summary="Get one schedule", **documents(Etf1Schedule))
 async def get_schedule(id: str, store: Store) -> Response:  # noqa: A002 - its name in the URL
     """Returns one item of the array of `/schedules`."""
     found = await store.scheduler.get(id)
@@ -82,7 +82,7 @@ async def get_schedule(id: str, store: Store) -> Response:  # noqa: A002 - its n
     return Json(_schedule(store, found))
 
 
-@looking.get("/info", summary="Get the addresses of the service", **documents(Etf1Info))
+@reading.get("/info", summary="Get the addresses of the service", **documents(Etf1Info))
 async def info(request: Request, store: Store) -> Response:
     """Returns `{hostname, address, server_address, kafka: {bootstrap_servers, topics, history_topic}}`."""
     host, port = request.scope.get("server") or ("", None)

@@ -41,12 +41,12 @@ __all__ = [
     "lateness",
     "list_stores",
     "load",
-    "looking",
     "pause",
+    "reading",
     "resume",
 ]
 
-looking: APIRouter = APIRouter(prefix="/v1", tags=["overview"], route_class=needs("read"))
+reading: APIRouter = APIRouter(prefix="/v1", tags=["overview"], route_class=needs("read"))
 changing: APIRouter = APIRouter(prefix="/v1", tags=["overview"], route_class=needs("operate"))
 
 MOST_BUCKETS = 1_000
@@ -55,7 +55,7 @@ ABILITIES_OF_ALL = ("Inspectable", "DeadLetters", "Holds", "Journal")
 ABILITIES_OF_SOME = (ports.Transfer, ports.Registry)
 
 
-@looking.get("/stores", summary="List the stores and their abilities", **documents(StoresOut))
+@reading.get("/stores", summary="List the stores and their abilities", **documents(StoresOut))
 async def list_stores(request: Request) -> Response:
     """If there are several stores, all other requests name one with `?store=<name>`."""
     served = served_of(request)
@@ -79,7 +79,7 @@ def _abilities(store: ports.Store) -> list[str]:
     return [*ABILITIES_OF_ALL, *(each.__name__ for each in ABILITIES_OF_SOME if isinstance(store, each))]
 
 
-@looking.get("/counts", summary="Count messages by lane and state", **documents(CountsOut))
+@reading.get("/counts", summary="Count messages by lane and state", **documents(CountsOut))
 async def counts(store: Store) -> Response:
     """`oldest_overdue` is the time since which the oldest overdue message waits for its delivery."""
     lanes = counts_shape(await store.scheduler.counts())
@@ -93,7 +93,7 @@ async def counts(store: Store) -> Response:
     )
 
 
-@looking.get("/load", summary="Count messages that come due, by bucket of time", **documents(LoadOut))
+@reading.get("/load", summary="Count messages that come due, by bucket of time", **documents(LoadOut))
 async def load(
     store: Store,
     bucket: Annotated[str, Query(description='The length of one bucket, such as "1m".', max_length=64)] = "1m",
@@ -107,7 +107,7 @@ async def load(
     return Json({"bucket": length, "buckets": load_shape(found)})
 
 
-@looking.get("/lateness", summary="Measure the lateness of recent deliveries", **documents(LatenessOut))
+@reading.get("/lateness", summary="Measure the lateness of recent deliveries", **documents(LatenessOut))
 async def lateness(store: Store) -> Response:
     """Measures the first attempts of the last 5 minutes, at most 10,000.
 
@@ -120,7 +120,7 @@ async def lateness(store: Store) -> Response:
     )
 
 
-@looking.get("/journal", summary="Read the journal, in order", **documents(JournalOut))
+@reading.get("/journal", summary="Read the journal, in order", **documents(JournalOut))
 async def journal(
     store: Store,
     limit: Limit,
@@ -133,14 +133,14 @@ async def journal(
     return Json({"entries": [journal_shape(each) for each in entries], "after": last})
 
 
-@looking.get("/holds", summary="List paused lanes and blocked destinations", **documents(HoldsOut))
+@reading.get("/holds", summary="List paused lanes and blocked destinations", **documents(HoldsOut))
 async def holds(store: Store) -> Response:
     """Their messages wait in the store and can be cancelled. They do not delay other messages."""
     blocked = [blocked_shape(each) for each in await store.scheduler.blocked()]
     return Json({"paused": await store.scheduler.paused(), "blocked": blocked})
 
 
-@looking.get("/consumers", summary="List consumers of topics and logs, with their lag", **documents(ConsumersOut))
+@reading.get("/consumers", summary="List consumers of topics and logs, with their lag", **documents(ConsumersOut))
 async def consumers(
     store: Store,
     limit: Limit,

@@ -31,7 +31,7 @@ from .problems import ApiError, wrong
 from .schemas import documents
 from .security import audited, caller_of, needs
 from .served import After, Limit, Opened, Store, served_of, store_of
-from .streams import schedule_lines, told_of
+from .streams import answer_of, schedule_lines
 
 __all__ = [
     "cancel",
@@ -40,15 +40,15 @@ __all__ = [
     "get_message",
     "in_list",
     "list_messages",
-    "looking",
     "not_found",
     "put_message",
+    "reading",
     "reschedule",
     "schedule",
     "with_key",
 ]
 
-looking: APIRouter = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("read"))
+reading: APIRouter = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("read"))
 changing: APIRouter = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("schedule"))
 scheduling: APIRouter = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=needs("schedule", store_of))
 
@@ -75,7 +75,7 @@ def in_list(shape: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in shape.items() if name not in _NOT_IN_LISTS}
 
 
-@looking.get("", summary="List messages by next attempt", **documents(ListOut))
+@reading.get("", summary="List messages by next attempt", **documents(ListOut))
 async def list_messages(
     *,
     request: Request,
@@ -113,7 +113,7 @@ async def list_messages(
     )
 
 
-@looking.get("/{id:path}", summary="Get a pending message, with its payload", **documents(MessageOut, etag=True))
+@reading.get("/{id:path}", summary="Get a pending message, with its payload", **documents(MessageOut, etag=True))
 async def get_message(id: str, store: Store) -> Response:  # noqa: A002 - its name in the URL
     """A retry of an occurrence of a series has the id `<id of the series>~<due time in ms>`."""
     found = await store.scheduler.get(id)
@@ -156,11 +156,15 @@ async def put_message(id: str, request: Request, store: Store) -> Response:  # n
     revision = _meant_revision(request)
     message = read_message(await body_of(request, served_of(request).limits))
     if message.id not in (None, id):
-        raise wrong(422, "MessageIdError", "id", shortened(message.id), f"the URL's ({shortened(id)}), or none")
+        raise wrong(
+            422, "MessageIdError", "id", shortened(message.id), f"the id of the URL ({shortened(id)}), or no id"
+        )
     message = structs.replace(message, id=id)
     if revision is not None:
         if message.conflict != Conflict.replace():
-            raise wrong(422, "IfMatchError", "conflict", shortened(message.conflict.mode), "none beside If-Match")
+            raise wrong(
+                422, "IfMatchError", "conflict", shortened(message.conflict.mode), "no conflict together with If-Match"
+            )
         message = structs.replace(message, conflict=Conflict.if_revision(revision))
     return await _schedule(request, store, message, is_keyed=False, must_match=revision is not None)
 
@@ -170,7 +174,7 @@ async def _schedule(
 ) -> Response:
     with audited(request, "schedule", store=store.name, id=message.id or "", to=message.to or "") as facts:
         scheduled = await _scheduled(store, message)
-        shape = told_of(scheduled, is_keyed=is_keyed)
+        shape = answer_of(scheduled, is_keyed=is_keyed)
         facts |= {"id": scheduled.id, "outcome": shape["outcome"]}
     if must_match and scheduled.outcome is ScheduleOutcome.OUTDATED:
         raise _not_matched(scheduled.id)
@@ -242,7 +246,7 @@ async def cancel(id: str, request: Request, store: Store) -> Response:  # noqa: 
     `recorded`: the cancel is stored. Only the owner of the Kafka partition knows whether an attempt is in flight.
     """
     revision = _meant_revision(request)
-    return await _told(request, store, "cancel", id, store.scheduler.cancel(id, if_revision=revision))
+    return await _outcome_answer(request, store, "cancel", id, store.scheduler.cancel(id, if_revision=revision))
 
 
 @changing.post("/{id:path}/reschedule", summary="Move a message to another time", **documents(OutcomeOut, WhenIn))
@@ -250,16 +254,16 @@ async def reschedule(id: str, request: Request, store: Store) -> Response:  # no
     """Changes only the due time. The answer is 409 if the message is already being delivered at its old due time."""
     when = await read_json(request, served_of(request).limits, WhenIn)
     moving = store.scheduler.reschedule(id, at=read_time(when.at, "at"), delay=when.delay)
-    return await _told(request, store, "reschedule", id, moving)
+    return await _outcome_answer(request, store, "reschedule", id, moving)
 
 
 @changing.post("/{id:path}/fire", summary="Make a message due now", **documents(OutcomeOut))
 async def fire(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
     """`in_flight`: the message is being delivered already."""
-    return await _told(request, store, "fire", id, store.scheduler.fire(id))
+    return await _outcome_answer(request, store, "fire", id, store.scheduler.fire(id))
 
 
-async def _told(
+async def _outcome_answer(
     request: Request,
     store: Opened,
     action: str,
@@ -274,5 +278,6 @@ async def _told(
     if outcome.value == "outdated":
         raise _not_matched(message_id)
     if outcome.value == "too_late":
-        raise ApiError(409, "TooLateError", f"message {shortened(message_id)} is being delivered at its old time")
+        detail = f"message {shortened(message_id)} is already being delivered at its old due time"
+        raise ApiError(409, "TooLateError", detail)
     return Json({"id": check_id(message_id), "outcome": outcome.value})

@@ -93,8 +93,8 @@ def wrong(status: int, error: str, field: str, value: str, allowed: str) -> ApiE
 
 
 def _problem(status: int, shape: Mapping[str, str]) -> Problem:
-    told = {name: cut(text, LONGEST) for name, text in shape.items()}
-    return Problem(f"urn:aiodelay:{told['error']}", HTTPStatus(status).phrase, status, **told)
+    texts = {name: cut(text, LONGEST) for name, text in shape.items()}
+    return Problem(f"urn:aiodelay:{texts['error']}", HTTPStatus(status).phrase, status, **texts)
 
 
 def problem_of(error: AiodelayError) -> Problem:

@@ -393,8 +393,8 @@ def audited(request: Request, action: str, **facts: Any) -> Iterator[dict[str, A
     Yields:
         The facts of the line. The block adds the outcome.
     """
-    with audited_by(caller_of(request), action, **facts) as told:
-        yield told
+    with audited_by(caller_of(request), action, **facts) as completed:
+        yield completed
 
 
 @contextmanager
@@ -408,8 +408,8 @@ def audited_by(caller: Caller, action: str, **facts: Any) -> Iterator[dict[str, 
     _audit(caller, action, facts)
 
 
-def _write(told: Mapping[str, object]) -> None:
-    plain = {name: _plain(value) for name, value in told.items()}
+def _write(facts: Mapping[str, object]) -> None:
+    plain = {name: _plain(value) for name, value in facts.items()}
     audit_log.info("%s", msgspec.json.encode(plain).decode(), extra={"audit": plain})
 
 

@@ -22,7 +22,7 @@ from .problems import CLOSE, ApiError, problem_of
 from .security import audit
 from .served import Opened, Served, served_of
 
-__all__ = ["schedule_lines", "told_of"]
+__all__ = ["answer_of", "schedule_lines"]
 
 IN_MEMORY = 1_048_576
 """Bytes of answers that stay in memory. More answers go into a temporary file."""
@@ -73,7 +73,7 @@ def _too_many(number: int) -> ApiError:
     return ApiError(422, "TooManyRefusedError", detail, CLOSE)
 
 
-def told_of(scheduled: Scheduled, *, is_keyed: bool) -> dict[str, Any]:
+def answer_of(scheduled: Scheduled, *, is_keyed: bool) -> dict[str, Any]:
     """Return the answer for a scheduled message.
 
     If the id comes from an idempotency key, the service has chosen the conflict rule. The client must not see the
@@ -151,7 +151,7 @@ class _Lines:
             self._refuse(line, answer)
             return
         self._stored += 1
-        self._write({"line": line, "scheduled": told_of(answer, is_keyed=is_keyed)})
+        self._write({"line": line, "scheduled": answer_of(answer, is_keyed=is_keyed)})
 
     def _refuse(self, line: int, error: AiodelayError) -> None:
         self._refused += 1

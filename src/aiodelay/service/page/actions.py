@@ -44,7 +44,7 @@ WAIT_S = 1.5
 """Seconds for which the answer to a confirmation waits for the end of the operation."""
 MOST_NAMED = 12
 OF_MESSAGES, OF_LETTERS, OF_PLACES = ("cancel", "fire", "reschedule"), ("redrive", "purge"), ("pause", "resume")
-TELLS: dict[str, tuple[str, str]] = {
+ACTIONS: dict[str, tuple[str, str]] = {
     "cancel": ("Cancel", "An attempt in flight goes on. No retry and no further occurrence follows."),
     "fire": ("Fire now", "The due time becomes now. Messages in flight do not change."),
     "reschedule": ("Reschedule", "Only the due time changes."),
@@ -63,8 +63,8 @@ async def plan(request: Request) -> Response:
     """Store the plan of an action, and show it. Nothing is changed yet."""
     form = await form_of(request)
     store, action = store_of(request, form.one("store")), form.one("action")
-    if action not in TELLS:
-        raise wrong(422, "ActionError", "action", repr(action[:64]), ", ".join(TELLS))
+    if action not in ACTIONS:
+        raise wrong(422, "ActionError", "action", repr(action[:64]), ", ".join(ACTIONS))
     check_allowed(request, _scope_of(action, form))
     try:
         found = await _planned(request, store, action, form)
@@ -138,7 +138,7 @@ async def ask(request: Request) -> Response:
         found = served.operations.find(token, store=store.name).plan
     else:
         found = served.plans.find(token, by=caller_of(request).name, store=store.name)
-    title, tells = TELLS[found.action]
+    title, effect = ACTIONS[found.action]
     count = len(found.targets) or len(found.series)
     facts = await state_of(request).shared.facts(store)
     return shown(
@@ -147,7 +147,7 @@ async def ask(request: Request) -> Response:
         store,
         facts=facts,
         title=title,
-        tells=tells,
+        effect=effect,
         what=_what(found.action, count),
         count=count,
         first=(found.names or found.series)[:SHOWN],
@@ -206,7 +206,7 @@ async def confirm(request: Request) -> Response:
             return refused(request, form, mistake, url_of(request, store, f"plan/{token}", back=back))
         try:
             begun = bulk.begin(request, store, token, with_series=with_series, via="page")
-        except ApiError as error:  # too many are running
+        except ApiError as error:  # too many operations are running
             return refused(request, form, error.problem.detail, url_of(request, store, f"plan/{token}", back=back))
         await begun.wait(WAIT_S)
     return seen_at(url_of(request, store, f"operations/{token}", back=back))
@@ -230,7 +230,7 @@ async def operation(request: Request) -> Response:
     """Show the progress of an operation, or its result."""
     store = store_of(request)
     found = served_of(request).operations.find(request.path_params["token"], store=store.name)
-    title, _ = TELLS[found.plan.action]
+    title, _ = ACTIONS[found.plan.action]
     return shown(
         request,
         "operation.html",

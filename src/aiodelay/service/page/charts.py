@@ -189,8 +189,8 @@ def _stack(x: int, minute: Minute, top: int) -> Stack:
             height = max(count / top * HEIGHT, LEAST)
             y -= height
             parts.append(Part(kind, round(y, 2), round(height, 2)))
-    told = ", ".join(f"{getattr(minute, kind)} {kind.replace('_', ' ')}" for kind in KINDS)
-    return Stack(x, parts, f"{time_shape(minute.from_ms)[:16].replace('T', ' ')} UTC: {told}")
+    counts = ", ".join(f"{getattr(minute, kind)} {kind.replace('_', ' ')}" for kind in KINDS)
+    return Stack(x, parts, f"{time_shape(minute.from_ms)[:16].replace('T', ' ')} UTC: {counts}")
 
 
 def lateness_columns(lateness: Lateness) -> Columns:

@@ -60,6 +60,6 @@ class Drafts:
         return token
 
     def find(self, token: str, *, by: str) -> Draft:
-        """Return the draft of this token and this caller; `NO_DRAFT` if there is none."""
+        """Return the draft of this token; `NO_DRAFT` if this caller has no such draft."""
         draft = self._drafts.get(token, NO_DRAFT)
         return draft if draft.by == by else NO_DRAFT
