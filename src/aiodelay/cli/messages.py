@@ -85,8 +85,8 @@ async def list_(
 ) -> int:
     """List pending messages, by the time of their next attempt.
 
-    An index answers --of, --since and --before. For --state and --to, the command compares messages one by one, at most
-    10,000 per call. If there may be more, stderr has a cursor for --after.
+    An index answers --of, --since and --before. For --state, and for the address in --to, the command compares messages
+    one by one, at most 10,000 per call. If there may be more, stderr has a cursor for --after.
 
     Args:
         of: Only this event type or sink.

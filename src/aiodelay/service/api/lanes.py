@@ -135,7 +135,7 @@ async def journal(
 
 @reading.get("/holds", summary="List paused lanes and blocked destinations", **documents(HoldsOut))
 async def holds(store: Store) -> Response:
-    """Their messages wait in the store and can be cancelled. They do not delay other messages."""
+    """Their messages stay in the store, where they can be cancelled. They do not delay messages of other lanes."""
     blocked = [blocked_shape(each) for each in await store.scheduler.blocked()]
     return Json({"paused": await store.scheduler.paused(), "blocked": blocked})
 
@@ -181,7 +181,7 @@ def _place(consumer: Registered) -> tuple[str, str, str]:
 
 @changing.post("/pause", summary="Pause a lane or a destination", **documents(OutcomeOut, WhatIn))
 async def pause(request: Request, store: Store) -> Response:
-    """Pauses it for all instances, until a resume. Attempts in flight go on."""
+    """The pause holds for all instances, until a resume. Attempts in flight go on."""
     what = (await read_json(request, served_of(request).limits, WhatIn)).what
     with audited(request, "pause", store=store.name, what=what) as facts:
         facts["outcome"] = outcome = "paused" if await store.scheduler.pause(what) else "was_paused"
@@ -190,7 +190,7 @@ async def pause(request: Request, store: Store) -> Response:
 
 @changing.post("/resume", summary="Resume a lane or a destination", **documents(OutcomeOut, WhatIn))
 async def resume(request: Request, store: Store) -> Response:
-    """Delivers messages that are already due at once."""
+    """Messages that are already due are delivered at once."""
     what = (await read_json(request, served_of(request).limits, WhatIn)).what
     with audited(request, "resume", store=store.name, what=what) as facts:
         facts["outcome"] = outcome = "resumed" if await store.scheduler.resume(what) else "was_not_paused"

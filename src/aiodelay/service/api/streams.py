@@ -76,8 +76,8 @@ def _too_many(number: int) -> ApiError:
 def answer_of(scheduled: Scheduled, *, is_keyed: bool) -> dict[str, Any]:
     """Return the answer for a scheduled message.
 
-    If the id comes from an idempotency key, the service has chosen the conflict rule. The client must not see the
-    outcome of that rule, so it reads `repeated`.
+    If the id comes from an idempotency key, the service has chosen the conflict rule, not the client. If that rule has
+    kept the stored message, the outcome is `repeated`.
     """
     shape = scheduled_shape(scheduled)
     if is_keyed and scheduled.outcome in (ScheduleOutcome.OUTDATED, ScheduleOutcome.KEPT, ScheduleOutcome.IN_FLIGHT):

@@ -178,7 +178,7 @@ def _to_type(plan: Plan) -> str:
 
 
 async def _unknown(store: Opened, plan: Plan, lanes: list[str]) -> dict[str, list[str]]:
-    """Return the destinations of a plan whose name nothing here has, each with similar names that exist."""
+    """Return the destinations of a plan whose names are unknown to the store, each with similar known names."""
     scheduler = store.scheduler
     held = [lane for lane, _ in await scheduler.opened_store().holds()]
     served = [lane for each in await instances_of(store) for lane in each.lanes or ()]
