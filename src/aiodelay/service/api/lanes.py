@@ -135,7 +135,7 @@ async def journal(
 
 @reading.get("/holds", summary="List paused lanes and blocked destinations", **documents(HoldsOut))
 async def holds(store: Store) -> Response:
-    """Their messages stay in the store, where they can be cancelled. They do not delay messages of other lanes."""
+    """Their messages stay in the store, where they can be cancelled. They do not delay other messages."""
     blocked = [blocked_shape(each) for each in await store.scheduler.blocked()]
     return Json({"paused": await store.scheduler.paused(), "blocked": blocked})
 
