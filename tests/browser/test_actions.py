@@ -227,7 +227,7 @@ async def test_a_bulk_operation_shows_its_progress_and_is_stopped(
         await press(page, "Cancel 400 messages")
         await expect(page.get_by_text("0 of 400.")).to_be_visible()
         await press(page, "Stop")
-        await expect(page.get_by_text("It ends after this step.")).to_be_visible()
+        await expect(page.get_by_text("The operation stops after this step.")).to_be_visible()
         gate.set()
         if not script:
             await page.get_by_role("link", name="Load again").click()

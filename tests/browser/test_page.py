@@ -271,7 +271,7 @@ async def test_a_search_that_has_not_looked_at_everything_says_so(
     async with watch(store, {"limits": ApiLimits(max_examined=50)}, {"java_script_enabled": False}) as viewer:
         page = await viewer.open("/messages?text=ontract-39")
         await expect(page.get_by_text("Nothing found yet")).to_be_visible()
-        await expect(page.get_by_text("None of the 50 of 686 that were examined has all of these.")).to_be_visible()
+        await expect(page.get_by_text("None of the 50 of 686 examined so far matches.")).to_be_visible()
         while await page.get_by_role("link", name="Search on").count():
             await expect(page.get_by_text("Nothing matches")).to_have_count(0)
             await page.get_by_role("link", name="Search on").click()

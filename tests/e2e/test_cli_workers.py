@@ -264,4 +264,4 @@ def test_a_port_for_prometheus_beside_a_provider_of_the_program_is_refused(tmp_p
     (tmp_path / "app.py").write_text(f"{own}metrics.set_meter_provider(MeterProvider())\n{app}")
     with aiodelay("run", "app:scheduler", "--metrics-port", "0", cwd=tmp_path) as program:
         assert program.exit_code() == 1
-        assert "a meter provider of the program's own" in "\n".join(program.err.seen)
+        assert "the program sets a meter provider itself" in "\n".join(program.err.seen)
