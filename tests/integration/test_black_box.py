@@ -174,7 +174,7 @@ async def test_what_cannot_be_taken_over_stays_and_is_named(server: RedisServer)
         "number": "cannot be read",
         "no json": "cannot be read",
     }
-    reasons |= {"in ms": "if it counts s", "x" * 256: "as an id"}
+    reasons |= {"in ms": "if the unit is s", "x" * 256: "cannot be an id"}
     assert all(part in found.skipped[name] for name, part in reasons.items()), found.skipped
     snapshot = await store.get("good")
     assert snapshot is not None

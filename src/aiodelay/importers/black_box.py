@@ -103,7 +103,7 @@ async def _read(
 def _due_ms(score: float, unit_ms: int, now_ms: int) -> int:
     if not -MAX_HORIZON_MS <= score * unit_ms - now_ms <= MAX_HORIZON_MS:
         raise SkippedError(
-            f"its time is {score:g}, which is too far from now in {'ms' if unit_ms == 1 else 's'}; check --unit"
+            f"its time is {score:g}, too far from now if the unit is {'ms' if unit_ms == 1 else 's'}; check the unit"
         )
     return ceil(score * unit_ms)
 
