@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from aiodelay import Telemetry
 from aiodelay.engine.delivery.lease_book import LeaseBook
+from aiodelay.engine.delivery.run_settlements import RunSettlements
 from aiodelay.engine.delivery.subscription import HandlerSubscription
 
 from .bp1_redis_dispatch import CONCURRENCY, MESSAGES, typed
@@ -32,7 +33,8 @@ __all__ = ["BENCHMARK"]
 GOAL = Goal("at most", 1.02)
 SAMPLED = 0.01
 TOLD: dict[type, Sequence[str]] = {
-    HandlerSubscription: ("_begin", "_start", "_failed"),
+    HandlerSubscription: ("_begin", "_start"),
+    RunSettlements: ("after_failure",),
     LeaseBook: ("settle", "forget"),
 }
 """The functions on a message's path that call an observer."""

@@ -651,7 +651,7 @@ class Scheduler(Control):
             self._series[spec.name] = self._handler_series(spec, every)
         self._handlers[spec.name] = spec
         if self._running is not None and self._serves(spec):
-            self._running.add_handler(spec)
+            self._running.subscriptions.add_handler(spec)
             if every is not None:
                 self._running.spawn(self._arm_soon(spec.name, self._running), f"aiodelay arm {spec.name}")
 
@@ -706,7 +706,7 @@ class Scheduler(Control):
         del self._handlers[name]
         self._series.pop(name, None)
         if self._running is not None:
-            await self._running.remove(name)
+            await self._running.subscriptions.remove(name)
 
     def set_concurrency(self, what: type | str, concurrency: int) -> None:
         """Change how many runs of a handler may go on at once, also while the scheduler is open.
@@ -721,7 +721,7 @@ class Scheduler(Control):
         name = self._handler_name(what)
         self._handlers[name] = replace(self._handlers[name], concurrency=check_concurrency(concurrency))
         if self._running is not None:
-            self._running.set_concurrency(name, concurrency)
+            self._running.subscriptions.set_concurrency(name, concurrency)
 
     def _handler_name(self, what: type | str) -> Lane:
         name = type_name(what) if isinstance(what, type) and is_event_class(what) else what
@@ -780,7 +780,7 @@ class Scheduler(Control):
             raise ConfigurationError("messages", "of a scheduler that does not dispatch", "dispatch=True")
         self._check_free(spec)
         self._subscribed.append(spec)
-        running.publish(spec, subscriber, Received, lambda: self._subscribed.remove(spec))
+        running.subscriptions.publish(spec, subscriber, Received, lambda: self._subscribed.remove(spec))
 
     # --- open and closed ----------------------------------------------------------------------------------
 
@@ -818,9 +818,9 @@ class Scheduler(Control):
         self._commands = commands if observer is None else observer.commands(commands)
         try:
             for sink in sinks:
-                running.add_sink(sink)
+                running.subscriptions.add_sink(sink)
             for spec in specs:
-                running.add_handler(spec)
+                running.subscriptions.add_handler(spec)
             for spec in specs if self._dispatch else ():
                 await self.until_answered(f"arming the series of {spec.name}", partial(self._arm, spec.name))
         except BaseException as error:
@@ -961,22 +961,24 @@ class Scheduler(Control):
 
     def demand(self) -> Mapping[Lane, int]:
         """Return how many more messages each handler and sink of this process requests now; empty if it is not open."""
-        subscriptions = {} if self._running is None else self._running.subscriptions
+        subscriptions = {} if self._running is None else self._running.subscriptions.by_lane
         return {lane: each.demand().messages for lane, each in subscriptions.items()}
 
     @property
     def in_flight(self) -> int:
         """How many messages this process has delivered and not settled yet; 0 while it is closed."""
-        return 0 if self._running is None else self._running.in_flight
+        return 0 if self._running is None else self._running.subscriptions.in_flight
 
     def served(self) -> Sequence[Lane]:
         """Return the lanes that this process serves now, former names included; empty if it is closed or closing."""
-        return () if self._running is None or self._running.is_closing else self._running.lanes()
+        if self._running is None or self._running.is_closing:
+            return ()
+        return self._running.subscriptions.lanes()
 
     @contextmanager
     def watch(self) -> Iterator[WakeUp]:
         """Give a wake-up that is set whenever this process has settled a message or can take another one."""
-        with nullcontext(WakeUp()) if self._running is None else self._running.watch() as changed:
+        with nullcontext(WakeUp()) if self._running is None else self._running.subscriptions.watch() as changed:
             yield changed
 
     @property

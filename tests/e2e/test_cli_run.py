@@ -47,9 +47,9 @@ WAIT_FOR_GO = "while not Path('go').exists(): await asyncio.sleep(0.01)"
 NEVER_END = "await asyncio.Event().wait()"
 BLOCK = "time.sleep(3600)"
 GO_ON = """
-from aiodelay.engine import lifecycle
+from aiodelay.engine import subscriptions
 
-lifecycle.CANCEL_S = 0.4
+subscriptions.CANCEL_S = 0.4
 
 
 async def go_on() -> None:

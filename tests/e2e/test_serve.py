@@ -197,7 +197,7 @@ async def pending(path: Path) -> list[str]:
 def test_requests_that_the_end_cuts_off_are_told_so(tmp_path: Path, redis: RedisServer) -> None:
     text = f'store = "{redis.url}?timeout_ms=20000"\n{OPEN}[limits]\ndrain = "1s"\n'
     requests = [("POST", "/v1/messages", {"to": "stdout:x", "payload": "x", "delay": "1h"}), ("GET", "/v1/dead", None)]
-    periods = {"aiodelay.service.connections.REQUESTS_END_S": 1, "aiodelay.engine.lifecycle.CANCEL_S": 2}
+    periods = {"aiodelay.service.connections.REQUESTS_END_S": 1, "aiodelay.engine.subscriptions.CANCEL_S": 2}
     with (
         Service(tmp_path, text, periods=periods) as service,
         service.client() as client,

@@ -115,7 +115,7 @@ class World:
         async with fresh:
             await asyncio.sleep(150)  # the due times, and a lease that nobody settled
             assert fresh._running is not None
-            assert fresh._running.in_flight == 0
+            assert fresh._running.subscriptions.in_flight == 0
             assert not await self.store.search(Query(limit=10))
         assert set(self.ended) == before | left
         assert self.stored - self.gone <= set(self.ended) <= self.tried - self.gone
@@ -299,7 +299,7 @@ def test_f5_remove_handler(sweep: Sweep, kind: str, takes_s: float) -> None:
         await world.schedule("m", "1s")
         await asyncio.sleep(1.2)
         assert world.scheduler._running is not None
-        assert world.scheduler._running.in_flight == 1
+        assert world.scheduler._running.subscriptions.in_flight == 1
 
     async def operate(world: World) -> None:
         await world.scheduler.remove_handler("work")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aiodelay import Scheduler
-from aiodelay.engine.lifecycle import CLOSE_S
+from aiodelay.engine.subscriptions import CLOSE_S
 from tests.support.kafka import Broker, new_name
 from tests.support.servers import RedisServer
 from tests.support.waiting import until

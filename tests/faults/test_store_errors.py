@@ -83,7 +83,7 @@ class Scene:
     async def assert_well(self) -> None:
         """Nothing is lost, nothing stuck, every loop runs, and new work is done on time."""
         assert self.scheduler._running is not None
-        assert self.scheduler._running.in_flight == 0
+        assert self.scheduler._running.subscriptions.in_flight == 0
         assert {task.get_name() for task in asyncio.all_tasks()} >= LOOPS
         assert not await self.memory.search(Query(limit=ALL))
         assert self.runs.keys() >= self.stored
@@ -97,7 +97,7 @@ class Scene:
         assert self.runs["afterwards"] == 1
         await asyncio.sleep(30)
         assert self.store.calls["tidy"] > tidied
-        assert self.scheduler._running.in_flight == 0
+        assert self.scheduler._running.subscriptions.in_flight == 0
 
 
 @pytest.mark.parametrize("seed", range(4))

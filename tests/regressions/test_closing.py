@@ -14,7 +14,7 @@ import pytest
 
 from aiodelay import ClosedError, Context, OutcomeUnknownError, Scheduler, StoreUnavailableError
 from aiodelay.core.values import Delivery, Demand, SendOutcome, Sent, State
-from aiodelay.engine.lifecycle import CANCEL_S, CLOSE_S
+from aiodelay.engine.subscriptions import CANCEL_S, CLOSE_S
 from aiodelay.memory import MemoryStore
 from aiodelay.testing import Fault, FaultyStore
 from aiodelay.testing.clock import VirtualClock
@@ -155,7 +155,7 @@ async def test_what_is_left_behind_changes_nothing_when_it_ends_after_all(clock:
         await scheduler.run_until_idle()
         assert seen.attempts == [1]
         assert scheduler._running is not None
-        assert scheduler._running.in_flight == 0
+        assert scheduler._running.subscriptions.in_flight == 0
 
 
 async def test_a_removed_handler_that_is_stuck_holds_up_neither_others_nor_the_end(clock: VirtualClock) -> None:

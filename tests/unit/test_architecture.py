@@ -102,7 +102,9 @@ CLOCKS = {
 }
 LOOP_TIMES = {
     "engine.housekeeping": "how long the loop was blocked",
+    "engine.idle": "how long a wait until idle has lasted",
     "engine.lifecycle": "how long closing takes",
+    "engine.subscriptions": "how long draining takes",
     "engine.patience": "how long opening takes",
     "backends.redis.store.base": "how far the server's clock is ahead of ours",
     "backends.redis.store.transfer": "how long ago the lanes that are moved were looked at",

@@ -10,7 +10,7 @@ from configparser import RawConfigParser
 from pathlib import Path
 
 from aiodelay.cli.app import app
-from aiodelay.engine.lifecycle import CANCEL_S, CLOSE_S
+from aiodelay.engine.subscriptions import CANCEL_S, CLOSE_S
 from aiodelay.service.config import Limits
 from aiodelay.service.connections import REQUESTS_END_S
 

@@ -263,9 +263,9 @@ async def test_a_lane_whose_subscription_has_ended_is_not_served_any_more(stage:
         taker = probe()
         scheduler.messages(Number).subscribe(taker)
         assert scheduler._running is not None
-        assert scheduler._running.lanes() == ["number", "digit"]
+        assert scheduler._running.subscriptions.lanes() == ["number", "digit"]
         taker.subscription.cancel()
-        assert scheduler._running.lanes() == []
+        assert scheduler._running.subscriptions.lanes() == []
 
 
 async def test_closing_ends_a_loop_and_waits_for_what_is_held(stage: Stage) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Any
 
 from msgspec import Struct
@@ -32,7 +32,7 @@ LAG_LIMIT_S = 1.0
 
 
 class RuntimeOptions(Struct, frozen=True):
-    """What a scheduler passes on to what runs inside it."""
+    """The settings of a scheduler that its loops, subscriptions and command sender read."""
 
     clock: Clock
     store_timeout_ms: int
@@ -45,6 +45,10 @@ class RuntimeOptions(Struct, frozen=True):
     lease_ms: int = LEASE_MS
     observer: Observer | None = None
     dead_letter_hooks: Sequence[Callable[[DeadLetter], Awaitable[object]]] = ()
+
+    def apart(self, *, silent: bool = False) -> AbstractContextManager[None]:
+        """Return a block whose tasks do not belong to the caller's trace; see `Observer.apart`."""
+        return nullcontext() if self.observer is None else self.observer.apart(silent=silent)
 
 
 class Loops:

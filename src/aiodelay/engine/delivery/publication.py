@@ -124,7 +124,7 @@ class Publication(HandlerSubscription):
         if result is GIVEN_BACK:
             return settling.release(held.claim.record, held.claim.token)
         if isinstance(result, Exception):
-            return self._failed(held, result)
+            return self._settlements.after_failure(held, result)
         return super(Publication, self)._returned(held, result)
 
     def _break(self, signal: str, error: Exception) -> None:

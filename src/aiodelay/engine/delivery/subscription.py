@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import inspect
 import logging
-import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from aiodelay.core.retry import GiveUp
 from aiodelay.core.transitions import token_deadline_ms
-from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Demand, Done, Lane, Settlement, SettleOutcome
+from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Demand, Lane, Settlement, SettleOutcome
 from aiodelay.engine.observer import Observer
-from aiodelay.errors import HandlerResultError, HandlerTimeoutError
-from aiodelay.handlers.context import Later, Reject, RunContext
+from aiodelay.errors import HandlerTimeoutError
+from aiodelay.handlers.context import RunContext
 from aiodelay.handlers.middleware import Middleware, chained
 from aiodelay.handlers.spec import HandlerSpec
 
@@ -26,6 +23,7 @@ from . import settling
 from .dead_letter_hooks import DeadLetterHooks
 from .drive import rest_of
 from .lease_book import Held
+from .run_settlements import RunSettlements
 from .runners import Runners
 from .threads import Threads
 
@@ -35,8 +33,6 @@ log: logging.Logger = logging.getLogger("aiodelay.handlers")
 
 SLICE_S = 0.005
 """A runner whose messages never wait lets others run after this long."""
-OWN_FAULT_MS = 5_000
-"""After a fault of our own, a message is tried again this much later; it costs no attempt."""
 
 
 @dataclass(slots=True)
@@ -94,10 +90,12 @@ class HandlerSubscription:
     _running: dict[int, Run] = field(default_factory=dict)
     _timer: asyncio.TimerHandle | None = None
     _threads: Threads = field(init=False)
+    _settlements: RunSettlements = field(init=False)
 
     def __post_init__(self) -> None:
         self.concurrency = self.spec.concurrency
         self._threads = Threads(f"aiodelay {self.lane}")
+        self._settlements = RunSettlements(self.spec, self.now_ms)
 
     @property
     def lane(self) -> Lane:
@@ -211,11 +209,11 @@ class HandlerSubscription:
                     if self.is_draining:
                         self._release(held)
                     else:
-                        held.book.settle(held, self._failed(held, error))
+                        held.book.settle(held, self._settlements.after_failure(held, error))
                     raise
                 except Exception:
                     log.exception("%s: delivering %s failed in aiodelay itself", self.lane, held.claim.record.id)
-                    settlement = self._own_fault(held)
+                    settlement = self._settlements.after_own_fault(held)
                 held.book.settle(held, settlement)
                 now_s = loop.time()
                 if now_s >= slice_ends:
@@ -224,10 +222,6 @@ class HandlerSubscription:
                     slice_ends = now_s + SLICE_S
         finally:
             self._runner_count -= 1
-
-    def _own_fault(self, held: Held) -> Settlement:
-        record, now = held.claim.record, self.now_ms()
-        return settling.again(record, held.claim.token, now, due_ms=now + OWN_FAULT_MS, attempt=record.attempt)
 
     def _begin(self, held: Held, loop: asyncio.AbstractEventLoop, started_s: float) -> Settlement | Run:
         """Run a message's handler up to its end, or to where it first waits. No `await`: most end right here."""
@@ -265,7 +259,7 @@ class HandlerSubscription:
         except StopIteration as end:
             return self._returned(held, end.value)
         except Exception as error:  # noqa: BLE001 - a handler's exception is data for its retry policy
-            return self._failed(held, error)
+            return self._settlements.after_failure(held, error)
         return Run(held, started_s, rest_of(coroutine, variables, awaited))
 
     async def _through_middleware(self, event: object, context: RunContext[Any]) -> object:
@@ -302,7 +296,7 @@ class HandlerSubscription:
         except asyncio.CancelledError as error:
             return self._cancelled(run, error)
         except Exception as error:  # noqa: BLE001 - a handler's exception is data for its retry policy
-            return self._failed(held, error)
+            return self._settlements.after_failure(held, error)
         finally:
             del self._running[id(held)]
         return self._returned(held, result)
@@ -343,54 +337,13 @@ class HandlerSubscription:
             assert self.spec.timeout_ms is not None
             timeout = HandlerTimeoutError(self.lane, self.spec.timeout_ms)
             timeout.__cause__ = error  # its traceback says where the handler waited
-            return self._failed(run.held, timeout)
+            return self._settlements.after_failure(run.held, timeout)
         if run.cancels:
             return settling.release(run.held.claim.record, run.held.claim.token)
-        return self._failed(run.held, error)
-
-    def _failed(self, held: Held, error: BaseException) -> Settlement:
-        if held.attempt is not None:
-            held.attempt.failed(error)
-        record, token = held.claim.record, held.claim.token
-        attempt, text, now = record.attempt + 1, settling.error_text(error), self.now_ms()
-        decision = self.spec.retry.decide(attempt, error, random.random())
-        raised = type(error), error, settling.users_traceback(error)
-        if isinstance(decision, GiveUp):
-            given_up = "%s: message %s is given up after attempt %d: %s"
-            log.error(given_up, self.lane, record.id, attempt, text, exc_info=raised)
-            traceback = settling.traceback_text(error)
-            return settling.dead(
-                record, token, now, reason=decision.reason, attempt=attempt, error=text, traceback=traceback
-            )
-        log.warning("%s: attempt %d at %s failed: %s", self.lane, attempt, record.id, text)
-        log.debug("%s: traceback of attempt %d at %s", self.lane, attempt, record.id, exc_info=raised)
-        return settling.again(record, token, now, due_ms=now + decision.delay_ms, attempt=attempt, error=text)
+        return self._settlements.after_failure(run.held, error)
 
     def _returned(self, held: Held, result: object) -> Settlement:
-        record, token = held.claim.record, held.claim.token
-        if result is None and record.envelope.rule is None:
-            return Done(record.envelope.id, record.revision, token)
-        now = self.now_ms()
-        if result is None:
-            return settling.done(record, token, now)
-        if isinstance(result, Later):
-            return self._later(held, result, now)
-        if isinstance(result, Reject):
-            text = settling.kept(result.reason)
-            log.error("%s: message %s is rejected: %s", self.lane, record.id, text)
-            return settling.dead(record, token, now, reason="rejected", attempt=record.attempt + 1, error=text)
-        if inspect.iscoroutine(result):
-            result.close()
-        return self._failed(held, HandlerResultError(self.lane, type(result).__name__))
-
-    def _later(self, held: Held, later: Later, now: int) -> Settlement:
-        record, token = held.claim.record, held.claim.token
-        attempt = record.attempt + later.counts
-        if later.counts and attempt >= self.spec.retry.attempts:
-            text = f"the handler returned {later!r} on the last of its {attempt} attempts"
-            log.error("%s: message %s is given up after attempt %d: %s", self.lane, record.id, attempt, text)
-            return settling.dead(record, token, now, reason="attempts_exhausted", attempt=attempt, error=text)
-        return settling.again(record, token, now, due_ms=now + later.delay_ms, attempt=attempt)
+        return self._settlements.after_return(held, result)
 
 
 def _in_thread(call: Callable[[Any, RunContext[Any]], Any], event: object, context: RunContext[Any]) -> object:

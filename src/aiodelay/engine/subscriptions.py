@@ -1,0 +1,298 @@
+"""The subscriptions of one opening of a scheduler: handlers, publications, sinks and transfers.
+
+`lifecycle` begins and ends them. The dispatch loop reads them, and `Scheduler` adds and removes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from aiodelay.core.values import Claim, Lane, Promise
+from aiodelay.core.wakeup import WakeUp
+from aiodelay.errors import ClosedError
+from aiodelay.handlers.context import RunContext
+from aiodelay.handlers.received import HeldMessage
+from aiodelay.handlers.spec import HandlerSpec
+from aiodelay.ports import Sink, Source, Store, Transfer, reactive
+
+from .delivery.dead_letter_hooks import DeadLetterHooks
+from .delivery.dispatcher import Subscriber, Subscription
+from .delivery.publication import Publication
+from .delivery.runners import Runners
+from .delivery.sink_subscription import SinkSubscription
+from .delivery.subscription import HandlerSubscription
+from .delivery.transfer import TransferSubscription
+from .loops import Loops, RuntimeOptions
+
+__all__ = ["Subscriptions", "moves_into"]
+
+R = TypeVar("R", bound=HeldMessage[Any, Any])
+
+CANCELLATIONS = 4
+"""The number of times that closing cancels a run that does not end. All of them happen within `CANCEL_S`."""
+CANCEL_S = 10.0
+"""Longest wait for cancelled runs to end."""
+CLOSE_S = 5.0
+"""Longest wait, in all, for the last claims, settlements and commands, and then for connections to close."""
+
+
+class Subscriptions:
+    """The lanes that one opening of a scheduler serves, and the lanes that it stops serving.
+
+    Args:
+        store: The scheduler's store.
+        sources: The scheduler's sources, by name.
+        options: The scheduler's options.
+        context: Makes a handler's context.
+        worker: The worker id of this opening.
+        tasks: Owns the tasks of this opening.
+        stack: Closes the transfers that `add_sink` opens.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        sources: dict[str, Source],
+        options: RuntimeOptions,
+        context: Callable[[Claim, int, int], RunContext[Any]],
+        *,
+        worker: str,
+        tasks: asyncio.TaskGroup,
+        stack: AsyncExitStack,
+    ) -> None:
+        self._store, self._sources, self._options, self._context = store, sources, options, context
+        self._worker, self._tasks, self._stack = worker, tasks, stack
+        self._loop = asyncio.get_running_loop()
+        self.by_lane: dict[Lane, Subscription] = {}
+        self._transfers: list[TransferSubscription] = []
+        self._leaving: list[Subscriber] = []
+        self._watchers: set[WakeUp] = set()
+        self._loops: Loops | None = None
+        self._hooks: DeadLetterHooks | None = None
+
+    def begin(self, loops: Loops, hooks: DeadLetterHooks | None) -> None:
+        """Allow adding: the loops that serve subscriptions have started."""
+        self._loops, self._hooks = loops, hooks
+
+    # --- add and change -----------------------------------------------------------------------------------
+
+    def add_handler(self, spec: HandlerSpec) -> None:
+        """Start serving a handler from the store, and from its source if it has one."""
+        if self._loops is None:
+            return
+        subscription = HandlerSubscription(
+            spec=spec,
+            runners=Runners(self._tasks),
+            context=self._context,
+            now_ms=self._store.now_ms,
+            on_free=self._loops.freed,
+            middleware=self._options.middleware,
+            observer=self._options.observer,
+            hooks=self._hooks,
+        )
+        self._serve(subscription)
+
+    def publish(
+        self,
+        spec: HandlerSpec,
+        subscriber: reactive.Subscriber[R],
+        received: Callable[[Any, Any, Callable[[], bool]], R],
+        on_over: Callable[[], None],
+    ) -> None:
+        """Start giving a lane's messages to a subscriber: from the store, and from its source if it has one.
+
+        Args:
+            spec: The lane, its retry policy and its source. The engine never calls the spec's handler.
+            subscriber: Gets the messages.
+            received: Makes the subscriber's message from the event, its context, and a function that says whether the
+                message is outdated.
+            on_over: The engine calls it once, when the subscription is over.
+        """
+        assert self._loops is not None
+        loops = self._loops
+        publication = Publication(
+            spec=spec,
+            runners=Runners(self._tasks),
+            context=self._context,
+            now_ms=self._store.now_ms,
+            on_free=loops.freed,
+            observer=self._options.observer,
+            hooks=self._hooks,
+            subscriber=subscriber,
+            received=received,
+            failure=lambda: None if loops.settles else ClosedError("scheduler", "ended by a failure"),
+            on_over=on_over,
+            leave=self._leave,
+        )
+        self._serve(publication)
+        publication.subscribe()
+
+    def _serve(self, subscription: HandlerSubscription) -> None:
+        assert self._loops is not None
+        self.by_lane[subscription.lane] = subscription
+        name, address = subscription.spec.source or ("", "")
+        if name in self._sources:
+            consumer = f"{self._worker}-{uuid4().hex[:8]}"
+            feed = self._sources[name].feed(address, consumer, self._store.put_back, self._store.now_ms)
+            with self._options.apart():
+                self._loops.add_source(subscription, feed)
+        self._loops.freed()
+
+    def add_sink(self, sink: Sink) -> None:
+        """Start serving a sink: by transfer if the store can move messages into the sink, else by sending."""
+        if self._loops is None:
+            return
+        store, runners = self._store, Runners(self._tasks)
+        if isinstance(store, Transfer) and moves_into(store, sink):
+            moves = self._stack.enter_context(store.transferring(sink))
+            if self._options.observer is not None:
+                moves = self._options.observer.transfer(moves, sink.name)
+            transfer = TransferSubscription(
+                sink=sink, moves=moves, runners=runners, now_ms=store.now_ms, on_change=self.changed
+            )
+            self._transfers.append(transfer)
+            with self._options.apart():
+                transfer.start()
+            return
+        self.by_lane[sink.name] = SinkSubscription(
+            sink=sink,
+            retry=self._options.retry,
+            runners=runners,
+            now_ms=store.now_ms,
+            on_free=self._loops.freed,
+            observer=self._options.observer,
+            hooks=self._hooks,
+        )
+
+    def set_concurrency(self, lane: Lane, concurrency: int) -> None:
+        """Change a handler's concurrency."""
+        subscription = self.by_lane.get(lane)
+        if isinstance(subscription, HandlerSubscription):
+            subscription.set_concurrency(concurrency)
+
+    # --- remove and end -----------------------------------------------------------------------------------
+
+    async def remove(self, lane: Lane) -> None:
+        """Stop serving a lane; return when its messages in flight have settled, or were stopped or left behind."""
+        subscription = self.by_lane.pop(lane, None)
+        if subscription is not None:
+            self._leaving.append(subscription)
+            await self._finish_leaving(subscription)
+
+    def _leave(self, subscription: Subscription) -> None:
+        """Begin to stop serving a lane, as `remove` does, and return at once."""
+        if self._loops is not None and self._loops.settles:
+            del self.by_lane[subscription.lane]
+            self._leaving.append(subscription)
+            self._tasks.create_task(self._finish_leaving(subscription), name=f"aiodelay leave {subscription.lane}")
+
+    async def _finish_leaving(self, subscription: Subscription) -> None:
+        assert self._loops is not None
+        drained_by_s = self.drained_by_s()
+        await self._loops.drain_source(subscription, drained_by_s)
+        await self._end([subscription], drained_by_s)
+        settled_by_s = self._loop.time() + CLOSE_S
+        await self._settled_by([subscription], settled_by_s)
+        await self._loops.end_source(subscription, settled_by_s)
+        self._leaving.remove(subscription)
+
+    def drained_by_s(self) -> float:
+        """Return the end of a drain that begins now, in the time of the event loop."""
+        return self._loop.time() + self._options.drain_ms / 1000
+
+    async def end(self, drained_by_s: float) -> None:
+        """Drain all subscriptions. Stop runs that go on after `drained_by_s`, and leave behind runs that do not stop.
+
+        Args:
+            drained_by_s: In the time of the event loop.
+        """
+        await self._end(self._all(), drained_by_s)
+
+    async def _end(self, subscriptions: Sequence[Subscriber], drained_by_s: float) -> None:
+        for subscription in subscriptions:
+            subscription.drain()
+        if not await self._settled_by(subscriptions, drained_by_s):
+            await self._stop(subscriptions)
+        for subscription in subscriptions:
+            subscription.close()
+
+    async def _stop(self, subscriptions: Sequence[Subscriber]) -> None:
+        """Cancel runs, more than once: code that swallows one cancellation may not swallow the next."""
+        for _ in range(CANCELLATIONS):
+            for subscription in subscriptions:
+                subscription.stop()
+            tasks = [task for subscription in subscriptions for task in subscription.runners.tasks]
+            if not tasks or not (await asyncio.wait(tasks, timeout=CANCEL_S / CANCELLATIONS))[1]:
+                return
+
+    def stop(self) -> None:
+        """Cancel all runs once, and do not wait for them."""
+        for subscription in self._all():
+            subscription.stop()
+
+    async def settled_by(self, by_s: float) -> bool:
+        """Wait until no message is in flight; return False if that is not so at `by_s`, or if the loops have failed.
+
+        Args:
+            by_s: In the time of the event loop.
+        """
+        return await self._settled_by(self._all(), by_s)
+
+    async def _settled_by(self, subscriptions: Sequence[Subscriber], by_s: float) -> bool:
+        with self.watch() as changed:
+            while any(subscription.in_flight for subscription in subscriptions):
+                changed.clear()
+                left = by_s - self._loop.time()
+                if left <= 0 or self._loops is None or not self._loops.settles:
+                    return False
+                await changed.wait(left)
+        return True
+
+    # --- inspect ------------------------------------------------------------------------------------------
+
+    def lanes(self) -> list[Lane]:
+        """Return the lanes served now, former names included."""
+        claimed = [
+            lane
+            for subscription in self.by_lane.values()
+            for lane in (subscription.lane, *subscription.demand().aliases)
+        ]
+        return claimed + [transfer.lane for transfer in self._transfers]
+
+    def load(self) -> list[tuple[Lane, int, int]]:
+        """Return each lane with its messages in flight and its demand. Any thread may call this."""
+        return [(each.lane, each.in_flight, each.demand().messages) for each in list(self.by_lane.values())]
+
+    @property
+    def in_flight(self) -> int:
+        """Messages that are delivered and not settled, and dead letters that no hook has been called with yet."""
+        untold = 0 if self._hooks is None else self._hooks.waiting
+        return sum(subscription.in_flight for subscription in self._all()) + untold
+
+    def _all(self) -> list[Subscriber]:
+        """Return the served subscriptions, and the leaving ones, which may still have messages in flight."""
+        return [*self.by_lane.values(), *self._transfers, *self._leaving]
+
+    @contextmanager
+    def watch(self) -> Iterator[WakeUp]:
+        """Give a wake-up that is set whenever a message was settled or a place became free."""
+        watcher = WakeUp()
+        self._watchers.add(watcher)
+        try:
+            yield watcher
+        finally:
+            self._watchers.discard(watcher)
+
+    def changed(self) -> None:
+        """Wake the watchers: a message was settled or a place became free."""
+        for watcher in self._watchers:
+            watcher.set()
+
+
+def moves_into(store: Store, sink: Sink) -> bool:
+    """Say whether a store transfers messages into a sink, so that no worker claims and sends them."""
+    return isinstance(store, Transfer) and store.reaches(sink).promise is Promise.EXACTLY_ONCE
