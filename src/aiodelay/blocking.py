@@ -1,4 +1,4 @@
-"""A scheduler for code that is not asynchronous: scripts, Django, worker threads."""
+"""`BlockingScheduler`, for code that is not asynchronous: scripts, Django, worker threads."""
 
 from __future__ import annotations
 
@@ -47,32 +47,32 @@ __all__ = ["BlockingScheduler"]
 
 T = TypeVar("T")
 CHUNK: Final = 2_000
-"""How many messages `schedule_many` hands over at once: four round trips, which are under way together."""
+"""How many messages `schedule_many` hands over at once: four round trips, which run concurrently."""
 
 
 class BlockingScheduler:
-    """Schedules messages from code that is not asynchronous; each call returns when it is done.
+    """Schedules messages from code that is not asynchronous. Each call returns when it is done.
 
-    It connects at the first call, on an event loop in a thread of its own, and stays connected until `close()` or the
-    end of its `with` block; a later call connects again. A process that ends needs neither: what a call has returned
-    is in the store. A forked process connects anew, at its first call there.
+    The scheduler connects at the first call, on an event loop in a thread of its own. It stays connected until
+    `close()` or the end of its `with` block. A later call connects again. A process may end without either: a message
+    is in the store once its call has returned. A forked process makes its own connection at its first call.
 
     Any number of threads may use it at once; calls at the same time share a round trip. It has no handlers and
-    delivers nothing: that is what a process with a `Scheduler` is for, such as `aiodelay run module:scheduler`.
+    delivers nothing. Delivery needs a process with a `Scheduler`, such as `aiodelay run module:scheduler`.
 
     Args:
         store: A URL.
-        namespace: As of the `Scheduler` that delivers; and so the other settings.
-        sinks: What messages with `to=` may go to. They are not connected to from here.
-        encoding: How typed events are written.
-        check_events: Whether typed events are read back before they are stored.
+        namespace: The namespace of the `Scheduler` that delivers. The other settings must match its settings too.
+        sinks: The sinks that `to=` may name. This scheduler does not connect to them.
+        encoding: The encoding for typed events.
+        check_events: Whether typed events are decoded again before they are stored.
         max_payload: Most bytes of an encoded event.
-        allowed_targets: Destinations that may be scheduled to; None = all.
-        store_timeout: How long a call waits to be sent, and then for the answer, before it fails.
+        allowed_targets: The destinations that `to=` may name; None = all.
+        store_timeout: How long a command waits to be sent, and then for the answer, before it fails.
         open_timeout: How long connecting tries again while the store does not answer; None = one attempt.
 
     Raises:
-        ConfigurationError: A setting is wrong; names it, its value and what is allowed.
+        ConfigurationError: A setting is wrong. The error names the setting, its value and the allowed values.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class BlockingScheduler:
             store_timeout=store_timeout,
             open_timeout=open_timeout,
         )
-        self._shown = repr(make())  # refuses what is wrong here, not at the first call
+        self._shown = repr(make())  # makes a scheduler to check all settings here, not at the first call
         self._shared = _SharedConnection(make)
 
     def __repr__(self) -> str:
@@ -116,7 +116,7 @@ class BlockingScheduler:
 
         Raises:
             StoreUnavailableError: The store cannot be reached.
-            StoreMismatchError: Its data cannot be used by this version.
+            StoreMismatchError: This version cannot use the store's data.
             BlockingCallError: An event loop is running in this thread.
         """
         _refuse_in_a_loop()
@@ -128,31 +128,31 @@ class BlockingScheduler:
         self.close()
 
     def close(self) -> None:
-        """Disconnect, once the calls of other threads are answered; idempotent."""
+        """Disconnect when the calls of other threads have returned. Calling it again does nothing."""
         self._shared.close()
 
     def call(self, function: Callable[[Scheduler], Awaitable[T]], /) -> T:
-        """Do anything else that a scheduler can: `blocking.call(lambda scheduler: scheduler.reaches("redis-list"))`.
+        """Call any other method of a scheduler: `blocking.call(lambda scheduler: scheduler.reaches("redis-list"))`.
 
-        Interrupted by Ctrl-C while it waits, it cancels what was called; a message on its way may be stored.
+        If Ctrl-C interrupts the wait, the call is cancelled. A message that was already sent may be stored.
 
         Args:
-            function: Called with the scheduler, on its event loop; what it returns is awaited there.
+            function: Called with the scheduler, on its event loop, which then awaits the result.
 
         Raises:
             BlockingCallError: An event loop is running in this thread.
-            StoreUnavailableError, StoreMismatchError: It cannot connect.
+            StoreUnavailableError, StoreMismatchError: The scheduler cannot connect.
         """
         _refuse_in_a_loop()
         connection = self._shared.get()
-        while (answer := connection.start(function)) is None:  # closed meanwhile
+        while (answer := connection.start(function)) is None:  # another thread has closed the connection meanwhile
             connection = self._shared.get()
         try:
             return answer.result()
         finally:
             answer.cancel()
 
-    # --- what it does -------------------------------------------------------------------------------------
+    # --- schedule and change ------------------------------------------------------------------------------
 
     def schedule(
         self,
@@ -169,9 +169,9 @@ class BlockingScheduler:
         conflict: Conflict = Conflict.replace(),  # noqa: B008 - immutable
         late: Late = Late.deliver(),  # noqa: B008 - immutable
     ) -> Scheduled:
-        """Store a message until it is due: arguments, answers and errors as of `Scheduler.schedule`.
+        """Store a message until it is due. Arguments, answers and errors are those of `Scheduler.schedule`.
 
-        Where an `OutcomeUnknownError` is raised, `blocking.call(lambda _: error.retry())` finds out, safely.
+        After an `OutcomeUnknownError`, `blocking.call(lambda _: error.retry())` finds out the outcome, safely.
         """
         return self.call(
             lambda scheduler: scheduler.schedule(
@@ -189,9 +189,9 @@ class BlockingScheduler:
         )
 
     def schedule_many(self, messages: Iterable[Message], *, progress: Callable[[int], object] | None = None) -> int:
-        """Store many messages: as `Scheduler.schedule_many`, from a plain iterable of any length.
+        """Store many messages, as `Scheduler.schedule_many`, from a plain iterable of any length.
 
-        The iterable is read, and `progress` called, in this thread, after each 2,000 messages.
+        This thread reads the iterable, and calls `progress` after each 2,000 messages.
         """
         if not isinstance(messages, Iterable):
             raise InputError("messages", kind_of(messages), "an iterable of Message")
@@ -233,10 +233,10 @@ class BlockingScheduler:
         return self.call(lambda scheduler: scheduler.fire(message_id))
 
     def get(self, message_id: str) -> Snapshot | None:
-        """Return a message as it stands now, as `Scheduler.get`."""
+        """Return the current state of a message, as `Scheduler.get`."""
         return self.call(lambda scheduler: scheduler.get(message_id))
 
-    # --- what operators do --------------------------------------------------------------------------------
+    # --- operate ------------------------------------------------------------------------------------------
 
     def pending(
         self,
@@ -254,23 +254,23 @@ class BlockingScheduler:
         return self.call(lambda scheduler: scheduler.counts())
 
     def load(self, *, bucket: Duration, buckets: int) -> Sequence[LoadBucket]:
-        """Count what comes due in each of the next spans of time, as `Scheduler.load`."""
+        """Count the messages that become due in each of the next spans of time, as `Scheduler.load`."""
         return self.call(lambda scheduler: scheduler.load(bucket=bucket, buckets=buckets))
 
     def pause(self, what: type | str) -> bool:
-        """Hold back an event class, a handler's name, a sink, or one destination, as `Scheduler.pause`."""
+        """Pause an event class, a handler's name, a sink, or one destination, as `Scheduler.pause`."""
         return self.call(lambda scheduler: scheduler.pause(what))
 
     def resume(self, what: type | str) -> bool:
-        """Release what `pause` holds back, as `Scheduler.resume`."""
+        """Resume a paused lane or destination, as `Scheduler.resume`."""
         return self.call(lambda scheduler: scheduler.resume(what))
 
     def paused(self) -> Sequence[str]:
-        """List what is held, as `Scheduler.paused`."""
+        """List the paused lanes and destinations, as `Scheduler.paused`."""
         return self.call(lambda scheduler: scheduler.paused())
 
     def blocked(self) -> Sequence[Blocked]:
-        """List destinations that take nothing now, as `Scheduler.blocked`."""
+        """List the blocked destinations, as `Scheduler.blocked`."""
         return self.call(lambda scheduler: scheduler.blocked())
 
     def dead_letters(
@@ -280,19 +280,19 @@ class BlockingScheduler:
         return self._each(lambda scheduler: scheduler.dead_letters(of, message_id=message_id, limit=limit))
 
     def redrive(self, *letters: DeadLetter | DeadKey) -> Sequence[Outcome]:
-        """Give dead letters a new life, due now, as `Scheduler.redrive`."""
+        """Schedule dead letters again, due now, as `Scheduler.redrive`."""
         return self.call(lambda scheduler: scheduler.redrive(*letters))
 
     def purge(self, *letters: DeadLetter | DeadKey) -> int:
-        """Delete dead letters for good, as `Scheduler.purge`."""
+        """Delete dead letters, as `Scheduler.purge`."""
         return self.call(lambda scheduler: scheduler.purge(*letters))
 
     def journal(self, message_id: str | None = None, *, after: int = 0, limit: int = 100) -> Sequence[JournalEntry]:
-        """List what happened, in order, as `Scheduler.journal`."""
+        """List journal entries, in order, as `Scheduler.journal`."""
         return self.call(lambda scheduler: scheduler.journal(message_id, after=after, limit=limit))
 
     def _each(self, start: Callable[[Scheduler], AsyncIterator[T]]) -> Iterator[T]:
-        """Yield what a scheduler's method yields, page by page."""
+        """Yield the items of a scheduler's asynchronous generator, page by page."""
         found: AsyncIterator[T] | None = None
 
         async def page(scheduler: Scheduler) -> list[T]:
@@ -312,7 +312,7 @@ class BlockingScheduler:
 
 
 class _Connection:
-    """A scheduler that is open on an event loop of its own, in a thread that does not keep the process from ending.
+    """An open scheduler on an event loop of its own, in a daemon thread, which does not keep the process alive.
 
     Raises:
         AiodelayError: It could not be opened.
@@ -323,10 +323,10 @@ class _Connection:
         self._opening: Future[BlockingPortal] = Future()
         self._thread = Thread(target=self._run, name="aiodelay blocking", daemon=True)
         try:
-            self._thread.start()  # which waits until it runs, and can be interrupted in that
+            self._thread.start()  # waits until the thread runs; Ctrl-C can interrupt this wait
             self._portal = self._opening.result()
         finally:
-            self._opening.cancel()  # interrupted: the opening is cancelled, or closed at once where it has just ended
+            self._opening.cancel()  # after an interruption: end the opening, or close what has just been opened
 
     def _run(self) -> None:
         try:
@@ -350,11 +350,11 @@ class _Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was not closed, and did not fail."""
+        """Whether it is still open: not closed, and not ended by a failure."""
         return self._thread.is_alive()
 
     def start(self, function: Callable[[Scheduler], Awaitable[T]]) -> Future[T] | None:
-        """Call a function on the loop; None where it is closed, or being closed."""
+        """Call a function on the loop; return None if the connection is closed or being closed."""
         try:
             return self._portal.start_task_soon(function, self._scheduler)
         except RuntimeError:
@@ -369,7 +369,7 @@ class _Connection:
 
 
 class _SharedConnection:
-    """The connection that all threads of this process share, made when the first of them needs it.
+    """The connection that all threads of this process share. The first call makes it.
 
     Args:
         make: Makes a scheduler that is not open yet.
@@ -381,7 +381,7 @@ class _SharedConnection:
         _ALL.add(self)
 
     def forget(self) -> None:
-        """Begin without a connection: a forked process leaves it to its parent, whose threads it does not have."""
+        """Drop the connection without closing it: after a fork it belongs to the parent, which runs its thread."""
         self._lock = Lock()
         self._connection: _Connection | None = None
 
@@ -391,7 +391,7 @@ class _SharedConnection:
         return self._connection is not None
 
     def get(self) -> _Connection:
-        """Return the connection; make another one where there is none, or where it was closed."""
+        """Return the connection. If there is none, or if it was closed, make another one."""
         with self._lock:
             if self._connection is None or not self._connection.is_open:
                 self._connection = _Connection(self._make())
@@ -406,14 +406,14 @@ class _SharedConnection:
 
 
 def _cancel_too(task: asyncio.Task[object], opening: Future[BlockingPortal]) -> None:
-    """Cancel the task that opens, from any thread, if the opening was cancelled."""
+    """Cancel the task that opens the scheduler, from any thread, if the opening was cancelled."""
     if opening.cancelled():
-        with suppress(RuntimeError):  # its loop has ended meanwhile
+        with suppress(RuntimeError):  # the task's loop has already ended
             task.get_loop().call_soon_threadsafe(task.cancel)
 
 
 def _chunks(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    """Read messages in chunks; where reading fails, what was read comes first."""
+    """Read messages in chunks. If reading fails, yield the messages read before, then raise."""
     chunk: list[Message] = []
     try:
         for message in messages:

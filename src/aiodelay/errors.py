@@ -1,10 +1,15 @@
-"""Every error aiodelay raises: one root, split by what the caller can do about it.
+"""Every error that aiodelay raises: one root class, split by what the caller can do.
 
-`InputError` and `ConfigurationError`: mend the call; nothing was sent anywhere. `StoreUnavailableError`,
-`StoreBusyError`: nothing was stored; try again. `StoreDamagedError`: repair the store's data. `StoreTooNewError`:
-upgrade this process. `OutcomeUnknownError`: the message may be stored; `retry()` is safe.
-Messages name the field, the value (shortened) and what is allowed. Payloads, header values and passwords are
-never part of a message.
+| error | what to do |
+| --- | --- |
+| `InputError`, `ConfigurationError` | Correct the call. Nothing was sent. |
+| `StoreUnavailableError`, `StoreBusyError` | Try again. Nothing was stored. |
+| `StoreDamagedError` | Repair the store's data. |
+| `StoreTooNewError` | Upgrade this process. |
+| `OutcomeUnknownError` | The message may be stored. `retry()` is safe. |
+
+An error text names the field, the value (shortened) and the allowed values. It never contains payloads, header values
+or passwords.
 """
 
 from __future__ import annotations
@@ -58,12 +63,12 @@ __all__ = [
 _SHOWN = (str, int, float, complex, type, date, time, timedelta, tzinfo)
 _MOST_ITEMS = 100
 _MAX_URL = 200
-_NO_PORT = re.compile(r"(\[[^\]]*\])|:(?!\d*(?:[,?#]|$))[^,?#]*")  # or, as group 1, an IPv6 address
+_NO_PORT = re.compile(r"(\[[^\]]*\])|:(?!\d*(?:[,?#]|$))[^,?#]*")  # a port that is no number; group 1: an IPv6 address
 _SECRET = re.compile(r"(?i)pass|pwd|secret|token|key|auth|cred")
 
 
 def cut(text: str, limit: int = 60) -> str:
-    """Return the text on one line: what does not print is escaped, the middle left out beyond `limit` characters."""
+    """Return a text on one line. Escape unprintable characters, and cut the middle beyond `limit` characters."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     if len(text) <= limit:
@@ -73,7 +78,7 @@ def cut(text: str, limit: int = 60) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Name a value's type, with its article: what is said of values that must not be shown."""
+    """Name a value's type with its article, such as "a dict", for values whose content must not be shown."""
     if value is None:
         return "None"
     name = type(value).__qualname__
@@ -83,14 +88,15 @@ def kind_of(value: object) -> str:
 def shortened(value: object, limit: int = 60) -> str:
     """Render a value for an error message, on one line.
 
-    Text, numbers, times, types, and short lists of them, by their `repr`, cut in the middle beyond `limit` characters;
-    bytes by their number, all else by its type: it may hold payloads or secrets, or have no `repr` that works.
+    Text, numbers, times, types, and short lists of them appear by their `repr`, cut in the middle beyond `limit`
+    characters. Bytes appear by their number. Other values appear by their type: they may hold payloads or secrets, or
+    their `repr` may fail.
     """
     if isinstance(value, bytes | bytearray):
         return f"{len(value)} bytes"
     try:
         return cut(repr(value), limit) if _may_be_shown(value) else kind_of(value)
-    except Exception:  # noqa: BLE001 - a `repr` of the caller's; also int's, beyond 4300 digits
+    except Exception:  # noqa: BLE001 - a caller's `repr` may raise anything; int's raises beyond 4300 digits
         return kind_of(value)
 
 
@@ -101,10 +107,12 @@ def _may_be_shown(value: object) -> bool:
 
 
 def masked_url(url: str) -> str:
-    """Return the URL with its password, and the value of any option that may be a secret, replaced by `***`.
+    """Return a URL with its password and its secret-looking option values replaced by `***`.
 
-    Masks too much rather than too little where the URL is not well formed: a password with unescaped `/`, `?`, `#` or
-    `@` ends at the last `@`, and one without any `@` after it is taken for a port that is no number.
+    If the URL is not well formed, the mask covers too much rather than too little:
+
+    - A password with unescaped `/`, `?`, `#` or `@` ends at the last `@`.
+    - A password that no `@` follows looks like a port that is not a number, and is masked.
     """
     head = re.match(r"(?:[^:/?#@]*:)?(/*)", url)
     assert head is not None  # it matches the empty text
@@ -125,7 +133,7 @@ def _masked_option(option: re.Match[str]) -> str:
 
 
 class AiodelayError(Exception):
-    """Root of every error raised by aiodelay."""
+    """Root of all errors that aiodelay raises."""
 
 
 # --- fix the call ---------------------------------------------------------------------------------
@@ -194,7 +202,7 @@ class RecordFormatError(AiodelayError, ValueError):
 
 
 class ConfigurationError(AiodelayError, ValueError):
-    """A setting is wrong; raised where it is given. Of a message: the scheduler or its store cannot do what it asks."""
+    """A setting is wrong, or the scheduler or its store cannot do what a message asks for."""
 
     setting: str
     value: str
@@ -211,11 +219,11 @@ class ConfigurationError(AiodelayError, ValueError):
 
 
 class UnknownSinkError(ConfigurationError):
-    """`to=` names a sink that this scheduler does not have."""
+    """`to=` or a call names a sink that this scheduler does not have."""
 
 
 class UnsupportedByStoreError(ConfigurationError):
-    """The store lacks an ability that the call needs; nothing was sent."""
+    """The store lacks an ability that the call needs. Nothing was sent."""
 
 
 class MissingExtraError(ConfigurationError, ImportError):
@@ -223,10 +231,10 @@ class MissingExtraError(ConfigurationError, ImportError):
 
 
 def missing_extra(error: ImportError, setting: str, extra: str) -> ImportError:
-    """Return the error of a failed import with the extra to install.
+    """Return the error to raise for a failed import. It names the extra to install.
 
     Args:
-        error: The error of the import; it is returned unchanged if a module of aiodelay itself is missing.
+        error: The error of the import. If a module of aiodelay itself is missing, it is returned unchanged.
         setting: The package or setting that needs the extra.
         extra: The extra's name in `pip install 'aiodelay[...]'`.
     """
@@ -238,22 +246,22 @@ def missing_extra(error: ImportError, setting: str, extra: str) -> ImportError:
 
 
 class HandlerSignatureError(ConfigurationError, TypeError):
-    """A function cannot be a handler as it stands."""
+    """A function has parameters or annotations with which it cannot be a handler."""
 
 
 class DuplicateHandlerError(ConfigurationError):
-    """Two handlers or two event types claim the same type name."""
+    """Two handlers or two event types have the same type name, or two handlers have the same source."""
 
 
 class StoreMismatchError(ConfigurationError):
-    """The store's data was written by something this version cannot work with."""
+    """A program or version that this version cannot work with wrote the store's data."""
 
 
 # --- accept ---------------------------------------------------------------------------------------
 
 
 class DuplicateIdError(AiodelayError):
-    """`Conflict.error()`: a message with this id is pending or in flight; nothing was written."""
+    """`Conflict.error()` was given, and a message with this id is pending or in flight. Nothing was written."""
 
     message_id: str
 
@@ -266,7 +274,7 @@ class DuplicateIdError(AiodelayError):
 
 
 class ClosedError(AiodelayError):
-    """The object is not open, and must be; or it is open already, and must not be."""
+    """An object is not open although the call needs it open, or it is already open."""
 
     what: str
     state: str
@@ -281,7 +289,7 @@ class ClosedError(AiodelayError):
 
 
 class WrongLoopError(AiodelayError):
-    """Used from another event loop, thread or process than the one that opened it."""
+    """A scheduler was used from another event loop, thread or process than the one that opened it."""
 
     what: str
     where: str
@@ -295,7 +303,7 @@ class WrongLoopError(AiodelayError):
 
 
 class BlockingCallError(AiodelayError):
-    """A call that blocks was made where an event loop is running, which it would stop; nothing was sent."""
+    """A blocking call was made in a thread whose event loop it would stop. Nothing was sent."""
 
     what: str
 
@@ -311,7 +319,7 @@ class BlockingCallError(AiodelayError):
 
 
 class HandlerTimeoutError(AiodelayError, TimeoutError):
-    """A handler ran longer than its `timeout`; counts as a failed attempt."""
+    """A handler ran longer than its `timeout`. This counts as a failed attempt."""
 
     handler: str
     timeout_ms: int
@@ -325,7 +333,7 @@ class HandlerTimeoutError(AiodelayError, TimeoutError):
 
 
 class HandlerResultError(AiodelayError, TypeError):
-    """A handler returned something other than None, `Later` or `Reject`; counts as a failed attempt."""
+    """A handler returned something other than None, `Later` or `Reject`. This counts as a failed attempt."""
 
     handler: str
     result_type: str
@@ -342,13 +350,13 @@ class HandlerResultError(AiodelayError, TypeError):
 
 
 class StoreError(AiodelayError):
-    """The store did not do what was asked."""
+    """Root of the errors of a store that did not carry out a call."""
 
 
 class StoreTooNewError(StoreMismatchError, StoreError):
-    """The store's data use a feature or a layout that this version does not know; this process claims nothing.
+    """The store's data use a feature or a layout that this version does not know. This process claims nothing.
 
-    `setting` names the data, `value` names the feature or layout and both versions, `allowed` is the remedy.
+    `setting` names the data. `value` names the feature or layout and both versions. `allowed` names the remedy.
     """
 
     def __str__(self) -> str:
@@ -356,7 +364,7 @@ class StoreTooNewError(StoreMismatchError, StoreError):
 
 
 class StoreUnavailableError(StoreError):
-    """The store could not be reached; nothing was stored, so trying again is safe."""
+    """The store did not answer. Nothing was stored, so trying again is safe."""
 
     store: str
     reason: str
@@ -373,7 +381,7 @@ class StoreUnavailableError(StoreError):
 
 
 class StoreDamagedError(StoreUnavailableError):
-    """The store answers, but another program has overwritten its data; `reason` says where."""
+    """The store answers, but another program has overwritten its data. `reason` says where."""
 
     def __str__(self) -> str:
         of = f" (message {self.message_id!r} was not {self.action})" if self.message_id is not None else ""
@@ -381,7 +389,7 @@ class StoreDamagedError(StoreUnavailableError):
 
 
 class StoreFullError(StoreError):
-    """The store refused to grow: disk or memory is full; nothing was stored."""
+    """The store refused to grow, because its disk or memory is full. Nothing was stored."""
 
     store: str
     reason: str
@@ -398,7 +406,7 @@ class StoreFullError(StoreError):
 
 
 class StoreBusyError(StoreError):
-    """The command waited longer than `store_timeout` before it could be sent; nothing was stored."""
+    """The command waited longer than `store_timeout` before it could be sent. Nothing was stored."""
 
     message_id: str
     waited_ms: int
@@ -419,9 +427,9 @@ class OutcomeUnknownError(StoreError):
     """The store may or may not have carried out the command.
 
     Args:
-        message_id: Whose command it was.
-        reason: What went wrong on the way.
-        again: Sends the same command, with the same id and op, once more; None when copied or unpickled.
+        message_id: The message of the command.
+        reason: The fault that hid the outcome.
+        again: Sends the same command once more, with the same id and op; None in a copied or unpickled error.
         action: What the command may have done to the message: `stored`, `cancelled`, `rescheduled`, `fired`.
     """
 
@@ -449,13 +457,13 @@ class OutcomeUnknownError(StoreError):
         return type(self), self.args, {**vars(self), "_again": None}
 
     async def retry(self) -> object:
-        """Send the same command again; it takes effect once, whatever became of the first.
+        """Send the same command again. It takes effect once, whether or not the first one arrived.
 
         Returns:
             What the first call would have returned.
 
         Raises:
-            OutcomeUnknownError: Unknown again, or too late: the store remembers an op for 30 s.
+            OutcomeUnknownError: The outcome is unknown again, or it is too late: the store remembers an op for 30 s.
         """
         if self._again is None:
             raise OutcomeUnknownError(
@@ -465,7 +473,7 @@ class OutcomeUnknownError(StoreError):
 
 
 class SinkUnavailableError(AiodelayError):
-    """A sink cannot take anything now; raised by sinks, costs no attempt."""
+    """A sink cannot take messages now. Sinks raise this error; it does not count as an attempt."""
 
     sink: str
     reason: str

@@ -1,4 +1,4 @@
-"""`Scheduler`: what users open. It checks what it is given, wires the rest, and contains no loop."""
+"""`Scheduler`, the object that users open. It checks its arguments and connects the parts; it contains no loop."""
 
 from __future__ import annotations
 
@@ -129,21 +129,26 @@ S = TypeVar("S")
 
 
 class Context(RunContext["Scheduler"]):
-    """One attempt at delivering one message, as its handler sees it."""
+    """One attempt at delivering one message. A handler receives it as an argument."""
 
     __slots__ = ()
 
 
 class Received(HeldMessage[T, Context]):
-    """One message, held under a lease that is renewed until it is settled.
+    """A message that a program took from `Scheduler.messages`. The worker renews its lease until it is settled.
 
-    As a context manager it settles itself: done when the block ends, tried again by the retry policy when the block
-    raises, given back when the block's task is cancelled. The exception goes on either way.
+    Used as a context manager, the message settles itself:
+
+    - The block ends normally: the message is done.
+    - The block raises: the retry policy decides about another attempt.
+    - The block's task is cancelled: the message is given back.
+
+    The exception leaves the block in each case.
 
     Attributes:
         event: The event.
-        context: What a handler would be given beside it.
-        result: The result that it was settled with; None until then.
+        context: The context of this attempt, as a handler receives it.
+        result: The result that settled the message; None until then.
     """
 
     __slots__ = ()
@@ -159,35 +164,37 @@ MOST_PAYLOAD = 1_000_000_000
 class Scheduler(Control):
     """Schedules messages, and dispatches them while its `async with` block lasts.
 
-    Not thread-safe: use it on the event loop that opened it. It may be opened again after it was closed.
+    A scheduler is not thread-safe: use it on the event loop that opened it. A closed scheduler may be opened again.
 
     Args:
         store: A URL (`sqlite:///delay.db`, `sqlite:////var/lib/delay.db`, `memory://`), or a `Store`.
-        namespace: Keeps the messages of several applications in one store apart; 1 to 64 of A-Z a-z 0-9 . _ -
-        sinks: What messages with `to=` may go to: URLs (`stdout:`) or `Sink`s. A store may bring sinks along, as
-            `redis://` does; one that is given here takes the place of the store's of that name.
-        sources: Where handlers with `source=` take messages from: URLs (`redis-list://host`) or `Source`s. A store may
-            bring sources along, as it may bring sinks.
+        namespace: Separates the messages of several applications in one store; 1 to 64 of A-Z a-z 0-9 . _ -
+        sinks: The sinks that `to=` may name: URLs (`stdout:`) or `Sink`s. Some stores bring sinks of their own, as
+            `redis://` does. A sink given here replaces the store's sink of the same name.
+        sources: The sources that a handler's `source=` may name: URLs (`redis-list://host`) or `Source`s. Some stores
+            bring sources of their own. A source given here replaces the store's source of the same name.
         dispatch: False for a process that only schedules.
-        lanes: Serve only these of the handlers (by type name) and sinks (by name); None = all.
-        encoding: How typed events are written: `json` or `msgpack`. Both are always read.
-        retry: For handlers without one of their own, and for sinks.
-        check_events: Whether `schedule()` reads each typed event back, and refuses one that its own type cannot read.
-            That runs the type's own code once more (`__post_init__`, validators).
+        lanes: Serve only these handlers (by type name) and sinks (by name); None = all.
+        encoding: The encoding for typed events: `json` or `msgpack`. Every scheduler reads both.
+        retry: The retry policy of handlers that have none of their own, and of sinks.
+        check_events: Whether `schedule()` decodes each encoded event again, and refuses an event that its own type
+            cannot read. This check runs the type's own code once more (`__post_init__`, validators).
         max_payload: Most bytes of an encoded event.
-        allowed_targets: Destinations that may be scheduled to: exact, or a prefix ending in `*`; None = all.
-        store_timeout: How long a call waits to be sent, and then for the answer, before it fails.
+        allowed_targets: The destinations that `to=` may name: exact, or a prefix ending in `*`; None = all.
+        store_timeout: How long a command waits to be sent, and then for the answer, before it fails.
         open_timeout: How long opening tries again while the store, a sink or a source does not answer. The last attempt
             may take as long as the store's own timeouts. "0s": one attempt. None = 30 s, or one attempt with
             `dispatch=False`.
-        drain: How long closing waits for what is in flight, before it is cancelled and given back.
-        overdue_alarm: Age of the oldest overdue message from which an alarm is raised.
-        on_alarm: A plain function, called with each `Alarm`, and again when it is over; alarms are logged in any case.
-        telemetry: How traces and metrics are emitted, where OpenTelemetry is set up (docs/telemetry.md).
-        clock: Where time is read; for tests.
+        drain: How long closing waits for messages in flight. After that, closing cancels their runs and gives the
+            messages back.
+        overdue_alarm: The scheduler raises an alarm when the oldest overdue message is this old.
+        on_alarm: A plain function. The scheduler calls it with each `Alarm`, and again when the alarm is over. Alarms
+            are logged in any case.
+        telemetry: The settings for traces and metrics (docs/telemetry.md). They need an OpenTelemetry provider.
+        clock: The clock of the scheduler and its store, for tests.
 
     Raises:
-        ConfigurationError: A setting is wrong; names it, its value and what is allowed.
+        ConfigurationError: A setting is wrong. The error names the setting, its value and the allowed values.
     """
 
     def __init__(
@@ -222,7 +229,7 @@ class Scheduler(Control):
         self._lanes = None if lanes is None else _checked_lanes(lanes)
         self._retry = Retry() if retry is None else _checked(retry, Retry, "retry")
         self._telemetry = Telemetry() if telemetry is None else _checked(telemetry, Telemetry, "telemetry")
-        if open_timeout is None:  # a process that only schedules has a caller who waits for the error
+        if open_timeout is None:  # a caller of a process that only schedules waits for the error, so fail at once
             open_timeout = "30s" if self._dispatch else "0s"
         if on_alarm is not None and not _is_plain_function(on_alarm):
             raise ConfigurationError("on_alarm", _kind_of_function(on_alarm), "a plain function that takes an Alarm")
@@ -263,7 +270,7 @@ class Scheduler(Control):
         self._commands: Carrier | None = None
         self._was_closed = False
         self._closing = asyncio.Lock()
-        # Not with the module, as what imports aiodelay need not wait for it; nor later, when files may be short.
+        # Imported here, not with the module: `import aiodelay` stays fast. Not imported later: files may be short then.
         from .telemetry.observer import observer_of  # noqa: PLC0415
 
         self._observer_of = observer_of
@@ -272,14 +279,14 @@ class Scheduler(Control):
     def store(self) -> Store:
         """The store, whether the scheduler is open or not.
 
-        A program may ask it for what the scheduler does not pass on, such as `scheduler.store.now_ms()`. A store that
-        is not connected raises `ClosedError` where it needs its connection. The scheduler connects it and closes it.
+        Use it for operations that the scheduler does not offer, such as `scheduler.store.now_ms()`. The scheduler opens
+        and closes its store. While the store is closed, an operation that needs its connection raises `ClosedError`.
         """
         return self._store
 
     @property
     def sinks(self) -> Mapping[str, Sink]:
-        """The sinks by name, those that the store brings along too, whether the scheduler is open or not."""
+        """The sinks by name, including the store's own sinks, whether the scheduler is open or not."""
         return self._sinks
 
     def sink(self, name: str) -> Sink:
@@ -296,7 +303,7 @@ class Scheduler(Control):
         return self._sinks[name]
 
     def decoders(self) -> Mapping[Lane, Decoder]:
-        """Return what decodes payloads, by each name that a handler serves."""
+        """Return the payload decoder of each event type that a handler serves, former names included."""
         return {name: spec.decode for spec in self._handlers.values() for name in (spec.name, *spec.aliases)}
 
     def opened_store(self) -> Store:
@@ -329,32 +336,34 @@ class Scheduler(Control):
         conflict: Conflict = Conflict.replace(),  # noqa: B008 - immutable
         late: Late = Late.deliver(),  # noqa: B008 - immutable
     ) -> Scheduled:
-        """Store a message until it is due; once this returns it is not lost (S2).
+        """Store a message until it is due. Once this call has returned, the message is not lost (S2).
 
-        Concurrent calls share a round trip. Cancelled before its batch was sent, a call withdraws its message; later,
-        the message may be stored.
+        Concurrent calls share a round trip. A call that is cancelled before its batch was sent withdraws its message.
+        After a later cancellation the message may be stored.
 
         Args:
-            event: A dataclass, `msgspec.Struct`, attrs or pydantic instance; or bytes, with `to=`; or None, with `to=`
-                and `key`: a record without value, as tombstones in Kafka are.
-            at: When it is due: an aware datetime. In the past it is due now.
-            delay: Or how long from now, on the store's clock: a `timedelta`, or text such as "1h30m".
-            every: Or a rule by which it recurs.
-            id: Yours, to cancel or replace it by; up to 255 bytes of UTF-8. Made for you if not given.
-            to: `<sink>:<address>`; not given, the handler of the event's type gets it.
-            key: For sinks that have one.
-            headers: Delivered with it, byte for byte; up to 64, 16 KiB together.
-            conflict: What happens where the id is scheduled already.
-            late: What happens where it would be delivered much too late.
+            event: A dataclass, `msgspec.Struct`, attrs or pydantic instance; or bytes, with `to=`. None, with `to=` and
+                `key`, is a record without a value, such as a tombstone in Kafka.
+            at: The due time: an aware datetime. A message with a past time is due now.
+            delay: The due time as a duration from now, on the store's clock: a `timedelta`, or text such as "1h30m".
+            every: A rule by which the message recurs.
+            id: An id of your choice, with which to cancel or replace the message; up to 255 bytes of UTF-8. Without
+                it, the scheduler makes one.
+            to: The destination, `<sink>:<address>`. Without it, the message goes to the handler of the event's type.
+            key: The key of the message, for sinks that have keys.
+            headers: Delivered with the message, byte for byte; up to 64, 16 KiB together.
+            conflict: What to do if the id is already scheduled.
+            late: What to do if the message would be delivered much too late.
 
         Returns:
-            Its id, its due time, and whether it was stored, replaced another, or left another as it is.
+            The id, the due time, and whether the message was stored, replaced another one, or left another one
+            unchanged.
 
         Raises:
             InputError: An argument is wrong; nothing was sent.
-            DuplicateIdError: `Conflict.error()`, and the id is scheduled.
-            StoreUnavailableError, StoreFullError, StoreBusyError: Surely not stored.
-            OutcomeUnknownError: It may be stored; `await error.retry()` finds out, safely.
+            DuplicateIdError: The id is already scheduled, and `conflict` is `Conflict.error()`.
+            StoreUnavailableError, StoreFullError, StoreBusyError: The message is certainly not stored.
+            OutcomeUnknownError: The message may be stored. `await error.retry()` finds out, safely.
         """
         message = Message(event, at, delay, every, id, to, key, headers, conflict, late)
         if self._schedule_middleware:
@@ -373,19 +382,21 @@ class Scheduler(Control):
         progress: Callable[[int], object] | None = None,
         answered: Callable[[int, Scheduled | AiodelayError], object] | None = None,
     ) -> int:
-        """Store many messages, 500 a round trip, reading on only as fast as the store takes them.
+        """Store many messages, 500 in each round trip. The call reads messages only as fast as the store takes them.
 
         Args:
             messages: `Message(event, delay=..., ...)`; a plain or an asynchronous iterable, of any length.
-            progress: A plain function, called with the number stored so far after each round trip.
-            answered: A plain function, called with each message's position, from 0, and what became of it, a
-                `Scheduled` or the error, in no order. No error is raised for what is refused then, and none is kept.
+            progress: A plain function. It is called after each round trip with the number of messages stored so far.
+            answered: A plain function. It is called once for each message, in no particular order, with the message's
+                position (from 0) and its `Scheduled` or error. With `answered`, this method neither raises nor
+                collects the errors of refused messages.
 
         Returns:
-            How many were stored (or kept, or outdated, where `conflict` says so).
+            The number of stored messages. Messages that `conflict` kept or found outdated count too.
 
         Raises:
-            PartlyScheduledError: Some were refused; all others are stored. Names each with its position and error.
+            PartlyScheduledError: The store refused some messages and stored all others. The error names each refused
+                message with its position and error.
         """
         commands = self._open_commands()
         if not isinstance(messages, Iterable | AsyncIterable):
@@ -410,7 +421,7 @@ class Scheduler(Control):
         return await schedule_in_chunks(messages, self._compose_sized, carry_out, progress, answered)
 
     async def _schedule_each(self, messages: Sequence[Message], size: int) -> Sequence[object]:
-        """Schedule messages at once, each through the middleware; they share round trips."""
+        """Schedule messages concurrently, each through the middleware. The messages share round trips."""
         schedule = chained(self._schedule_middleware, self._schedule)
         return await asyncio.gather(*map(schedule, messages), return_exceptions=True)
 
@@ -422,20 +433,22 @@ class Scheduler(Control):
         return self._composer.put(_checked(message, Message, "message"), self._store.now_ms())
 
     async def cancel(self, message_id: str, *, if_revision: int | None = None) -> CancelOutcome:
-        """End a message, and a series with all its retries.
+        """End a message; if it is a series, with all its retries.
 
         Args:
-            message_id: Its id.
-            if_revision: End it only if it still has this revision.
+            message_id: The id of the message.
+            if_revision: End the message only if it still has this revision.
 
         Returns:
-            `CANCELLED`: it will not be delivered. `IN_FLIGHT`: this attempt goes on; no retry, no recurrence follows.
-            `NOT_FOUND`: nothing of this id is scheduled. `RECORDED`: from a process that does not own all on Kafka: it
-            will not be delivered, unless that has begun. `OUTDATED`: it has another revision than `if_revision`, and
-            stays.
+            `CANCELLED`: the message will not be delivered.
+            `IN_FLIGHT`: the attempt under way goes on; no retry and no recurrence follows.
+            `NOT_FOUND`: no message with this id is scheduled.
+            `RECORDED` (Kafka, in a process that does not own all partitions): the message will not be delivered,
+            unless its delivery has begun.
+            `OUTDATED`: the message has another revision than `if_revision`, and stays.
 
         Raises:
-            ConfigurationError: `if_revision` is no revision.
+            ConfigurationError: `if_revision` is not a revision.
             UnsupportedByStoreError: `if_revision` on Kafka, in a process that does not own all partitions.
             StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
         """
@@ -447,14 +460,14 @@ class Scheduler(Control):
     async def reschedule(
         self, message_id: str, *, at: datetime | None = None, delay: Duration | None = None
     ) -> RescheduleOutcome:
-        """Move a pending message to another time; all else stays.
+        """Move a pending message to another due time, and change nothing else.
 
         Returns:
-            `RESCHEDULED`, `NOT_FOUND`, or `TOO_LATE`: it is being delivered at its old time, and only then.
+            `RESCHEDULED`, `NOT_FOUND`, or `TOO_LATE`: its delivery at the old due time has begun, and no other follows.
 
         Raises:
             ScheduleTimeError: As in `schedule`.
-            UnsupportedByStoreError: On Kafka, only a process that owns all partitions can.
+            UnsupportedByStoreError: On Kafka, only a process that owns all partitions can reschedule.
             StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
         """
         self._check_changes("reschedule")
@@ -465,10 +478,10 @@ class Scheduler(Control):
         """Make a pending message due now.
 
         Returns:
-            `FIRED`, `NOT_FOUND`, or `IN_FLIGHT`: it is being delivered already.
+            `FIRED`, `NOT_FOUND`, or `IN_FLIGHT`: its delivery has already begun.
 
         Raises:
-            UnsupportedByStoreError: On Kafka, only a process that owns all partitions can.
+            UnsupportedByStoreError: On Kafka, only a process that owns all partitions can fire messages.
             StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
         """
         self._check_changes("fire")
@@ -476,10 +489,10 @@ class Scheduler(Control):
         return answer_of(command, await self._open_commands().carry_out(command, 0))
 
     async def carry_out(self, commands: Sequence[Command]) -> Sequence[Stored | Refused | AiodelayError]:
-        """Send commands as they are, together, for what `schedule` and the other verbs cannot say.
+        """Send commands unchanged, in one batch: commands that `schedule` and the other methods cannot express.
 
         Returns:
-            An answer or an error for each, in order.
+            An answer or an error for each command, in order.
 
         Raises:
             ClosedError: The scheduler is not open.
@@ -504,20 +517,20 @@ class Scheduler(Control):
     def middleware(self, around: Literal["schedule"], /) -> Callable[[M], M]: ...
 
     def middleware(self, around: Literal["handle", "schedule"], /) -> Callable[[Any], Any]:
-        """Have a coroutine function go around each run of a handler, or around each message that is scheduled.
+        """Run a coroutine function around each run of a handler, or around each scheduled message.
 
-        It is `async def middleware(context, call_next)`; the first one added is the outermost. It returns what `await
-        call_next(context)` returns, or raises; context variables that it sets before are seen by the handler, also in a
-        worker thread.
+        The function has the form `async def middleware(context, call_next)`. It returns the result of
+        `await call_next(context)`, or raises. The first middleware added is the outermost. Context variables that it
+        sets before `call_next` are visible in the handler, also in a worker thread.
 
         Args:
-            around: `handle`: each run of a handler, with its `Context`; an exception that it raises is the handler's.
-                `schedule`: each message of `schedule` and `schedule_many`, with the `Message`, which it may exchange
-                for another.
+            around: `handle`: each run of a handler, with its `Context`. An exception of the middleware counts as the
+                handler's. `schedule`: each message of `schedule` and `schedule_many`, with the `Message`. The
+                middleware may pass another `Message` to `call_next`.
 
         Raises:
-            ClosedError: The scheduler is open already.
-            ConfigurationError: `around` is something else, or the function no coroutine function.
+            ClosedError: The scheduler is already open.
+            ConfigurationError: `around` is another value, or the function is not a coroutine function.
         """
         if around not in ("handle", "schedule"):
             raise ConfigurationError("middleware", shortened(around), "'handle' or 'schedule'")
@@ -533,17 +546,23 @@ class Scheduler(Control):
         return add
 
     def on_dead_letter(self, hook: D, /) -> D:
-        """Decorate a function that is called with each `DeadLetter` that this process makes of a message.
+        """Decorate a function that is called with each `DeadLetter` that this process makes.
 
-        It is called after the dead letter was stored, one at a time; what it raises is logged. A coroutine function
-        runs on the event loop, a plain one in a worker thread. Of several, each is called. Closing waits for the last
-        calls until `drain` is over, and up to 3 s more. Not told of: what other processes give up, what a store gives
-        up by itself (`killed_worker`, and most of `late`), and what this process gave up just before it was killed.
-        `dead_letters()` lists all.
+        Calls happen one at a time, each after the dead letter was stored. An exception of the function is logged. A
+        coroutine function runs on the event loop, a plain one in a worker thread. If several functions are decorated,
+        each of them is called. Closing waits for the last calls until `drain` is over, and up to 3 s more.
+
+        The function is not called for:
+
+        - messages that other processes give up;
+        - messages that a store gives up by itself (`killed_worker`, and most of `late`);
+        - messages that this process gave up just before it was killed.
+
+        `dead_letters()` lists all dead letters.
 
         Raises:
-            ClosedError: The scheduler is open already.
-            ConfigurationError: The hook is no function.
+            ClosedError: The scheduler is already open.
+            ConfigurationError: The hook is not a function.
         """
         if not callable(hook):
             raise ConfigurationError("on_dead_letter", kind_of(hook), "a function that takes a DeadLetter")
@@ -586,24 +605,26 @@ class Scheduler(Control):
         every: Every | Cron | None = None,
         source: str | None = None,
     ) -> F | Callable[[F], F]:
-        """Decorate a handler: its first parameter's type is the route. The function stays callable.
+        """Decorate a handler. The type of its first parameter is the event type that it handles.
 
-        A coroutine function runs on the event loop, a plain one in a worker thread. It returns None, `Later(delay)` or
-        `Reject(reason)`; an exception means retry. Other parameters: one annotated `Context`, others with defaults.
-        Methods, `functools.partial`s and objects that can be called are handlers as well.
+        A coroutine function runs on the event loop, a plain one in a worker thread. A handler returns None,
+        `Later(delay)` or `Reject(reason)`. An exception leads to a retry. Of the other parameters, one may be annotated
+        `Context`; the rest need defaults. Methods, `functools.partial`s and callable objects can be handlers too.
+
+        The decorated function can still be called directly.
 
         Args:
-            function: The handler, where the decorator is used without parentheses.
-            name: Only for handlers of bytes: what they are reached by, with `to="handler:<name>"`.
+            function: The handler, if the decorator is used without parentheses.
+            name: Only for handlers of bytes: the name that messages use, as `to="handler:<name>"`.
             concurrency: Most runs at once in this process.
-            timeout: Longest run; a coroutine is then cancelled, which counts as a failed attempt.
-            retry: When to run again; None = the scheduler's.
-            every: A rule by which the event `Type()` recurs while any instance serves this handler.
-            source: `<source>:<address>`, such as `redis-list:orders`: where messages are taken from too, beside those
-                that are scheduled for this handler. Retries and dead letters go to this scheduler's store.
+            timeout: Longest run. After it, a coroutine is cancelled, which counts as a failed attempt.
+            retry: The retry policy; None = the scheduler's.
+            every: A rule by which the event `Type()` recurs while any process serves this handler.
+            source: `<source>:<address>`, such as `redis-list:orders`. The handler then takes messages from there, as
+                well as messages that are scheduled for it. Retries and dead letters go to this scheduler's store.
 
         Raises:
-            HandlerSignatureError: The function cannot be a handler; says why and what is expected.
+            HandlerSignatureError: The function cannot be a handler. The error says why, and what is expected.
             DuplicateHandlerError: Another handler has this type name, or this source.
             ConfigurationError: An option is wrong.
         """
@@ -633,7 +654,7 @@ class Scheduler(Control):
         every: Every | Cron | None = None,
         source: str | None = None,
     ) -> None:
-        """Add a handler, also while the scheduler is open; arguments and errors as in `handler`."""
+        """Add a handler, also while the scheduler is open. Arguments and errors are those of `handler`."""
         retry = self._retry if retry is None else _checked(retry, Retry, "retry")
         spec = spec_of(
             function,
@@ -656,7 +677,7 @@ class Scheduler(Control):
                 self._running.spawn(self._arm_soon(spec.name, self._running), f"aiodelay arm {spec.name}")
 
     def _check_free(self, spec: HandlerSpec) -> None:
-        """Refuse a second taker of the same messages in this process."""
+        """Refuse a second handler or subscription for the same messages in this process."""
         for other in (*self._handlers.values(), *self._subscribed):
             shared = {other.name, *other.aliases} & {spec.name, *spec.aliases}
             if shared:
@@ -692,9 +713,9 @@ class Scheduler(Control):
         return Message(event, every=every, id=f"handler:{spec.name}", conflict=Conflict.keep())
 
     async def remove_handler(self, what: type | str) -> None:
-        """Stop serving a handler; return when what it had in flight has settled.
+        """Stop serving a handler; return when its messages in flight have settled.
 
-        What still runs after `drain` is stopped, or left behind, as in closing (docs/guarantees.md).
+        Runs that go on after `drain` are stopped, or left behind, as in closing (docs/guarantees.md).
 
         Args:
             what: The event class, or the handler's name.
@@ -709,7 +730,7 @@ class Scheduler(Control):
             await self._running.subscriptions.remove(name)
 
     def set_concurrency(self, what: type | str, concurrency: int) -> None:
-        """Change how many runs of a handler may go on at once, also while the scheduler is open.
+        """Change how many runs of a handler may happen at once, also while the scheduler is open.
 
         Args:
             what: The event class, or the handler's name.
@@ -749,17 +770,17 @@ class Scheduler(Control):
     def messages(
         self, what: type | str, /, *, concurrency: int = 16, retry: Retry | None = None, source: str | None = None
     ) -> Messages[Received[Any]]:
-        """Return a publisher of the messages of an event type, for whoever takes them without a handler.
+        """Return a publisher of the messages of one event type, for a program that takes messages without a handler.
 
-        `async for message in scheduler.messages(CheckPayment)` pulls them; `messages.subscribe(subscriber)` gives a
-        `Subscriber` as many as it requests. Each is settled by whoever took it. It is served whatever `lanes` the
-        scheduler has.
+        `async for message in scheduler.messages(CheckPayment)` pulls messages. `messages.subscribe(subscriber)` gives a
+        `Subscriber` as many messages as it requests. The program that took a message settles it. The scheduler serves
+        this lane even if its `lanes` do not name it.
 
         Args:
             what: The event class; or a name, for the bytes that are scheduled to `handler:<name>`.
-            concurrency: Most messages in flight of an `async for`; a `Subscriber` requests as many as it wants.
-            retry: When a message that was settled with an exception comes again; None = the scheduler's.
-            source: As of a handler.
+            concurrency: Most messages in flight of an `async for`. A `Subscriber` requests as many as it wants.
+            retry: The retry policy for messages that are settled with an exception; None = the scheduler's.
+            source: As in `handler`.
 
         Raises:
             ConfigurationError: An argument is wrong.
@@ -785,12 +806,12 @@ class Scheduler(Control):
     # --- open and closed ----------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Connect, and start to dispatch; nothing is left open by an error or a cancellation.
+        """Connect, and start to dispatch. After an error or a cancellation, nothing stays open.
 
         Raises:
             StoreUnavailableError, SinkUnavailableError: The store, a sink or a source did not answer within
-                `open_timeout`; the error is that of the last attempt.
-            StoreMismatchError: The store's data cannot be used by this version.
+                `open_timeout`. The error is that of the last attempt.
+            StoreMismatchError: This version cannot use the store's data.
             ConfigurationError: `lanes` names something that is neither a handler nor a sink.
         """
         if self._running is not None or self._opening is not None:
@@ -829,11 +850,12 @@ class Scheduler(Control):
         return self
 
     async def until_answered(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of an attempt that is part of opening; repeat it for `open_timeout` (see `Patience`).
+        """Return the result of one step of opening. Repeat the step for `open_timeout` (see `Patience`).
 
         Args:
-            what: What the attempt does, for the log.
-            attempt: Raises `StoreUnavailableError` or `SinkUnavailableError` where another one may succeed.
+            what: A description of the step, for the log.
+            attempt: Does the step. It raises `StoreUnavailableError` or `SinkUnavailableError` if another attempt may
+                succeed.
 
         Raises:
             ClosedError: The scheduler is not open.
@@ -848,7 +870,7 @@ class Scheduler(Control):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop claiming, let what is in flight end within `drain`, give the rest back, disconnect."""
+        """Stop claiming, wait up to `drain` for messages in flight, give the others back, and disconnect."""
         async with self._closing:
             running = self._running
             if running is None:
@@ -865,7 +887,7 @@ class Scheduler(Control):
             await self._open_commands().carry_out(put, put.envelope.size)
 
     async def _arm_soon(self, name: Lane, running: Running) -> None:
-        """Arm a series as soon as the store takes it: beside the loops, which a failure here must not end."""
+        """Store a series as soon as the store takes it, in a task of its own: a failure must not end the loops."""
         while name in self._series and not running.is_closing:
             try:
                 await self._arm(name)
@@ -889,14 +911,14 @@ class Scheduler(Control):
     def lifespan(
         self, own: Callable[[Any], AbstractAsyncContextManager[Any]] | None = None, /
     ) -> Callable[[Any], AbstractAsyncContextManager[Any]]:
-        """Return a lifespan for FastAPI, Starlette and Litestar: the scheduler is open while the application serves.
+        """Return a lifespan for FastAPI, Starlette and Litestar. The scheduler is open while the application serves.
 
-        What opening raises fails the server's start. A server that is stopped ends its requests, then the scheduler
-        is closed, as at the end of its `async with` block.
+        If opening raises, the server does not start. When the server stops, it first ends its requests. Then the
+        scheduler closes, as at the end of its `async with` block.
 
         Args:
-            own: A lifespan of yours, around it: entered before the scheduler and left after it, so that handlers have
-                what it opens until the last of them has ended. What it yields is what the application gets.
+            own: A lifespan of yours. It is entered before the scheduler and left after it, so that its resources exist
+                until the last handler has ended. The application gets the value that it yields.
 
         Raises:
             ConfigurationError: `own` cannot be called with the application.
@@ -912,18 +934,18 @@ class Scheduler(Control):
         return lifespan
 
     async def run(self) -> None:
-        """Open, dispatch until cancelled, and close: the main job of a process that handles.
+        """Open, dispatch until cancelled, and close: the main task of a process that runs handlers.
 
-        `aiodelay run module:scheduler` does this, and turns SIGTERM and SIGINT into an orderly end.
+        `aiodelay run module:scheduler` does this, and closes in order on SIGTERM and SIGINT.
         """
         async with self:
             await asyncio.get_running_loop().create_future()
 
     async def run_until_idle(self) -> None:
-        """Return when what this scheduler serves holds no message but recurring ones, and nothing is in flight.
+        """Return when the served lanes hold no message but recurring ones, and no message is in flight.
 
-        For scripts and examples: it waits for due times however far ahead they are. A wait that is longer than `drain`
-        is logged once, as a warning. While the store does not answer, it goes on asking.
+        This method is for scripts and examples. It waits for due times however far ahead they are. It logs a wait that
+        is longer than `drain` once, as a warning. While the store does not answer, it asks again.
 
         Raises:
             ClosedError: The scheduler is being closed.
@@ -932,13 +954,13 @@ class Scheduler(Control):
         await self._ready().wait_until_idle()
 
     def reaches(self, sink: str) -> Reach:
-        """Say how often a message reaches a sink from this scheduler's store, and why.
+        """Return how often a message may reach a sink from this scheduler's store, and why.
 
         Args:
-            sink: Its name: the part of `to=` before the colon.
+            sink: The name of the sink: the part of `to=` before the colon.
 
         Raises:
-            UnknownSinkError: This scheduler does not have it.
+            UnknownSinkError: This scheduler has no sink of that name.
         """
         found = self.sink(sink)
         if isinstance(self._store, Transfer):
@@ -947,7 +969,7 @@ class Scheduler(Control):
         return Reach(Promise.AT_LEAST_ONCE, reason)
 
     def status(self) -> WorkStatus:
-        """Say whether messages are dispatched yet: while it opens, a Kafka store tells how much it has read."""
+        """Return whether messages are dispatched yet. While it opens, a Kafka store reports how much it has read."""
         if self._running is not None:
             return self._running.status()
         if self._opening is None:
@@ -955,18 +977,18 @@ class Scheduler(Control):
         found = self._store.status() if isinstance(self._store, Loads) else WorkStatus("loading")
         if found.phase == "ended":
             return found
-        # A store that counts partitions has answered, so that the reason of an earlier attempt no longer holds.
+        # A store that counts partitions has answered, so the reason of an earlier failed attempt no longer holds.
         why = found.why or ("" if found.of else self._opening.patience.reason)
         return structs.replace(found, phase="loading", why=why)
 
     def demand(self) -> Mapping[Lane, int]:
-        """Return how many more messages each handler and sink of this process requests now; empty if it is not open."""
+        """Return how many more messages each handler and sink requests now; empty while the scheduler is closed."""
         subscriptions = {} if self._running is None else self._running.subscriptions.by_lane
         return {lane: each.demand().messages for lane, each in subscriptions.items()}
 
     @property
     def in_flight(self) -> int:
-        """How many messages this process has delivered and not settled yet; 0 while it is closed."""
+        """The number of messages that this process has delivered and not settled yet; 0 while it is closed."""
         return 0 if self._running is None else self._running.subscriptions.in_flight
 
     def served(self) -> Sequence[Lane]:
@@ -983,7 +1005,7 @@ class Scheduler(Control):
 
     @property
     def overdue_age_ms(self) -> int:
-        """Age of the oldest overdue message over all lanes, in ms, at the last look (every 10 s); 0 = none."""
+        """Age in ms of the oldest overdue message over all lanes, at the last check (every 10 s); 0 = none."""
         return 0 if self._running is None else self._running.overdue_age_ms
 
     def _ready(self) -> Running:
@@ -1000,7 +1022,7 @@ class Scheduler(Control):
     def around_intake(
         self, topic: str, partition: int
     ) -> Callable[[Sequence[Put]], AbstractContextManager[Sequence[Put]]]:
-        """Return what an intake puts around the storing of requests from a partition: their telemetry, if there is any.
+        """Return a context manager around the storing of requests from a topic's partition: it records telemetry.
 
         Raises:
             ClosedError: The scheduler is not open.
@@ -1017,11 +1039,10 @@ class Scheduler(Control):
     def moved_to(
         self, store: Store, sinks: Mapping[str, Sink], clock: Clock, note_run: Callable[[Record, int], None]
     ) -> Iterator[None]:
-        """Move to another store, other sinks and another clock for a while, for `aiodelay.testing`.
+        """Use another store, other sinks and another clock inside a block, for `aiodelay.testing`.
 
-        Sources are not read meanwhile: what is scheduled for a handler reaches it from the store. Handlers and event
-        types that are added meanwhile are forgotten at the end. `note_run` is told of every run
-        before it begins.
+        Inside the block no source is read: messages scheduled for a handler reach it from the store. Handlers and event
+        types that the block adds are forgotten at its end. `note_run` is called before every run.
         """
         if self._running is not None:
             raise ClosedError("scheduler", "open already", "move it to virtual time before it is opened")
@@ -1045,14 +1066,14 @@ class Scheduler(Control):
 
 
 def _all_sinks(store: Store, given: list[Sink]) -> dict[str, Sink]:
-    """Return the sinks given, and those of the store in whose place none was given."""
+    """Return the given sinks, and the store's sinks whose names were not given."""
     named = names_of(given)
     own = store.sinks if isinstance(store, Endpoints) else ()
     return {sink.name: sink for sink in own} | named
 
 
 def _all_sources(store: Store, given: Collection[Source | str]) -> dict[str, Source]:
-    """Return the sources given, and those of the store in whose place none was given."""
+    """Return the given sources, and the store's sources whose names were not given."""
     named: dict[str, Source] = {}
     for source in map(registry.open_source, listed(given, "sources", "['redis-list://host']")):
         if source.name in named:
@@ -1069,7 +1090,7 @@ def _checked(value: object, type_: type[T], setting: str) -> T:
 
 
 def _sized(message: object) -> tuple[Message, int]:
-    """Return a message that is not encoded yet: chunks of them are bounded by their number."""
+    """Return a message with the size 0: it is not encoded yet, so only the number of messages bounds a chunk."""
     return _checked(message, Message, "message"), 0
 
 

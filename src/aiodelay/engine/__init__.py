@@ -1,7 +1,7 @@
 """The loops inside `async with scheduler`.
 
-Begin with `lifecycle`, which opens and closes them. `sending` brings commands to the store; `delivery` brings messages
-from it.
+Begin with `lifecycle`, which starts and ends them, and with `subscriptions`, which holds the handlers and sinks that
+are served. `sending` brings commands to the store; `delivery` brings messages from the store.
 """
 
 __all__: list[str] = []

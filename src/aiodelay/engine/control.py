@@ -1,4 +1,4 @@
-"""What operators do with a scheduler: look, pause, resume, redrive."""
+"""The methods of `Scheduler` for operators: inspect, pause, resume, redrive, purge."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ MOST = (1 << 63) - 1
 
 
 class Control:
-    """The operators' half of `Scheduler`."""
+    """The operators' methods of `Scheduler`, which inherits them."""
 
     def opened_store(self) -> Store:
-        """Return the store of an open scheduler; `store` is also there while the scheduler is closed.
+        """Return the store of an open scheduler. The property `store` works also while the scheduler is closed.
 
         Raises:
             ClosedError: The scheduler is not open.
@@ -48,14 +48,15 @@ class Control:
         raise NotImplementedError
 
     async def get(self, message_id: str) -> Snapshot | None:
-        """Return a message as it stands now, None if it is neither pending nor in flight.
+        """Return the current state of a message; None if it is neither pending nor in flight.
 
         Args:
-            message_id: As it was scheduled, or as `pending` names a retry of a series' occurrence: `<id>~<due in ms>`.
+            message_id: The id with which it was scheduled. For a retry of an occurrence of a series: `<id>~<due in ms>`,
+                as `pending` shows it.
 
         Raises:
-            UnsupportedByStoreError: The store cannot be looked into.
-            StoreUnavailableError: It does not answer.
+            UnsupportedByStoreError: This process cannot inspect the store.
+            StoreUnavailableError: The store did not answer.
         """
         return await self.opened_store().get(check_id(message_id, may_be_occurrence=True))
 
@@ -67,14 +68,14 @@ class Control:
         before: datetime | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[Snapshot]:
-        """Yield messages that are pending or in flight, by the time of their next attempt.
+        """Yield messages that are pending or in flight, ordered by the time of their next attempt.
 
-        Read page by page: what is scheduled meanwhile may or may not appear.
+        The store is read page by page. A message that is scheduled meanwhile may or may not appear.
 
         Args:
-            of: Only of this event class, under its former names too; or of this handler's or sink's name.
-            since: Only those whose next attempt is not before this; aware.
-            before: Only those whose next attempt is before this; aware.
+            of: Only messages of this event class, former names included; or of this handler's or sink's name.
+            since: Only messages whose next attempt is at this time or later; an aware datetime.
+            before: Only messages whose next attempt is before this time; an aware datetime.
             limit: Most messages; None = all.
         """
         store = self.opened_store()
@@ -94,53 +95,53 @@ class Control:
             left -= size
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
-        """Count messages by lane and state; a lane that no live instance reads says so."""
+        """Count messages by lane and state. The counts of a lane say if no live process serves it."""
         return await self.opened_store().counts()
 
     async def load(self, *, bucket: Duration, buckets: int) -> Sequence[LoadBucket]:
-        """Count what comes due in each of the next spans of time, by lane.
+        """Count due messages in each of the next spans of time, by lane.
 
         Args:
             bucket: The length of one span.
-            buckets: How many, 1 to 10,000.
+            buckets: The number of spans, 1 to 10,000.
         """
         bucket_ms = parse_duration(bucket, field="bucket", error=ConfigurationError, least_ms=1)
         return await self.opened_store().load(bucket_ms=bucket_ms, buckets=check_count(buckets, "buckets", 1, 10_000))
 
-    # --- holds --------------------------------------------------------------------------------------------
+    # --- pause and resume ---------------------------------------------------------------------------------
 
     async def pause(self, what: type | str) -> bool:
-        """Hold back an event class, a handler's name, a sink, or one destination; return whether it was running.
+        """Pause an event class, a handler's name, a sink, or one destination; return whether it was running.
 
-        Kept in the store, for all instances, until `resume`. What is held can be cancelled, replaced and listed; what
-        is in flight goes on.
+        The store keeps the pause for all processes, until `resume`. Paused messages can be cancelled, replaced and
+        listed. Messages in flight are not affected.
 
         Args:
-            what: An event class, under its former names too; or one name: `"payment.check"`, `"stdout"`,
-                `"stdout:audit"`.
+            what: An event class, former names included; or one name: `"payment.check"`, `"stdout"`, `"stdout:audit"`.
         """
         lanes, address = lanes_and_address(what)
         return any([await self.opened_store().hold(lane, address) for lane in lanes])
 
     async def resume(self, what: type | str) -> bool:
-        """Release what `pause` holds back; return whether it was held."""
+        """Resume a paused lane or destination; return whether it was paused."""
         lanes, address = lanes_and_address(what)
         return any([await self.opened_store().release(lane, address) for lane in lanes])
 
     async def paused(self) -> Sequence[str]:
-        """List what is held: `"payment.check"`, `"stdout:audit"`."""
+        """List the paused lanes and destinations: `"payment.check"`, `"stdout:audit"`."""
         holds = await self.opened_store().holds()
         return [lane if address is None else f"{lane}:{address}" for lane, address in holds]
 
     async def blocked(self) -> Sequence[Blocked]:
-        """List destinations that take nothing now, each with the reason and how many messages wait for it.
+        """List blocked destinations, each with the reason and the number of messages that wait for it.
 
-        Only of sinks that the store moves messages to by itself (`reaches`); they are tried again without being asked.
+        The list names only destinations of sinks to which the store transfers messages (see `reaches`). The store tries
+        them again by itself.
         """
         store = self.opened_store()
         return await store.blocked() if isinstance(store, Transfer) else ()
 
-    # --- dead letters and history -------------------------------------------------------------------------
+    # --- dead letters and journal -------------------------------------------------------------------------
 
     async def dead_letters(
         self, of: type | str | None = None, *, message_id: str | None = None, limit: int | None = None
@@ -148,8 +149,8 @@ class Control:
         """Yield dead letters, oldest first: each with its reason, attempts, first and last error.
 
         Args:
-            of: Only of this event class, under its former names too; or of this handler's or sink's name.
-            message_id: Only of this message, looked up by an index; an occurrence of a series has an id of its own.
+            of: Only letters of this event class, former names included; or of this handler's or sink's name.
+            message_id: Only letters of this message; an index finds them. An occurrence of a series has its own id.
             limit: Most letters; None = all.
 
         Raises:
@@ -175,22 +176,24 @@ class Control:
             after = (page[-1].at_ms, *page[-1].key)
 
     async def redrive(self, *letters: DeadLetter | DeadKey) -> Sequence[Outcome]:
-        """Give dead letters a new life, due now, with attempts from 1 and a new delivery id.
+        """Schedule dead letters again, due now, with attempts from 1 and a new delivery id.
 
         Returns:
-            Per letter: `Stored`, or `Refused` as `not_found`, as `exists` where its id is scheduled again, or as
-            `undecodable` where its record cannot be read, so that nothing tells where it goes; it stays a dead letter.
+            For each letter `Stored`, or `Refused` with a code. A refused letter stays a dead letter.
+            `not_found`: there is no such letter.
+            `exists`: its id is scheduled again.
+            `undecodable`: its record cannot be read, so its destination is unknown.
         """
         return await self.opened_store().redrive(_keys(letters))
 
     async def purge(self, *letters: DeadLetter | DeadKey) -> int:
-        """Delete dead letters for good; return how many there were."""
+        """Delete dead letters; return how many were deleted."""
         return await self.opened_store().purge(_keys(letters))
 
     async def journal(
         self, message_id: str | None = None, *, after: int = 0, limit: int = 100
     ) -> Sequence[JournalEntry]:
-        """List what happened, in order: of one message, or of all.
+        """List journal entries in order: of one message, or of all.
 
         Raises:
             UnsupportedByStoreError: The store keeps no journal, or was opened without one.
@@ -203,13 +206,13 @@ class Control:
 
 
 def lanes_and_address(what: type | str) -> tuple[tuple[Lane, ...], str | None]:
-    """Return the lanes that an operator names, and the address within them; None = all addresses.
+    """Return the lanes that an operator's name stands for, and the address within them; None = all addresses.
 
     Args:
-        what: An event class, which names its former lanes too; or one name, as `pause` takes it.
+        what: An event class, former names included; or one name, as `pause` takes it.
 
     Raises:
-        ConfigurationError, TargetError: Nothing can have that name.
+        ConfigurationError, TargetError: No lane or destination can have that name.
     """
     if isinstance(what, type):
         if not is_event_class(what):

@@ -1,6 +1,6 @@
-"""What a store, a sink and a source must do: narrow Protocols, batches on the hot path, promises as numbered rules.
+"""The Protocols of stores, sinks and sources, with their promises as numbered rules.
 
-Begin with `store`: `Store` for everyone, `Work` for processes that dispatch.
+Begin with `store`: every process uses `Store`, and processes that dispatch also use `Work`.
 """
 
 from .bulk import BulkLoad, Scannable

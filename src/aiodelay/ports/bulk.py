@@ -1,4 +1,4 @@
-"""What only Spark's jobs need of a store: loading in bulk, and reading whole tables in parts."""
+"""The abilities of a store that only Spark jobs use: bulk loading, and reading whole tables in parts."""
 
 from __future__ import annotations
 
@@ -13,47 +13,52 @@ __all__ = ["BulkLoad", "Scannable"]
 
 @runtime_checkable
 class BulkLoad(Protocol):
-    """A store that takes versioned messages in bulk, such as a backfill's, whose parts may be sent again much later."""
+    """A store that loads versioned messages in bulk. A job such as a backfill may send a part again much later."""
 
     async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
-        """Store each message unless its id has, or ended with, a version that is not older (S4, S6).
+        """Store each message, unless its id has, or ended with, the same or a newer version (S4, S6).
 
-        Repeating is safe for as long as versions of what has ended are kept (24 h): what is known answers `outdated`,
-        and nothing delivered or cancelled comes back. No ops are remembered for it. One outcome each, in order; as
-        `apply`, it never raises for a fault of the store, and what stands behind a fault may not have been sent.
+        The store keeps the versions of ended messages for 24 h, and that long repeating is safe: a known version
+        answers `outdated`, and no delivered or cancelled message comes back. The store remembers no ops for this call.
+
+        Like `apply`, this method never raises for a fault of the store. After such a fault, later messages may not have
+        been sent.
 
         Args:
-            puts: Each with `Conflict.newer(version)` and that version in its envelope; their ops do not count.
+            puts: Each with `Conflict.newer(version)` and that version in its envelope. Their ops are ignored.
+
+        Returns:
+            One outcome for each message, in order.
 
         Raises:
-            InputError: One of them is not of this form; nothing was stored.
+            InputError: A put is not of this form. Nothing was stored.
         """
         ...
 
 
 @runtime_checkable
 class Scannable(Protocol):
-    """A store whose tables can be read whole, in parts, by processes that do not open it; nothing is written.
+    """A store whose tables other processes can read whole, in parts, without opening the store or writing to it.
 
-    Called from any thread, and not within an event loop.
+    Call its methods from any thread, but not within an event loop.
     """
 
     def scan_parts(self, scan: Scan) -> Sequence[object]:
-        """Split what is asked for into parts of about the same size; each is a value that pickles.
+        """Split a scan into parts of about the same size. Each part is a value that can be pickled.
 
         Raises:
-            StoreUnavailableError: No answer, or there is no such file or topic.
-            StoreMismatchError: Its data cannot be used by this version.
+            StoreUnavailableError: The store did not answer, or there is no such file or topic.
+            StoreMismatchError: This version cannot use the store's data.
         """
         ...
 
     def scan_part(self, scan: Scan, part: Any) -> Iterator[Columns]:  # noqa: ANN401 - one of the store's own
-        """Read a part, batch by batch, each of a bounded size.
+        """Read a part in batches of a bounded size.
 
-        A message that stands still until all parts are read is in exactly one of them, once. One that is claimed,
-        retried or put meanwhile is in one of them at most.
+        A message that does not change until all parts are read appears exactly once, in one part. A message that is
+        claimed, retried or stored meanwhile appears in one part at most.
 
         Raises:
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The store did not answer.
         """
         ...

@@ -1,4 +1,4 @@
-"""Where time comes from: the only module of the package that reads a clock of the machine."""
+"""`Clock` and `SystemClock`: the only module of the package that reads a clock of the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Clock", "SystemClock"]
 
 
 class Clock(Protocol):
-    """Tells the time in whole milliseconds; a store and the code around it take one, so that tests can give another."""
+    """Tells the time in whole milliseconds. Stores and the engine take a clock, so that tests can pass another one."""
 
     def now_ms(self) -> int:
         """Return the wall clock as epoch ms, rounded down.
@@ -20,22 +20,22 @@ class Clock(Protocol):
         ...
 
     def monotonic_ms(self) -> int:
-        """Return ms since some fixed instant, rounded down; it never decreases.
+        """Return ms since some fixed instant, rounded down; the value never decreases.
 
-        For intervals and timeouts of this process; it means nothing to another one.
+        Use it for intervals and timeouts of this process. Another process cannot interpret the value.
         """
         ...
 
     def seconds_until(self, at_ms: int) -> float:
-        """Return the seconds from now until a wall clock instant, for a timer; negative if it has passed.
+        """Return the seconds from now until a wall clock instant, for a timer; negative if the instant has passed.
 
-        Finer than the difference of two whole milliseconds, which would let a timer sleep up to 1 ms too long.
+        The result is finer than a difference of whole milliseconds, which could make a timer sleep up to 1 ms too long.
         """
         ...
 
 
 class SystemClock:
-    """The clocks of this machine. Has no state; may be shared between threads and loops."""
+    """The clocks of this machine. It has no state, so threads and loops may share it."""
 
     __slots__ = ()
 
@@ -44,9 +44,9 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> int:
-        """Return ms of the monotonic clock, rounded down; it never decreases."""
+        """Return ms of the monotonic clock, rounded down; the value never decreases."""
         return time.monotonic_ns() // 1_000_000
 
     def seconds_until(self, at_ms: int) -> float:
-        """Return the seconds from now until a wall clock instant; negative if it has passed."""
+        """Return the seconds from now until a wall clock instant; negative if the instant has passed."""
         return (at_ms * 1_000_000 - time.time_ns()) / 1_000_000_000

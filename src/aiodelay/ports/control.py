@@ -1,4 +1,4 @@
-"""What operators, sources and imports change in a store without a command."""
+"""Changes to a store that are not commands: dead letters, pauses, and messages that a source puts back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["DeadLetters", "Holds", "PutsBack"]
 
 @runtime_checkable
 class DeadLetters(Protocol):
-    """The part of a store that keeps messages given up."""
+    """The part of a store that keeps dead letters."""
 
     async def dead_letters(
         self,
@@ -22,53 +22,56 @@ class DeadLetters(Protocol):
         after: tuple[int, str, int] | None = None,
         limit: int = 100,
     ) -> Sequence[DeadLetter]:
-        """List dead letters, oldest first; those of one message are looked up, whatever else is dead.
+        """List dead letters, oldest first. With `message_id`, an index finds the letters of that message.
 
         Args:
-            lane: Only of this lane.
-            message_id: Only of this message, in all its revisions.
-            after: The (at_ms, id, revision) of the last one of the page before.
+            lane: Only letters of this lane.
+            message_id: Only letters of this message, in all its revisions.
+            after: The (at_ms, id, revision) of the last letter of the page before.
             limit: 1 to 1,000.
         """
         ...
 
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
-        """Give dead letters a new life, due now: `Stored`, or `Refused` as `not_found`, `exists` or `undecodable`."""
+        """Schedule dead letters again, due now: `Stored`, or `Refused` as `not_found`, `exists` or `undecodable`."""
         ...
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
-        """Delete dead letters for good; return how many there were."""
+        """Delete dead letters; return how many were deleted."""
         ...
 
 
 @runtime_checkable
 class Holds(Protocol):
-    """The part of a store that pauses delivery; a held message stays stored, and can be cancelled."""
+    """The part of a store that pauses delivery. A paused message stays stored, and can be cancelled."""
 
     async def hold(self, lane: Lane, address: str | None = None) -> bool:
-        """Pause a lane, or one address of it; return whether it was not held before."""
+        """Pause a lane, or one address of it; return whether it was not paused before."""
         ...
 
     async def release(self, lane: Lane, address: str | None = None) -> bool:
-        """Resume; return whether it was held."""
+        """Resume a lane, or one address of it; return whether it was paused."""
         ...
 
     async def holds(self) -> Sequence[tuple[Lane, str | None]]:
-        """List what is held."""
+        """List what is paused: each lane, with its address or None."""
         ...
 
 
 @runtime_checkable
 class PutsBack(Protocol):
-    """The part of a store that takes back messages that had left for a sink: a source's retries and dead letters."""
+    """The part of a store that takes messages back from a source: their retries and dead letters."""
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        """Store messages under the revision that they have (S1, S2, S4); one answer each, in order.
+        """Store messages under the revisions that they already have (S1, S2, S4).
 
-        Repeating is safe as long as they are there: an id that is pending or in flight, and a dead letter of the same
-        revision, stay as they are (`kept`).
+        Repeating is safe while the messages are there. An id that is pending or in flight stays unchanged (`kept`), and
+        so does a dead letter of the same revision.
+
+        Returns:
+            One answer for each message, in order.
 
         Raises:
-            StoreUnavailableError: No answer. Some may have been stored.
+            StoreUnavailableError: The store did not answer. Some messages may have been stored.
         """
         ...

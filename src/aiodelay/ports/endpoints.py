@@ -1,4 +1,4 @@
-"""`Endpoints`: the sinks and sources that a store brings along, because they stand on its server or cluster."""
+"""`Endpoints`: sinks and sources that a store brings along, because its server or cluster holds them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Endpoints"]
 
 @runtime_checkable
 class Endpoints(Protocol):
-    """A store that brings sinks and sources along: a scheduler has them without their being given to it."""
+    """A store that brings sinks and sources along. A scheduler has them without settings for them."""
 
     @property
     def sinks(self) -> Sequence[Sink]:
-        """The sinks, each with another name."""
+        """The sinks, each with a different name."""
         ...
 
     @property
     def sources(self) -> Sequence[Source]:
-        """The sources, each with another name."""
+        """The sources, each with a different name."""
         ...

@@ -1,4 +1,4 @@
-"""`Feed`: what gives out claims and takes their settlements. A store's dispatching side is one; a source opens them."""
+"""`Feed`: gives out claims and takes their settlements. A store's `Work` is a feed, and each source opens feeds."""
 
 from __future__ import annotations
 
@@ -11,63 +11,68 @@ __all__ = ["Feed"]
 
 
 class Feed(Protocol):
-    """What gives out claims and takes their settlements: a store's dispatching side, or a source.
+    """Gives out claims and takes their settlements: the dispatching side of a store, or a source.
 
-    `claim`, `settle`, `renew` and `tidy` may be cancelled at any await: what was carried out stands, and repeating a
-    claim with the same `request` gives its messages again.
+    `claim`, `settle`, `renew` and `tidy` may be cancelled at any await. Changes that the store has made by then stay. A
+    repeated claim with the same `request` returns the same messages.
     """
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         """Lease due messages, earliest due first within a lane (S1, S3, S7, S9).
 
-        Lanes get an equal share of `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES` first, then the rest of them. Messages
-        that are suspected of ending processes are given out in trials: a group of them without others, half as large
-        after each that ended its process (`transitions.Trials`), one group at a time. `Late` policies are applied on
-        the way. Of recurring messages only the caller can work out the next time: late ones and killers
-        (`transitions.is_killer`) are given out for it to settle without a run.
+        Lanes first get an equal share of `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES`. Then they share the rest.
+
+        The feed gives out suspects in trials (`transitions.Trials`). A trial is a group of suspects and no other
+        messages. After a group has ended its process, the next group is half as large. One group runs at a time.
+
+        The feed applies `Late` policies during a claim. For a recurring message only the caller can compute the next
+        due time. Therefore the feed gives out late occurrences and killers (`transitions.is_killer`), and the caller
+        settles them without a run.
 
         Args:
-            demand: Most messages and bytes wanted per lane. Lanes not named are not touched.
-            request: Repeating a claim with the same request returns the same messages, as far as still leased.
+            demand: Most messages and bytes wanted per lane. The feed does not touch other lanes.
+            request: A repeated claim with the same request returns the same messages, as far as they are still leased.
             lease_ms: Milliseconds until an unsettled claim may be claimed again, with another token.
 
         Raises:
-            StoreUnavailableError: No answer. Nothing is leased, or a repeat returns it: safe to repeat.
+            StoreUnavailableError: No answer. Nothing is leased, or a repeat returns the lease: safe to repeat.
         """
         ...
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
-        """End claims, each in one step with what follows from it (S2, S6).
+        """End claims. Each settlement and its consequences are one atomic step (S2, S6).
+
+        The feed writes a settlement only if its claim is still held. A claim whose lease has ended is still held until
+        another worker has taken the message.
 
         Returns:
-            One outcome per settlement, in order. Only a claim that is still held is written; one whose lease has ended
-            is held as long as nobody else has taken the message.
+            One outcome for each settlement, in order.
 
         Raises:
-            StoreUnavailableError: No answer; repeating is safe, and what had been settled then answers `gone`.
+            StoreUnavailableError: No answer. Repeating is safe; settlements that were written then answer `gone`.
         """
         ...
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        """Prolong leases from one token to another (L1).
+        """Extend leases: each from its token to a later one (L1).
 
         Raises:
-            StoreUnavailableError: No answer; repeating is safe.
+            StoreUnavailableError: No answer. Repeating is safe.
         """
         ...
 
     def beat(self, ids: Collection[str]) -> None:
-        """Tell that this process lives and holds claims on these suspects, though their leases may be over (L5).
+        """Report that this process lives and holds claims on these suspects, even if their leases are over (L5).
 
-        Called from a thread of its own, which may wait here, every third of a lease: also while a handler blocks the
-        event loop. The caller ignores an exception.
+        A thread of its own calls this every third of a lease, and may wait here. So the report goes out even while a
+        handler blocks the event loop. The caller ignores exceptions.
         """
         ...
 
     async def wait(self, *, until_ms: int | None) -> None:
-        """Return when there may be something new to claim: at `until_ms`, at a wake-up, or at the safety poll (L2).
+        """Return when there may be messages to claim: at `until_ms`, at a wake-up, or at the safety poll (L2).
 
-        Signals that came since the last `clear` end the wait at once.
+        A wake-up since the last `clear` ends the wait at once.
         """
         ...
 
@@ -76,5 +81,5 @@ class Feed(Protocol):
         ...
 
     def clear(self) -> None:
-        """Forget wake-ups so far; call it before looking, so that one in between is not lost."""
+        """Forget wake-ups so far. Call this before a claim: then a wake-up during the claim is not lost."""
         ...

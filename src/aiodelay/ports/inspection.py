@@ -1,4 +1,4 @@
-"""What a store tells of its messages and of the processes that serve it; nothing here changes the store."""
+"""Inspection of a store: its messages, and the processes that serve it. Nothing here changes the store."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Inspectable", "Instances", "Recurring"]
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """The part of a store that shows messages, counts and positions."""
+    """The part of a store that returns messages, counts and positions."""
 
     async def get(self, message_id: str) -> Snapshot | None:
-        """Return the message as it stands now, None if it is not pending and not in flight."""
+        """Return the current state of a message; None if it is neither pending nor in flight."""
         ...
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
@@ -27,11 +27,11 @@ class Inspectable(Protocol):
         ...
 
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
-        """Count what comes due in each of the next `buckets` spans of `bucket_ms`, from now on; empty ones left out."""
+        """Count due messages in each of the next `buckets` spans of `bucket_ms`, from now on; without empty spans."""
         ...
 
     async def position(self, source: str) -> int | None:
-        """Return an intake's stored position; a store may refuse from then on who has taken the source in before."""
+        """Return an intake's stored position. From then on, a store may refuse earlier readers of this source."""
         ...
 
 
@@ -40,14 +40,14 @@ class Recurring(Protocol):
     """The part of a store that lists recurring messages by an index."""
 
     async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
-        """List recurring messages that are pending or in flight, in an order of the store's own that does not change.
+        """List recurring messages that are pending or in flight, in a stable order that the store chooses.
 
         Args:
-            after: The id of the last one of the page before.
+            after: The id of the last message of the page before.
             limit: 1 to 1,000.
 
         Raises:
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The store did not answer.
         """
         ...
 
@@ -57,9 +57,9 @@ class Instances(Protocol):
     """The part of a store that lists the processes that dispatch from it."""
 
     async def instances(self) -> Sequence[Instance]:
-        """List those that were heard of within the last minute, by name.
+        """List the processes that reported themselves within the last minute, by name.
 
         Raises:
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The store did not answer.
         """
         ...

@@ -1,4 +1,4 @@
-"""A store's journal: the record of what happened to messages, through the open store or read alone."""
+"""A store's journal, the record of what happened to messages: read through the open store, or without opening it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Followed", "Journal", "Trail"]
 
 @runtime_checkable
 class Journal(Protocol):
-    """The part of a store that lists its journal; each entry is written in the step that causes it."""
+    """The part of a store that lists its journal. Each entry is written in the same step as its event."""
 
     async def journal(
         self, *, message_id: str | None = None, after: int = 0, limit: int = 100
     ) -> Sequence[JournalEntry]:
-        """List entries with a number above `after`, in order; of one message if named.
+        """List entries with a number above `after`, in order; with `message_id`, only entries of that message.
 
         Raises:
             UnsupportedByStoreError: This store was opened without a journal.
@@ -27,42 +27,42 @@ class Journal(Protocol):
 
 
 class Trail(Protocol):
-    """A journal, open for reading alone, part by part: entries of a part are numbered upwards from 0 or 1."""
+    """A journal, open for reading only. It has parts, and the entries of a part are numbered upwards from 0 or 1."""
 
     async def spans(self) -> Mapping[int, range]:
-        """Return by part which numbers can be read: from the oldest that is kept to before the next to be given.
+        """Return the readable numbers of each part: from the oldest kept entry up to the next entry to be written.
 
         Raises:
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The store did not answer.
         """
         ...
 
     def entries(
         self, part: int, span: range, trimmed: Callable[[range], object]
     ) -> AsyncIterator[Sequence[JournalEntry]]:
-        """Yield a part's entries with these numbers, in order, some at a time; repeating gives the same.
+        """Yield a part's entries with these numbers, in order, in batches. A repeated call yields the same entries.
 
         Args:
-            part: Which.
-            span: From which number on, up to before which; not beyond what `spans` has told.
-            trimmed: Is given numbers whose entries, as far as they have any, are kept no more; may raise.
+            part: The part to read.
+            span: The numbers to read: start included, stop excluded. They must lie within the result of `spans`.
+            trimmed: Called with numbers whose entries are no longer kept. It may raise.
 
         Raises:
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The store did not answer.
         """
         ...
 
 
 @runtime_checkable
 class Followed(Protocol):
-    """The part of a store that reads its journal without opening the store; reading writes nothing."""
+    """The part of a store that reads its journal without opening the store. Reading writes nothing."""
 
     def trail(self) -> AbstractAsyncContextManager[Trail]:
         """Open the journal.
 
         Raises:
             UnsupportedByStoreError: The store's URL names no journal.
-            StoreMismatchError: What should hold it is not there, or not ours.
-            StoreUnavailableError: No answer.
+            StoreMismatchError: The journal does not exist, or another program wrote it.
+            StoreUnavailableError: The store did not answer.
         """
         ...

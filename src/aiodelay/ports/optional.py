@@ -1,4 +1,4 @@
-"""Abilities that only some stores have: `isinstance` tells whether a store has one."""
+"""Abilities that only some stores have. `isinstance` tells whether a store has one."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ __all__ = ["Bounded", "Guarded", "Identified", "Lists", "Loads", "Registry", "Re
 
 @runtime_checkable
 class Loads(Protocol):
-    """A store that has to be read before it serves claims; that may take longer than opening `work` should."""
+    """A store that must read its data before it serves claims, which may take longer than opening `work` should."""
 
     def status(self) -> WorkStatus:
-        """Say how far that is, also while `work` is being opened."""
+        """Return how much has been read, also while `work` is being opened."""
         ...
 
     def tell_restored(self, told: Callable[[float], None] | None) -> None:
-        """From now on tell of each part that begins to serve claims how many seconds that took; None: nobody."""
+        """Set a callback for each part of the store that begins to serve claims; None removes the callback.
+
+        Args:
+            told: Called with the seconds that reading the part took.
+        """
         ...
 
 
 @runtime_checkable
 class Guarded(Protocol):
-    """A store into which others write without asking."""
+    """A store into which other programs write messages directly, without a scheduler's checks."""
 
     def guard(self, check: Callable[[str], object]) -> None:
-        """Refuse what others address to where it may not go: it becomes a dead letter.
+        """Make a dead letter of each message from another program whose destination is not allowed.
 
         Args:
-            check: Is given `<sink>:<address>`, and raises `TargetNotAllowedError`.
+            check: Called with `<sink>:<address>`. It raises `TargetNotAllowedError` for a destination to refuse.
         """
         ...
 
@@ -44,20 +48,20 @@ class Restricted(Protocol):
         """Name the rights that this process needs and lacks, each followed by its remedy.
 
         Raises:
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The store did not answer.
         """
         ...
 
 
 @runtime_checkable
 class Bounded(Protocol):
-    """A store whose server takes nothing more from a certain size on."""
+    """A store whose server takes nothing more once its data have a certain size."""
 
     async def fill(self) -> float | None:
-        """Return how much of the room is used, 0 to 1 and somewhat more; None if it has no bound.
+        """Return the used part of that size: 0 to 1, at times slightly more; None if there is no limit.
 
         Raises:
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The store did not answer.
         """
         ...
 
@@ -69,76 +73,76 @@ class Identified(Protocol):
     async def vanished(self) -> str:
         """Return what happened to the data that this store was opened on; "" while they are there.
 
-        A store that finds its data gone leaves a note where others can read it: see `vanished_elsewhere`.
+        If a store finds its data gone, it leaves a note for other processes; see `vanished_elsewhere`.
 
         Raises:
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The store did not answer.
         """
         ...
 
     async def vanished_elsewhere(self) -> str:
-        """Return what another process has noted of its data within the last minute; "" if there is no such note.
+        """Return the note that another process left about its data within the last minute; "" if there is none.
 
         Raises:
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The store did not answer.
         """
         ...
 
 
 @runtime_checkable
 class Lists(Protocol):
-    """A store on whose server lists stand that messages go to."""
+    """A store whose server also holds lists that serve as destinations."""
 
     async def lengths(self, destinations: Collection[str]) -> Mapping[str, int]:
-        """Return how many elements those lists hold that are named; what is no list here is left out.
+        """Return the number of elements in each named list. A name that is not a list of this server is left out.
 
         Args:
             destinations: `<sink>:<address>`.
 
         Raises:
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The store did not answer.
         """
         ...
 
 
 @runtime_checkable
 class Registry(Protocol):
-    """A store that knows the consumers registered with topics and logs beside it, and how far each is behind."""
+    """A store that knows the registered consumers of topics and logs on its server, and how far each is behind."""
 
     async def registered(self, topic: str | None = None) -> Sequence[Registered]:
         """List consumers, by topic, kind and name.
 
         Args:
-            topic: Only of this one.
+            topic: Only consumers of this topic.
 
         Raises:
             TargetError: No topic can have that name.
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The store did not answer.
         """
         ...
 
 
 @runtime_checkable
 class Upgradable(Protocol):
-    """A store that processes of several versions share: its data record which optional features are in use.
+    """A store that processes of several versions share. Its data record which optional features are in use.
 
-    `aiodelay.core.features` says which features this version knows. `Work.claim`, `Work.tidy` and the opening of `work`
-    raise `StoreTooNewError` while a feature is in use that this version does not know (V1). Commands, settlements and
-    renewals go on.
+    `aiodelay.core.features` lists the features that this version knows. While an unknown feature is in use,
+    `Work.claim`, `Work.tidy` and the opening of `work` raise `StoreTooNewError` (V1). Commands, settlements and
+    renewals still work.
     """
 
     async def features(self) -> Mapping[str, str]:
         """Return the features in use, each with the version of aiodelay that switched it on.
 
         Raises:
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The store did not answer.
         """
         ...
 
     async def switch_on(self, names: Collection[str]) -> None:
-        """Record features as in use from now on; a feature that is in use already keeps its record.
+        """Record that features are in use from now on. A feature that is already in use keeps its record.
 
         Raises:
-            StoreUnavailableError: No answer. Some may be recorded; repeating is safe.
+            StoreUnavailableError: The store did not answer. Some features may be recorded; repeating is safe.
         """
         ...

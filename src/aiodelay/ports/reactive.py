@@ -1,11 +1,11 @@
 """Publishers, subscribers and demand: Reactive Streams for asyncio, as Protocols.
 
-The contract of https://www.reactive-streams.org (version 1.0.4) on one event loop. Its methods are plain functions that
-return at once; work that takes time goes into tasks of the subscriber's own. The rules D1 to D21, which of the
-specification's each stands for, and which do not apply, are in docs/reactive.md; `aiodelay.testing.conformance` has a
-suite for publishers and one for subscribers.
+They follow https://www.reactive-streams.org (version 1.0.4) on one event loop. Their methods are plain functions that
+return at once. A subscriber does work that takes time in tasks of its own. All calls come from one event loop, and so
+from one thread.
 
-All calls are made on one event loop, from one thread.
+docs/reactive.md lists the rules D1 to D21, the rules of the specification that they stand for, and the rules that do
+not apply. `aiodelay.testing.conformance` has a suite for publishers and a suite for subscribers.
 """
 
 from __future__ import annotations
@@ -19,54 +19,54 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Subscription(Protocol):
-    """The link between one publisher and one subscriber, by which the subscriber says how much it can take."""
+    """The link between one publisher and one subscriber. The subscriber uses it to request items."""
 
     def request(self, n: int) -> None:
-        """Ask for `n` more items (D16, D18, D21). Once cancelled or ended, does nothing (D17).
+        """Request `n` more items (D16, D18, D21). After the end or a cancellation, this does nothing (D17).
 
         Args:
-            n: 1 or more, without a limit; adds to what was asked for before.
+            n: 1 or more, without a limit. It adds to earlier requests.
 
         Raises:
-            ValueError: `n` is less than 1; what was asked for before stands (D19).
+            ValueError: `n` is less than 1. Earlier requests stay valid (D19).
         """
         ...
 
     def cancel(self) -> None:
-        """Ask for an end: signals stop soon, and the publisher forgets the subscriber (D5, D17, D20)."""
+        """End the subscription: signals stop soon, and the publisher drops the subscriber (D5, D17, D20)."""
         ...
 
 
 class Subscriber(Protocol[T_contra]):
     """Takes items, never more than it has requested.
 
-    Each method returns at once and raises nothing (D9, D15), save `TypeError` when it is given None.
+    Each method returns at once and raises nothing (D9, D15), except `TypeError` for an argument that is None.
     """
 
     def on_subscribe(self, subscription: Subscription) -> None:
-        """Be given the link, before any other signal; nothing comes until something is requested (D6, D8)."""
+        """Receive the link, before any other signal. Items come only after a request (D6, D8)."""
         ...
 
     def on_next(self, item: T_contra, /) -> None:
-        """Take an item that was requested; a few may come after `cancel` (D13)."""
+        """Receive a requested item. A few items may come after `cancel` (D13)."""
         ...
 
     def on_error(self, error: Exception) -> None:
-        """Be told that the publisher failed: the last signal, and the subscription is over (D4, D10)."""
+        """Learn that the publisher failed. This is the last signal: the subscription is over (D4, D10)."""
         ...
 
     def on_complete(self) -> None:
-        """Be told that there are no more items: the last signal, and the subscription is over (D4, D10)."""
+        """Learn that there are no more items. This is the last signal: the subscription is over (D4, D10)."""
         ...
 
 
 class Publisher(Protocol[T_co]):
-    """Gives items to subscribers, as many as each has requested."""
+    """Gives items to subscribers: to each, as many as it has requested."""
 
     def subscribe(self, subscriber: Subscriber[T_co]) -> None:
-        """Begin a subscription: calls `on_subscribe`, and `on_error` after it where there can be none (D6, D7).
+        """Begin a subscription: call `on_subscribe`, and then `on_error` if a subscription is impossible (D6, D7).
 
         Raises:
-            TypeError: The subscriber is None. Nothing else is raised.
+            TypeError: The subscriber is None. No other error is raised.
         """
         ...

@@ -1,4 +1,4 @@
-"""`Sink`: takes messages when they are due."""
+"""`Sink`: takes due messages."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Sink"]
 
 
 class Sink(Protocol):
-    """Takes messages when they are due, at least once, as many as it has asked for.
+    """Takes due messages, at least once, and never more than its `limits` allow.
 
-    A sink's attribute `system`, if it has one, is the `messaging.system` of its deliveries' spans.
+    A sink may have an attribute `system`: the `messaging.system` of its deliveries' spans.
     """
 
     @property
@@ -23,36 +23,39 @@ class Sink(Protocol):
 
     @property
     def limits(self) -> Demand:
-        """Most messages and bytes that may be in flight to it; the last message given may exceed the bytes."""
+        """Most messages and bytes in flight to this sink. The last message may exceed the bytes."""
         ...
 
     def check(self, address: str) -> None:
         """Refuse an address that can never work, before anything is stored.
 
         Raises:
-            TargetError: Says what is allowed.
+            TargetError: The address is wrong. The error names the allowed form.
         """
         ...
 
     async def __aenter__(self) -> Self:
-        """Connect; an error leaves nothing open. After one, here or elsewhere, the sink may be entered again.
+        """Connect. An error leaves nothing open. After an error, here or elsewhere, the sink may be entered again.
 
         Raises:
-            SinkUnavailableError: It cannot be reached; another attempt may succeed.
+            SinkUnavailableError: The sink does not answer. Another attempt may succeed.
         """
         ...
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Disconnect; idempotent."""
+        """Disconnect. Repeated calls do nothing."""
         ...
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
-        """Send; one outcome per delivery, in order.
+        """Send a batch.
 
-        Of a batch for which it raises anything else, or answers otherwise, each message is sent again by itself; the
-        one at which that happens again has failed an attempt.
+        If `send` raises another error or returns another number of outcomes, the engine sends each message of the batch
+        by itself. A message for which that happens again has failed an attempt.
+
+        Returns:
+            One outcome for each delivery, in order.
 
         Raises:
-            SinkUnavailableError: Nothing can be sent now. Costs no attempt; the messages return to the store.
+            SinkUnavailableError: Nothing can be sent now. The messages return to the store; no attempt is counted.
         """
         ...

@@ -25,20 +25,20 @@ class Source(Protocol):
         """Refuse an address that can never work.
 
         Raises:
-            TargetError: Says what is allowed.
+            TargetError: The address is wrong. The error names the allowed form.
         """
         ...
 
     async def __aenter__(self) -> Self:
-        """Connect; an error leaves nothing open. After one, here or elsewhere, the source may be entered again.
+        """Connect. An error leaves nothing open. After an error, here or elsewhere, the source may be entered again.
 
         Raises:
-            StoreUnavailableError, SinkUnavailableError: It cannot be reached; another attempt may succeed.
+            StoreUnavailableError, SinkUnavailableError: The source does not answer. Another attempt may succeed.
         """
         ...
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Disconnect; idempotent."""
+        """Disconnect. Repeated calls do nothing."""
         ...
 
     def feed(
@@ -48,15 +48,20 @@ class Source(Protocol):
         put_back: Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]],
         now_ms: Callable[[], int],
     ) -> AbstractAsyncContextManager[Feed]:
-        """Open the taking of messages from one address.
+        """Open a feed of messages from one address.
 
-        A claim asks for one lane, whose handler they are for. `Done` ends a message; `Again` at a later time, and
-        `Dead`, put it back into a store first; what is given back unrun returns to where it came from.
+        A claim of this feed names one lane: the lane of the handler that gets the messages.
+
+        | settlement | what happens |
+        | --- | --- |
+        | `Done` | The message ends. |
+        | `Again` at a later time, `Dead` | The feed first puts the message into a store, then ends it here. |
+        | given back without a run | The message returns to its address. |
 
         Args:
-            address: Where messages are taken from.
-            consumer: Names this process among those that take from there.
-            put_back: Stores retries and dead letters; repeats are safe.
-            now_ms: The store's time, by which tokens tell when leases end.
+            address: The address to take messages from.
+            consumer: The name of this process among the consumers of this address.
+            put_back: Stores retries and dead letters. Repeats are safe.
+            now_ms: The store's time. Tokens say when leases end in this time.
         """
         ...

@@ -1,15 +1,19 @@
-"""`Store`: what every store does, with its promises as numbered rules; `StoreTraits`: what differs between stores.
+"""`Store`: the promises of every store, as numbered rules. `StoreTraits`: the differences between stores.
 
 A store has two roles. Every process uses `Store.apply`; dispatching processes also open `Store.work`. The Protocols
-that `Store` inherits name its parts. An ability that only some stores have is a Protocol of its own, in `optional.py`,
-`endpoints.py`, `transfer.py` or `bulk.py`: `isinstance` tells whether a store has it. `StoreTraits` declares all other
-differences, so that nobody finds them out by catching errors.
+that `Store` inherits name its parts.
 
-Rules (docs/guarantees.md holds the table with their tests): S1 never early. S2 nothing acknowledged is lost. S3 at
-least once. S4 the latest version wins. S5 an acknowledged cancel is honoured. S6 nothing ended comes back. S7 one live
-owner per claim. S8 bytes arrive identical. S9 order by due time, then scheduling order, where declared. B1 duplicates
-bounded. L1 no stuck lease. L2 no lost wake-up. L3 fairness between lanes. L5 a poison message stops nobody else. V1 a
-process claims nothing whose rules it does not know.
+An ability that only some stores have is a Protocol of its own, in `optional.py`, `endpoints.py`, `transfer.py` or
+`bulk.py`. `isinstance` tells whether a store has it. `StoreTraits` declares all other differences, so that callers need
+not find them by catching errors.
+
+Rules (docs/guarantees.md holds the table with their tests):
+
+- S1 never early. S2 no acknowledged message is lost. S3 at least once. S4 the latest version wins.
+- S5 an acknowledged cancel is honoured. S6 no ended message comes back. S7 one live owner per claim.
+- S8 bytes arrive identical. S9 order by due time, then scheduling order, where declared.
+- B1 duplicates are bounded. L1 no stuck lease. L2 no lost wake-up. L3 fairness between lanes.
+- L5 a poison message stops no other message. V1 a process claims nothing whose rules it does not know.
 """
 
 from __future__ import annotations
@@ -40,20 +44,20 @@ __all__ = ["Store", "StoreTraits", "Work", "missing_members"]
 
 
 class StoreTraits(Struct, frozen=True, kw_only=True):
-    """What differs between stores, for the code that uses them; the conformance suite has attributes of its own.
+    """The differences between stores that the engine and tools read. The conformance suite has attributes of its own.
 
     Attributes:
-        durable: What was acknowledged survives the end of the process.
-        conflicts: `Conflict` modes that `apply` knows.
-        cancel: `verdict`: a cancel's answer is final. `recorded`: it is carried out later.
-        lookup: `anywhere`: any process may look into the store. `owner`: only the one that serves the message.
-        safety_poll_ms: A message is claimable at most this much after its due time even if every wake-up is lost.
-        positions: What `apply` carries out that comes with an intake's position: `all`, or only what can be `recorded`
-            without a verdict (replace, keep and cancel). `none`: it takes no positions.
+        durable: Acknowledged messages survive the end of the process.
+        conflicts: The `Conflict` modes that `apply` knows.
+        cancel: `verdict`: a cancel's answer is final. `recorded`: the store carries the cancel out later.
+        lookup: `anywhere`: any process can inspect the store. `owner`: only the process that serves the message can.
+        safety_poll_ms: A message is claimable at most this much after its due time, even if every wake-up is lost.
+        positions: The commands that `apply` accepts together with an intake's position. `all`; `recorded`: only
+            commands that need no verdict (replace, keep and cancel); `none`: the store takes no positions.
         changes: `apply` knows `Reschedule` and `Fire`.
-        longest_lease_ms: A process that stood still for so long may begin nothing that it has claimed.
-        paced_rows: Most messages of one call of a bulk load that keeps to a rate beside live work: more keep that work
-            waiting, fewer cost the store more for each.
+        longest_lease_ms: A process that was suspended for this long may not begin any message that it has claimed.
+        paced_rows: Most messages in one call of a bulk load that limits its rate beside live work. A larger value makes
+            that work wait longer; a smaller value costs the store more for each message.
     """
 
     durable: bool
@@ -68,74 +72,80 @@ class StoreTraits(Struct, frozen=True, kw_only=True):
 
 
 class Work(Feed, Protocol):
-    """A dispatching process's side of a store; what it had claimed lapses once it is gone."""
+    """The dispatching side of a store, for one process. If the process ends, its claims lapse."""
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
-        """Do a bounded step of housekeeping over all lanes, also those that nobody serves (L1, L4).
+        """Do one bounded step of housekeeping over all lanes, including lanes that no process serves (L1, L4).
 
-        Returns lapsed leases to their lanes, applies `Late` policies, forgets what is past its window, notes that this
-        worker serves `lanes`, and reports every lane that holds messages.
+        The step returns lapsed claims to their lanes, applies `Late` policies and deletes expired entries. It also
+        notes that this worker serves `lanes`.
 
         Args:
-            lanes: What this process serves.
-            limit: Most messages to touch.
+            lanes: The lanes that this process serves.
+            limit: Most messages to change.
+
+        Returns:
+            A report that names every lane that holds messages.
 
         Raises:
-            StoreUnavailableError: No answer; the next step makes up for it.
+            StoreUnavailableError: The store did not answer. The next step makes up for this one.
         """
         ...
 
     def status(self) -> WorkStatus:
-        """Say whether claims are served yet."""
+        """Return whether claims are served yet."""
         ...
 
 
 class Store(Inspectable, Recurring, Instances, DeadLetters, Holds, Journal, Followed, PutsBack, Protocol):
     """Keeps messages until they are due.
 
-    Every store has every method, the inherited ones too. A method that a store cannot serve as it was opened, such as
-    `journal` without a journal, raises `UnsupportedByStoreError`.
+    Every store has every method, including the inherited ones. If a store cannot serve a method as it was opened, the
+    method raises `UnsupportedByStoreError`. An example is `journal` of a store without a journal.
     """
 
     @property
     def traits(self) -> StoreTraits:
-        """What this store can and cannot do."""
+        """The abilities and limits of this store."""
         ...
 
     @property
     def name(self) -> str:
-        """What error messages call it: its URL, masked."""
+        """The name of the store in error messages: its URL, masked."""
         ...
 
     def now_ms(self) -> int:
-        """Return the store's time as far as known, epoch ms; due times are judged by it."""
+        """Return the store's time in epoch ms, as far as this process knows it. Due times are compared with it."""
         ...
 
     async def __aenter__(self) -> Self:
-        """Connect; an error leaves nothing open.
+        """Connect. An error leaves nothing open.
 
-        A scheduler that waits for its store enters it again: after an error here or in `work`, or of a sink.
+        A scheduler that waits for its store enters it again after an error here, in `work`, or of a sink.
 
         Raises:
-            StoreUnavailableError: It cannot be reached; another attempt may succeed.
-            StoreMismatchError: Its data cannot be used by this version.
+            StoreUnavailableError: The store does not answer. Another attempt may succeed.
+            StoreMismatchError: This version cannot use the store's data.
         """
         ...
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Disconnect; idempotent."""
+        """Disconnect. Repeated calls do nothing."""
         ...
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
-        """Carry out commands in order (S2, S4, S5); each has an outcome of its own, in the same order.
+        """Carry out commands in order (S2, S4, S5).
 
-        Repeating a command with its op within `RETRY_WINDOW_MS` gives its first answer and writes nothing. Never
-        raises for a fault of the store: that is an outcome.
+        If a command is repeated with the same op within `RETRY_WINDOW_MS`, the store returns the first answer and
+        writes nothing. This method never raises for a fault of the store: a fault is an outcome.
 
         Args:
             commands: Each with its op id.
-            source: Moves an intake's position in the same step: then either all are carried out, or none, as where
-                another reader has moved it (`passed`).
+            source: Moves an intake's position in the same step. Then the store carries out all commands or none. It
+                carries out none if another reader has moved the position (`passed`).
+
+        Returns:
+            One outcome for each command, in order.
         """
         ...
 
@@ -143,8 +153,8 @@ class Store(Inspectable, Recurring, Instances, DeadLetters, Holds, Journal, Foll
         """Open the dispatching role.
 
         Args:
-            worker: Names this process among its peers.
-            lanes: What it serves at first; `tidy` renews that.
+            worker: The worker id of this process.
+            lanes: The lanes that it serves at first. Each `tidy` updates them.
         """
         ...
 
@@ -152,7 +162,8 @@ class Store(Inspectable, Recurring, Instances, DeadLetters, Holds, Journal, Foll
 def missing_members(store: object) -> list[str]:
     """Return the names of the members of `Store` that an object lacks, in alphabetical order.
 
-    An object also lacks a member that is None, or that it only inherits from the Protocols: those do nothing.
+    A member that is None counts as lacking. So does a member that is only inherited from a Protocol, since it does
+    nothing.
     """
     return sorted(
         name

@@ -15,51 +15,52 @@ __all__ = ["Transfer", "Transferring"]
 
 @runtime_checkable
 class Transfer(Protocol):
-    """A store that shares a system with sinks: it moves what is due there by itself, in the step that removes it."""
+    """A store that shares a server or cluster with sinks. It moves due messages there and removes them, atomically."""
 
     def reaches(self, sink: Sink) -> Reach:
-        """Say how often a message reaches a sink from here, and why."""
+        """Return how often a message may reach a sink from this store, and why."""
         ...
 
     def transferring(self, sink: Sink) -> AbstractContextManager[Transferring]:
-        """Open the moving of one sink's messages; only for a sink that is reached exactly once."""
+        """Open the transfer into one sink. The sink must be one that messages reach exactly once."""
         ...
 
     async def blocked(self) -> Sequence[Blocked]:
-        """List destinations that take nothing now, by lane and address.
+        """List blocked destinations, by lane and address.
 
         Raises:
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The store did not answer.
         """
         ...
 
 
 class Transferring(Protocol):
-    """One process's moving of one sink's messages; others may move the same sink's beside it."""
+    """The transfer into one sink by one process. Other processes may transfer into the same sink at the same time."""
 
     async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = (), *, traces: int = 0) -> Transferred:
-        """Move due messages to where they are addressed, earliest due first (S1, S3, S6, S8, S9).
+        """Move due messages to their destinations, earliest due first (S1, S3, S6, S8, S9).
 
-        A message is at its destination and out of the store, or neither. What is addressed to a destination that is
-        full, broken or held waits aside and holds up nobody (L3, L5). `Late` policies are applied on the way.
+        Each move is atomic: a message is either in the store or at its destination. If a destination is full, broken or
+        paused, its messages wait apart from the others and delay none of them (L3, L5). `Late` policies apply here too.
 
-        Of a recurring message only the caller can work out the next time: one that is due is returned, and stays. Its
-        occurrence ends by a settlement in a later call, whose `token` is the occurrence's due time: moved by
-        `Done("delivered")`, not moved by any other. One that has ended or was changed meanwhile is not touched.
+        For a recurring message only the caller can compute the next due time. Therefore the store returns a due
+        occurrence, and keeps the message. The caller ends the occurrence with a settlement in a later call. The `token`
+        of that settlement is the occurrence's due time. `Done("delivered")` moves the occurrence; any other settlement
+        ends it without a move. The store ignores a settlement if the message has ended or changed meanwhile.
 
         Args:
-            demand: Most messages and bytes to move. No single step of a server or cluster, script or transaction, moves
-                more than `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES`; a call may be one step, or several.
-            settlements: How occurrences end, `Done` or `Dead`, each with `then_due_ms`.
-            traces: Of how many of the messages moved, at most, to return the trace.
+            demand: Most messages and bytes to move. A call may take one step (a script or a transaction) or several. No
+                step moves more than `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES`.
+            settlements: The settlements of occurrences: `Done` or `Dead`, each with `then_due_ms`.
+            traces: The largest number of moved messages whose traces are returned.
 
         Raises:
-            StoreUnavailableError: No answer. It may have been carried out; a repeat moves what is left.
+            StoreUnavailableError: No answer. The store may have moved messages; a repeat moves the rest.
         """
         ...
 
     async def wait(self, *, until_ms: int | None) -> None:
-        """Return when there may be something new to move: at `until_ms`, at a wake-up, or at the safety poll (L2)."""
+        """Return when there may be messages to move: at `until_ms`, at a wake-up, or at the safety poll (L2)."""
         ...
 
     def wake(self) -> None:
@@ -67,5 +68,5 @@ class Transferring(Protocol):
         ...
 
     def clear(self) -> None:
-        """Forget wake-ups so far."""
+        """Forget wake-ups so far. Call this before a transfer: then a wake-up during the transfer is not lost."""
         ...

@@ -1,4 +1,4 @@
-"""A message's way from the store: claimed, delivered to a handler, sink or subscriber, and settled.
+"""The way of a message from the store: claimed, delivered to a handler, sink or subscriber, and settled.
 
 Begin with `dispatcher`, then `lease_book` and `subscription`.
 """

@@ -1,4 +1,4 @@
-"""`scheduler.messages(...)`: messages for whoever takes them without a handler, at a pace of its own."""
+"""`Messages`, the result of `scheduler.messages(...)`: messages for a program that takes them at its own pace."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ __all__ = ["Messages"]
 log: logging.Logger = logging.getLogger("aiodelay.reactive")
 
 R = TypeVar("R", bound=HeldMessage[Any, Any])
-"""What is taken: `Received` of an event."""
+"""The kind of message that the program takes: `Received` of an event."""
 ROUNDS_TO_CLOSE = 2
-"""Rounds of the event loop within which asyncio closes the generator of a loop that was left: its lane is free then."""
+"""Rounds of the event loop in which asyncio closes the generator of an abandoned `async for`; its lane is free then."""
 
 
 class Messages(Generic[R]):
     """A `Publisher` of one lane's messages, to subscribe to or to iterate over, while the scheduler is open.
 
-    A lane has one taker in a process: a handler, or one subscription. Each subscription completes when the scheduler
-    is closed, which waits up to its `drain` time for what is not settled yet.
+    In one process a lane has one taker: a handler, or one subscription. When the scheduler closes, each subscription
+    completes. Closing waits up to `drain` for messages that are not settled yet.
 
-    As an async iterable, it has up to `concurrency` messages in flight, and takes more as these are settled. Leaving
-    the loop gives back those not seen; the others may still be settled.
+    As an asynchronous iterable, it keeps up to `concurrency` messages in flight, and takes more as they are settled.
+    Leaving the loop gives back the messages that the loop has not yielded. The program may still settle the others.
     """
 
     def __init__(self, publish: Callable[[Subscriber[R]], None], concurrency: int) -> None:
         self._publish, self._concurrency = publish, concurrency
 
     def subscribe(self, subscriber: Subscriber[R]) -> None:
-        """Begin a subscription; where there can be none, `on_error` says why, after `on_subscribe`.
+        """Begin a subscription. If that is impossible, call `on_subscribe` and then `on_error` with the reason.
 
         Raises:
             TypeError: The subscriber is None.
@@ -50,10 +50,10 @@ class Messages(Generic[R]):
             _reject(subscriber, error)
 
     async def __aiter__(self) -> AsyncGenerator[R, None]:
-        """Give message after message until the scheduler is closed.
+        """Yield messages until the scheduler is closed.
 
         Raises:
-            AiodelayError: Why there can be no subscription, or how it failed.
+            AiodelayError: A subscription is impossible, or it has failed.
         """
         for _ in range(ROUNDS_TO_CLOSE):
             await asyncio.sleep(0)
@@ -75,7 +75,7 @@ def _reject(subscriber: Subscriber[R], error: AiodelayError) -> None:
 
 
 class _NoSubscription:
-    """What a rejected subscriber is given."""
+    """The subscription of a rejected subscriber; it does nothing."""
 
     def request(self, n: int) -> None: ...
 
@@ -83,7 +83,7 @@ class _NoSubscription:
 
 
 class _Window(Generic[R]):
-    """A subscriber with up to `size` messages in flight; asks for more in batches, once a quarter of them is settled.
+    """A subscriber with up to `size` messages in flight. It requests more once a quarter of them is settled.
 
     Args:
         size: 1 or more.
@@ -122,7 +122,7 @@ class _Window(Generic[R]):
             self._settled = 0
 
     async def next(self) -> R | None:
-        """Wait for a message that is still held, and was neither replaced nor cancelled; None at the end."""
+        """Return the next message that is still held and was neither replaced nor cancelled; None at the end."""
         while True:
             self._wakeup.clear()
             while self._ready:
@@ -138,7 +138,7 @@ class _Window(Generic[R]):
             await self._wakeup.wait()
 
     def leave(self) -> None:
-        """Take nothing more; give back what nobody has seen."""
+        """End the subscription, and give back the messages that were not yielded."""
         self._is_over = True
         self._subscription.cancel()
         for message in self._ready:

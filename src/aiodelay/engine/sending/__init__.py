@@ -1,3 +1,3 @@
-"""A command's way to the store: composed, sent in groups, repeated while its outcome is in doubt."""
+"""The way of a command to the store: composed, sent in groups, and repeated while its outcome is unknown."""
 
 __all__: list[str] = []
