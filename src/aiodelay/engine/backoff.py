@@ -1,4 +1,4 @@
-"""How the loops of this process live through a store that fails: wait longer each time, say so once."""
+"""`Backoff`: the wait of a loop after failures of the store: longer each time, logged once for a row of failures."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ __all__ = ["Backoff", "is_cancelled", "is_stray"]
 
 FIRST_S, CAP_S = 0.05, 2.0
 TOLD_AGAIN_S = 60.0
-"""How soon the log says again that the store's data are of a newer version."""
+"""Seconds until the log repeats that a newer version wrote the store's data."""
 
 
 class Backoff:
-    """Counts failures in a row."""
+    """Counts the failures in a row, and waits after each."""
 
     __slots__ = ("_failures", "_told_s")
 
     def __init__(self) -> None:
         self._failures = 0
-        self._told_s: float | None = None  # when the log said last in this row that the data are newer
+        self._told_s: float | None = None  # when the log last named data of a newer version, in this row of failures
 
     async def failed(self, log: logging.Logger, what: str, error: BaseException, *, is_bug: bool = False) -> None:
         """Log the first failure of a row, and wait: 50 ms at first, doubling up to 2 s, half of it random.
 
-        Data of a newer version are logged as an error, and once a minute again: only an upgrade ends that.
+        Data of a newer version are logged as an error, and again once a minute, because only an upgrade helps.
 
         Raises:
-            CancelledError: The error is that this task was cancelled.
+            CancelledError: `error` is a cancellation of this task.
         """
         if isinstance(error, asyncio.CancelledError) and not is_stray(error):
             raise error
@@ -58,11 +58,11 @@ class Backoff:
 
 
 def is_cancelled() -> bool:
-    """Say whether this task was asked to end."""
+    """Return whether this task was asked to end."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def is_stray(error: BaseException) -> bool:
-    """Say whether a cancellation was not meant for this task: it leaked out of a store or sink that lost a task."""
+    """Return whether a cancellation was not meant for this task: a store or sink leaked it from a task of its own."""
     return isinstance(error, asyncio.CancelledError) and not is_cancelled()

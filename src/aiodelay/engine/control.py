@@ -51,7 +51,7 @@ class Control:
         """Return the current state of a message; None if it is neither pending nor in flight.
 
         Args:
-            message_id: The id with which it was scheduled. For a retry of an occurrence of a series: `<id>~<due in ms>`,
+            message_id: The id from `schedule`. For a retry of an occurrence of a series: `<id>~<due in ms>`,
                 as `pending` shows it.
 
         Raises:

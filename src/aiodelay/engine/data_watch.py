@@ -1,4 +1,4 @@
-"""The watch over a store's data: an alarm when they are deleted or replaced while the store is open."""
+"""`DataWatch`: raises an alarm when a store's data are deleted or replaced while the store is open."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ __all__ = ["DataWatch"]
 log: logging.Logger = logging.getLogger("aiodelay.store")
 
 LOOK_S = ANSWER_S = 5.0
-"""How often the store is asked, and how long it may take to answer: an alarm is raised within 10 s of the loss."""
+"""The interval between two checks, and the longest wait for an answer: an alarm is raised within 10 s of the loss."""
 
 
 class DataWatch:
-    """Asks a store whether its data are still there; raises the alarm `vanished`, and ends it when they are back.
+    """Asks a store whether its data are still there. It raises the alarm `vanished`, and ends it when they are back.
 
     Args:
-        store: Open.
+        store: An open store.
         clock: Measures how long the data have been gone.
-        on_alarm: Called with the alarm, and again when it is over; an exception that it raises is logged.
+        on_alarm: Called with the alarm, and again when it is over. Its exceptions are logged.
     """
 
     def __init__(self, store: Identified, clock: Clock, on_alarm: Callable[[Alarm], object] | None) -> None:
         self._store, self._clock, self._on_alarm = store, clock, on_alarm
         self._seen_ms = clock.monotonic_ms()
         self.vanished: str = ""
-        """What happened to the store's data, as of the last answer; empty while they are there."""
+        """What happened to the store's data, according to the last answer; "" while they are there."""
 
     async def run(self) -> None:
-        """Ask every 5 s, jittered, until cancelled."""
+        """Ask about every 5 s, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S * random.uniform(0.8, 1.0))
             await self._look()
@@ -48,7 +48,7 @@ class DataWatch:
         try:
             async with asyncio.timeout(ANSWER_S):
                 vanished = await self._store.vanished()
-        except (StoreError, TimeoutError) as error:  # an unreachable store raises the alarm `store`
+        except (StoreError, TimeoutError) as error:  # no answer: housekeeping raises the alarm `store` for that
             log.debug("whether the store's data are there is not known: %r", error)
         except (Exception, asyncio.CancelledError) as error:
             if not isinstance(error, Exception) and not is_stray(error):

@@ -1,4 +1,4 @@
-"""A bounded step every 10 s over all lanes, and the alarm that needs no monitoring to be set up."""
+"""Housekeeping: a bounded step every 10 s over all lanes, and alarms that need no monitoring system."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ STEP_LIMIT = 500
 
 
 class Housekeeping:
-    """Tidies the store and watches the age of the oldest overdue message.
+    """Tidies the store, and watches the age of the oldest overdue message.
 
     Args:
         work: The store's dispatching side.
-        clock: For intervals.
-        lanes: Gives the lanes that this process serves now.
-        alarm_ms: Overdue age, or silence of the store, from which an alarm is raised.
-        on_alarm: Called with each alarm, and again when it is over; what it raises is logged.
+        clock: Measures intervals.
+        lanes: Returns the lanes that this process serves now.
+        alarm_ms: The overdue age, or silence of the store, at which an alarm is raised.
+        on_alarm: Called with each alarm, and again when it is over. Its exceptions are logged.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Housekeeping:
         self._reached_ms = clock.monotonic_ms()
         self._stop = WakeUp()
         self.overdue_age_ms: int = 0
-        """Age of the oldest overdue message over all lanes at the last step, in ms; 0 = nothing is overdue."""
+        """Age in ms of the oldest overdue message over all lanes at the last step; 0 = no message is overdue."""
 
     def stop(self) -> None:
         """Let `run` return."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Take a step at once, then every 10 s, jittered, until stopped."""
+        """Take a step at once, and then about every 10 s, until stopped."""
         while not await self._stop.wait(0):
             await self._step()
             await self._stop.wait(STEP_S * random.uniform(0.9, 1.1))
@@ -64,11 +64,11 @@ class Housekeeping:
     async def _step(self) -> None:
         self._judge_status()
         try:
-            async with asyncio.timeout(max(self._alarm_ms / 1000, STEP_S)):  # a store that hangs must raise it too
+            async with asyncio.timeout(max(self._alarm_ms / 1000, STEP_S)):  # a hanging store must raise an alarm too
                 tidied = await self._work.tidy(self._lanes(), limit=STEP_LIMIT)
             self._judge(tidied)
             self._reached()
-        except StoreTooNewError:  # the store has answered; its status tells why it serves no claims
+        except StoreTooNewError:  # the store has answered, and its status says why it serves no claims
             self._reached()
             self._judge_status()
         except (StoreError, TimeoutError) as error:
@@ -133,7 +133,7 @@ class Housekeeping:
 
 
 def tell(alarm: Alarm, on_alarm: Callable[[Alarm], object] | None) -> None:
-    """Call the scheduler's `on_alarm`, if it has one; log what that raises."""
+    """Call the scheduler's `on_alarm`, if it has one. Log an exception that it raises."""
     if on_alarm is None:
         return
     try:
@@ -143,12 +143,12 @@ def tell(alarm: Alarm, on_alarm: Callable[[Alarm], object] | None) -> None:
 
 
 class LoopLag:
-    """Notices when the event loop was blocked: nothing fresh is claimed until it runs freely again.
+    """Notices when the event loop was blocked. Then nothing is claimed until the loop runs freely again.
 
-    It probes only while something is in flight: that is when a handler may block, and an idle loop costs nothing.
+    It probes only while messages are in flight: then a handler may block the loop. An idle loop costs nothing.
 
     Args:
-        limit_s: A callback this much late means that something blocks the loop.
+        limit_s: A callback that is late by this much means that something blocks the loop.
         is_needed: Says whether to go on probing.
         on_clear: Called when the loop runs freely again.
     """
@@ -163,7 +163,7 @@ class LoopLag:
         self._was_lagging = False
 
     def may_claim(self) -> bool:
-        """Say whether the loop runs freely, and go on watching it while that is needed."""
+        """Return whether the loop runs freely. Keep probing while that is needed."""
         if self._timer is None:
             if self._is_needed():
                 self._arm()

@@ -1,4 +1,4 @@
-"""The loops of a process that claims: started together, and stopped in order."""
+"""`Loops`: the loops of a process that claims. They start together, and stop in order."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ class RuntimeOptions(Struct, frozen=True):
     dead_letter_hooks: Sequence[Callable[[DeadLetter], Awaitable[object]]] = ()
 
     def apart(self, *, silent: bool = False) -> AbstractContextManager[None]:
-        """Return a block whose tasks do not belong to the caller's trace; see `Observer.apart`."""
+        """Return a block in which new tasks leave the caller's trace; see `Observer.apart`."""
         return nullcontext() if self.observer is None else self.observer.apart(silent=silent)
 
 
 class Loops:
-    """Claims for subscriptions, settles for them, and keeps house.
+    """Claims for subscriptions, settles their claims, and keeps house.
 
     Args:
         work: The store's dispatching side.
         now_ms: The store's time.
-        subscriptions: By lane; handlers come and go.
-        lanes: Gives the lanes that are served now, former names included.
-        options: The scheduler's.
+        subscriptions: The subscriptions by lane; handlers come and go.
+        lanes: Returns the lanes that are served now, former names included.
+        options: The scheduler's options.
         tasks: Owns the loops.
-        on_change: Called whenever something was settled or freed, and when nothing will be any more.
+        on_change: Called after a claim has ended or a place became free, and when the lease book has ended.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class Loops:
 
     @property
     def settles(self) -> bool:
-        """Whether what ends is still settled."""
+        """Whether settlements are still sent."""
         return not self._book_task.done()
 
     def status(self) -> WorkStatus:
-        """Say whether claims are served."""
+        """Return whether claims are served."""
         return self._work.status() if self.settles else WorkStatus("ended", why="a failure has ended its loops")
 
     def _books(self) -> Iterator[LeaseBook]:
@@ -113,15 +113,15 @@ class Loops:
                 yield loop.book
 
     def _may_claim(self) -> bool:
-        """Say whether anything may be claimed: not while the event loop lags, or in the first second of a trial."""
+        """Return whether anything may be claimed: not while the event loop lags, or in the first second of a trial."""
         return self._lag.may_claim() and not any(book.is_trying for book in self._books())
 
     def _max_lapses(self) -> int:
-        """Return how many lapses a message may have that is claimed beside what all books hold."""
+        """Return the most lapses that a message may have to be claimed beside the messages in all books."""
         return min(book.max_lapses for book in self._books())
 
     def freed(self) -> None:
-        """Demand may have grown, or something was settled: look again."""
+        """Try to claim again: demand may have grown, or a claim has ended."""
         self._work.wake()
         for loop, _ in self._sources.values():
             loop.wake()
@@ -130,7 +130,7 @@ class Loops:
     # --- sources ------------------------------------------------------------------------------------------
 
     def add_source(self, subscription: HandlerSubscription, feed: AbstractAsyncContextManager[Feed]) -> None:
-        """Take a handler's messages from a source too."""
+        """Also take a handler's messages from a source."""
         options = self._options
         if options.observer is not None:
             feed = options.observer.feed(feed, subscription.lane)
@@ -149,7 +149,7 @@ class Loops:
         self._sources[subscription] = loop, task
 
     async def drain_source(self, subscription: Subscriber, by_s: float) -> None:
-        """Let the claim in flight from a subscription's source come back, if it has one, and make no other."""
+        """Make no further claim from a subscription's source, if it has one, and wait for the claim under way."""
         if subscription in self._sources:
             loop, _ = self._sources[subscription]
             await _done_by(by_s, [loop.drain()])
@@ -160,9 +160,9 @@ class Loops:
             loop, task = self._sources[subscription]
             loop.stop()
             await ended_by(by_s, [task])
-            self._sources.pop(subscription, None)  # not before: whoever closes meanwhile waits for it too
+            self._sources.pop(subscription, None)  # after the wait: a close that begins meanwhile must wait for it too
 
-    # --- the end ------------------------------------------------------------------------------------------
+    # --- stop in order ------------------------------------------------------------------------------------
 
     async def stop_claiming(self, by_s: float) -> None:
         """Make no further claim, and wait for the claims under way until `by_s` in the time of the event loop."""
@@ -172,7 +172,7 @@ class Loops:
 
     async def stop(self, by_s: float) -> None:
         """Send the last settlements and end renewals, until `by_s` in the time of the event loop."""
-        await _done_by(by_s, [self._dispatch_task])  # a claim that comes back now is released through the book
+        await _done_by(by_s, [self._dispatch_task])  # a claim that returns now is released through the book
         for loop, _ in self._sources.values():
             loop.stop()
         self.book.close()
@@ -188,7 +188,7 @@ class Loops:
 
 
 async def ended_by(by_s: float, tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for tasks of ours until a time of the event loop; then cancel the tasks that have not ended."""
+    """Wait for tasks until a time of the event loop. Then cancel the tasks that have not ended."""
     await _done_by(by_s, tasks)
     late = [task for task in tasks if not task.done()]
     if late:

@@ -1,4 +1,4 @@
-"""Whom the runtime tells what it does, where somebody is to be told: `aiodelay.telemetry` implements it."""
+"""`Observer`: the events that the engine reports. `aiodelay.telemetry` implements it."""
 
 from __future__ import annotations
 
@@ -17,66 +17,66 @@ class Attempt(Protocol):
     """One attempt at delivering a message, from `Observer.begin` or `send` until it is settled."""
 
     def enter(self, variables: contextvars.Context) -> None:
-        """Prepare the context in which a handler runs."""
+        """Put the attempt's trace into the context in which a handler will run."""
         ...
 
     def failed(self, error: BaseException) -> None:
-        """The handler raised."""
+        """Note that the handler raised."""
         ...
 
 
 class ObservedClaim(Protocol):
-    """A claim of this process and its attempt: `Held` of the lease book."""
+    """A claim of this process and its attempt. `Held` of the lease book is one."""
 
     claim: Claim
     attempt: Attempt | None
 
 
 class Observer(Protocol):
-    """Is told what one opening of a scheduler does. Nothing here may wait, save for what it hands on."""
+    """Receives the events of one opening of a scheduler. No method may wait, except in calls that it passes on."""
 
     def work(self, opening: AbstractAsyncContextManager[Work]) -> AbstractAsyncContextManager[Work]:
-        """Stand around a store's dispatching side."""
+        """Wrap a store's dispatching side."""
         ...
 
     def feed(self, opening: AbstractAsyncContextManager[Feed], lane: Lane) -> AbstractAsyncContextManager[Feed]:
-        """Stand around a source's feed."""
+        """Wrap a source's feed."""
         ...
 
     def transfer(self, moves: Transferring, lane: Lane) -> Transferring:
-        """Stand around a store's moving of one sink's messages."""
+        """Wrap a store's transfer into one sink."""
         ...
 
     def apart(self, *, silent: bool = False) -> AbstractContextManager[None]:
-        """Leave what surrounds the caller, for what goes on after it; `silent`: also unseen by others."""
+        """Leave the caller's trace for the length of a block. `silent`: client instrumentation makes no spans there."""
         ...
 
     def begin(self, held: ObservedClaim, lateness_ms: int) -> None:
-        """A handler's run begins: set `held.attempt`."""
+        """Set `held.attempt`: a handler's run begins."""
         ...
 
     async def send(
         self, sink: Sink, held: Sequence[ObservedClaim], deliveries: Sequence[Delivery]
     ) -> Sequence[SendOutcome]:
-        """Have a sink send a batch; set the `attempt` of each."""
+        """Send a batch to a sink, and set the `attempt` of each claim."""
         ...
 
     def taken_in(self, topic: str, partition: int, puts: Sequence[Put]) -> AbstractContextManager[Sequence[Put]]:
-        """Stand around the storing of requests that were taken from a partition; what is to be stored is given."""
+        """Wrap the storing of requests from an intake's partition. The block receives the puts to store."""
         ...
 
     def settled(self, held: ObservedClaim, settlement: Settlement) -> Settlement:
-        """It is decided how a claim ends; return what is to be settled, with what is to be kept of the attempt."""
+        """Note how a claim ends. Return the settlement to send, with what the message keeps of the attempt's trace."""
         ...
 
     def left(self, held: ObservedClaim) -> None:
-        """A claim is left to its lease."""
+        """Note that a claim is left to its lease."""
         ...
 
     def watch(self, loads: Callable[[], Iterable[tuple[Lane, int, int]]]) -> None:
-        """From now on it may be asked what is in flight and requested, by lane, from any thread."""
+        """Receive a function that returns in-flight messages and demand by lane. Any thread may call it from now on."""
         ...
 
     def forget(self) -> None:
-        """The opening is over."""
+        """Note that the opening is over."""
         ...

@@ -1,4 +1,4 @@
-"""How opening lives through a store, sink or source that does not answer yet: it tries again, up to a stated time."""
+"""`Patience`: opening tries again, up to a time limit, while a store, sink or source does not answer."""
 
 from __future__ import annotations
 
@@ -25,29 +25,30 @@ log: logging.Logger = logging.getLogger("aiodelay")
 
 LONGEST_PAUSE_S = 2.0
 MAY_PASS = (StoreUnavailableError, StoreBusyError, OutcomeUnknownError, SinkUnavailableError)
-"""Errors that another attempt may not meet. All others end the opening at once."""
+"""Errors that may be over at the next attempt. Any other error ends the opening at once."""
 
 
 class Patience:
-    """Repeats attempts that fail because something does not answer.
+    """Repeats attempts that fail because a store, sink or source does not answer.
 
     Args:
-        timeout_ms: Repeat an attempt for so long after its first try began; 0 = make one attempt.
+        timeout_ms: How long to repeat an attempt, counted from the start of the first one; 0 = make one attempt.
     """
 
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_ms = timeout_ms
         self._loop = asyncio.get_running_loop()
         self.reason: str = ""
-        """Why the last attempt failed; "" while nothing is tried again."""
+        """Why the last attempt failed; "" while no attempt is being repeated."""
 
     async def answered(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of the first attempt that succeeds.
 
-        An attempt under way is never cut off: it ends by its own timeouts, or succeeds. Cancelled, it ends at once.
+        The time limit does not interrupt an attempt under way: it ends by its own timeouts, or succeeds. A cancellation
+        ends it at once.
 
         Args:
-            what: Names the attempt in the log, such as `opening redis://host`.
+            what: A description of the attempt for the log, such as `opening redis://host`.
             attempt: Leaves nothing open when it raises.
 
         Raises:

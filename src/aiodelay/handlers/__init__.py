@@ -1,3 +1,3 @@
-"""What the engine runs: handlers and their event types, the context they get, their dependencies and middleware."""
+"""Handlers and their event types, with the contexts, dependencies and middleware that the engine runs them with."""
 
 __all__: list[str] = []

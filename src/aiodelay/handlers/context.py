@@ -1,4 +1,4 @@
-"""What a handler is given beside its event, and what it may return."""
+"""`Context`, which a handler receives with its event, and `Later` and `Reject`, which it may return."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["Later", "Reject", "RunContext", "is_context"]
 
 S = TypeVar("S")
 
-MILLISECOND = timedelta(milliseconds=1)  # to multiply it takes a quarter of the time of `timedelta(milliseconds=...)`
+MILLISECOND = timedelta(milliseconds=1)  # `n * MILLISECOND` takes a quarter of the time of `timedelta(milliseconds=n)`
 
 
 class RunContext(Generic[S]):
-    """One attempt at delivering one message. `Context`, beside `Scheduler`, is this class for users.
+    """One attempt at delivering one message. Users see it as `Context`, which is defined next to `Scheduler`.
 
-    `Context` knows the type of its scheduler, so it cannot stand here: the scheduler imports this module.
+    `Context` names the type of its scheduler. It cannot be defined here, since `scheduler` imports this module.
     """
 
     __slots__ = ("_attempts", "_claim", "_lateness_ms", "_record", "scheduler")
 
     scheduler: S
-    """The scheduler that delivers it; schedule from here as from anywhere."""
+    """The scheduler that delivers the message. A handler may schedule messages with it."""
 
     def __init__(self, claim: Claim, lateness_ms: int, attempts: int, scheduler: S) -> None:
         self._claim, self._record, self._lateness_ms, self.scheduler = claim, claim.record, lateness_ms, scheduler
@@ -40,17 +40,17 @@ class RunContext(Generic[S]):
 
     @property
     def id(self) -> str:
-        """The message id; of a recurring message, the series'."""
+        """The message id; for an occurrence of a recurring message, the id of the series."""
         return transitions.base_id(self._record.envelope.id)
 
     @property
     def delivery_id(self) -> str:
-        """`id/revision/occurrence-due`: the same for every attempt; what to de-duplicate by."""
+        """`id/revision/occurrence-due`: the same for every attempt. Use it to recognise repeated deliveries."""
         return transitions.delivery_id(self._record)
 
     @property
     def due(self) -> datetime:
-        """When it was due; retries do not move it."""
+        """The due time of the message. Retries do not change it."""
         return from_epoch_ms(self._record.due_ms)
 
     @property
@@ -60,63 +60,63 @@ class RunContext(Generic[S]):
 
     @property
     def queued_ms(self) -> int | None:
-        """Milliseconds it waited in the list that its handler's source took it from; None where it came from none.
+        """Milliseconds that the message waited in the list from which the handler's source took it.
 
-        Also None for an attempt that the store gave out, as retries are, and for what does not say when it was pushed.
+        None if the message came from the store, as retries do, or if nothing says when it was pushed.
         """
         return self._claim.queued_ms
 
     @property
     def missed(self) -> int:
-        """How many messages its source's retention dropped since the last one that this process was given."""
+        """How many messages the retention of its source dropped since the last message that this process received."""
         return self._claim.missed
 
     @property
     def attempt(self) -> int:
-        """Which run this is, from 1; only runs that finished count."""
+        """The number of this attempt, from 1. Only attempts that finished are counted."""
         return self._record.attempt + 1
 
     @property
     def is_last_attempt(self) -> bool:
-        """Whether the retry plan allows no attempt after this one: if it fails, the message is given up.
+        """Whether the retry policy allows no attempt after this one: if it fails, the message becomes a dead letter.
 
-        `Retry.by_type` may give the error that is raised a plan with more attempts, or with fewer.
+        `Retry.by_type` may give the raised error a policy with more attempts, or with fewer.
         """
         return self.attempt >= self._attempts
 
     @property
     def headers(self) -> Mapping[str, bytes]:
-        """The headers given when it was scheduled."""
+        """The headers from `schedule`."""
         return self._record.envelope.headers
 
     @property
     def key(self) -> bytes | None:
-        """The key given when it was scheduled."""
+        """The key from `schedule`."""
         return self._record.envelope.key
 
     @property
     def scheduled_at(self) -> datetime:
-        """When it was scheduled, or replaced, on the store's clock."""
+        """When the message was scheduled or replaced, on the store's clock."""
         return from_epoch_ms(self._record.revision)
 
 
 def is_context(hint: object) -> bool:
-    """Return whether an annotation asks for the context: `Context`, or `Context | None`."""
+    """Return whether an annotation is `Context`, or `Context | None`."""
     classes = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     (class_, *others) = [each for each in classes if each is not NoneType] or [None]
     return not others and RunContext in getattr(class_, "__bases__", ())
 
 
 class Later:
-    """Returned by a handler: deliver it again after `delay`.
+    """A handler's result: deliver the message again after `delay`.
 
     Args:
-        delay: From now on.
-        counts: Whether this run counts as an attempt. If it does, and the retry plan allows no attempt after it, the
-            message is given up, as after an exception.
+        delay: The time from now until the next attempt.
+        counts: Whether this run counts as an attempt. If it does, and the retry policy allows no further attempt, the
+            message becomes a dead letter, as after an exception.
 
     Raises:
-        ConfigurationError: The delay is not a duration, or `counts` not a bool.
+        ConfigurationError: `delay` is not a duration, or `counts` is not a bool.
     """
 
     __slots__ = ("counts", "delay_ms")
@@ -135,16 +135,16 @@ class Later:
 
 
 class Reject:
-    """Returned by a handler: give the message up, as a dead letter with this reason.
+    """A handler's result: give the message up. It becomes a dead letter with this reason.
 
     Raises:
-        ConfigurationError: The reason is not text, or empty.
+        ConfigurationError: The reason is not text, or is empty.
     """
 
     __slots__ = ("reason",)
 
     reason: str
-    """What the dead letter says."""
+    """The error text of the dead letter."""
 
     def __init__(self, reason: str) -> None:
         if not isinstance(reason, str) or not reason:

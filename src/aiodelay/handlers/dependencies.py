@@ -1,4 +1,4 @@
-"""`Depends`: what a handler needs beside its event, made anew for each run by fast-depends."""
+"""`Depends`: values that a handler needs besides its event. fast-depends makes them for each run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["Dependencies", "Depends", "dependency_of"]
 
 
 def Depends(dependency: Callable[..., Any]) -> Any:  # noqa: ANN401, N802 - as FastAPI's
-    """Have a handler's parameter made for each run, once for all that depend on it.
+    """Declare that a handler's parameter is made for each run, once for all that depend on it.
 
-    `db: Annotated[Session, Depends(open_session)]` says how. A dependency is a function, a coroutine function, or a
-    generator of either kind that yields once: what follows its `yield` runs when the handler has ended, and before the
-    message is settled. It may have dependencies of its own, and parameters annotated `Context` or with the event's
-    type. A plain one runs in a worker thread.
+    Write `db: Annotated[Session, Depends(open_session)]`. A dependency is a function, a coroutine function, or a
+    generator of either kind that yields once. The code after its `yield` runs when the handler has ended, before the
+    message is settled. A dependency may have dependencies of its own, and parameters annotated with `Context` or with
+    the event's type. A plain function runs in a worker thread.
 
-    In tests, `fast_depends.dependency_provider.scope(original, other)` puts another in its place.
+    In tests, `fast_depends.dependency_provider.scope(original, other)` replaces a dependency.
 
     Args:
         dependency: Makes the value.
@@ -38,9 +38,9 @@ def Depends(dependency: Callable[..., Any]) -> Any:  # noqa: ANN401, N802 - as F
 
 
 def dependency_of(parameter: Parameter, hint: object) -> Dependant | None:
-    """Return what a parameter depends on, if it does, given its hint with its `Annotated`."""
+    """Return the dependency of a parameter, if it has one. `hint` is its annotation, including `Annotated`."""
     if "fast_depends" not in sys.modules:
-        return None  # nobody has called `Depends`
+        return None  # without that module, no program can have called `Depends`
     from fast_depends.dependencies import Dependant  # noqa: PLC0415 - as above
 
     notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
@@ -51,10 +51,10 @@ class Dependencies:
     """The dependencies of one handler.
 
     Args:
-        owner: The handler, for errors.
-        wanted: By the name of its parameter.
-        event_class: Of its event.
-        is_coroutine: Whether it is; a plain one runs in a thread, and so do its dependencies.
+        owner: The handler's name, for errors.
+        wanted: The dependencies by parameter name.
+        event_class: The class of the handler's events.
+        is_coroutine: Whether the handler is a coroutine function. A plain handler and its dependencies run in a thread.
 
     Raises:
         HandlerSignatureError: A dependency cannot be called.
@@ -104,9 +104,9 @@ class Dependencies:
         return {name: values[what] for name, what in self._given.items() if what in values}
 
     def around(self, call: Callable[..., Any]) -> Callable[[Any, RunContext[Any]], Any]:
-        """Return a call of the handler that makes its dependencies before, and ends them after it.
+        """Return a function that makes the dependencies, calls the handler, and then ends the dependencies.
 
-        What the handler raised goes on, whatever a dependency does with it: it must not look as if it were done.
+        A dependency cannot swallow the handler's exception: otherwise a failed message would look done.
         """
         if not self._is_coroutine:
             return self._around_plain(call)

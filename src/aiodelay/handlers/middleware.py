@@ -1,4 +1,4 @@
-"""Middleware: what goes around each run of a handler, or each call of `schedule`, in one shape."""
+"""Middleware around each run of a handler, or around each call of `schedule`: one form for both."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ S = TypeVar("S")
 R = TypeVar("R")
 
 Middleware: TypeAlias = Callable[[S, Callable[[S], Awaitable[R]]], Awaitable[R]]
-"""`async def middleware(subject, call_next)`, which returns what `await call_next(subject)` does."""
+"""`async def middleware(subject, call_next)`. It returns the result of `await call_next(subject)`."""
 
 
 def chained(
     middleware: Sequence[Middleware[S, R]], innermost: Callable[[S], Awaitable[R]]
 ) -> Callable[[S], Awaitable[R]]:
-    """Return a call that goes through all middleware, the first one outermost."""
+    """Return a function that calls all middleware around `innermost`. The first middleware is the outermost."""
     call = innermost
     for each in reversed(middleware):
         call = partial(_call, each, call)

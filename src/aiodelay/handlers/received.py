@@ -1,4 +1,4 @@
-"""A message that a program takes without a handler and holds until it is settled: `Received`, for users."""
+"""`HeldMessage`, which users see as `Received`: a message that a program takes and settles without a handler."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ __all__ = ["GIVEN_BACK", "HeldMessage"]
 T = TypeVar("T")
 C = TypeVar("C", bound=RunContext[Any])
 GIVEN_BACK: Literal["given back"] = "given back"
-"""Stands for a result: nothing was tried."""
+"""The result of a message that was given back without an attempt."""
 
 
 class HeldMessage(Generic[T, C]):
-    """One message, held under a lease that is renewed until it is settled. `Received` is this class for users.
+    """A message that a program took without a handler. The worker renews its lease until it is settled.
 
-    As a context manager it settles itself: done when the block ends, tried again by the retry policy when the block
-    raises, given back when the block's task is cancelled. The exception goes on either way.
+    Users see it as `Received`. Used as a context manager, the message settles itself:
+
+    - The block ends normally: the message is done.
+    - The block raises: the retry policy decides about another attempt.
+    - The block's task is cancelled: the message is given back.
+
+    The exception leaves the block in each case.
 
     Attributes:
         event: The event.
-        context: What a handler would be given beside it.
-        result: The result that it was settled with; None until then.
+        context: The context of this attempt, as a handler receives it.
+        result: The result that settled the message; None until then.
     """
 
     __slots__ = ("_is_outdated", "_is_over", "_waiter", "context", "event", "result")
@@ -49,29 +54,30 @@ class HeldMessage(Generic[T, C]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is held no more: settled, given back, or lost with its lease or the end of the scheduler."""
+        """Whether it is no longer held: it was settled or given back, its lease was lost, or the scheduler ended."""
         return self._is_over or (self._waiter is not None and self._waiter.done())
 
     @property
     def is_outdated(self) -> bool:
-        """Whether it was replaced or cancelled since it was claimed, as far as this process knows: do not begin it."""
+        """Whether this process knows that it was replaced or cancelled after the claim. Then do not begin it."""
         return self._is_outdated()
 
     def settle(self, result: Later | Reject | Exception | None = None) -> bool:
-        """End it, as the result of a handler does: None is done, an exception means another attempt.
+        """Settle the message like the result of a handler: None is done, an exception means another attempt.
 
         Returns:
-            False if it was not held any more: nothing is written, and what lost its lease may be delivered again.
+            False if the message is no longer held. Then nothing is written, and a message that lost its lease may be
+            delivered again.
 
         Raises:
-            InputError: The result is something else; it is still held.
+            InputError: The result is something else. The message is still held.
         """
         if not (result is None or isinstance(result, Later | Reject | Exception)):
             raise InputError("result", kind_of(result), "None, Later, Reject or an exception")
         return self._end(result)
 
     def give_back(self) -> bool:
-        """Return it to where it came from, unhandled; costs no attempt. False as in `settle`."""
+        """Return the message to its store or source without an attempt. Return False as in `settle`."""
         return self._end(GIVEN_BACK)
 
     def _end(self, result: object) -> bool:
@@ -94,7 +100,7 @@ class HeldMessage(Generic[T, C]):
             self.give_back()
 
     def over(self) -> asyncio.Future[None]:
-        """Return a future that is done once the message is held no more, and cancelled if the message was lost."""
+        """Return a future that is done when the message is no longer held, and cancelled if its lease was lost."""
         if self._waiter is None:
             self._waiter = asyncio.get_running_loop().create_future()
         return self._waiter

@@ -1,4 +1,4 @@
-"""Handlers and event types: the first parameter's type is the route, and its stable name is what is stored."""
+"""Registration of handlers and event types. The type of a handler's first parameter decides which events it gets."""
 
 from __future__ import annotations
 
@@ -48,25 +48,25 @@ __all__ = [
 ]
 
 Result: TypeAlias = Later | Reject | None
-"""What a handler may return."""
+"""The values that a handler may return."""
 Handler: TypeAlias = Callable[..., Awaitable[Result]] | Callable[..., Result]
-"""A coroutine function, or a plain one: its first parameter is the event."""
+"""A coroutine function or a plain function. Its first parameter is the event."""
 Decoder: TypeAlias = Callable[[bytes, str], Any]
-"""Makes an event of a payload and the name of its encoding."""
+"""Makes an event from a payload and the name of its encoding."""
 T = TypeVar("T")
 
 MAX_CONCURRENCY = 10_000
 
 
 def event(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[type[T]], type[T]]:
-    """Give an event class the stable name under which it is stored, instead of its class name.
+    """Give an event class a stable name. Messages are stored under this name instead of the class name.
 
     Args:
         name: The name from now on; 1 to 128 characters without spaces or ':'.
-        aliases: Former names: what was scheduled under them reaches the same handler.
+        aliases: Former names. Messages that were scheduled under them reach the same handler.
 
     Raises:
-        ConfigurationError: A name is not of that form, or repeated.
+        ConfigurationError: A name has another form, or appears twice.
     """
     former = listed(aliases, "event aliases", "('payment.checked',)")
     names = (check_type_name(name, "event name"), *(check_type_name(alias, "event alias") for alias in former))
@@ -94,7 +94,7 @@ def type_name(class_: type) -> str:
 
 
 def is_event_class(class_: object) -> bool:
-    """Say whether instances can be events: dataclass, `msgspec.Struct`, attrs class, pydantic model."""
+    """Return whether instances can be events: of a dataclass, `msgspec.Struct`, attrs class or pydantic model."""
     return isinstance(class_, type) and (
         dataclasses.is_dataclass(class_)
         or issubclass(class_, msgspec.Struct)
@@ -104,18 +104,18 @@ def is_event_class(class_: object) -> bool:
 
 
 class EventTypes:
-    """The event classes a scheduler has met, by name: two classes of one name are refused."""
+    """The event classes that a scheduler has used, by name. Two classes of one name are refused."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, type] = {}
         self._names: dict[type, str] = {}
 
     def name_of(self, class_: type) -> str:
-        """Return the stable name of a class, and remember it.
+        """Return the stable name of a class, and remember the class.
 
         Raises:
             DuplicateHandlerError: Another class has this name.
-            ConfigurationError: A class name that was not given by `@event` is of no allowed form.
+            ConfigurationError: The class has no `@event` name, and its own name has a forbidden form.
         """
         known = self._names.get(class_)
         if known is not None:
@@ -134,11 +134,11 @@ class EventTypes:
         return names[0]
 
     def class_named(self, name: str) -> type | None:
-        """Return the class of that name or alias, if it was met."""
+        """Return the class with this name or alias; None if the scheduler has not used such a class."""
         return self._by_name.get(name)
 
     def copy(self) -> EventTypes:
-        """Return another that has met the same classes."""
+        """Return a copy with the same classes."""
         copied = EventTypes()
         copied._by_name, copied._names = dict(self._by_name), dict(self._names)
         return copied
@@ -158,11 +158,11 @@ def spec_of(
     retry: Retry,
     source: tuple[str, str] | None = None,
 ) -> HandlerSpec:
-    """Look at a function and describe it to the runtime.
+    """Inspect a function, and return the spec with which the engine runs it.
 
     Raises:
-        HandlerSignatureError: It cannot be called as a handler is.
-        ConfigurationError: An option is out of its range.
+        HandlerSignatureError: The function cannot be called as a handler.
+        ConfigurationError: An option is out of range.
     """
     parameters, hints = _signature(function)
     class_ = _event_class(function, parameters, hints)
@@ -197,17 +197,17 @@ def spec_of(
 def taker_spec(
     what: type | str, *, types: EventTypes, retry: Retry, source: tuple[str, str] | None = None
 ) -> HandlerSpec:
-    """Describe to the runtime whoever takes a lane's messages without a handler.
+    """Return the spec for a program that takes a lane's messages without a handler.
 
     Args:
-        what: An event class; or the name of a lane, whose payloads are taken as bytes.
-        types: The event classes met so far.
-        retry: For what it settles with an exception.
-        source: As of a handler.
+        what: An event class; or the name of a lane whose payloads are bytes.
+        types: The event classes used so far.
+        retry: The retry policy for messages that are settled with an exception.
+        source: As for a handler.
 
     Raises:
-        ConfigurationError: It is neither.
-        HandlerSignatureError: Events of this class cannot be read.
+        ConfigurationError: `what` is neither.
+        HandlerSignatureError: Events of this class cannot be decoded.
     """
     if not isinstance(what, str) and not is_event_class(what):
         raise ConfigurationError("messages", shortened(what), "an event class, or the name of a handler of bytes")
@@ -224,11 +224,11 @@ def taker_spec(
 
 
 def _not_called(event: object, context: RunContext[Any]) -> None:
-    """Stand in the place of a function: the messages are given to a subscriber."""
+    """Fill the spec's `call`. The engine gives the messages to a subscriber, and never calls this."""
 
 
 def _route(what: type | str, types: EventTypes, owner: str) -> dict[str, Any]:
-    """Return those fields of a spec that say what is taken and how it is read: events of a class, or bytes by name."""
+    """Return the fields of a spec for the lane and its decoder: events of a class, or bytes under a name."""
     if isinstance(what, str):
         return {"name": check_type_name(what, "handler name"), "aliases": (), "decode": _as_bytes, "types": None}
     types.name_of(what)
@@ -241,7 +241,7 @@ def check_concurrency(concurrency: object) -> int:
     """Check a handler's concurrency.
 
     Raises:
-        ConfigurationError: It is out of its range.
+        ConfigurationError: The concurrency is out of range.
     """
     return check_count(concurrency, "handler concurrency", 1, MAX_CONCURRENCY)
 
@@ -258,20 +258,20 @@ def _signature(function: Handler) -> tuple[list[inspect.Parameter], Mapping[str,
 
 
 def _unwrapped(function: Any) -> Any:  # noqa: ANN401 - any callable
-    """Return what a `functools.partial` holds; anything else as it is."""
+    """Return the function inside a `functools.partial`; return any other object unchanged."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
 
 
 def _target(function: object) -> Any:  # noqa: ANN401 - any callable
-    """Return the function that runs in the end: of an object that can be called, its `__call__`."""
+    """Return the function that runs when an object is called: for an instance, its class's `__call__`."""
     held = _unwrapped(function)
     return held if inspect.isroutine(held) else getattr(held, "__call__", held)  # noqa: B004
 
 
 def is_coroutine_function(function: object) -> bool:
-    """Say whether calling it gives a coroutine: a coroutine function, a partial of one, or an object with one."""
+    """Return whether a call gives a coroutine. Partials and objects with such a `__call__` count too."""
     return inspect.iscoroutinefunction(_target(function))
 
 
@@ -294,7 +294,7 @@ def _event_class(function: Handler, parameters: list[inspect.Parameter], hints: 
 
 
 def _wanted(function: Handler, parameters: list[inspect.Parameter]) -> dict[str, Dependant]:
-    """Return what a handler depends on, by parameter."""
+    """Return the dependencies of a handler, by parameter name."""
     hints = get_type_hints(_target(function), include_extras=True)
     found = {parameter.name: dependency_of(parameter, hints.get(parameter.name)) for parameter in parameters[1:]}
     return {name: dependency for name, dependency in found.items() if dependency is not None}
@@ -316,7 +316,7 @@ def _context_parameter(function: Handler, rest: list[inspect.Parameter], hints: 
 
 
 def _caller(function: Handler, context_name: str | None, parameters: list[inspect.Parameter]) -> Callable[..., Any]:
-    """Return how the function is called, with the event, the context, and the values of its dependencies."""
+    """Return a function that calls the handler with the event, the context and the values of its dependencies."""
     if context_name is None:
         return lambda event, context, **values: function(event, **values)
     if parameters[1].name == context_name and parameters[1].kind is not inspect.Parameter.KEYWORD_ONLY:

@@ -1,4 +1,4 @@
-"""A handler as the engine needs it: registration makes it of a function, the engine runs it."""
+"""`HandlerSpec`: a handler as the engine runs it. `registration` makes it from a user's function."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ __all__ = ["HandlerSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSpec:
-    """A handler as the engine needs it.
+    """A handler as the engine runs it.
 
     Attributes:
-        name: The event's stable type name: its lane.
-        aliases: Former names, served by the same demand.
-        decode: Reads a payload, by its encoding.
-        call: Calls the user's function with the event and, if it wants one, the context.
-        is_coroutine: Whether `call` returns a coroutine; else it runs in a worker thread.
+        name: The stable type name of its events, which is its lane.
+        aliases: Former type names. One demand covers all names.
+        decode: Decodes a payload, given its encoding.
+        call: Calls the user's function with the event and, if it has such a parameter, the context.
+        is_coroutine: Whether `call` returns a coroutine. Otherwise it runs in a worker thread.
         concurrency: Most runs at once.
         timeout_ms: Longest run; None = no limit.
-        types: What a message from a source may be of; None = anything.
-        source: Name and address of where messages are taken from, beside the store.
+        retry: The retry policy.
+        types: The type names that a message from a source may have; None = any.
+        source: Name and address of a source that also gives messages to the handler; None = only the store.
         place: The function's module, name and line, for error messages.
     """
 
@@ -45,10 +46,10 @@ class HandlerSpec:
     place: str = ""
 
     def check_type(self, type_: str) -> None:
-        """Refuse a message of a type that is not the handler's: what is pushed to a list may be anybody's.
+        """Refuse a message whose type is not the handler's. Any program may push messages to a list.
 
         Raises:
-            RecordFormatError: Names both.
+            RecordFormatError: The message has another type. The error names both types.
         """
         if type_ and self.types is not None and type_ not in self.types:
             raise RecordFormatError(f"it is of type {shortened(type_)}, not {self.name}")

@@ -1,4 +1,4 @@
-"""The calls of `@scheduler.on_dead_letter`: one after another, each after its dead letter was stored."""
+"""The calls of `@scheduler.on_dead_letter` functions: one at a time, each after its dead letter was stored."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["DeadLetterHooks"]
 log: logging.Logger = logging.getLogger("aiodelay")
 
 MOST_WAITING = 1_000
-"""Most dead letters that wait for the hooks; the hooks are not told of more."""
+"""Most dead letters that wait for the hooks. The hooks are not called for more."""
 
 
 class DeadLetterHooks:
-    """Tells a program's hooks of the messages that this process has given up.
+    """Calls a program's hooks with the messages that this process has given up.
 
     Args:
-        hooks: Called with each dead letter, in turn.
+        hooks: Called with each dead letter, one after another.
         now_ms: The store's time.
-        on_change: Called when no dead letter is left to tell.
+        on_change: Called when no dead letter waits any more.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class DeadLetterHooks:
 
     @property
     def waiting(self) -> int:
-        """How many dead letters the hooks have not been told yet."""
+        """How many dead letters wait for the hooks."""
         return len(self._letters)
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
-        """Note the end of a claim: only a stored dead letter matters."""
+        """Queue the dead letter of a claim that has ended, if one was stored."""
         settlement = held.settlement
         if not isinstance(settlement, Dead) or outcome is not SettleOutcome.SETTLED:
             return
@@ -59,12 +59,12 @@ class DeadLetterHooks:
         self._wakeup.set()
 
     def close(self) -> None:
-        """Let `run` return once no dead letter is left to tell."""
+        """Let `run` return once no dead letter waits."""
         self._is_closing = True
         self._wakeup.set()
 
     async def run(self) -> None:
-        """Tell the hooks until closed."""
+        """Call the hooks until closed."""
         while True:
             self._wakeup.clear()
             while self._letters:

@@ -1,4 +1,4 @@
-"""The dispatch loop: clear, look, sleep. It asks the store for what subscribers have requested, never for more."""
+"""The dispatch loop: clear wake-ups, claim, sleep. It claims what subscriptions have requested, and never more."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ LANE_OF = attrgetter("record.envelope.lane")
 
 
 class Subscriber(Protocol):
-    """Whoever takes a lane's messages in this process."""
+    """The taker of one lane's messages in this process."""
 
     @property
     def lane(self) -> Lane:
-        """The lane it is served from."""
+        """The lane from which it is served."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """What is under way and not yet settled."""
+        """The number of its messages that are delivered and not settled."""
         ...
 
     def drain(self) -> None:
-        """Request nothing more, and give back what has not started."""
+        """Request nothing more, and give back messages whose runs have not begun."""
         ...
 
     @property
     def runners(self) -> Runners:
-        """What its messages run in."""
+        """The tasks in which its messages run."""
         ...
 
     def stop(self) -> None:
-        """Cancel what is under way, and give it back."""
+        """Cancel what is under way, and give the messages back."""
         ...
 
     def close(self) -> None:
-        """Leave behind what did not stop: its leases lapse."""
+        """Leave runs that did not stop to their leases, which then lapse."""
         ...
 
 
@@ -64,16 +64,16 @@ class Subscription(Subscriber, Taker, Protocol):
     """A subscriber with demand, as the dispatcher sees it."""
 
     def demand(self) -> Demand:
-        """How much it requests now."""
+        """Return how much it requests now."""
         ...
 
     def deliver(self, claimed: Sequence[Held]) -> None:
-        """Take claims, no more than were requested; give them back if it is draining."""
+        """Take claims, no more than were requested. While draining, give them back."""
         ...
 
 
 class _Nobody:
-    """Takes suspects that came while others were tried: they go back unrun, since a death would be blamed on them."""
+    """Takes suspects that arrive during another trial, and gives them back: no blame must fall on them."""
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None: ...
 
@@ -85,11 +85,11 @@ class Dispatcher:
 
     Args:
         work: The store's dispatching side.
-        book: Where claims go.
-        subscriptions: By lane; read afresh in every round, so that handlers may come and go.
+        book: Holds the claims.
+        subscriptions: The subscriptions by lane. Each round reads them again, since handlers come and go.
         lease_ms: How long a claim lasts.
-        may_claim: Says whether anything may be claimed now: not while the event loop lags, or a trial begins.
-        max_lapses: Says how many lapses a message may have that is claimed now: `LeaseBook.max_lapses`.
+        may_claim: Says whether anything may be claimed now: not while the event loop lags, or while a trial begins.
+        max_lapses: Returns the most lapses that a message may have to be claimed now; see `LeaseBook.max_lapses`.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class Dispatcher:
         self._lanes: dict[Lane, Subscription] = {}
 
     def drain(self) -> None:
-        """Claim nothing more, and have nothing more begun; `run` returns once a claim in flight was given back."""
+        """Claim nothing more, and begin no run. `run` returns once a claim under way was answered and given back."""
         self._is_draining = True
         for subscription in self._subscriptions.values():
             subscription.drain()
         self._work.wake()
 
     async def run(self) -> None:
-        """Dispatch until drained; no error of the store ends this."""
+        """Dispatch until drained. No error of the store ends the loop."""
         backoff = Backoff()
         while not self._is_draining:
             self._work.clear()
@@ -139,9 +139,9 @@ class Dispatcher:
             if claimed.claims:
                 self._deliver(claimed)
                 if until_ms is not None and until_ms <= claimed.now_ms:
-                    return  # the next claim is on its way while these run
+                    return  # claim again at once, while these messages run
             elif had_tried and not self._has_tried:
-                return  # nothing had to come before suspects
+                return  # no other message had to come before the suspects: claim again without the limit on lapses
         if not self._is_draining:
             await self._work.wait(until_ms=until_ms)
 
@@ -162,14 +162,14 @@ class Dispatcher:
         return wanted
 
     def _note_trial(self, demand: Mapping[Lane, Demand], claimed: Claimed) -> None:
-        """Note that messages which have lapsed once come next after suspects, beside which they are not claimed."""
+        """Note after a suspect that messages which have lapsed once come next: they run apart from suspects."""
         if claimed.claims and is_suspect(claimed.claims[0].record):
             self._has_tried = True
         elif all(each.max_lapses for each in demand.values()):
             self._has_tried = False
 
     async def _claim(self, demand: Mapping[Lane, Demand]) -> Claimed:
-        """Claim; after a lost reply, ask again with the same request, which gives the same messages."""
+        """Claim. After a lost reply, repeat the same request, which returns the same messages."""
         request = new_id()
         backoff = Backoff()
         while True:

@@ -1,8 +1,8 @@
-"""Run a coroutine inside the current task, in a context of its own, without a task of its own.
+"""`rest_of`: run a coroutine in its own context inside the current task, without a task of its own.
 
-A task per message costs more than all else that delivering one takes (docs/decisions/0003-runners.md has the figures).
-So runner tasks take one message after another, and begin each message's coroutine by a plain call; `rest_of` awaits
-what is left of one that waits. Its context variables end with it, as they would in a task of its own.
+A task for each message would cost more than all other work of a delivery (docs/decisions/0003-runners.md has figures).
+So a runner task takes one message after another, and begins each message's coroutine with a plain call. If the
+coroutine waits, `rest_of` awaits the rest. Its context variables end with it, as they would in a task of its own.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ T = TypeVar("T")
 
 @types.coroutine
 def rest_of(coroutine: Coroutine[Any, Any, T], context: Context, awaited: object) -> Generator[Any, Any, T]:
-    """Await what is left of a coroutine that was begun in `context`, in this task.
+    """Await the rest of a coroutine that was begun in `context`, in this task.
 
-    Nothing else may be awaited between its beginning and this. Cancelling the task cancels the coroutine where it
-    waits, as with a plain await.
+    Await nothing else between the beginning and this call. Cancelling the task cancels the coroutine where it waits, as
+    with a plain await.
 
     Args:
-        coroutine: Begun with `send(None)`.
-        context: Where it was begun.
-        awaited: What that returned.
+        coroutine: A coroutine that was begun with `send(None)`.
+        context: The context in which it was begun.
+        awaited: The value that `send(None)` returned.
     """
     run, send, throw = context.run, coroutine.send, coroutine.throw
     try:
         while True:
             try:
                 value = yield awaited
-            except BaseException as error:  # noqa: BLE001 - handed on to whom it is meant for
+            except BaseException as error:  # noqa: BLE001 - the coroutine gets it, as it would from a plain await
                 awaited = run(throw, error)
             else:
                 awaited = run(send, value)

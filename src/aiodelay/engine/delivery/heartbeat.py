@@ -1,6 +1,6 @@
-"""A thread that tells a store or a source that this process lives, also while a handler blocks the event loop.
+"""A thread that reports to a store or source that this process lives, even while a handler blocks the event loop.
 
-Only the end of a process counts against a message that is suspected of ending processes.
+So a blocked loop does not count against a suspect. Only the end of a process does.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ __all__ = ["Heartbeat"]
 log: logging.Logger = logging.getLogger("aiodelay.heartbeat")
 
 JOIN_S = 0.1
-"""Longest wait for the thread's end; a beat under way may take longer, and the thread ends after it."""
+"""Longest wait for the thread's end. If a beat takes longer, the thread ends after it."""
 
 
 class Heartbeat:
-    """Beats from `start` to `stop`, as long as this process holds suspects.
+    """Sends beats from `start` to `stop`, while this process holds suspects.
 
     Args:
-        work: A store's dispatching side, or a source.
-        interval_s: Between two beats.
+        work: A store's dispatching side, or a feed of a source.
+        interval_s: The time between two beats.
     """
 
     def __init__(self, work: Feed, interval_s: float) -> None:
@@ -33,7 +33,7 @@ class Heartbeat:
         self._thread: Thread | None = None
 
     def start(self, suspects: Callable[[], Collection[str]]) -> None:
-        """Start the thread, unless it runs; it calls `suspects` for the ids of the suspects held."""
+        """Start the thread, unless it already runs. It calls `suspects` for the ids of the suspects held."""
         if self._thread is None:
             self._thread = Thread(target=self._run, args=(suspects,), name="aiodelay heartbeat", daemon=True)
             self._thread.start()

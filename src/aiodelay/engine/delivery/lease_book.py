@@ -1,7 +1,7 @@
-"""The lease book: what this process holds, and the one path by which settlements and renewals leave.
+"""The lease book: the claims that this process holds. All settlements and renewals leave through it.
 
-One call at a time, so that a renewal never overlaps the settlement of the same message. What could not be sent stays
-here and is sent again; both are safe to repeat.
+It makes one call at a time, so a renewal never overlaps the settlement of the same message. If a call fails, its
+settlements or renewals stay here and are sent again. Both are safe to repeat.
 """
 
 from __future__ import annotations
@@ -42,29 +42,38 @@ __all__ = ["Held", "LeaseBook", "Taker"]
 log: logging.Logger = logging.getLogger("aiodelay.leases")
 
 IDS_NAMED = 5
-"""Most ids that a warning about lost leases names."""
+"""Most ids that a log line about lost leases names."""
 
 
 class Taker(Protocol):
-    """Whom a claim was delivered to."""
+    """The subscription to which a claim was delivered."""
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
-        """The claim is over: its place in the demand is free. `on_change` of the book follows."""
+        """Learn that the claim has ended and its place in the demand is free. The book calls `on_change` after this."""
         ...
 
     def lost(self, held: Held) -> None:
-        """The lease was lost: stop what runs; no settlement will be accepted."""
+        """Learn that the lease was lost. Stop the run: the store will accept no settlement."""
         ...
 
 
 class Held(Struct, eq=False):
     """A claim in this process.
 
-    `claim` is replaced as its lease is renewed; `settlement` is set once the run is over; `is_over` once it is held no
-    more. `is_unwanted` is set once the message was replaced or cancelled: a run that has not begun does not begin any
-    more.
-    Beside a suspect, nothing else is claimed until `alone_until_ms`; its trial is over at `trial_ends_ms`. A message
-    that has lapsed once runs apart from suspects until `may_kill_until_ms`. `attempt` is set where the run is observed.
+    Attributes:
+        claim: The claim. Each renewal replaces it.
+        taker: The subscription that has it.
+        book: The book that holds it.
+        renew_at_ms: When its lease is renewed next.
+        settlement: Set once its run is over.
+        is_lost: Its lease was lost, or it was forgotten.
+        is_unwanted: The message was replaced or cancelled after the claim. A run that has not begun must not begin.
+        is_over: The book no longer holds it.
+        alone_until_ms: If it is a suspect: nothing else is claimed until then.
+        trial_ends_ms: If it is a suspect: the end of its trial.
+        may_kill_until_ms: If the message has lapsed before: until then it may still end this process. A message that
+            has lapsed once runs apart from suspects until then.
+        attempt: The attempt as the observer sees it; None without an observer.
     """
 
     claim: Claim
@@ -85,13 +94,13 @@ class LeaseBook:
     """Holds claims from `add` until they are settled or lost.
 
     Args:
-        work: Where settlements and renewals go.
-        clock: For intervals only.
-        now_ms: The store's time, by which leases end.
-        lease_ms: How long a renewal lasts; due at a third of it.
-        on_change: Called after anything ended or was renewed.
+        work: Takes settlements and renewals.
+        clock: Measures intervals only.
+        now_ms: The store's time, in which leases end.
+        lease_ms: How long a renewal lasts. A lease is renewed after a third of this time.
+        on_change: Called after a claim has ended or was renewed.
         observer: Is told how claims end.
-        heartbeat: Tells the store that this process lives, once suspects are held.
+        heartbeat: Reports to the store that this process lives, once it holds suspects.
     """
 
     def __init__(
@@ -108,40 +117,40 @@ class LeaseBook:
         self._work, self._clock, self._now_ms = work, clock, now_ms
         self._lease_ms, self._on_change = lease_ms, on_change
         self._observer, self._heartbeat = observer, heartbeat
-        self._held: dict[int, Held] = {}  # by id(held), in the order in which renewals come due
-        self._least: dict[str, tuple[int, int]] = {}  # by id, what `supersede` was told, and when
+        self._held: dict[int, Held] = {}  # by id(held), ordered by the time of the next renewal
+        self._least: dict[str, tuple[int, int]] = {}  # by message id: the oldest wanted revision, and when it was noted
         self._ended: deque[Held] = deque()
-        self._most_settled = MAX_CLAIM_MESSAGES  # in one call
+        self._most_settled = MAX_CLAIM_MESSAGES  # most settlements in one call
         self._unanswered: list[tuple[Held, Renewal]] = []
         self._wakeup = WakeUp()
         self._asked_at_ms = clock.monotonic_ms()
         self._is_closing = False
         self._tried: dict[int, Held] = {}  # suspects whose trials are not over, by id(held)
-        self._suspects: dict[int, Held] = {}  # these, and those whose trials were over not long ago, the oldest first
-        self._lapsed: dict[int, Held] = {}  # others that have lapsed and were claimed not long ago, the oldest first
+        self._suspects: dict[int, Held] = {}  # all suspects that may still end this process, the oldest first
+        self._lapsed: dict[int, Held] = {}  # messages that have lapsed once and may still end it, the oldest first
 
     def __len__(self) -> int:
         return len(self._held)
 
     @property
     def is_trying(self) -> bool:
-        """Whether suspects are held that were claimed within the last second: nothing else is claimed meanwhile."""
+        """Whether it holds suspects that were claimed within the last second. Nothing else is claimed meanwhile."""
         now = self._clock.monotonic_ms()
         return any(held.alone_until_ms > now for held in self._tried.values())
 
     @property
     def max_lapses(self) -> int:
-        """Most lapses of a message that may be claimed beside what is held.
+        """The most lapses that a message may have to be claimed beside the messages held now.
 
-        If this process ends, only what had never lapsed may have been in flight beside suspects. So the second lapse of
-        a message, which makes it a suspect, is never the work of other suspects.
+        Beside suspects, this process runs only messages that have never lapsed. If the process ends, each of them
+        lapses for the first time. So other suspects never cause the second lapse, which makes a message a suspect.
         """
         if self._may_kill(self._suspects):
             return 0
         return SUSPECT_LAPSES - 1 if self._may_kill(self._lapsed) else MAX_LAPSES
 
     def _may_kill(self, doubtful: dict[int, Held]) -> bool:
-        """Say whether there are any that may end this process yet, and forget those that have run for a minute."""
+        """Return whether any of these may still end this process; forget those that have run for a minute."""
         now = self._clock.monotonic_ms()
         while doubtful:
             key, first = next(iter(doubtful.items()))
@@ -151,7 +160,7 @@ class LeaseBook:
         return False
 
     def suspects(self) -> list[str]:
-        """Return the ids of the suspects whose trials are not over; from any thread."""
+        """Return the ids of the suspects whose trials are not over. Any thread may call this."""
         return [held.claim.record.id for held in list(self._tried.values())]
 
     def local_ms(self) -> int:
@@ -159,13 +168,13 @@ class LeaseBook:
         return self._clock.monotonic_ms()
 
     def read(self, asked_at_ms: int) -> None:
-        """Note when the claim was asked for that was answered now."""
+        """Note when the claim that was just answered had been asked for."""
         self._asked_at_ms = asked_at_ms
-        if self._least:  # a claim that is asked for from now on brings the newest version
+        if self._least:  # later claims are answered with the newest versions, so older notes are not needed any more
             self._least = {each: noted for each, noted in self._least.items() if noted[1] >= asked_at_ms}
 
     def add(self, claims: Sequence[Claim], taker: Taker) -> list[Held]:
-        """Hold claims that have just been read; their leases have run since they were asked for."""
+        """Hold claims that the store has just returned. Their leases have run since the claim was asked for."""
         renew_at = self._asked_at_ms + self._lease_ms // 3
         added = [Held(claim, taker, self, renew_at) for claim in claims]
         for held in added:
@@ -179,7 +188,7 @@ class LeaseBook:
         return added
 
     def _doubt(self, held: Held) -> None:
-        """Hold a message that has lapsed apart from suspects, and begin the trial of a suspect."""
+        """Run a message that has lapsed apart from suspects, or begin the trial of a suspect."""
         now = self._clock.monotonic_ms()
         held.may_kill_until_ms = now + LONGEST_TRIAL_MS
         if not is_suspect(held.claim.record):
@@ -192,13 +201,13 @@ class LeaseBook:
             self._heartbeat.start(self.suspects)
 
     def supersede(self, message_id: str, revision: int) -> None:
-        """Mark the claims on older versions of a message, also those that the store's next answer brings.
+        """Mark the claims on older versions of a message, including claims that the store's next answer brings.
 
-        A retry of a series' occurrence is a version of the series.
+        A retry of a series' occurrence counts as a version of the series.
 
         Args:
-            message_id: Of the message, or series.
-            revision: The oldest that may begin.
+            message_id: The id of the message or series.
+            revision: The oldest revision that may begin.
         """
         self._least[message_id] = revision, self._clock.monotonic_ms()
         for held in self._held.values():
@@ -211,7 +220,7 @@ class LeaseBook:
                 doubtful.pop(id(held), None)
 
     def _keep(self, together: Sequence[Held]) -> None:
-        """Hold claims whose renewals come due together, but for suspects', in their place among the others."""
+        """Add claims that have the same renewal time, except suspects, and keep the order of renewals."""
         last = next(reversed(self._held.values()), None)
         self._held.update((id(held), held) for held in together)
         if last is None or self._tried or (together and together[0].renew_at_ms < last.renew_at_ms):
@@ -219,7 +228,7 @@ class LeaseBook:
             self._wakeup.set()
 
     def settle(self, held: Held, settlement: Settlement) -> None:
-        """End a claim; it is sent as soon as the call before has been answered."""
+        """End a claim. The settlement is sent as soon as the call before it has been answered."""
         if held.is_lost:
             self.forget(held)
             return
@@ -231,7 +240,7 @@ class LeaseBook:
         self._ended.append(held)
 
     def forget(self, held: Held) -> None:
-        """Hold a claim no longer, and leave it to its lease; what becomes of its run does not matter any more."""
+        """Stop holding a claim, and leave the message to its lease. The result of its run is ignored."""
         held.is_lost = True
         if self._observer is not None:
             self._observer.left(held)
@@ -240,7 +249,7 @@ class LeaseBook:
             self._on_change()
 
     def close(self) -> None:
-        """Let `run` return once every settlement was answered."""
+        """Let `run` return once every settlement has been answered."""
         self._is_closing = True
         self._wakeup.set()
 
@@ -274,7 +283,7 @@ class LeaseBook:
             outcomes = await self._work.settle([_current(held) for held in batch])
             answered = list(zip(batch, outcomes, strict=True))
         except Exception:
-            self._most_settled = 1  # it may break at one of them: the others can be settled without it
+            self._most_settled = 1  # one settlement may break the whole call: send them one by one
             if len(batch) == 1:
                 self._ended.rotate(-1)
             raise
@@ -305,10 +314,10 @@ class LeaseBook:
         return due
 
     def _next_renewal_ms(self, held: Held, now: int) -> int:
-        """Return when a claim is renewed again, counted from the asking on, as the answer may be late.
+        """Return the time of the next renewal, counted from the request: the answer may be late.
 
-        The claim on a suspect is also renewed after its first second, so that others are claimed then. It is renewed
-        once more when its trial is over, which tells the store.
+        A suspect's claim is also renewed after its first second, and other messages may be claimed then. It is renewed
+        again when its trial is over; this renewal reports the end of the trial to the store.
         """
         ahead = [each for each in (held.alone_until_ms, held.trial_ends_ms) if each > now]
         return min([now + self._lease_ms // 3, *ahead])
@@ -321,7 +330,7 @@ class LeaseBook:
         kept: list[Held] = []
         lost: list[Held] = []
         for (held, renewal), outcome in answered:
-            if held.is_over:  # forgotten meanwhile
+            if held.is_over:  # forgotten while the renewal was under way
                 continue
             if outcome is RenewOutcome.LOST:
                 lost.append(held)
@@ -331,9 +340,8 @@ class LeaseBook:
                 self._tried.pop(id(held), None)
             held.claim = replace(held.claim, token=renewal.to)
             held.is_unwanted |= outcome in (RenewOutcome.SUPERSEDED, RenewOutcome.CANCELLED)
-            if is_lease_too_long(
-                renewal.to, self._now_ms()
-            ):  # the store's clock had stepped back: set it right at once
+            # If the store's clock had stepped back, the lease is too long: renew at once, to shorten it.
+            if is_lease_too_long(renewal.to, self._now_ms()):
                 held.renew_at_ms = self._clock.monotonic_ms()
         self._keep(kept)
         if lost:
@@ -359,7 +367,7 @@ class LeaseBook:
 
 
 def _current(held: Held) -> Settlement:
-    """Return the settlement under the token that the lease has now."""
+    """Return the settlement with the token that the lease has now."""
     settlement = held.settlement
     assert settlement is not None
     if settlement.token != held.claim.token:

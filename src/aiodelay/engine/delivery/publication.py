@@ -1,4 +1,4 @@
-"""A reactive subscriber's place in the dispatch loop: a handler's, with as much demand as was requested."""
+"""A reactive subscriber's subscription in the dispatch loop: like a handler's, with the demand that it requested."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ log: logging.Logger = logging.getLogger("aiodelay.reactive")
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Publication(HandlerSubscription):
-    """Signals one lane's messages to one subscriber; it is the subscription that the subscriber is given.
+    """Signals one lane's messages to one subscriber. It is also the `Subscription` that the subscriber receives.
 
-    `concurrency` is what was requested and is not settled yet, so that demand is what was requested and has not come.
+    `concurrency` is the number of requested messages that are not settled yet. So the demand is the number of requested
+    messages that have not arrived yet.
 
     Args:
-        subscriber: Whom to signal; None once the subscription is over.
-        received: Makes the message that the subscriber gets, of the event, its context, and whether it is outdated.
-        failure: Returns why no more messages come, None for an orderly end.
-        on_over: Called once, when the subscription is over: what was delivered may still be settled.
-        leave: Called when the subscriber cancelled: what is in flight shall be seen off.
+        subscriber: The subscriber; None once the subscription is over.
+        received: Makes the subscriber's message from the event, its context, and a function that says whether the
+            message is outdated.
+        failure: Returns why no more messages come; None for an orderly end.
+        on_over: Called once, when the subscription is over. Delivered messages may still be settled then.
+        leave: Called when the subscriber has cancelled. It stops serving the lane once messages in flight have settled.
     """
 
     subscriber: Subscriber[Any] | None
@@ -44,20 +46,20 @@ class Publication(HandlerSubscription):
     leave: Callable[[Publication], None]
     concurrency: int = 0
     _shown: set[int] = field(default_factory=set)
-    """Those in flight that the subscriber has been given, by id."""
+    """The ids of the claims in flight that the subscriber has received."""
 
     def subscribe(self) -> None:
-        """Give the subscriber its subscription, once it has its place in the loop."""
+        """Call `on_subscribe`. The subscription already has its place in the loop."""
         assert self.subscriber is not None
         try:
             self.subscriber.on_subscribe(self)
-        except Exception as error:  # noqa: BLE001 - a subscriber may not raise: it is told in `_break`
+        except Exception as error:  # noqa: BLE001 - a subscriber must not raise: `_break` ends the subscription
             self._break("on_subscribe", error)
 
-    # --- what the subscriber asks for ---------------------------------------------------------------------
+    # --- calls of the subscriber --------------------------------------------------------------------------
 
     def request(self, n: int) -> None:
-        """Ask for `n` more messages (D16-D19, D21); they come later, never from within this call."""
+        """Request `n` more messages (D16-D19, D21). They arrive later, never inside this call."""
         if self.subscriber is None:
             return
         if not isinstance(n, int) or n < 1:
@@ -66,7 +68,7 @@ class Publication(HandlerSubscription):
         self.on_free()
 
     def cancel(self) -> None:
-        """End the subscription; nothing is signalled any more (D5, D17, D20)."""
+        """End the subscription. No signal follows (D5, D17, D20)."""
         if self.subscriber is not None:
             self._end()
             self.leave(self)
@@ -76,20 +78,20 @@ class Publication(HandlerSubscription):
         HandlerSubscription.drain(self)
         self.on_over()
 
-    # --- what the loop does with it -----------------------------------------------------------------------
+    # --- calls of the engine ------------------------------------------------------------------------------
 
     def _room(self) -> int:
         return self.concurrency - len(self._shown)
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
-        """Free the place that the message took in what was requested."""
+        """Free the place of a message in the demand."""
         if id(held) in self._shown:
             self._shown.remove(id(held))
             self.concurrency -= 1
         HandlerSubscription.settled(self, held, outcome)
 
     def drain(self) -> None:
-        """Signal the end; what was delivered may still be settled."""
+        """Signal the end. Delivered messages may still be settled."""
         subscriber = self.subscriber
         if subscriber is None:
             return
@@ -104,12 +106,12 @@ class Publication(HandlerSubscription):
             log.exception("%s: the subscriber raised at the end", self.lane)
 
     def _start(self, held: Held, event: object, context: RunContext[Any], started_s: float) -> Settlement | Run:
-        assert self.subscriber is not None  # else it would have been given back
+        assert self.subscriber is not None  # without a subscriber, the message would have been given back
         received = self.received(event, context, lambda: held.is_unwanted)
         self._shown.add(id(held))
         try:
             contextvars.copy_context().run(self.subscriber.on_next, received)
-        except Exception as error:  # noqa: BLE001 - as a handler's: data for the retry policy
+        except Exception as error:  # noqa: BLE001 - like a handler's exception, it is data for the retry policy
             self._break("on_next", error)
             received.settle(error)
         if received.is_settled:
@@ -128,6 +130,6 @@ class Publication(HandlerSubscription):
         return super(Publication, self)._returned(held, result)
 
     def _break(self, signal: str, error: Exception) -> None:
-        """End the subscription of a subscriber that raised: it may not (D15)."""
+        """End the subscription of a subscriber that raised, which is forbidden (D15)."""
         log.error("%s: %s raised; its subscription is cancelled", self.lane, signal, exc_info=error)
         self.cancel()

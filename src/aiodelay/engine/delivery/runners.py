@@ -1,4 +1,4 @@
-"""Tasks that run code which is not ours, and which may go on although they are cancelled."""
+"""Tasks that run user code, which may go on although it is cancelled."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ log: logging.Logger = logging.getLogger("aiodelay")
 class Runners:
     """The tasks of one subscription.
 
-    No task group owns them, since it would wait for ever for one that does not end. What ends one of them unexpectedly
-    ends the group, as if it were the group's.
+    They are not in a task group: a group would wait for ever for a task that does not end. If a task fails
+    unexpectedly, the scheduler's group ends with its error, as if the task were in it.
 
     Args:
-        group: That of the scheduler.
+        group: The task group of the scheduler.
     """
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
@@ -36,13 +36,13 @@ class Runners:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):  # these end the loop themselves
+        if error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):  # these already end the loop
             failing = _raise(error)
             try:
                 self._group.create_task(failing)
-            except RuntimeError:  # the group is ending already
+            except RuntimeError:  # the group is already ending
                 failing.close()
-                log.error("%s failed", task.get_name(), exc_info=error)  # noqa: TRY400 - not the one handled here
+                log.error("%s failed", task.get_name(), exc_info=error)  # noqa: TRY400 - it logs `error`, not RuntimeError
 
 
 async def _raise(error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""From what became of a run to the settlement of its claim: values in, values out."""
+"""Functions that make settlements and their error texts: values in, values out."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ __all__ = [
 ]
 
 ERROR_LIMIT = 500
-"""Most characters of an error's text that are kept with a message."""
+"""Most characters of an error's text that a store keeps with a message."""
 _OWN_CALLS = (
     "aiodelay.engine.",
     "aiodelay.handlers.registration",
     "aiodelay.handlers.middleware",
     "concurrent.futures.",
 )
-"""Modules whose calls stand between the event loop and a handler or sink."""
+"""Modules whose calls appear in a traceback between the event loop and a handler or sink."""
 _PLACE = re.compile(r" - at `\$[^`]*`$")
 _INVALID_VALUE = re.compile(r"^(Invalid (?:enum )?value) .*?(?=$| - at `\$[^`]*`$)", re.DOTALL)
-"""The two texts of msgspec that hold the value itself."""
+"""The two error texts of msgspec that contain the value itself."""
 
 
 def error_text(error: BaseException) -> str:
-    """Return what is kept of a handler's or sink's exception: its type and message, shortened."""
+    """Return the text that a message keeps of a handler's or sink's exception: type and message, shortened."""
     try:
         message = str(error)
     except Exception:  # noqa: BLE001 - whatever a user's exception raises when it is shown
@@ -53,12 +53,12 @@ def error_text(error: BaseException) -> str:
 
 
 def kept(text: str) -> str:
-    """Return what is kept of an error's text."""
+    """Return an error's text, cut to the length that a message keeps."""
     return text if len(text) <= ERROR_LIMIT else text[: ERROR_LIMIT - 1] + "…"
 
 
 def users_traceback(error: BaseException) -> TracebackType | None:
-    """Return the traceback of a handler's or sink's exception without the scheduler's calls that lead to its code."""
+    """Return the traceback of a handler's or sink's exception without the scheduler's own calls at its start."""
     first = found = error.__traceback__
     while found is not None and found.tb_frame.f_globals.get("__name__", "").startswith(_OWN_CALLS):
         found = found.tb_next
@@ -68,8 +68,8 @@ def users_traceback(error: BaseException) -> TracebackType | None:
 def traceback_text(error: BaseException) -> str | None:
     """Return the traceback that a dead letter keeps; None for an exception that was never raised.
 
-    The text names files, lines and errors, also the errors that caused this one. It holds no local variables. A long
-    text loses its middle: its first lines show the call, its last lines the error.
+    The text names files, lines and errors, including the errors that caused this one. It holds no local variables. A
+    long text loses its middle, because its first lines show the call and its last lines the error.
     """
     if error.__traceback__ is None and error.__cause__ is None:
         return None
@@ -90,7 +90,7 @@ def _without_middle(text: bytes) -> str:
 
 
 def then_due_ms(record: Record, now_ms: int) -> int | None:
-    """Return when a series' next occurrence is due; None for a message that does not recur, or no more."""
+    """Return when a series' next occurrence is due; None if the message does not recur, or does not recur again."""
     rule = record.envelope.rule
     if rule is None:
         return None
@@ -103,17 +103,17 @@ def then_due_ms(record: Record, now_ms: int) -> int | None:
 def done(
     record: Record, token: int, now_ms: int, outcome: Literal["delivered", "dropped", "skipped"] = "delivered"
 ) -> Done:
-    """Settle: over."""
+    """Return the settlement that ends a message."""
     return Done(record.envelope.id, record.revision, token, then_due_ms(record, now_ms), outcome)
 
 
 def again(record: Record, token: int, now_ms: int, *, due_ms: int, attempt: int, error: str | None = None) -> Again:
-    """Settle: deliver again at `due_ms`."""
+    """Return the settlement that delivers a message again at `due_ms`."""
     return Again(record.envelope.id, record.revision, token, due_ms, attempt, error, then_due_ms(record, now_ms))
 
 
 def release(record: Record, token: int) -> Again:
-    """Settle: give back what was never run, to where it stood among the others; a series stays where it stands."""
+    """Return the settlement that gives back a message without a run. Its due time, attempts and series stay."""
     return Again(record.envelope.id, record.revision, token, record.due_ms, record.attempt)
 
 
@@ -127,16 +127,16 @@ def dead(
     error: str | None = None,
     traceback: str | None = None,
 ) -> Dead:
-    """Settle: give up."""
+    """Return the settlement that makes a dead letter."""
     then_ms = then_due_ms(record, now_ms)
     return Dead(record.envelope.id, record.revision, token, reason, attempt, error, then_ms, traceback=traceback)
 
 
 def without_running(record: Record, token: int, now_ms: int) -> Settlement | None:
-    """Return how a claim ends without a run: of a recurring message, if its policies say so.
+    """Return the settlement of a claim that must not run; None if it may run.
 
-    Of any message, if its lease is over before the run begins: the answer to the claim was late, or the event loop was
-    blocked. Somebody else may have taken it since.
+    A recurring message does not run if its policies say so. Any message does not run if its lease is over before the
+    run begins: the answer to the claim was late, or the event loop was blocked. Another worker may have claimed it.
     """
     if token_deadline_ms(token) <= now_ms:
         return release(record, token)
@@ -144,7 +144,7 @@ def without_running(record: Record, token: int, now_ms: int) -> Settlement | Non
 
 
 def by_policy(record: Record, token: int, now_ms: int) -> Settlement | None:
-    """Return how an occurrence of a recurring message ends without a run, if its policies say so."""
+    """Return the settlement of an occurrence that its policies do not let run; None if it may run."""
     assert record.envelope.rule is not None
     reason: DeadReason | None = "killed_worker" if is_killer(record) else None
     error = None
@@ -165,10 +165,10 @@ def by_policy(record: Record, token: int, now_ms: int) -> Settlement | None:
 
 
 def decode_error_text(error: Exception) -> str:
-    """Return why a payload could not be read: never the payload, and no value out of it."""
+    """Return why a payload could not be read. The text contains neither the payload nor a value from it."""
     if not isinstance(error, MsgspecError | RecordFormatError):
         return type(error).__name__
-    if error.__cause__ is not None:  # raised by the event's own type, in words that may hold values
+    if error.__cause__ is not None:  # the event's own type raised it, and its text may contain values
         place = _PLACE.search(str(error))
         return f"{type(error.__cause__).__name__}{place[0] if place else ''}"
     text = _INVALID_VALUE.sub(r"\1", str(error))

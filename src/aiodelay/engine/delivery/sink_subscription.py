@@ -1,4 +1,4 @@
-"""A sink's place in the dispatch loop: batches go out as they come, each outcome is settled."""
+"""A sink's subscription in the dispatch loop: it sends claimed batches and settles each outcome."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ log: logging.Logger = logging.getLogger("aiodelay.sinks")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
 NO_REASON = "the sink gave no reason"
-"""The error of a refusal without a text. Readers of the journal take an entry without an error for no failure."""
+"""The error text of a refusal without a reason. Readers of the journal take an entry without an error for a success."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -48,12 +48,12 @@ class SinkSubscription:
 
     Args:
         sink: An open sink.
-        retry: When a message that the sink refused is sent again.
-        runners: The tasks that it sends in.
+        retry: The retry policy for messages that the sink refused.
+        runners: The tasks in which it sends.
         now_ms: The store's time.
         on_free: Called when demand has grown.
         observer: Is told of each batch.
-        hooks: Get each message that is given up.
+        hooks: Receive each message that is given up.
     """
 
     sink: Sink
@@ -70,7 +70,7 @@ class SinkSubscription:
     _resuming: asyncio.TimerHandle | None = None
     _sends: dict[asyncio.Task[None], list[Held]] = field(default_factory=dict)
     _refusing: dict[str, int] = field(default_factory=dict)
-    """Addresses that take nothing, with how many batches they have refused in a row."""
+    """Blocked addresses, with the number of batches that each has refused in a row."""
 
     @property
     def lane(self) -> Lane:
@@ -78,7 +78,7 @@ class SinkSubscription:
         return self.sink.name
 
     def demand(self) -> Demand:
-        """Return how many more messages, and bytes, the sink can take now."""
+        """Return how many more messages and bytes the sink can take now."""
         limits = self.sink.limits
         bytes_left = limits.max_bytes - self._bytes
         if self.is_draining or self._resuming is not None or (self.in_flight and bytes_left <= 0):
@@ -86,7 +86,7 @@ class SinkSubscription:
         return Demand(max(0, limits.messages - self.in_flight), bytes_left)
 
     def deliver(self, claimed: Sequence[Held]) -> None:
-        """Take claims, no more than were requested, and send them as one batch; give them back if it is draining."""
+        """Take claims, no more than were requested, and send them as one batch. While draining, give them back."""
         batch = list(claimed)
         self.in_flight += len(batch)
         self._bytes += sum(held.claim.record.envelope.size for held in batch)
@@ -98,29 +98,29 @@ class SinkSubscription:
         task.add_done_callback(self._sends.pop)
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
-        """Free the place that the message took."""
+        """Free the place of a message."""
         self.in_flight -= 1
         self._bytes -= held.claim.record.envelope.size
         if self.hooks is not None:
             self.hooks.settled(held, outcome)
 
     def lost(self, held: Held) -> None:
-        """A send cannot be taken back; its settlement will find the lease gone."""
+        """Do nothing: a send cannot be undone. Its settlement will find that the lease is gone."""
 
     def drain(self) -> None:
-        """Take nothing more."""
+        """Request nothing more."""
         self.is_draining = True
         if self._resuming is not None:
             self._resuming.cancel()
 
     def stop(self) -> None:
-        """Cancel sends that are under way; their messages go back to the store."""
+        """Cancel the sends under way. Their messages go back to the store."""
         self.drain()
         for task in self._sends:
             task.cancel()
 
     def close(self) -> None:
-        """Leave behind what did not stop."""
+        """Leave messages whose sends did not stop to their leases."""
         for held in (held for batch in self._sends.values() for held in batch if held.settlement is None):
             text = "sink %s: message %s is left to its lease: the sink goes on sending although it was cancelled"
             log.error(text, self.lane, held.claim.record.id)
@@ -161,7 +161,7 @@ class SinkSubscription:
             held.book.settle(held, settlement)
 
     async def _send_apart(self, ready: list[Held], deliveries: list[Delivery], error: BaseException) -> None:
-        """Send a batch's messages one by one, so that the one that breaks it breaks itself alone."""
+        """Send a batch's messages one by one, so that a message that breaks the batch fails alone."""
         if len(ready) == 1:
             failed = Failed(settling.error_text(error))
             raised = type(error), error, settling.users_traceback(error)
@@ -174,7 +174,7 @@ class SinkSubscription:
             del ready[:1], deliveries[:1]
 
     def _note_addresses(self, sent: list[Held], outcomes: Sequence[SendOutcome]) -> None:
-        """Count refusals, and tell once that an address takes nothing, and once that it does again."""
+        """Count refusals. Log once when an address takes nothing, and once when it takes messages again."""
         reasons: dict[str, str] = {}
         for held, outcome in zip(sent, outcomes, strict=True):
             address = held.claim.record.envelope.address
@@ -203,7 +203,7 @@ class SinkSubscription:
             held.book.settle(held, settling.release(held.claim.record, held.claim.token))
 
     def _pause(self, error: SinkUnavailableError) -> None:
-        """Ask for nothing for a while, longer each time; batches that were on their way together fail together."""
+        """Request nothing for a while, longer each time. Batches that were sent together fail as one failure."""
         if self._resuming is not None or self.is_draining:
             return
         if not self._failures:
@@ -233,12 +233,12 @@ class SinkSubscription:
         return settling.again(record, token, now, due_ms=now + decision.delay_ms, attempt=attempt, error=error)
 
 
-class SinkRefusal(Exception):  # noqa: N818 - stands for a sink's refusal in a retry decision, never raised
-    """What a sink refused."""
+class SinkRefusal(Exception):  # noqa: N818 - never raised: the retry policy's decision takes an exception
+    """A sink's refusal, as the argument of a retry decision."""
 
 
 def _pause_s(failures: int) -> float:
-    """Return how long to ask for nothing after so many failures before this one: longer each time."""
+    """Return how long to request nothing after this many earlier failures: longer each time."""
     return pause_s(failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
 
 

@@ -1,4 +1,4 @@
-"""Taking one handler's messages from a source: a dispatcher and a lease book of its own, beside the store's."""
+"""The loop that takes one handler's messages from a source, with its own dispatcher and lease book."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["SourceLoop"]
 
 
 class SourceLoop:
-    """Runs from the opening of a feed to its end.
+    """Takes messages from the opening of a feed to its end.
 
     Args:
-        feed: What to take from; not yet open.
-        subscription: Whom it is for; it is served from the store too.
-        clock: For intervals.
+        feed: The source's feed, not open yet.
+        subscription: The handler that gets the messages. The store's dispatcher serves it too.
+        clock: Measures intervals.
         now_ms: The store's time.
         lease_ms: How long a claim lasts.
         may_claim: Says whether anything may be claimed now.
-        max_lapses: Says how many lapses a message may have that is claimed now.
-        on_change: Called after anything ended or was renewed.
+        max_lapses: Returns the most lapses that a message may have to be claimed now.
+        on_change: Called after a claim has ended or was renewed.
         observer: Is told how claims end.
     """
 
@@ -56,7 +56,7 @@ class SourceLoop:
         self._drained: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Take messages until drained, then settle what is left until told to end."""
+        """Take messages until drained. Then settle the remaining claims until told to end."""
         async with self._opening as feed, asyncio.TaskGroup() as tasks:
             self._feed = feed
             heartbeat = Heartbeat(feed, interval_s=self._lease_ms / 3000)
@@ -86,14 +86,14 @@ class SourceLoop:
                 heartbeat.stop()
 
     def wake(self) -> None:
-        """Demand may have grown: look again."""
+        """Try to claim again: demand may have grown."""
         if self._feed is not None:
             self._feed.wake()
 
     def drain(self) -> asyncio.Future[None]:
-        """Make no further claim; the future is done once the claim under way has come back."""
+        """Make no further claim. The future is done once the claim under way has returned."""
         self._shall_drain.set()
-        if self._feed is None:  # nothing was claimed: the source may be away and never open
+        if self._feed is None:  # the source may be away and never open, so there is no claim to wait for
             self._has_drained()
         return self._drained
 
@@ -102,5 +102,5 @@ class SourceLoop:
             self._drained.set_result(None)
 
     def stop(self) -> None:
-        """Let `run` return once the last settlements were sent."""
+        """Let `run` return once the last settlements have been sent."""
         self._shall_end.set()

@@ -1,4 +1,4 @@
-"""A handler's place in the dispatch loop: its demand, its runners, its time limits."""
+"""A handler's subscription in the dispatch loop: its demand, its runners and its time limits."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ __all__ = ["HandlerSubscription", "Run"]
 log: logging.Logger = logging.getLogger("aiodelay.handlers")
 
 SLICE_S = 0.005
-"""A runner whose messages never wait lets others run after this long."""
+"""A runner whose handlers never wait yields to the event loop after this time."""
 
 
 @dataclass(slots=True)
 class Run:
-    """A handler that waits."""
+    """A run whose handler waits."""
 
     held: Held
     started_s: float
@@ -47,13 +47,13 @@ class Run:
     cancels: int = 0
 
     def cancel(self) -> None:
-        """Cancel the coroutine where it waits; of a thread, cancel the waiting for it."""
+        """Cancel the coroutine where it waits. For a thread, cancel only the wait for it."""
         assert self.task is not None
         self.cancels += 1
         self.task.cancel()
 
     def leave(self) -> None:
-        """End the coroutine although it goes on when it is cancelled; only what it waits for may do so still."""
+        """Close a coroutine that ignores cancellation. A thread, or another task that it waits for, may go on."""
         with contextlib.suppress(Exception):
             cast("Generator[Any, Any, Any]", self.rest).close()
         self.cancel()
@@ -65,13 +65,13 @@ class HandlerSubscription:
 
     Args:
         spec: The handler.
-        runners: The tasks that it runs in.
-        context: Makes the context of one attempt, given its claim, lateness in ms, and how many attempts it may have.
+        runners: The tasks in which its messages run.
+        context: Makes the context of one attempt from its claim, its lateness in ms, and the allowed attempts.
         now_ms: The store's time, for due times and lateness.
         on_free: Called when demand has grown.
-        middleware: What goes around each run.
+        middleware: Middleware around each run.
         observer: Is told of each run.
-        hooks: Get each message that is given up.
+        hooks: Receive each message that is given up.
     """
 
     spec: HandlerSpec
@@ -108,21 +108,21 @@ class HandlerSubscription:
         return Demand(max(0, min(free, MAX_CLAIM_MESSAGES)), aliases=self.spec.aliases)
 
     def deliver(self, claimed: Sequence[Held]) -> None:
-        """Take claims, no more than were requested; give them back if it is draining."""
+        """Take claims, no more than were requested. While the subscription drains, give them back."""
         self.in_flight += len(claimed)
         self._waiting.extend(claimed)
         self._give_back()
         self._start_runner()
 
     def set_concurrency(self, concurrency: int) -> None:
-        """Change how many may run at once; runs that are under way end as they are."""
+        """Change how many messages may run at once. Runs under way go on."""
         self.concurrency = concurrency
         self._give_back()
         self._start_runner()
         self.on_free()
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
-        """Free the place that the message took, and start what waits for it."""
+        """Free the place of a message, and start a waiting one."""
         self.in_flight -= 1
         if self.hooks is not None:
             self.hooks.settled(held, outcome)
@@ -130,20 +130,21 @@ class HandlerSubscription:
             self._start_runner()
 
     def lost(self, held: Held) -> None:
-        """Cancel the run of a message whose lease was lost; a run in a thread cannot be cancelled."""
+        """Cancel the run of a message whose lease was lost. A run in a thread cannot be cancelled."""
         run = self._running.get(id(held))
         if run is not None and self.spec.is_coroutine:
             run.cancel()
 
     def drain(self) -> None:
-        """Take nothing more, and give back what has not started."""
+        """Request nothing more, and give back messages whose runs have not begun."""
         self.is_draining = True
         self._give_back()
 
     def _give_back(self) -> None:
-        """Give back what there is no room for: demand may have shrunk while its claim was on its way.
+        """Give back waiting messages for which there is no room.
 
-        Or the store and a source may each have given what was requested.
+        There may be too many for two reasons: demand shrank while its claim was under way, or the store and a source
+        both delivered the requested number.
         """
         room = 0 if self.is_draining else max(self._room(), 0)
         without_room = [self._waiting.pop() for _ in range(len(self._waiting) - room)]
@@ -151,11 +152,11 @@ class HandlerSubscription:
             self._release(held)
 
     def _room(self) -> int:
-        """Return how many more may begin."""
+        """Return how many more runs may begin."""
         return self.concurrency - len(self._running)
 
     def stop(self) -> None:
-        """Cancel what still runs; its messages go back to the store."""
+        """Cancel all runs. Their messages go back to the store."""
         self.drain()
         for run in self._running.values():
             if not self.spec.is_coroutine and not run.cancels:
@@ -164,7 +165,7 @@ class HandlerSubscription:
             run.cancel()
 
     def close(self) -> None:
-        """Leave behind what did not stop, and end the threads."""
+        """Leave runs that did not stop to their leases, and end the threads."""
         for run in list(self._running.values()):
             text = "%s: message %s is left to its lease: its handler goes on although it was cancelled"
             log.error(text, self.lane, run.held.claim.record.id)
@@ -178,7 +179,7 @@ class HandlerSubscription:
     # --- runners ------------------------------------------------------------------------------------------
 
     def _start_runner(self) -> None:
-        """Start one runner, unless one is at work; it starts more as soon as its handler waits."""
+        """Start one runner, unless a runner is not waiting for a handler: that one starts others when it waits."""
         if self._runner_count == len(self._running):
             self._start_runners(most=1)
 
@@ -205,7 +206,7 @@ class HandlerSubscription:
                 try:
                     begun = self._begin(held, loop, now_s)
                     settlement = await self._go_on(begun, loop) if isinstance(begun, Run) else begun
-                except asyncio.CancelledError as error:  # of this task, by the scheduler's end or somebody's mistake
+                except asyncio.CancelledError as error:  # the scheduler ends, or user code cancels this task
                     if self.is_draining:
                         self._release(held)
                     else:
@@ -224,7 +225,7 @@ class HandlerSubscription:
             self._runner_count -= 1
 
     def _begin(self, held: Held, loop: asyncio.AbstractEventLoop, started_s: float) -> Settlement | Run:
-        """Run a message's handler up to its end, or to where it first waits. No `await`: most end right here."""
+        """Run a handler until it ends or first waits. This has no `await`: most handlers end right here."""
         record, token = held.claim.record, held.claim.token
         now = self.now_ms()
         if record.envelope.rule is not None or token_deadline_ms(token) <= now:
@@ -263,9 +264,10 @@ class HandlerSubscription:
         return Run(held, started_s, rest_of(coroutine, variables, awaited))
 
     async def _through_middleware(self, event: object, context: RunContext[Any]) -> object:
-        """Run a message's handler with the middleware around it; where that returns None, the handler's result stands.
+        """Run a handler with its middleware around it.
 
-        So one that forgets to return it loses no `Later` and no `Reject`.
+        If the middleware returns None, the handler's result counts. So a middleware that forgets to return the result
+        loses no `Later` and no `Reject`.
         """
         returned: object = None
 
@@ -284,7 +286,7 @@ class HandlerSubscription:
         return returned if result is None else result
 
     async def _go_on(self, run: Run, loop: asyncio.AbstractEventLoop) -> Settlement:
-        """Wait for the rest of a run: from here on others may run beside it, and it can be cancelled."""
+        """Wait for the rest of a run. From here on, other messages run beside it, and it can be cancelled."""
         held, run.task = run.held, asyncio.current_task()
         self._running[id(held)] = run
         if self.spec.timeout_ms is not None and self._timer is None:
@@ -302,7 +304,7 @@ class HandlerSubscription:
         return self._returned(held, result)
 
     def _time_out(self) -> None:
-        """End the runs whose time is up: the oldest stand first, and all have the same limit."""
+        """End the runs whose time is up. The oldest run is first, and all have the same limit."""
         self._timer = None
         assert self.spec.timeout_ms is not None
         loop = asyncio.get_running_loop()
@@ -327,7 +329,7 @@ class HandlerSubscription:
                 run.held.claim.record.id,
             )
 
-    # --- what became of a run -----------------------------------------------------------------------------
+    # --- the end of a run ---------------------------------------------------------------------------------
 
     def _cancelled(self, run: Run, error: asyncio.CancelledError) -> Settlement:
         task = asyncio.current_task()
@@ -336,7 +338,7 @@ class HandlerSubscription:
         if run.timed_out:
             assert self.spec.timeout_ms is not None
             timeout = HandlerTimeoutError(self.lane, self.spec.timeout_ms)
-            timeout.__cause__ = error  # its traceback says where the handler waited
+            timeout.__cause__ = error  # the traceback shows where the handler waited
             return self._settlements.after_failure(run.held, timeout)
         if run.cancels:
             return settling.release(run.held.claim.record, run.held.claim.token)
@@ -347,7 +349,7 @@ class HandlerSubscription:
 
 
 def _in_thread(call: Callable[[Any, RunContext[Any]], Any], event: object, context: RunContext[Any]) -> object:
-    """Call a plain function. No future can hold a `StopIteration`: it becomes what a coroutine makes of it."""
+    """Call a plain function. A future cannot hold a `StopIteration`, so raise `RuntimeError` as a coroutine does."""
     try:
         return call(event, context)
     except StopIteration as error:

@@ -11,10 +11,10 @@ __all__ = ["Threads"]
 
 
 class Threads:
-    """As many threads as runs go on at once, and no more.
+    """The worker threads of one plain handler: as many as runs happen at once, and no more.
 
     Args:
-        name: What each is called, with a number behind it.
+        name: The prefix of the threads' names. A number follows it.
     """
 
     def __init__(self, name: str) -> None:
@@ -24,9 +24,14 @@ class Threads:
         self._is_left = False
 
     def call(self, function: Callable[..., Any], *args: object, most: int) -> asyncio.Future[Any]:
-        """Call a function in a thread; at most `most` calls may be under way, this one included.
+        """Call a function in a thread.
 
-        Cancelled, the future leaves the call to itself.
+        Cancelling the future does not stop the call.
+
+        Args:
+            function: The function to call.
+            *args: Its arguments.
+            most: Most calls under way, this one included.
         """
         if most > self._size:
             for pool in self._pools:
@@ -41,6 +46,6 @@ class Threads:
         self._is_left = self._is_left or call.cancelled()
 
     def close(self) -> None:
-        """End the threads: idle ones at once, the others when the calls that were left to themselves return."""
+        """End the threads: idle threads at once; threads whose calls were abandoned end when the calls return."""
         for pool in self._pools:
             pool.shutdown(wait=not self._is_left)

@@ -1,4 +1,4 @@
-"""A transferred sink's place beside the dispatch loop: the store moves its messages, this says when and how many."""
+"""A sink's subscription beside the dispatch loop: it tells the store when to transfer messages, and how many."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ log: logging.Logger = logging.getLogger("aiodelay.sinks")
 
 @dataclass(slots=True, kw_only=True)
 class TransferSubscription:
-    """Has one sink's messages moved as they become due.
+    """Transfers one sink's messages as they become due.
 
     Args:
-        sink: Where to.
-        moves: The store's moving of its messages.
-        runners: Where the moving goes on.
+        sink: The sink.
+        moves: The store's transfer into this sink.
+        runners: The task in which the transfer runs.
         now_ms: The store's time, for series.
-        on_change: Called after each move.
+        on_change: Called after each call of the store.
     """
 
     sink: Sink
@@ -47,23 +47,23 @@ class TransferSubscription:
         return self.sink.name
 
     def drain(self) -> None:
-        """Move nothing more once the call under way has been answered."""
+        """Begin no further move. The call under way may still be answered."""
         self.is_draining = True
         self.moves.wake()
 
     def stop(self) -> None:
-        """Wait for the call under way no longer: a move is done, or is not."""
+        """Stop waiting for the call under way. A move is atomic: it has happened or it has not."""
         self.drain()
         for task in self.runners.tasks:
             task.cancel()
 
     def close(self) -> None:
-        """Wait for nothing more, such as a pause between two tries; what was not moved is in the store."""
+        """Stop waiting, also between two tries. Messages that were not moved are still in the store."""
         for task in self.runners.tasks:
             task.cancel()
 
     def start(self) -> None:
-        """Move messages until drained; no error of the store ends this."""
+        """Transfer messages until drained. No error of the store ends the loop."""
         self.runners.start(self._run(), f"aiodelay transfer {self.lane}")
 
     async def _run(self) -> None:
@@ -98,12 +98,12 @@ class TransferSubscription:
             await self.moves.wait(until_ms=next_ms)
 
     def _settlement(self, record: Record) -> Settlement:
-        """Say how a due occurrence ends; its due time stands for the token of a lease."""
+        """Return how a due occurrence ends. Its due time takes the place of a claim's token."""
         now, token = self.now_ms(), record.due_ms
         return settling.by_policy(record, token, now) or settling.done(record, token, now)
 
     def _note(self, address: str, reason: str) -> None:
-        """Tell once that a destination takes nothing, and once that it does again."""
+        """Log once when a destination takes nothing, and once when it takes messages again."""
         before = self._blocked.pop(address, "")
         if reason:
             self._blocked[address] = reason

@@ -1,4 +1,4 @@
-"""The way of a command: sent in a group, repeated while in doubt and while that is safe, then answered or raised."""
+"""`CommandSender`: sends a command in a group, repeats it while its outcome is unknown, and returns or raises."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ __all__ = ["CommandSender", "answer_of"]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 LAST_REPEAT_MS = RETRY_WINDOW_MS - 5_000
-"""A command in doubt is not sent again later than this after it was first sent: the store must still know its op."""
+"""Longest time after its first sending at which a command is sent again: the store must still know its op."""
 
 
 class CommandSender:
     """Carries commands out.
 
     Args:
-        commit: Sends them.
+        commit: Sends the commands.
         store: The store's name, for errors.
-        clock: For intervals.
+        clock: Measures intervals.
         timeout_ms: How long to go on trying.
-        on_superseded: Called with the id of each message that was replaced or cancelled while an attempt at it was in
-            flight, and the oldest revision that may begin.
+        on_superseded: Called if a command replaced or cancelled a message while an attempt at it was in flight. The
+            arguments are the message id and the oldest revision that may begin.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CommandSender:
         """Carry out one command.
 
         Raises:
-            AiodelayError: Where its outcome is an error.
+            AiodelayError: The command's outcome is an error.
         """
         since_ms = self._clock.monotonic_ms()
         (outcome,) = await self._sent((command,), size, since_ms)
@@ -94,7 +94,7 @@ class CommandSender:
     async def _sent(
         self, commands: Sequence[Command], size: int, since_ms: int, *, latest_ms: int | None = None
     ) -> Sequence[Outcome]:
-        """Send commands; while the store surely did not, or may not have, carried some out, send those again."""
+        """Send commands. Send those again that the store did not, or may not have, carried out."""
         starts_ms = self._clock.monotonic_ms()
         outcomes = await self._commit.submit(commands, size, latest_ms=latest_ms)
         if not any(map(_is_open, outcomes)):
@@ -109,14 +109,14 @@ class CommandSender:
             still_open = [i for i, outcome in enumerate(outcomes) if _is_open(outcome)]
             try:
                 repeated = await self._commit.submit([commands[i] for i in still_open], size, latest_ms=latest_ms)
-            except (StoreBusyError, ClosedError):  # of this repetition; what came of the sendings before it stands
+            except (StoreBusyError, ClosedError):  # only the repetition failed: the earlier outcomes stay valid
                 break
             for i, outcome in zip(still_open, repeated, strict=True):
                 outcomes[i] = _surer(outcomes[i], outcome)
         return outcomes
 
     def _judged(self, command: Command, outcome: Outcome, since_ms: int) -> Stored | Refused | AiodelayError:
-        """Tell the outcomes that are errors from those that are answers."""
+        """Convert an outcome into an answer or an error."""
         least = _least_to_begin(command, outcome)
         if least:
             self._on_superseded(command.id, least)
@@ -160,7 +160,7 @@ def answer_of(command: Fire, outcome: Stored | Refused) -> FireOutcome: ...
 def answer_of(
     command: Command, outcome: Stored | Refused
 ) -> Scheduled | CancelOutcome | RescheduleOutcome | FireOutcome:
-    """Return what the caller of a command is given."""
+    """Convert a command's outcome into the return value of its method."""
     word = outcome.answer if isinstance(outcome, Stored) else outcome.reason
     match command:
         case Put():
@@ -179,7 +179,7 @@ def _is_open(outcome: Outcome) -> bool:
 
 
 def _least_to_begin(command: Command, outcome: Outcome) -> int:
-    """Return the oldest revision that may begin after a command; 0 where the command does not tell."""
+    """Return the oldest revision that may begin after a command; 0 if the outcome does not restrict that."""
     if not isinstance(outcome, Stored):
         return 0
     if isinstance(command, Cancel):
@@ -188,7 +188,7 @@ def _least_to_begin(command: Command, outcome: Outcome) -> int:
 
 
 def _surer(before: Outcome, now: Outcome) -> Outcome:
-    """Return what two answers to one op come to: a later "surely not" does not clear an earlier doubt."""
+    """Combine two outcomes of one op: a later "certainly not stored" does not remove an earlier doubt."""
     if isinstance(before, Unknown) and isinstance(now, Refused) and now.reason in ("unavailable", "full"):
         return before
     return now

@@ -1,4 +1,4 @@
-"""From what a caller gives to the command that stores it; nothing here waits."""
+"""`Composer`: makes the command that stores a message from the caller's arguments. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from aiodelay.ports import Sink, StoreTraits
 __all__ = ["TIMES", "Composer", "check_rule", "names_of"]
 
 TIMES = "at, delay, every"
-"""The arguments of which exactly one says when."""
+"""The arguments that give a due time. Exactly one of them must be given."""
 
 
 class Composer:
     """Checks and encodes messages for one scheduler.
 
     Args:
-        codec: Writes typed events.
-        sinks: By name.
-        targets: Which destinations are allowed.
+        codec: Encodes typed events.
+        sinks: The scheduler's sinks, by name.
+        targets: The allowed destinations.
         max_payload: Most bytes of a payload.
-        traits: Returns the store's.
-        types: The event classes met so far.
-        checks_events: Whether each typed event is decoded again with its own class.
+        traits: Returns the store's traits.
+        types: The event classes used so far.
+        checks_events: Whether each encoded event is decoded again with its own class.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Composer:
         self._readers: dict[type, Callable[[bytes], object]] = {}
 
     def moved_to(self, sinks: Mapping[str, Sink], types: EventTypes) -> Composer:
-        """Return another composer that differs by its sinks and event classes."""
+        """Return a composer with other sinks and event classes, and otherwise the same settings."""
         return Composer(
             codec=self._codec,
             sinks=sinks,
@@ -87,8 +87,8 @@ class Composer:
         """Return the command that stores a message.
 
         Raises:
-            InputError: Names the field, the value and what is allowed.
-            ConfigurationError: The store or the scheduler cannot do what is asked.
+            InputError: An argument is wrong. The error names the field, the value and the allowed values.
+            ConfigurationError: The store or the scheduler cannot do what the message asks for.
         """
         message_id = new_id() if message.id is None else check_id(message.id)
         try:
@@ -102,7 +102,7 @@ class Composer:
         """Refuse a mode of `Conflict` that the store does not know.
 
         Raises:
-            UnsupportedByStoreError: It does not.
+            UnsupportedByStoreError: The store does not know the mode.
         """
         known = self._traits().conflicts
         if mode not in known:
@@ -175,22 +175,22 @@ class Composer:
         if not self._checks_events:
             return payload, self._codec.encoding
         try:
-            read(payload)  # a handler of this type reads it likewise: what fails would be a dead letter, much later
+            read(payload)  # a handler will read it the same way: an error there would be a dead letter, much later
         except Exception as error:  # noqa: BLE001 - whatever a user's type raises
             problem = decode_error_text(error)
         else:
             return payload, self._codec.encoding
-        raise PayloadTypeError(  # out here, so that no chained exception holds a value
+        raise PayloadTypeError(  # raised outside the `except`, so that no chained exception holds a value
             "event",
             f"{kind_of(event)} that could not be read again ({problem})",
             f"values of the types that {type(event).__qualname__} declares; or check_events=False",
         )
 
     def _reader_of(self, event: object) -> Callable[[bytes], object]:
-        """Return what reads events of this one's class.
+        """Return the decoder for events of this event's class.
 
         Raises:
-            PayloadTypeError: No class of events has it.
+            PayloadTypeError: The event's class cannot be an event class.
         """
         class_ = type(event)
         read = self._readers.get(class_)
@@ -201,7 +201,7 @@ class Composer:
 
 
 def _reader_of(codec: Codec, class_: type) -> Callable[[bytes], object]:
-    """Return the decoder of an event class; for a class that nothing can decode, a function that accepts all."""
+    """Return the decoder of an event class. If nothing can decode the class, return a function that accepts all."""
     try:
         return codec.decoder(class_)
     except Exception:  # noqa: BLE001 - annotations of the event's fields are evaluated here
@@ -219,7 +219,7 @@ def check_rule(every: object) -> Rule:
     """Check a recurrence rule.
 
     Raises:
-        ScheduleTimeError: It is none.
+            ScheduleTimeError: The value is not a rule.
     """
     if not isinstance(every, Every | Cron):
         raise ScheduleTimeError("every", shortened(every), "Every('10m') or Cron('0 9 * * mon', tz='Europe/Paris')")
@@ -254,7 +254,7 @@ def names_of(sinks: Collection[Sink]) -> dict[str, Sink]:
     """Return sinks by name.
 
     Raises:
-        ConfigurationError: Two have the same name, or one that is reserved.
+        ConfigurationError: Two sinks have the same name, or a sink has a reserved name.
     """
     named: dict[str, Sink] = {}
     for sink in sinks:

@@ -1,4 +1,4 @@
-"""Concurrent calls share a round trip: what gathered while the last batch was under way leaves as the next."""
+"""`GroupCommit`: concurrent calls share a round trip. Commands that arrive during one batch form the next batch."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ log: logging.Logger = logging.getLogger("aiodelay.group_commit")
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 ACTIONS: Mapping[type[Command], str] = {Put: "stored", Cancel: "cancelled", Reschedule: "rescheduled", Fire: "fired"}
-"""What a command does to its message, for errors."""
+"""The verb that error texts use for each command."""
 COMMAND_BYTES = 100
-"""What a command counts beside its payload."""
+"""The size that is counted for a command, in addition to its payload."""
 
 
 class _Waiting:
-    """Commands of one caller, with where their outcomes go."""
+    """The commands of one caller, with the future for their outcomes."""
 
     __slots__ = ("commands", "future", "latest_ms", "since_ms", "size")
 
@@ -54,11 +54,11 @@ class _Waiting:
 
 
 class GroupCommit:
-    """Sends commands in batches, one batch at a time, in the order in which they were given.
+    """Sends commands in batches, one batch at a time, in the order of the calls.
 
     Args:
-        store: Where they go.
-        clock: For intervals.
+        store: The store that carries the commands out.
+        clock: Measures intervals.
         timeout_ms: Longest wait before a command is sent, and then for its outcome.
     """
 
@@ -74,19 +74,19 @@ class GroupCommit:
     def submit(
         self, commands: Sequence[Command], size: int, *, latest_ms: int | None = None
     ) -> Awaitable[Sequence[Outcome]]:
-        """Send commands; await it for an outcome each, in order.
+        """Send commands. Await the result for one outcome per command, in order.
 
-        Cancelled before its batch left, the caller withdraws them; later, the batch goes on without the caller. A plain
-        function, so that each of many concurrent callers waits for its future, with no coroutine between.
+        A caller that is cancelled before its batch was sent withdraws its commands. After that, the batch goes on
+        without the caller. This is a plain function so that each of many callers awaits its future directly.
 
         Args:
             commands: At most `MAX_CLAIM_MESSAGES`.
-            size: Their payload bytes.
-            latest_ms: Monotonic time after which they must not be sent any more.
+            size: The bytes of their payloads.
+            latest_ms: The monotonic time after which they must not be sent.
 
         Raises:
-            StoreBusyError: They waited longer than the time limit, or `latest_ms` has passed; nothing was sent.
-            ClosedError: Nothing is sent any more.
+            StoreBusyError: They waited longer than the time limit, or `latest_ms` has passed. Nothing was sent.
+            ClosedError: The scheduler is closed and sends nothing.
         """
         if self._is_closed:
             raise ClosedError("scheduler", "closed")
@@ -107,7 +107,7 @@ class GroupCommit:
         self._bytes += waiting.size
 
     def _refuse_old(self) -> None:
-        """Refuse what has waited too long; a batch under way has left and is not touched."""
+        """Refuse commands that have waited too long. A batch that was sent is not touched."""
         self._timer = None
         now = self._clock.monotonic_ms()
         while (oldest := self._oldest()) is not None and oldest.since_ms + self._timeout_ms <= now:
@@ -156,7 +156,7 @@ class GroupCommit:
             self._refuse_rest()
 
     def _refuse_rest(self) -> None:
-        """Nothing is sent any more: whoever still waits, or comes now, is told."""
+        """Refuse all waiting and later commands: nothing will be sent any more."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -176,7 +176,7 @@ class GroupCommit:
             waiting = self._take()
             if waiting.latest_ms is not None and waiting.latest_ms < now:
                 self._refuse(waiting, now)
-            elif not waiting.future.done():  # else its caller has withdrawn it
+            elif not waiting.future.done():  # a done future here means that its caller withdrew the commands
                 batch.append(waiting)
                 messages += len(waiting.commands)
                 size += waiting.size
@@ -213,7 +213,7 @@ class GroupCommit:
             at += len(waiting.commands)
 
     def _give_up(self, batch: list[_Waiting]) -> None:
-        """Tell callers that the store is silent. The batch stays under way: none leaves beside it and overtakes it."""
+        """Tell callers that the store did not answer. The batch stays under way: no later batch may overtake it."""
         for waiting in batch:
             if not waiting.future.done():
                 silent = Unknown(f"no answer within {format_duration(self._timeout_ms)}")

@@ -1,4 +1,4 @@
-"""`schedule_many`: chunks of 500, several on their way at once, read on only as fast as the store takes them."""
+"""`schedule_many`: it sends chunks of 500, several at once, and reads messages only as fast as the store takes them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ async def schedule_in_chunks(
     progress: Callable[[int], object] | None,
     answered: Callable[[int, Any], object] | None = None,
 ) -> int:
-    """Store messages chunk by chunk.
+    """Store messages in chunks.
 
     Args:
-        messages: What to store.
-        compose: Makes what is sent of one, and its payload bytes, or raises.
-        send: Sends what was composed, given their payload bytes too; returns an answer or an exception for each.
-        progress: Called with the number stored so far.
-        answered: Called with each position and answer, or error; then none is kept.
+        messages: The messages to store.
+        compose: Returns the command of a message and its payload bytes, or raises.
+        send: Sends commands, given the sum of their payload bytes. Returns an answer or an exception for each.
+        progress: Called with the number of messages stored so far.
+        answered: Called with each position and its answer or error. Then no error is collected.
 
     Raises:
-        PartlyScheduledError: Some were refused.
+        PartlyScheduledError: The store or the checks refused some messages.
     """
     stored = 0
     rejected: list[Rejected] = []
-    failures: list[Exception] = []  # of the caller's own code: what was read is stored, then it is told
+    failures: list[Exception] = []  # raised by the caller's own code: store the messages read so far, then raise
     room = asyncio.Semaphore(CHUNKS_AT_ONCE)
 
     def refuse(position: int, error: AiodelayError) -> None:
@@ -70,7 +70,7 @@ async def schedule_in_chunks(
 
     async with asyncio.TaskGroup() as tasks:
         try:
-            async with aclosing(_chunks(messages, compose, refuse)) as chunks:  # else a task of the loop's closes it
+            async with aclosing(_chunks(messages, compose, refuse)) as chunks:  # close the generator in this task
                 async for chunk, size in chunks:
                     await room.acquire()
                     tasks.create_task(send_chunk(chunk, size))
@@ -117,7 +117,7 @@ async def _chunks(
                 if len(chunk) == MAX_CLAIM_MESSAGES or size >= MAX_CLAIM_BYTES:
                     yield chunk, size
                     chunk, size = [], 0
-    except Exception as error:  # noqa: BLE001 - the caller's iterable failed: first, what was read
+    except Exception as error:  # noqa: BLE001 - the caller's iterable failed: yield the messages read before, first
         failure = error
     if chunk:
         yield chunk, size
