@@ -1,8 +1,8 @@
-"""`Rules`: what every command, settlement, lapse and redrive does to a table.
+"""`Rules`: the effects of every command, settlement, lapse and redrive on a table.
 
-`transitions.py` holds the decisions about one record, as pure functions; this module applies them to the messages of a
+`transitions.py` holds the decisions about one record, as pure functions. This module applies them to the messages of a
 table. The memory store, SQLite and the pending messages of a Kafka partition use it unchanged. Redis has the same rules
-in Lua: tests play the same cases against both.
+in Lua, and tests run the same cases against both.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Rules(Generic[R]):
     """The rules of one table.
 
     Args:
-        table: The rules change it; `now` of every method is the table's time, epoch ms.
+        table: The table that the rules change. `now` of every method is the table's time, epoch ms.
     """
 
     def __init__(self, table: Table[R]) -> None:
@@ -60,7 +60,7 @@ class Rules(Generic[R]):
     # --- commands -----------------------------------------------------------------------------------------
 
     def apply(self, command: Command, now: int) -> Outcome:
-        """Carry out a command, or repeat the first answer to it."""
+        """Carry out a command. If it is a repetition, return the first answer."""
         row, answers = self.table.find(command.id), self.table.answers
         known = known_answer(answers, command, row, now)
         if known is not None:
@@ -70,11 +70,11 @@ class Rules(Generic[R]):
         return outcome
 
     def decide(self, command: Command, row: R | None, now: int) -> Outcome:
-        """Carry out a command that was not answered before.
+        """Carry out a command that has no answer yet.
 
         Args:
-            command: Any.
-            row: The message that stands under its id.
+            command: The command.
+            row: The message that is stored under its id.
             now: Epoch ms.
         """
         match command:
@@ -112,7 +112,7 @@ class Rules(Generic[R]):
         return Stored(verdict, record.revision, record.due_ms, is_older_in_flight)
 
     def _make_room(self, row: R, now: int) -> None:
-        """Free the id of a message for another record, and keep the old record's answer and version."""
+        """Remove a message, to free its id for another record; keep its answer and version."""
         table, record = self.table, row.record
         table.superseded.add(row)
         table.remove(row)
@@ -128,7 +128,7 @@ class Rules(Generic[R]):
         if refused is not None or row is None:
             return refused or Refused("not_found")
         record, is_claimed = row.record, row.token != 0
-        if is_claimed:  # Before its retries end: each leaves `live` of the stored series, and `row` may not know it.
+        if is_claimed:  # before `end_retries`, which may change `live` of the stored series: `row` gets stale then
             self.table.update(row, replace(record, no_retry=True))
         in_flight = self.end_retries(command.id, now) or self._has_superseded(command.id, now) or is_claimed
         if not is_claimed:
@@ -161,13 +161,13 @@ class Rules(Generic[R]):
         return Stored(answer, record.revision, record.due_ms)
 
     def _has_superseded(self, message_id: str, now: int) -> bool:
-        """Say whether a version of this id that was replaced is still in flight."""
+        """Return whether a replaced version of this id is still in flight."""
         return any(not t.is_lease_over(token, now) for token in self.table.superseded.tokens(message_id))
 
     # --- series and their retries -------------------------------------------------------------------------
 
     def end_retries(self, series_id: str, now: int, *, is_replaced: bool = False) -> bool:
-        """End the retries of a series, also of an ended series; say whether a retry is in flight.
+        """End the retries of a series, which may itself have ended. Return whether a retry is in flight.
 
         A replacement fences off the retries in flight. A cancel lets them run for the last time.
         """
@@ -183,13 +183,13 @@ class Rules(Generic[R]):
         return has_claimed
 
     def _series_of(self, message_id: str) -> tuple[R | None, int]:
-        """Return an occurrence's series, None if the series has ended, and the occurrence's due time."""
+        """Return an occurrence's series (None if the series has ended) and the occurrence's due time."""
         series_id, due_ms = t.occurrence_of(message_id) or ("", 0)
         series = self.table.find(series_id) if series_id else None
         return (None if series is None or series.record.envelope.rule is None else series), due_ms
 
     def _leave_series(self, message_id: str) -> None:
-        """Remove an occurrence that has ended from its series' list."""
+        """Remove an ended occurrence from its series' list."""
         series, due_ms = self._series_of(message_id)
         if series is not None and due_ms in series.record.live:
             live = tuple(due for due in series.record.live if due != due_ms)
@@ -198,7 +198,7 @@ class Rules(Generic[R]):
     # --- ends ---------------------------------------------------------------------------------------------
 
     def end(self, row: R, now: int) -> None:
-        """End a message for good, and keep its answer, revision and version for repeated commands."""
+        """End a message, and keep its answer, revision and version for repeated commands."""
         record = row.record
         if t.occurrence_of(record.id) is not None:
             self.table.remove(row)
@@ -214,14 +214,14 @@ class Rules(Generic[R]):
             answers.add_version(record.id, newest, until_ms=now + TOMBSTONE_WINDOW_MS)
 
     def bury(self, record: Record, reason: DeadReason, now: int) -> None:
-        """Keep a message, or the occurrence at which a series stands, as a dead letter."""
+        """Keep a message, or the current occurrence of a series, as a dead letter."""
         if record.envelope.rule is not None:
             record = t.as_occurrence(record)
         self.table.letters.add(DeadLetter(record, reason, now))
         self.table.note("dead", record, now, reason)
 
     def expire(self, row: R, now: int) -> None:
-        """End a message that is late, as its policy says."""
+        """End a late message, as its policy says."""
         with self.table.changing(row):
             if row.record.late is LateAction.DEAD_LETTER:
                 self.bury(row.record, "late", now)
@@ -232,7 +232,7 @@ class Rules(Generic[R]):
     # --- claims -------------------------------------------------------------------------------------------
 
     def begin_trial(self, rows: Sequence[R]) -> None:
-        """Prepare suspects that were claimed to be tried together; the caller keeps who tries them."""
+        """Prepare claimed suspects to be tried together. The caller stores which worker tries them."""
         trials, first = self.table.trials, rows[0].record
         search = trials.search()
         if not first.kills:
@@ -241,7 +241,7 @@ class Rules(Generic[R]):
             self.table.update(rows[0], replace(first, alone=True, kills=search.kills_of(first)))
 
     def settle(self, settlement: Settlement, now: int) -> SettleOutcome:
-        """End a claim that is still held, in one step with its retry, dead letter or next occurrence."""
+        """End a claim that is still held. Its retry, dead letter or next occurrence is part of the same step."""
         table, row = self.table, self.table.find(settlement.id)
         if row is None or row.token != settlement.token:
             was_replaced = table.superseded.end(settlement.id, settlement.revision, settlement.token)
@@ -277,7 +277,7 @@ class Rules(Generic[R]):
         self.table.note("again", failed, now, settlement.error or "")
 
     def _note_end(self, record: Record, settlement: Settlement, now: int) -> None:
-        """Write the end of a message that is not tried again: a dead letter, or an entry of the journal."""
+        """Write a dead letter or a journal entry for a message that gets no further attempt."""
         match settlement:
             case Again():
                 self.table.note("dropped", record, now, "cancelled in flight")
@@ -287,7 +287,7 @@ class Rules(Generic[R]):
                 self.table.note(settlement.outcome, record, now)
 
     def renew(self, renewal: Renewal) -> RenewOutcome:
-        """Set a lease from one token to another, unless somebody else has taken the message."""
+        """Set a lease from one token to another, unless another worker has taken the message."""
         table, row = self.table, self.table.find(renewal.id)
         if row is None or row.token not in (renewal.token, renewal.to):
             is_kept = table.superseded.renew(renewal.id, renewal.revision, renewal.token, renewal.to)
@@ -299,7 +299,7 @@ class Rules(Generic[R]):
         return RenewOutcome.CANCELLED if row.record.no_retry else RenewOutcome.RENEWED
 
     def lapse(self, row: R, now: int) -> None:
-        """Return a message to its lane whose lease has ended; end a message that must not be tried again."""
+        """Return a message whose lease has ended to its lane, or end it if it must not be tried again."""
         table, trials, before = self.table, self.table.trials, row.record
         heard_ms, search = trials.heard_ms(row), trials.search()
         is_tried, after = heard_ms is not None, search
@@ -322,10 +322,10 @@ class Rules(Generic[R]):
                 table.note("dropped", record, now, "cancelled in flight")
             self.end(row, now)
 
-    # --- dead letters, and messages that come back --------------------------------------------------------
+    # --- dead letters, and messages that a source puts back -----------------------------------------------
 
     def redrive(self, key: DeadKey, now: int) -> Outcome:
-        """Give a dead letter a new life."""
+        """Schedule a dead letter again."""
         table = self.table
         if not table.letters.has(key):
             return Refused("not_found")
@@ -348,7 +348,7 @@ class Rules(Generic[R]):
         return Stored("stored", record.revision, record.due_ms)
 
     def put_back(self, message: PutBack, now: int) -> Stored:
-        """Store a message that had left, unless one stands under its id."""
+        """Store a message that a source puts back, unless its id is already stored."""
         table, record = self.table, message.record
         if message.reason is not None:
             is_new = not table.letters.has(DeadKey(record.id, record.revision))
@@ -364,12 +364,12 @@ class Rules(Generic[R]):
 
 
 def known_answer(answers: Answers, command: Command, row: Row | None, now: int) -> Outcome | None:
-    """Return the first answer to a command that is repeated.
+    """Return the first answer to a repeated command; None if the command is not a repetition.
 
     Args:
-        answers: The table's.
-        command: Any; a command without an op is never a repetition.
-        row: The message that stands under its id.
+        answers: The table's answers.
+        command: The command. A command without an op is never a repetition.
+        row: The message that is stored under its id.
         now: Epoch ms.
     """
     if command.op == t.NO_OP:
@@ -381,7 +381,7 @@ def known_answer(answers: Answers, command: Command, row: Row | None, now: int) 
 
 
 def keep_answer(answers: Answers, command: Command, outcome: Outcome, now: int) -> None:
-    """Keep the answer to a command for as long as it may be repeated, unless the stored record itself tells it."""
+    """Keep the answer to a command while it may be repeated, unless the stored record itself implies it."""
     is_told = isinstance(outcome, Stored) and outcome.answer == "stored"
     if command.op != t.NO_OP and not is_told:
         answers.add(command.op, outcome, until_ms=now + RETRY_WINDOW_MS)

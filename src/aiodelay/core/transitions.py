@@ -1,4 +1,4 @@
-"""What happens to a record, as functions of values and a time: every store applies the same ones.
+"""Transitions of a record, as functions of values and a time. Every store applies the same ones.
 
 Nothing here waits, reads a clock or touches storage.
 """
@@ -83,28 +83,29 @@ __all__ = [
 ]
 
 SUSPECT_LAPSES = 2
-"""From this many lapses on, a message is claimed in trials only."""
+"""A message with this many lapses is a suspect: it is claimed in trials only."""
 TRIAL_MS, LONGEST_TRIAL_MS = 1_000, 60_000
-"""How long a suspect's first trial lasts, and the longest one."""
+"""The length of a suspect's first trial, and the longest one."""
 KILLS_TO_DEATH = 3
 """A message is given up as `killed_worker` once this many processes ended while they tried it alone."""
 SILENT_LEASES, DEAD_LEASES = 4, 2
-"""How many leases a process must be silent before others may take a suspect from it, and before it counts as ended.
+"""The number of leases for which a process must be silent.
 
-The first is about its messages about that suspect, a minute with leases of 15 s; the second about any sign of life.
+After the first number (a minute with leases of 15 s) without a word about a suspect, others may take that suspect.
+After the second number without any sign of life, the process counts as ended.
 """
 NO_OP = bytes(8)
-"""The op of what no command wrote (a retried occurrence, a redriven dead letter), or one that is not remembered."""
+"""The op of a record that no command wrote (a retried occurrence, a redriven dead letter), or whose op is not kept."""
 RIGHTING_MS = MAX_LEASE_MS // 3
-"""For so long after a step back of the clock, holders may set their leases right: the longest renewal interval."""
+"""How long after a step back of the clock holders may correct their leases: the longest renewal interval."""
 TOKEN_EPOCH_MS = 1_735_689_600_000
 """2025-01-01T00:00:00Z. Token = (deadline - epoch) * 4096 + counter: exact in a double until 2094."""
 _COUNTERS = 4096
-_DUE_DIGITS = 10  # at least: a shorter number after `~` may end an id that a caller chose
+_DUE_DIGITS = 10  # at least this many: an id that a caller chose may end in `~` and fewer digits
 
 
 def token_for(deadline_ms: int, counter: int) -> int:
-    """Return the token of a lease that ends at `deadline_ms`; `counter` keeps tokens of one instant apart."""
+    """Return the token of a lease that ends at `deadline_ms`. `counter` distinguishes tokens of one instant."""
     return (deadline_ms - TOKEN_EPOCH_MS) * _COUNTERS + counter % _COUNTERS
 
 
@@ -114,53 +115,53 @@ def token_deadline_ms(token: int) -> int:
 
 
 def token_counter(token: int) -> int:
-    """Return the counter that a renewal keeps."""
+    """Return a token's counter, which a renewal keeps."""
     return token % _COUNTERS
 
 
 def is_lease_over(token: int, now_ms: int) -> bool:
-    """Say whether the lease has ended."""
+    """Return whether the lease has ended."""
     return token_deadline_ms(token) <= now_ms
 
 
 def is_lease_too_long(token: int, now_ms: int) -> bool:
-    """Say whether the token's lease ends further ahead than any may: the clock has stepped back since."""
+    """Return whether a lease ends further ahead than any lease may, because the clock has stepped back since."""
     return token_deadline_ms(token) > now_ms + MAX_LEASE_MS
 
 
 def tokens_held(now_ms: int) -> tuple[int, int]:
-    """Return the first token of a lease that is not over, and the first of one that is too long."""
+    """Return the smallest token of a lease that is not over, and the smallest token of a lease that is too long."""
     return token_for(now_ms + 1, 0), token_for(now_ms + MAX_LEASE_MS + 1, 0)
 
 
 def ahead_since(since_ms: int, now_ms: int) -> int:
-    """Return since when leases that are too long have been seen.
+    """Return since when the store has seen leases that are too long.
 
-    From `RIGHTING_MS` after that time on they are over: a holder that lives has renewed its lease meanwhile, which sets
-    its end by the new time.
+    They are over `RIGHTING_MS` after that time. By then a living holder has renewed its lease, and the renewal sets its
+    end by the new time.
 
     Args:
-        since_ms: What this function returned when such a lease was seen last, 0 = never. A time that is ahead, or past
-            by more than two times `RIGHTING_MS`, is of another step of the clock.
-        now_ms: The store's time; such a lease is there now.
+        since_ms: The last result of this function; 0 = no such lease was seen yet. A time in the future, or more than
+            twice `RIGHTING_MS` ago, belongs to another step of the clock.
+        now_ms: The store's time. Such a lease exists now.
     """
     return since_ms if since_ms <= now_ms <= since_ms + 2 * RIGHTING_MS else now_ms
 
 
 def occurrence_id(series: str, due_ms: int) -> str:
-    """Return the id under which a series' occurrence is retried beside the series."""
+    """Return the id under which an occurrence of a series is retried."""
     return f"{series}~{due_ms:0{_DUE_DIGITS}}"
 
 
 def base_id(message_id: str) -> str:
-    """Return the id that the caller chose: of an occurrence, its series'."""
+    """Return the id that the caller chose; for an occurrence, the id of its series."""
     found = occurrence_of(message_id)
     return message_id if found is None else found[0]
 
 
 def occurrence_of(message_id: str) -> tuple[str, int] | None:
-    """Return (series, due) of an occurrence's id, None for any other id."""
-    if "~" not in message_id:  # nearly all, and ten times as fast as the pattern
+    """Return (series, due) for the id of an occurrence; None for any other id."""
+    if "~" not in message_id:  # true for nearly all ids, and ten times as fast as `rpartition`
         return None
     series, tilde, due = message_id.rpartition("~")
     if tilde and len(due) >= _DUE_DIGITS and due.isascii() and due.isdigit():
@@ -169,17 +170,18 @@ def occurrence_of(message_id: str) -> tuple[str, int] | None:
 
 
 def delivery_id(record: Record) -> str:
-    """Return what consumers de-duplicate by: the same for every attempt at one occurrence of one revision.
+    """Return the key by which consumers recognise repeated deliveries of one occurrence of one revision.
 
-    An occurrence is told by the due time in its id: redriven, it is due at another, which others may share. Any other
-    message is told by the due time of its put, also once it was moved.
+    It is the same for every attempt. For an occurrence it contains the due time in the occurrence's id, because a
+    redrive changes the due time itself. For any other message it contains the due time of the put, which a move does
+    not change.
     """
     message_id, due_ms = occurrence_of(record.envelope.id) or (record.envelope.id, _put_due_ms(record))
     return f"{message_id}/{record.revision}/{due_ms}"
 
 
 def put_due_of(given: str, due_ms: int) -> int | None:
-    """Return the `put_due_ms` of a message that has this delivery id and is due then."""
+    """Return the `put_due_ms` of a message with this delivery id and this due time."""
     written = given.rpartition("/")[2]
     put_due_ms = int(written) if written.isascii() and written.isdigit() else due_ms
     return None if put_due_ms == due_ms else put_due_ms
@@ -190,17 +192,17 @@ def _put_due_ms(record: Record) -> int:
 
 
 def next_revision(now_ms: int, last: int | None) -> int:
-    """Return a revision above `last`, the newest one known of this id."""
+    """Return a revision above `last`, the newest known revision of this id."""
     return now_ms if last is None or last < now_ms else last + 1
 
 
 def due_of(due: At | After, now_ms: int) -> int:
-    """Return the due time as epoch ms: what is past stays past, so that `Late` can judge it, but not before 1970."""
+    """Return the due time as epoch ms. A past time stays, so that `Late` can judge it, but is not before 1970."""
     return now_ms + due.ms if isinstance(due, After) else max(due.ms, 0)
 
 
 def first_answer(record: Record) -> Stored:
-    """Return what the put that made this record was answered, as long as nothing has moved it since."""
+    """Return the answer to the put that made this record. It is valid while nothing has moved the record."""
     return Stored("stored", record.revision, record.due_ms)
 
 
@@ -218,10 +220,10 @@ def record_of(put: Put, due_ms: int, revision: int) -> Record:
 
 
 def loads_of(puts: Sequence[Put]) -> list[Put]:
-    """Return the puts of a bulk load, guarded by their versions alone.
+    """Return the puts of a bulk load without ops: only their versions protect against repeats.
 
     Raises:
-        InputError: A put is of another kind.
+        InputError: A put has another conflict mode, or no version.
     """
     for put in puts:
         version = put.conflict.version
@@ -239,14 +241,14 @@ def put_verdict(
     in_flight: bool,
     ended_version: int | None,
 ) -> Literal["stored", "replaced", "kept", "in_flight"] | Refused:
-    """Decide the row "the same id again" of docs/guarantees.md for a put.
+    """Decide how a put ends when its id may already be stored: "The same id again" in docs/guarantees.md.
 
     Args:
-        conflict: The put's.
+        conflict: The put's conflict mode.
         rule: The put's recurrence rule, encoded.
-        current: The record stored under this id now.
-        in_flight: Whether that one is leased.
-        ended_version: The version of the id's tombstone, if a message that carried one has ended or was replaced.
+        current: The record that is stored under this id.
+        in_flight: Whether that record is leased.
+        ended_version: The version of the id's tombstone, if a message with a version has ended or was replaced.
     """
     if conflict.mode == "newer" and conflict.version is not None:
         stored_version = None if current is None else current.envelope.version
@@ -266,7 +268,7 @@ def put_verdict(
 
 
 def cancel_refused(cancel: Cancel, current: Record | None) -> Refused | None:
-    """Return why a message may not be cancelled: it is not there, or not the one that is meant; None if it may."""
+    """Return why a cancel is refused: the message does not exist, or is another version. None if it may go on."""
     if current is None:
         return Refused("not_found")
     if cancel.only in (None, (current.revision, current.due_ms), (current.revision, None)):
@@ -279,13 +281,13 @@ def _standing(current: Record | None) -> tuple[int, int]:
 
 
 def outdated(conflict: Conflict | None, revision: int, due_ms: int, known_version: int | None = None) -> Refused:
-    """Return the refusal of a command that names another revision or version than the one that stands.
+    """Return the refusal of a command that names another revision or version than the stored one.
 
     Args:
-        conflict: The refused put's; None refuses a cancel.
-        revision: The revision of the message that stands; 0 where none does.
-        due_ms: The due time of the message that stands, in ms since 1970; 0 where none does.
-        known_version: The highest version known of the id, of a conflict by version.
+        conflict: The conflict of the refused put; None for a refused cancel.
+        revision: The revision of the stored message; 0 if there is none.
+        due_ms: The due time of the stored message, in ms since 1970; 0 if there is none.
+        known_version: For a conflict by version: the highest known version of the id.
     """
     if conflict is None:
         why = "another is meant"
@@ -298,10 +300,10 @@ def outdated(conflict: Conflict | None, revision: int, due_ms: int, known_versio
 
 
 def moved(record: Record, due_ms: int) -> Record:
-    """Return the record with its due time moved, and the time from which it is late with it.
+    """Return the record with another due time. The time from which it is late moves by the same amount.
 
-    A series' occurrences are told apart by their due times: one that is still being retried is stepped over. Any other
-    message keeps the due time of its put for its delivery id.
+    Due times distinguish the occurrences of a series. So the function skips a due time whose occurrence is still being
+    retried. Any other message keeps the due time of its put for its delivery id.
     """
     while due_ms in record.live:
         due_ms += 1
@@ -311,28 +313,28 @@ def moved(record: Record, due_ms: int) -> Record:
 
 
 def fired(record: Record, now_ms: int) -> Record:
-    """Return the record due now; the due time of one that is overdue or waits for a retry stays what it was."""
+    """Return the record, due now. A record that is overdue or waits for a retry keeps its due time."""
     return record if record.due_ms <= now_ms else moved(record, now_ms)
 
 
 def is_suspect(record: Record) -> bool:
-    """Say whether the message may be what ends the processes that take it, so that it is claimed in trials only."""
+    """Return whether the message may be the one that ends its processes, so that it is claimed in trials only."""
     return record.lapses >= SUSPECT_LAPSES
 
 
 def trial_ms(record: Record) -> int:
-    """Return how long a suspect's trial lasts: twice as long after each lapse that followed a trial it came through."""
+    """Return how long a suspect's trial lasts: it doubles with each lapse after a trial that the suspect survived."""
     return min(TRIAL_MS << min(record.lapses - SUSPECT_LAPSES, 6), LONGEST_TRIAL_MS)
 
 
 class Trials(Struct, frozen=True):
-    """How the search for killers among suspects stands, which are tried in the order of their lane.
+    """The state of the search for killers among suspects. Suspects are tried in the order of their lane.
 
     Attributes:
-        tried: Size of the last group, 0 once it is known to have ended its process.
-        hot: How many suspects, the first of their lanes when that group was taken, hold at least one killer.
+        tried: The size of the last group; 0 once that group is known to have ended its process.
+        hot: The number of suspects, at the heads of their lanes when that group was taken, with at least one killer.
         suspected_ms: When a message last became a suspect.
-        killed_ms: When the process of the last kill was last heard of.
+        killed_ms: When the process of the last kill last gave a sign of life.
     """
 
     tried: int = 0
@@ -342,20 +344,20 @@ class Trials(Struct, frozen=True):
 
     @property
     def most(self) -> int:
-        """Largest size of the next group: half of `hot` less the last group, or all if that is none."""
+        """The largest size of the next group: half of the rest of `hot`, or any size if that rest is empty."""
         hot = self._hot_left()
         return (hot + 1) // 2 if hot else MAX_CLAIM_MESSAGES
 
     def begun(self, size: int) -> Trials:
-        """Return how the search stands once a trial of `size` suspects has begun, none of which has a kill yet."""
+        """Return the state after a trial of `size` suspects without kills has begun."""
         return replace(self, tried=size, hot=self._hot_left())
 
     def died(self, left: int) -> Trials:
-        """Return how it stands after a lapse in a trial of a group, `left` of which were still held."""
+        """Return the state after a lapse in the trial of a group, `left` of which were still held."""
         return replace(self, tried=0, hot=left) if self.tried else self
 
     def lapsed(self, before: Record, after: Record, *, beat_ms: int, now_ms: int) -> Trials:
-        """Return how it stands after a message lapsed whose process was last heard of at `beat_ms`."""
+        """Return the state after a message has lapsed. Its process gave its last sign of life at `beat_ms`."""
         if is_suspect(after) and not is_suspect(before):
             return replace(self, suspected_ms=now_ms)
         return replace(self, killed_ms=beat_ms) if after.kills > before.kills else self
@@ -363,47 +365,47 @@ class Trials(Struct, frozen=True):
     def kills_of(self, suspect: Record) -> int:
         """Return how many kills a suspect has at the beginning of a trial.
 
-        None, if another message became a suspect after the last process ended: that message ran beside the suspect, or
-        may have, and may have ended the process.
+        The result is 0 if another message became a suspect after the last process ended. That message may have run
+        beside the suspect, and may have ended the process.
         """
         return 0 if self.suspected_ms > self.killed_ms else suspect.kills
 
     def _hot_left(self) -> int:
-        """Return `hot` without the group that came through the last trial."""
+        """Return the size of `hot` without the group that survived the last trial."""
         return max(self.hot - self.tried, 0)
 
 
 def is_killer(record: Record) -> bool:
-    """Say whether the message has ended enough processes to be given up without another run.
+    """Return whether the message has ended enough processes to be given up without another run.
 
-    Of a recurring message the store cannot work out the next occurrence: its claim is given out, and whoever takes it
-    settles it as `Dead("killed_worker")` without running it.
+    For a recurring message the store cannot compute the next occurrence. So it gives out the claim, and the worker
+    settles it as `Dead("killed_worker")` without a run.
     """
     return record.kills >= KILLS_TO_DEATH
 
 
 def is_silent(heard_ms: int, lease_ms: int, now_ms: int) -> bool:
-    """Say whether another process may take a suspect whose holder last confirmed it at `heard_ms`.
+    """Return whether another process may take a suspect whose holder last confirmed it at `heard_ms`.
 
-    A time as far ahead was written before a step back of the clock.
+    A time that is as far in the future was written before the clock stepped back.
     """
     return abs(now_ms - heard_ms) >= SILENT_LEASES * lease_ms
 
 
 def has_died(seen_ms: int, lease_ms: int, now_ms: int) -> bool:
-    """Say whether a process that is silent has ended; a process that lives is heard of at its housekeeping, too."""
+    """Return whether a silent process has ended. A living process also gives a sign of life in its housekeeping."""
     return abs(now_ms - seen_ms) >= DEAD_LEASES * lease_ms
 
 
 def after_lapse(record: Record, *, is_tried: bool, has_died: bool) -> Record | Literal["killed_worker"]:
-    """Return the record after its lease ended unsettled, or the reason to give it up.
+    """Return the record after its lease has ended unsettled, or the reason to give the message up.
 
-    A recurring message is never given up here (`is_killer`), and neither is a cancelled one, which its store drops.
+    This function never gives up a recurring message (see `is_killer`) or a cancelled one, which its store drops.
 
     Args:
-        record: As it was claimed.
-        is_tried: Its trial was not over. Such a lapse says nothing of a member of a group: half of the group is next.
-        has_died: The process that had claimed it has ended. A store need know this only of a message claimed alone.
+        record: The record as it was claimed.
+        is_tried: Its trial was not over. For a member of a group, this lapse proves nothing: half of the group is next.
+        has_died: The process that had claimed it has ended. Stores need to know this only for a message claimed alone.
     """
     kills = min(record.kills + 1, 255) if record.alone and has_died else record.kills
     lapses = record.lapses if is_tried else min(record.lapses + 1, 255)
@@ -414,29 +416,29 @@ def after_lapse(record: Record, *, is_tried: bool, has_died: bool) -> Record | L
 
 
 def after_trial(record: Record) -> Record:
-    """Return the record of a suspect that came through its trial; its lapses count on until it is settled."""
+    """Return the record of a suspect that survived its trial. Its lapses count until it is settled."""
     return replace(record, alone=False) if record.alone else record
 
 
 def is_late(record: Record, now_ms: int) -> bool:
-    """Say whether the record's `Late` policy applies to a claim now."""
+    """Return whether the record's `Late` policy applies to a claim now."""
     return record.late is not LateAction.DELIVER and now_ms > record.expires_ms
 
 
 def ends_by_itself(record: Record, now_ms: int) -> bool:
-    """Say whether a store ends the message now because it is late; of a recurring one, the caller settles the claim."""
+    """Return whether the store itself ends a late message. For a recurring message, the caller settles the claim."""
     return is_late(record, now_ms) and record.envelope.rule is None
 
 
 def retry_place(record: Record, due_ms: int) -> int:
-    """Return when a message settled as `Again` stands next: never before its due time, whatever the clock has done."""
+    """Return the next place of a message settled as `Again`: never before its due time, even if the clock stepped."""
     return max(due_ms, record.due_ms)
 
 
 def after_failure(record: Record, settlement: Again | Dead) -> Record:
-    """Return the record with the attempt that has just ended counted, and its error and trace kept.
+    """Return the record with the ended attempt counted, and its error and trace kept.
 
-    The traceback stands for that attempt alone: the one before is never kept.
+    The traceback belongs to that attempt alone. The traceback of an earlier attempt is never kept.
     """
     error, envelope = settlement.error, record.envelope
     return replace(
@@ -454,7 +456,7 @@ def after_failure(record: Record, settlement: Again | Dead) -> Record:
 
 
 def _earlier_errors(record: Record, error: str | None) -> tuple[str, ...]:
-    """Return the errors that stand before `error`, the newest; one that repeats the last error adds nothing."""
+    """Return the errors before `error`, the newest one. An `error` that repeats the last error adds nothing."""
     last = record.last_error
     if error is None or last is None or error == last:
         return record.earlier_errors
@@ -462,7 +464,7 @@ def _earlier_errors(record: Record, error: str | None) -> tuple[str, ...]:
 
 
 def is_release(record: Record, settlement: Settlement) -> bool:
-    """Say whether a message that a source gave out was never run: it stays what it is, where it came from."""
+    """Return whether a message from a source goes back without a run. It stays unchanged, where it came from."""
     return (
         isinstance(settlement, Again)
         and settlement.error is None
@@ -472,7 +474,7 @@ def is_release(record: Record, settlement: Settlement) -> bool:
 
 
 def returned(record: Record, settlement: Again | Dead) -> PutBack:
-    """Return a message that a source gave out as it goes back to a store after an attempt."""
+    """Return a message from a source as it goes into a store after an attempt."""
     failed = after_failure(record, settlement)
     if isinstance(settlement, Dead):
         return PutBack(failed, failed.due_ms, settlement.reason)
@@ -480,12 +482,12 @@ def returned(record: Record, settlement: Again | Dead) -> PutBack:
 
 
 def joined(series: Record, due_ms: int) -> Record:
-    """Return a series' record with the occurrence of that due time among those that go on beside it."""
+    """Return a series' record that lists the occurrence of this due time as being retried."""
     return replace(series, live=(*series.live, due_ms))
 
 
 def rearmed(record: Record, due_ms: int, *, retrying: bool) -> Record:
-    """Return a series' record at its next occurrence; `retrying`: the occurrence just run goes on beside it."""
+    """Return a series' record at its next occurrence. `retrying`: the occurrence that just ran is retried beside it."""
     series = joined(record, record.due_ms) if retrying else record
     return replace(
         moved(series, due_ms),
@@ -500,13 +502,13 @@ def rearmed(record: Record, due_ms: int, *, retrying: bool) -> Record:
 
 
 def as_occurrence(record: Record) -> Record:
-    """Return a series' current occurrence as a record of its own, to be retried or kept as a dead letter."""
+    """Return a series' current occurrence as a record of its own, for a retry or a dead letter."""
     envelope = replace(record.envelope, id=occurrence_id(record.envelope.id, record.due_ms), rule=None)
     return replace(record, envelope=envelope, op=NO_OP, live=())
 
 
 def redriven(record: Record, op: bytes, revision: int, now_ms: int) -> Record:
-    """Return a dead letter's record as a new life, due now; errors and attempts start again."""
+    """Return a dead letter's record as a new message that is due now. Errors and attempts start again."""
     return Record(
         record.envelope,
         revision,

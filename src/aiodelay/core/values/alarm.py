@@ -1,4 +1,4 @@
-"""`Alarm`: something that needs a person."""
+"""`Alarm`: a condition that needs a person."""
 
 from __future__ import annotations
 
@@ -14,18 +14,24 @@ __all__ = ["Alarm"]
 
 
 class Alarm(Struct, frozen=True):
-    """Something that needs a person.
+    """A condition that needs a person.
+
+    | kind | meaning |
+    | --- | --- |
+    | `overdue` | A message waits past its due time. |
+    | `store` | Housekeeping cannot reach the store. |
+    | `unserved` | A lane holds messages and no live process serves it, at two steps of housekeeping in a row. |
+    | `ended` | Until the process starts again, the store serves no claims for all or some of its messages. |
+    | `vanished` | The store's data were deleted or replaced. |
+
+    At each step of housekeeping, a process tells the store which lanes it serves.
 
     Attributes:
-        kind: `overdue`: a message waits past its due time. `store`: housekeeping cannot reach the store.
-            `unserved`: a lane holds messages and no live instance reads it, at two steps of housekeeping in a row. At
-            each step an instance tells the store which lanes it reads. `ended`: the store serves no more claims, for
-            all or a part of its messages, until the process starts again. `vanished`: the store's data were deleted or
-            replaced.
-        lane: Which one, where it concerns one.
-        age_ms: How long it has lasted.
-        is_over: The alarm has ended.
-        reason: Of `ended` and `vanished`: what happened.
+        kind: The condition.
+        lane: The lane that it concerns; "" if it concerns none.
+        age_ms: How long the condition has lasted.
+        is_over: The condition has ended.
+        reason: For `ended` and `vanished`: what happened.
     """
 
     kind: Literal["overdue", "store", "unserved", "ended", "vanished"]

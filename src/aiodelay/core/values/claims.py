@@ -1,4 +1,4 @@
-"""Claims of due messages, and how claims end."""
+"""Claims of due messages, and the settlements that end claims."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Demand(Struct, frozen=True, gc=False):
     """How much a subscriber can take of a lane now.
 
     Attributes:
-        messages: Most messages wanted; 0 asks for none.
-        max_bytes: Most payload bytes wanted; one larger message is still given, alone.
+        messages: Most messages wanted; 0 requests none.
+        max_bytes: Most payload bytes wanted. One larger message is still given, alone.
         aliases: Further lanes that share this demand, such as an event's former type names.
-        max_lapses: Most lapses in a row that a message may have had: 0 asks for messages that never lapsed, 1 for no
+        max_lapses: Most lapses in a row that a message may have. 0 requests messages that have never lapsed. 1 excludes
             suspects, which have lapsed twice or more.
     """
 
@@ -49,11 +49,16 @@ class Demand(Struct, frozen=True, gc=False):
 
 
 class Claim(Struct, frozen=True, gc=False):
-    """A leased message; `token` is what settles it, and fences off older claims.
+    """A leased message. Its `token` is needed to settle it, and fences off older claims.
 
-    `queued_ms`: how long it waited where a source took it from; None for a store's, and where that is not known.
-    `missed`: how many messages the source kept no longer that came before it, and after the last one given.
-    `partition`, `offset`: where the record stands that a source has read from a topic of partitions.
+    Attributes:
+        record: The message.
+        token: The number of this claim.
+        queued_ms: How long the message waited in the list from which a source took it. None if a store gave it out, or
+            if the time is not known.
+        missed: How many messages of the source's topic expired between this message and the one given before it.
+        partition: The partition of a topic from which a source read the record.
+        offset: The offset of the record in that partition.
     """
 
     record: Record
@@ -70,7 +75,7 @@ class Claimed(Struct, frozen=True, gc=False):
     Attributes:
         claims: Earliest due first within a lane.
         now_ms: The store's time of the answer.
-        next_due_ms: When to look again in these lanes: the earliest due time or lease end; None = they are empty.
+        next_due_ms: The earliest due time or lease end in these lanes: claim again then. None = the lanes are empty.
     """
 
     claims: Sequence[Claim]
@@ -91,7 +96,7 @@ DeadReason: TypeAlias = Literal[
 
 
 class Done(Struct, frozen=True, gc=False):
-    """The occurrence is over; `outcome` says how, for the journal."""
+    """End the occurrence. `outcome` says how it ended, for the journal."""
 
     id: str
     revision: int
@@ -101,9 +106,17 @@ class Done(Struct, frozen=True, gc=False):
 
 
 class Again(Struct, frozen=True, gc=False):
-    """Deliver it again at `due_ms`; `attempt` is the number of runs so far, `error` the text of the last failure.
+    """Deliver the message again at `due_ms`.
 
-    `trace`: what its envelope's trace is from now on, whole; None = what it was.
+    Attributes:
+        id: The message id.
+        revision: Its revision.
+        token: The token of the claim.
+        due_ms: The time of the next attempt.
+        attempt: The number of attempts so far.
+        error: The error text of the last failed attempt.
+        then_due_ms: The next due time of a series.
+        trace: The whole new trace of its envelope; None = the trace does not change.
     """
 
     id: str
@@ -117,7 +130,7 @@ class Again(Struct, frozen=True, gc=False):
 
 
 class Dead(Struct, frozen=True, gc=False):
-    """Give it up: keep it as a dead letter; `trace` as of `Again`, `traceback` of the attempt that has just failed."""
+    """Give the message up, and keep it as a dead letter. `trace`: as in `Again`. `traceback`: of the last attempt."""
 
     id: str
     revision: int
@@ -131,12 +144,13 @@ class Dead(Struct, frozen=True, gc=False):
 
 
 Settlement: TypeAlias = Done | Again | Dead
-"""How a claim ends. `then_due_ms` re-arms a recurring record at that time in the same step; None ends the series."""
+"""The end of a claim. `then_due_ms` schedules a series' next occurrence in the same step; None ends the series."""
 
 
 class SettleOutcome(StrEnum):
-    """`SUPERSEDED`: a newer version of the message, or of its series, exists; nothing was written.
+    """The answer to a settlement.
 
+    `SUPERSEDED`: a newer version of the message, or of its series, exists. Nothing was written.
     `GONE`: the claim is no longer held.
     """
 
@@ -146,9 +160,9 @@ class SettleOutcome(StrEnum):
 
 
 class Renewal(Struct, frozen=True, gc=False):
-    """Compare-and-set of a lease: from `token` to `to`; answered yes when it already is `to`.
+    """Compare-and-set of a lease from `token` to `to`. It also succeeds if the token already is `to`.
 
-    `ends_trial`: the message, a suspect, has run for as long as its trial lasts.
+    `ends_trial`: the message is a suspect, and its trial is over.
     """
 
     id: str
@@ -159,12 +173,12 @@ class Renewal(Struct, frozen=True, gc=False):
 
 
 class PutBack(Struct, frozen=True, gc=False):
-    """A message that had left the store, as it stands after an attempt elsewhere: back it goes.
+    """A message that a source returns to the store after an attempt.
 
     Attributes:
-        record: With the attempt counted, of the same revision and due time as before.
+        record: The message with the attempt counted. Revision and due time are unchanged.
         due_ms: When it may be claimed; not before its own due time.
-        reason: Keep it as a dead letter instead.
+        reason: If given, keep it as a dead letter with this reason.
     """
 
     record: Record
@@ -173,9 +187,10 @@ class PutBack(Struct, frozen=True, gc=False):
 
 
 class RenewOutcome(StrEnum):
-    """`SUPERSEDED`: renewed, but the message or its series was replaced. `CANCELLED`: renewed, but no retry follows.
+    """The answer to a renewal.
 
-    After either, a run that has not begun does not begin. Only `LOST` stops a running handler.
+    `SUPERSEDED`: renewed, but the message or its series was replaced. `CANCELLED`: renewed, but no retry follows. After
+    either, a run that has not begun must not begin. Only `LOST` stops a running handler.
     """
 
     RENEWED = "renewed"
@@ -185,7 +200,7 @@ class RenewOutcome(StrEnum):
 
 
 class WorkStatus(Struct, frozen=True):
-    """Whether claims are served: `loading` (`done` of `of` read), `ready`, or `ended` with the reason."""
+    """Whether claims are served: `loading` (`done` of `of` parts are read), `ready`, or `ended` with the reason."""
 
     phase: Literal["loading", "ready", "ended"]
     done: int = 0
@@ -194,10 +209,10 @@ class WorkStatus(Struct, frozen=True):
 
 
 class LaneState(Struct, frozen=True, gc=False):
-    """One lane as housekeeping found it.
+    """The state of one lane at a step of housekeeping.
 
-    `oldest_due_ms`: since when the message that waits longest could have been claimed; None if none is overdue. What is
-    held or in flight is not.
+    `oldest_due_ms`: since when the oldest overdue message could have been claimed; None if no message is overdue.
+    Paused messages and messages in flight are not overdue.
     """
 
     lane: Lane
@@ -206,7 +221,7 @@ class LaneState(Struct, frozen=True, gc=False):
 
 
 class Tidied(Struct, frozen=True):
-    """What one step of housekeeping did and saw, over all lanes that hold messages."""
+    """The report of one step of housekeeping, with the state of all lanes that hold messages."""
 
     now_ms: int
     lapsed: int

@@ -1,4 +1,4 @@
-"""Commands that change a store, and what a store answers."""
+"""Commands that change a store, and the store's answers."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ __all__ = [
     "Unknown",
 ]
 
-# --- the same id again, and too late ----------------------------------------------------------------------
+# --- conflicts and due times ------------------------------------------------------------------------------
 
 
 class Conflict(Struct, frozen=True):
-    """What scheduling an id that is already pending or in flight does; use the class methods.
+    """The rule for scheduling an id that is already pending or in flight. Use the class methods.
 
-    The whole table stands in docs/guarantees.md, "The same id again".
+    docs/guarantees.md, "The same id again", has the whole table.
     """
 
     mode: Literal["replace", "keep", "newer", "error", "if_revision"]
@@ -56,10 +56,11 @@ class Conflict(Struct, frozen=True):
 
     @classmethod
     def newer(cls, version: int) -> Conflict:
-        """The higher version wins, also over a message that ended within the last 24 h.
+        """The higher version wins, even over a message that ended within the last 24 h.
 
         Args:
-            version: Yours, 0 to 2**63-1; compared with the stored message's, or its tombstone's.
+            version: Your version number, 0 to 2**63-1. It is compared with the version of the stored message or of its
+                tombstone.
 
         Raises:
             ConfigurationError: The version is not an integer in that range.
@@ -70,10 +71,10 @@ class Conflict(Struct, frozen=True):
 
     @classmethod
     def if_revision(cls, revision: int) -> Conflict:
-        """Replace the message only if it still has this revision; otherwise store nothing, and answer `outdated`.
+        """Replace the message only if it still has this revision. Otherwise store nothing, and answer `outdated`.
 
         Args:
-            revision: As `Scheduled.revision` or `Record.revision` told it, 0 to 2**48-1.
+            revision: From `Scheduled.revision` or `Record.revision`, 0 to 2**48-1.
 
         Raises:
             ConfigurationError: The revision is not an integer in that range.
@@ -84,7 +85,7 @@ class Conflict(Struct, frozen=True):
 
     @classmethod
     def error(cls) -> Conflict:
-        """Refuse with `DuplicateIdError`."""
+        """Refuse the new message with `DuplicateIdError`."""
         return _ERROR
 
 
@@ -92,7 +93,7 @@ _REPLACE, _KEEP, _ERROR = Conflict("replace"), Conflict("keep"), Conflict("error
 
 
 class At(Struct, frozen=True, gc=False):
-    """Due at an instant, epoch ms; in the past it is due now."""
+    """Due at an instant, epoch ms. A message with a past instant is due now."""
 
     ms: int
 
@@ -117,7 +118,7 @@ class Put(Struct, frozen=True, gc=False):
 
     @property
     def id(self) -> str:
-        """The message id; of an occurrence that is retried, the occurrence's own."""
+        """The message id; for a retried occurrence of a series, the occurrence's own id."""
         return self.envelope.id
 
 
@@ -125,8 +126,10 @@ class Cancel(Struct, frozen=True, gc=False):
     """End a message and, if it recurs, its series.
 
     Attributes:
-        only: The revision that it must still have, and the due time unless that is None; another one is left alone:
-            `outdated`.
+        op: The op id.
+        id: The message id.
+        only: The revision that the message must still have, and its due time unless that is None. Otherwise the message
+            is not touched, and the answer is `outdated`.
     """
 
     op: bytes
@@ -135,7 +138,7 @@ class Cancel(Struct, frozen=True, gc=False):
 
 
 class Reschedule(Struct, frozen=True, gc=False):
-    """Move a pending message's due time; all else stays."""
+    """Move a pending message to another due time, and change nothing else."""
 
     op: bytes
     id: str
@@ -153,13 +156,13 @@ Command: TypeAlias = Put | Cancel | Reschedule | Fire
 
 
 class Stored(Struct, frozen=True, gc=False):
-    """Done; what the command came to.
+    """The command was carried out.
 
     Attributes:
-        answer: In a word.
-        revision: Of the message that stands now, or stood last.
-        due_ms: When that one is due.
-        is_older_in_flight: Of `replaced`: an older version is still claimed; a retry of a replaced series is one too.
+        answer: What the command did.
+        revision: The revision of the message that is stored now, or that was stored last.
+        due_ms: The due time of that message.
+        is_older_in_flight: For `replaced`: an older version is still claimed. A retry of a replaced series counts too.
     """
 
     answer: Literal["stored", "replaced", "kept", "in_flight", "cancelled", "recorded", "rescheduled", "fired"]
@@ -169,14 +172,14 @@ class Stored(Struct, frozen=True, gc=False):
 
 
 class Refused(Struct, frozen=True, gc=False):
-    """Not done, surely nothing written.
+    """The command was not carried out, and certainly nothing was written.
 
     Attributes:
-        reason: In a word. `undecodable`: of a dead letter whose record cannot be read, so that its payload and its
+        reason: Why. `undecodable` concerns a dead letter whose record cannot be read, so that its payload and its
             destination are unknown.
-        detail: For people.
-        revision: Of `outdated`: that of the message that stands; 0 where none does.
-        due_ms: When that one is due.
+        detail: The reason as text for people.
+        revision: For `outdated`: the revision of the stored message; 0 if there is none.
+        due_ms: The due time of that message.
     """
 
     reason: Literal[
@@ -197,7 +200,7 @@ class Refused(Struct, frozen=True, gc=False):
 
 
 class Unknown(Struct, frozen=True, gc=False):
-    """It may or may not have been done; repeating it with the same op is safe for `RETRY_WINDOW_MS`."""
+    """The command may or may not have been carried out. A repeat with the same op is safe for `RETRY_WINDOW_MS`."""
 
     detail: str
 
@@ -206,7 +209,7 @@ Outcome: TypeAlias = Stored | Refused | Unknown
 
 
 class ScheduleOutcome(StrEnum):
-    """What `schedule()` came to."""
+    """What `schedule()` did."""
 
     STORED = "stored"
     REPLACED = "replaced"
@@ -216,11 +219,12 @@ class ScheduleOutcome(StrEnum):
 
 
 class CancelOutcome(StrEnum):
-    """What `cancel()` came to.
+    """What `cancel()` did.
 
-    `IN_FLIGHT`: this attempt, or one of a version that was replaced, goes on; nothing follows it. `RECORDED`: it is
-    cancelled, unless it is being delivered just now; only a process that owns all could say. `OUTDATED`: it has another
-    revision than the one asked for, and stays.
+    `IN_FLIGHT`: the attempt under way, possibly one of a replaced version, goes on. No other follows.
+    `RECORDED`: the message is cancelled, unless its delivery has begun. This process does not own all partitions, so it
+    does not know.
+    `OUTDATED`: the message has another revision than `if_revision`, and stays.
     """
 
     CANCELLED = "cancelled"
@@ -231,7 +235,7 @@ class CancelOutcome(StrEnum):
 
 
 class RescheduleOutcome(StrEnum):
-    """What `reschedule()` came to; `TOO_LATE`: it is being delivered at its old time, and only then."""
+    """What `reschedule()` did. `TOO_LATE`: the delivery at the old due time has begun, and no other follows."""
 
     RESCHEDULED = "rescheduled"
     TOO_LATE = "too_late"
@@ -239,7 +243,7 @@ class RescheduleOutcome(StrEnum):
 
 
 class FireOutcome(StrEnum):
-    """What `fire()` came to; `IN_FLIGHT`: it is being delivered already."""
+    """What `fire()` did. `IN_FLIGHT`: the delivery has already begun."""
 
     FIRED = "fired"
     IN_FLIGHT = "in_flight"
@@ -247,14 +251,14 @@ class FireOutcome(StrEnum):
 
 
 class SourcePosition(Struct, frozen=True):
-    """Where an intake stands: stored in the step that stores what was read up to it.
+    """The position of an intake. The store writes it in the step that stores the messages read up to it.
 
-    Commands are carried out only if the stored position is `first`, or none is stored; otherwise all are refused as
-    `passed`. So one of two readers of the same records stores them, and a store that has lost its last seconds is not
-    left with a gap: whoever is refused reads on from the position that it asks for.
+    A store carries the commands out only if its stored position is `first`, or if it has none. Otherwise it refuses
+    them all as `passed`. So if two readers read the same records, only one of them stores the messages. And if a store
+    has lost its last seconds, no gap remains: the refused reader asks for the stored position and reads on from there.
 
     Attributes:
-        source: Names one ordered stream, such as a topic's partition.
+        source: The name of one ordered stream, such as a topic's partition.
         first: The position from which the commands were read.
         position: The next position to read.
     """

@@ -1,4 +1,4 @@
-"""Messages on their way into sinks, and what became of them."""
+"""Deliveries: messages on their way into sinks, and their outcomes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ class Delivery(Struct, frozen=True, gc=False):
     """One message on its way into a sink.
 
     Attributes:
-        delivery_id: `id/revision/occurrence-due`, what consumers de-duplicate by.
-        attempt: From 1.
-        lateness_ms: Start of this delivery minus the due time.
+        envelope: The message.
+        delivery_id: `id/revision/occurrence-due`, the key by which consumers recognise a repeated delivery.
+        due_ms: The due time, epoch ms.
+        scheduled_at_ms: The time of the put, epoch ms.
+        attempt: The number of the attempt, from 1.
+        lateness_ms: The start of this delivery minus the due time.
     """
 
     envelope: Envelope
@@ -34,9 +37,9 @@ class Delivery(Struct, frozen=True, gc=False):
 
 
 class Sent(Struct, frozen=True, gc=False):
-    """The sink has taken it.
+    """The sink has taken the message.
 
-    `partition`, `offset`: where the record stands in its topic, of one that was sent alone, where the sink knows it.
+    `partition`, `offset`: the place of the record in its topic, if the message was sent alone and the sink knows it.
     """
 
     partition: int | None = None
@@ -44,7 +47,7 @@ class Sent(Struct, frozen=True, gc=False):
 
 
 class Failed(Struct, frozen=True, gc=False):
-    """The sink refused this message; `retryable` False gives it up at once, for `reason`."""
+    """The sink refused this message. If `retryable` is False, it becomes a dead letter at once, with `reason`."""
 
     error: str
     retryable: bool = True
@@ -52,7 +55,7 @@ class Failed(Struct, frozen=True, gc=False):
 
 
 class NotTaken(Struct, frozen=True, gc=False):
-    """The address takes nothing now: it is full, or broken. Costs no attempt; tried again, later each time."""
+    """The address is full or broken, and takes nothing now. This is no attempt; each further try comes later."""
 
     reason: str
 
@@ -61,23 +64,23 @@ SendOutcome: TypeAlias = Sent | Failed | NotTaken
 
 
 class Promise(StrEnum):
-    """How often a message reaches a sink."""
+    """How often a message may reach a sink."""
 
     EXACTLY_ONCE = "exactly once"
     AT_LEAST_ONCE = "at least once"
 
 
 class Reach(Struct, frozen=True):
-    """What is promised from a store to a sink, and why, in words."""
+    """The promise of a store for a sink, with the reason as text."""
 
     promise: Promise
     reason: str
 
 
 class Blocked(Struct, frozen=True):
-    """A destination whose sink takes nothing now: its messages wait in the store, and hold up no others.
+    """A destination whose sink takes nothing now. Its messages wait in the store, and delay no others.
 
-    `reason` is the sink's: the destination is full, is of a wrong type, or may not be written.
+    `reason` comes from the sink: the destination is full, has a wrong type, or may not be written.
     """
 
     lane: Lane
@@ -91,11 +94,11 @@ class Transferred(Struct, frozen=True):
 
     Attributes:
         moved: How many messages were moved.
-        series: Recurring messages with a due occurrence: the caller says how it ends.
-        changed: Destinations that were found to take nothing, with the reason; "" = it takes messages again.
+        series: Recurring messages with a due occurrence. The caller settles them.
+        changed: Destinations that became blocked, with the reason; "" = the destination takes messages again.
         now_ms: The store's time of the answer.
-        next_due_ms: When to look again; None = nothing waits.
-        traces: Id and trace of messages that were moved and have one, as many as were wanted.
+        next_due_ms: When to transfer again; None = no message waits.
+        traces: Ids and traces of moved messages that have a trace, as many as requested.
     """
 
     moved: int

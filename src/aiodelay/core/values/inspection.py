@@ -1,4 +1,4 @@
-"""What a store tells of its messages: states, counts, dead letters, the journal."""
+"""Results of inspecting a store: states, counts, dead letters, the journal."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = [
     "State",
 ]
 
-# --- looking into a store ---------------------------------------------------------------------------------
+# --- messages, lanes and processes ------------------------------------------------------------------------
 
 
 class State(StrEnum):
-    """Where a message stands."""
+    """The state of a stored message."""
 
     SCHEDULED = "scheduled"
     OVERDUE = "overdue"
@@ -36,7 +36,7 @@ class State(StrEnum):
 
 
 class Snapshot(Struct, frozen=True):
-    """A stored message as it stood when asked; `next_attempt_ms` is its place in the lane."""
+    """A stored message at the time of the call. `next_attempt_ms` is its place in the lane."""
 
     record: Record
     state: State
@@ -44,12 +44,12 @@ class Snapshot(Struct, frozen=True):
 
 
 class Query(Struct, frozen=True):
-    """Which messages to list, by place in their lanes.
+    """A selection of messages, listed by their places in the lanes.
 
     Attributes:
         lanes: Only these lanes; empty = all.
-        from_ms: Only those whose next attempt is not before this.
-        to_ms: Only those whose next attempt is before this.
+        from_ms: Only messages whose next attempt is at this time or later.
+        to_ms: Only messages whose next attempt is before this time.
         after: The (next attempt, id) of the last message of the page before.
         limit: Most messages to return, 1 to 1,000.
     """
@@ -62,7 +62,7 @@ class Query(Struct, frozen=True):
 
 
 class LaneCounts(Struct, frozen=True):
-    """How many messages of a lane stand where; `read_by_nobody`: no live instance serves the lane."""
+    """The number of messages of a lane in each state. `read_by_nobody`: no live process serves the lane."""
 
     scheduled: int = 0
     overdue: int = 0
@@ -73,7 +73,7 @@ class LaneCounts(Struct, frozen=True):
 
 
 class LoadBucket(Struct, frozen=True):
-    """How many messages of a lane come due from `from_ms` on, within one bucket."""
+    """The number of messages of a lane that become due within one span of time, which begins at `from_ms`."""
 
     from_ms: int
     lane: Lane
@@ -84,10 +84,10 @@ class Instance(Struct, frozen=True):
     """A live process that dispatches from a store.
 
     Attributes:
-        name: Its host's, its process id and a random part.
-        lanes: What it serves, by name; None where the store does not tell of others.
-        seen_ms: When it was last heard of, epoch ms; every 10 s or so.
-        parts: Of a store whose messages are shared out, the parts that this one alone serves.
+        name: The worker id: host name, process id and a random part.
+        lanes: The lanes that it serves; None if the store does not know that of other processes.
+        seen_ms: When it last reported itself, epoch ms. It does so about every 10 s.
+        parts: In a store that divides its messages among processes: the parts that only this process serves.
     """
 
     name: str
@@ -97,20 +97,20 @@ class Instance(Struct, frozen=True):
 
 
 class Registered(Struct, frozen=True):
-    """A consumer that is registered with a topic, as it was found.
+    """A consumer that is registered with a topic, at the time of the call.
 
     Attributes:
-        topic: Its topic.
-        kind: Of the topic: whether it gives each consumer its own (`fan-out`), or keeps entries for all (`log`).
-        consumer: Its name.
-        ordered: Whether one message at a time is in flight to it.
+        topic: The topic.
+        kind: The kind of topic. `fan-out`: each consumer has messages of its own. `log`: all read the same entries.
+        consumer: The name of the consumer.
+        ordered: Whether it has at most one message in flight.
         since_ms: When it was registered, epoch ms.
-        seen_ms: When it last asked for messages, epoch ms, within 10 s; None = never.
-        waiting: How many messages it has not taken: its lag.
-        in_flight: How many it has taken and not settled.
-        retrying: How many are to be tried again later.
-        missed: How many the topic kept no longer before it took them.
-        cursor: Of a log, the last index up to which it is done; None of a fan-out.
+        seen_ms: When it last claimed, epoch ms, within 10 s; None = never.
+        waiting: The number of messages that it has not taken: its lag.
+        in_flight: The number of messages that it has taken and not settled.
+        retrying: The number of messages that wait for another attempt.
+        missed: The number of messages that expired before it took them.
+        cursor: For a log: the last index up to which it has settled all entries. None for a fan-out.
     """
 
     topic: str
@@ -126,19 +126,19 @@ class Registered(Struct, frozen=True):
     cursor: int | None
 
     def is_away(self, now_ms: int) -> bool:
-        """Whether it has nothing in flight, and has asked for nothing for a minute."""
+        """Whether it has no message in flight, and has not claimed for a minute."""
         return not self.in_flight and (self.seen_ms is None or self.seen_ms <= now_ms - AWAY_AFTER_MS)
 
 
 class DeadKey(NamedTuple):
-    """Names one dead letter."""
+    """The key of one dead letter."""
 
     id: str
     revision: int
 
 
 class DeadLetter(Struct, frozen=True):
-    """A message given up: its record as it was, with the reason and the time."""
+    """A message that was given up: its record, the reason and the time."""
 
     record: Record
     reason: DeadReason
@@ -146,29 +146,35 @@ class DeadLetter(Struct, frozen=True):
 
     @property
     def key(self) -> DeadKey:
-        """What `redrive` and `purge` name it by."""
+        """The key for `redrive` and `purge`."""
         return DeadKey(self.record.id, self.record.revision)
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """The errors of the last attempts, oldest first; an error that repeats the one before it is there once."""
+        """The errors of the last attempts, oldest first. An error that repeats the one before it appears once."""
         last = self.record.last_error
         return self.record.earlier_errors if last is None else (*self.record.earlier_errors, last)
 
     @property
     def traceback(self) -> str | None:
-        """The traceback of the last attempt, at most 8 KiB; None where no exception of a handler or sink led to it."""
+        """The traceback of the last attempt, at most 8 KiB; None if no exception of a handler or sink led to it."""
         return self.record.traceback
 
 
 class JournalEntry(Struct, frozen=True, gc=False):
-    """One outcome, written in the step that caused it.
+    """One event of a message, written in the step that caused it.
 
     Attributes:
-        number: Grows; by one where the store counts entries, as all but Kafka do: then a gap is of trimmed entries.
-        event: What happened: `stored`, `replaced`, `cancelled`, `rescheduled`, `fired`, `claimed`, `delivered`,
-            `again`, `dead`, `dropped`, `skipped`, `lapsed`, `redriven`.
-        detail: The reason or the error's text, never a payload. Of `again`, empty where nothing failed.
+        number: Grows with each entry. All stores but Kafka count entries by one, so a gap means trimmed entries.
+        at_ms: The time of the event, epoch ms.
+        event: `stored`, `replaced`, `cancelled`, `rescheduled`, `fired`, `claimed`, `delivered`, `again`, `dead`,
+            `dropped`, `skipped`, `lapsed` or `redriven`.
+        id: The message id.
+        revision: Its revision.
+        lane: Its lane.
+        due_ms: Its due time.
+        attempt: The number of attempts so far.
+        detail: The reason or the error text, never a payload. For `again`, empty if nothing failed.
     """
 
     number: int
@@ -183,5 +189,5 @@ class JournalEntry(Struct, frozen=True, gc=False):
 
     @property
     def is_put_off(self) -> bool:
-        """Whether the message is tried again although nothing failed: its handler or its process gave it back."""
+        """Whether the message waits for another attempt although nothing failed: it was given back."""
         return self.event == "again" and not self.detail

@@ -1,4 +1,4 @@
-"""What a caller schedules, and what became of it: `Message` and `Scheduled`; `Rejected`, for one of many."""
+"""`Message` and `Scheduled`, the argument and the result of scheduling, and the errors of `schedule_many`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REJECTED_SHOWN = 3
 
 
 class Message(Struct, frozen=True, kw_only=False):
-    """One message for `schedule_many`; the fields are the arguments of `schedule`."""
+    """One message for `schedule_many`. Its fields are the arguments of `schedule`."""
 
     event: Any
     at: datetime | None = None
@@ -36,15 +36,16 @@ class Message(Struct, frozen=True, kw_only=False):
 
 
 class Scheduled(Struct, frozen=True):
-    """What became of `schedule()`.
+    """The result of `schedule()`.
 
     Attributes:
-        id: The message id: yours, or one made for it.
-        due_ms: When the message that stands under the id is due, epoch ms on the store's clock; 0 where none does.
-        revision: Of that message; it grows with each replacement. 0 where none stands.
-        outcome: Whether it was stored, replaced another, or left another as it is.
-        is_older_in_flight: It replaced a version that is still being delivered, or a series with a retry that is, and
-            may run beside that one.
+        id: The message id: yours, or the generated one.
+        due_ms: The due time of the message that is stored under the id now, epoch ms on the store's clock. 0 if there
+            is none.
+        revision: The revision of that message. It grows with each replacement. 0 if there is none.
+        outcome: Whether the message was stored, replaced another one, or left another one unchanged.
+        is_older_in_flight: The message replaced a version that is still being delivered, or a series with a retry in
+            flight. Both may run at the same time.
     """
 
     id: str
@@ -55,7 +56,7 @@ class Scheduled(Struct, frozen=True):
 
     @property
     def due(self) -> datetime:
-        """When it is due, aware, UTC."""
+        """The due time, as an aware datetime in UTC."""
         return from_epoch_ms(self.due_ms)
 
 
@@ -63,8 +64,8 @@ class Rejected(Struct, frozen=True):
     """One message that `schedule_many` could not store.
 
     Attributes:
-        position: Its place in what was given, from 0.
-        error: Why.
+        position: The position of the message in the iterable, from 0.
+        error: Why it was refused.
     """
 
     position: int
@@ -75,8 +76,8 @@ class PartlyScheduledError(AiodelayError):
     """Some messages of a `schedule_many` were refused; all others are stored.
 
     Attributes:
-        stored: How many were stored.
-        rejected: The refused ones, by position.
+        stored: The number of stored messages.
+        rejected: The refused messages, by position.
     """
 
     stored: int

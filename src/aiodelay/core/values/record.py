@@ -1,4 +1,4 @@
-"""What a store keeps of a message: its envelope, its record, and the limits of both."""
+"""The envelope and the record of a message, as a store keeps them, with their limits."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ Lane: TypeAlias = str
 """The unit of demand: a handler's event type, or a sink's name."""
 
 LEASE_MS = 15_000
-"""How long a claim lasts, in ms, unless it is renewed; it is renewed at a third of this."""
+"""How long a claim lasts, in ms, unless it is renewed. It is renewed after a third of this time."""
 MAX_LEASE_MS = 60_000
-"""No lease may end further ahead than this; one that does was made by a clock that has since stepped back."""
+"""No lease may end further ahead than this. A lease that does was made before the clock stepped back."""
 RETRY_WINDOW_MS = 30_000
+"""How long a store remembers the op of a command whose record is gone, in ms. Repeats within this time are safe."""
 AWAY_AFTER_MS = 60_000
-"""A consumer that has asked for nothing for so long, and has nothing in flight, is away."""
-"""How long a store remembers the op of a command whose record is gone, in ms: repeats within it are safe."""
+"""A consumer that has claimed nothing for this long, and has nothing in flight, is away."""
 TOMBSTONE_WINDOW_MS = 86_400_000
 """How long a store remembers the version of an ended message that carried one, in ms."""
 MAX_CLAIM_MESSAGES = 500
@@ -53,13 +53,13 @@ MAX_CLAIM_BYTES = 1_048_576
 MAX_LAPSES = 255
 """Most lapses in a row that a record counts."""
 EARLIER_ERRORS = 4
-"""Most errors that a message keeps beside its first and its last one."""
+"""Most errors that a message keeps in addition to its first and its last error."""
 TRACEBACK_BYTES = 8_192
 """Most bytes of a traceback, in UTF-8, that a dead letter keeps."""
 
 
 class LateAction(IntEnum):
-    """What happens to an occurrence claimed later than it may be."""
+    """What happens to an occurrence that is claimed too late."""
 
     DELIVER = 0
     DROP = 1
@@ -67,55 +67,55 @@ class LateAction(IntEnum):
 
 
 class Late(Struct, frozen=True):
-    """What a claim later than `after` past the due time does: first attempts and retries, live and after a restart."""
+    """The policy for a claim later than `after` past the due time. It holds for first attempts and for retries."""
 
     action: LateAction = LateAction.DELIVER
     after_ms: int = 0
 
     @classmethod
     def deliver(cls) -> Late:
-        """Deliver however late (the default)."""
+        """Deliver the message however late it is (the default)."""
         return DELIVER
 
     @classmethod
     def drop(cls, after: Duration) -> Late:
-        """Drop the occurrence, counted, when it is claimed later than `after` past its due time."""
+        """Drop the occurrence if it is claimed later than `after` past its due time. Dropped messages are counted."""
         return cls(LateAction.DROP, parse_duration(after, field="late.after", error=ConfigurationError))
 
     @classmethod
     def dead_letter(cls, after: Duration) -> Late:
-        """Move the occurrence to the dead letters when it is claimed later than `after` past its due time."""
+        """Make a dead letter of the occurrence if it is claimed later than `after` past its due time."""
         return cls(LateAction.DEAD_LETTER, parse_duration(after, field="late.after", error=ConfigurationError))
 
 
 DELIVER = Late()
 
 
-# --- a message as it is stored ----------------------------------------------------------------------------
+# --- the stored message -----------------------------------------------------------------------------------
 
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 NO_TRACE: Mapping[str, str] = MappingProxyType({})
 CONTINUED = "aiodelay-continue"
-"""In a message's trace context: it is delivered in that trace, and not in one of its own."""
+"""A key in a message's trace context: the delivery continues that trace and does not begin its own."""
 ATTEMPTED = "aiodelay-attempt-"
-"""In a message's trace context: with this, names of what the last attempt's span has been carried by."""
+"""The prefix of the keys in a message's trace context that hold the trace of the last attempt."""
 
 
 class Envelope(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What the caller gave: but for `trace`, it never changes while the message lives.
+    """The caller's part of a message. Except for `trace`, it never changes while the message lives.
 
     Attributes:
         id: The message id, text.
         lane: The event's type name, or the sink's name.
-        address: Where in the sink; empty for a handler.
-        type: The event's stable type name; empty for raw bytes, and where it equals the lane.
-        encoding: How the payload is written: `""` (raw bytes), `"json"`, `"msgpack"`, or `"null"`: there is none.
+        address: The address in the sink; empty for a handler.
+        type: The event's stable type name; empty for raw bytes, and if it equals the lane.
+        encoding: The encoding of the payload: `""` (raw bytes), `"json"`, `"msgpack"`, or `"null"` (no payload).
         payload: The bytes to deliver.
         key: The sink's message key, if any.
         headers: The caller's headers, delivered byte for byte.
-        trace: The trace context of the span that scheduled it, and of that of its last attempt.
+        trace: The trace contexts of the span that scheduled the message and of its last attempt's span.
         version: The caller's version (`Conflict.newer`), if any.
-        rule: The recurrence rule, as `recurrence.encode_rule` writes it, if it recurs.
+        rule: The recurrence rule, as `recurrence.encode_rule` writes it; None if the message does not recur.
     """
 
     id: str
@@ -132,7 +132,7 @@ class Envelope(Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def size(self) -> int:
-        """Bytes that count against demand and limits: payload, key and headers."""
+        """The bytes that count against demand and limits: payload, key and headers."""
         size = len(self.payload)
         if self.key is not None:
             size += len(self.key)
@@ -142,25 +142,27 @@ class Envelope(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Record(Struct, frozen=True, gc=False, omit_defaults=True):
-    """An envelope and its state; what a store keeps under the id.
+    """An envelope and its state, as a store keeps them under the id.
 
     Attributes:
-        revision: Store ms at the put, or the last known revision + 1: new at each put, replace and redrive.
-        due_ms: When this occurrence may be delivered at the earliest; retries do not move it.
-        expires_ms: Claims later than this are `late`; 0 = never.
-        attempt: Runs that finished.
-        lapses: Leases that ended unsettled, in a row; a lapse in a trial does not count.
+        envelope: The caller's part.
+        revision: The store's ms at the put, or the last known revision + 1: new at each put, replace and redrive.
+        due_ms: The earliest instant at which this occurrence may be delivered. Retries do not move it.
+        op: 8 bytes: the command that wrote this revision.
+        expires_ms: A claim after this time is late; 0 = never.
+        late: What happens to a late claim.
+        attempt: Attempts that finished.
+        lapses: Leases that ended unsettled, in a row. A lapse in a trial does not count.
         kills: How many processes ended while they tried this message alone.
         alone: The current claim tries this message alone.
         no_retry: Cancelled while in flight: this attempt is the last.
-        op: 8 bytes; the command that wrote this revision.
-        live: Of a series: due times of earlier occurrences that are still being retried.
+        live: For a series: the due times of earlier occurrences that are still being retried.
         first_error: The error of the first attempt that failed.
         last_error: The error of the last attempt that failed.
-        earlier_errors: The errors before the last one, oldest first, at most `EARLIER_ERRORS`; an error that repeats
+        earlier_errors: The errors before the last one, oldest first, at most `EARLIER_ERRORS`. An error that repeats
             the one before it is not kept again.
-        traceback: Of a dead letter, the traceback of its last attempt, at most `TRACEBACK_BYTES`.
-        put_due_ms: The due time of the put, if the message was rescheduled or fired since: it stays in the delivery id.
+        traceback: For a dead letter: the traceback of its last attempt, at most `TRACEBACK_BYTES`.
+        put_due_ms: The due time of the put, if the message was rescheduled or fired since. The delivery id needs it.
     """
 
     envelope: Envelope
@@ -183,5 +185,5 @@ class Record(Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def id(self) -> str:
-        """The message id; of an occurrence that is retried, the occurrence's own."""
+        """The message id; for a retried occurrence of a series, the occurrence's own id."""
         return self.envelope.id
