@@ -1,4 +1,4 @@
-"""Deliver a message later: durable, cancellable, on time."""
+"""Deliver a message later: durable, cancellable, on time. This package exports the public names of aiodelay."""
 
 from __future__ import annotations
 
@@ -192,9 +192,9 @@ _HOMES = {
     "WrongLoopError": "errors",
     "event": "handlers.registration",
 }
-"""Public names, and the modules that define them: imported when a name is first asked for."""
+"""Public names, and the modules that define them. A module is imported when one of its names is first used."""
 
-if not TYPE_CHECKING:  # else type checkers would take any name for one of ours
+if not TYPE_CHECKING:  # type checkers must not see this function: they would accept any name
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:

@@ -1,4 +1,4 @@
-"""`python -m aiodelay` is `aiodelay`."""
+"""Run the `aiodelay` command as `python -m aiodelay`."""
 
 from .cli import main
 

@@ -1,4 +1,4 @@
-"""Old path of `aiodelay.ports.clock`, which goes on working."""
+"""The old import path of `aiodelay.ports.clock`, kept for existing programs."""
 
 from aiodelay.ports.clock import Clock, SystemClock
 

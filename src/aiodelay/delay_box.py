@@ -1,6 +1,6 @@
-"""The delay box: what services write to a Kafka topic as JSON comes out of other topics when its countdown is over.
+"""The delay box: takes JSON requests from a Kafka topic, and delivers their messages to topics after a countdown.
 
-`aiodelay delay-box` runs one; docs/delay-box.md is the way in.
+The command `aiodelay delay-box` runs one. Begin with docs/delay-box.md.
 """
 
 from __future__ import annotations
@@ -44,28 +44,31 @@ MAX_PARTITIONS = 1000
 class DelayBox:
     """Takes requests from Kafka topics into a store, and delivers them to topics of the same cluster.
 
-    A request is a record with the JSON value `{"topic": "T", "message": "...", "countdown": 120}`. Each is stored once
-    (S3): how far a partition was taken in stands in the store, and moves in the step that stores. Any number of boxes
-    may share a store; they share the partitions. What cannot be read, or asks for a topic that is not allowed, goes to
-    a dead topic with the reason, and stops nothing.
+    A request is a record with the JSON value `{"topic": "T", "message": "...", "countdown": 120}`. Each request is
+    stored once (S3): the store keeps the position of each partition, and updates it in the same step that stores the
+    messages. Any number of boxes may share a store; they divide the partitions among themselves.
+
+    A request that cannot be read, or that names a topic which is not allowed, goes to a dead topic with the reason. It
+    does not stop the others.
 
     Use it with `async with`, or `run` it.
 
     Args:
-        store: The URL of a store, which the box then delivers from; or a `Scheduler`, open before the box is and with
-            a Kafka sink, which does.
-        source: `kafka://host:9092/topic`, several topics with commas. Options: `create_topic=true`, `partitions` of a
-            topic that is created, and those of a Kafka sink (docs/reference.md).
-        allow: Topics that messages may go to.
-        countdown_from: Where a countdown begins: at the `record`'s time, or at its `arrival` here.
-        dead_topic: Where refused records go; None = `<topic>.dead`. It is created if it is missing.
-        begin_after: A consumer group of another system: where no position is stored yet, the box begins at what that
-            group has committed, instead of at the topic's beginning.
-        namespace: Keeps several boxes in one store apart; not on Kafka, and not with a `Scheduler`, which has one.
+        store: The URL of a store, from which the box then also delivers. Or a `Scheduler` with a Kafka sink, which must
+            be open before the box and which delivers.
+        source: `kafka://host:9092/topic`, several topics with commas. Options: `create_topic=true`, `partitions` for a
+            topic that is created, and the options of a Kafka sink (docs/reference.md).
+        allow: The topics that messages may go to.
+        countdown_from: The start of a countdown: the time of the `record`, or its `arrival` here.
+        dead_topic: The topic for refused records; None = `<topic>.dead`. It is created if it is missing.
+        begin_after: A consumer group of another system. Where no position is stored yet, the box begins at the offset
+            that this group has committed, instead of at the topic's beginning.
+        namespace: Separates several boxes in one store. Do not give it for a store on Kafka, or with a `Scheduler`,
+            which has its own.
         max_payload: Most bytes of a message.
 
     Raises:
-        ConfigurationError: A setting is wrong; names it, its value and what is allowed.
+        ConfigurationError: A setting is wrong. The error names the setting, its value and the allowed values.
     """
 
     def __init__(
@@ -106,21 +109,21 @@ class DelayBox:
         return f"<DelayBox {self._cluster.name} {self._scheduler!r}>"
 
     async def run(self) -> None:
-        """Open, take in and deliver until cancelled, and close."""
+        """Open, take in requests and deliver until cancelled, and close."""
         async with self:
             await asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Self:
-        """Connect, and start to take in.
+        """Connect, and start to take in requests.
 
-        While the store or the cluster does not answer, it tries again for the scheduler's `open_timeout`.
+        While the store or the cluster does not answer, opening tries again for the scheduler's `open_timeout`.
 
         Raises:
             StoreUnavailableError, SinkUnavailableError: The store or the cluster did not answer in time.
-            StoreMismatchError: A topic is missing, or the store's data cannot be used by this version.
+            StoreMismatchError: A topic is missing, or this version cannot use the store's data.
             UnsupportedByStoreError: The store keeps no positions.
             UnknownSinkError: The scheduler has no Kafka sink.
-            TargetError: A topic that is allowed cannot be delivered to.
+            TargetError: The sink cannot deliver to an allowed topic.
         """
         async with AsyncExitStack() as stack:
             if self._own:
@@ -151,7 +154,7 @@ class DelayBox:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop taking in; then, if the box has opened the scheduler, close that."""
+        """Stop taking in requests. Then close the scheduler, if the box has opened it."""
         await self._stack.__aexit__(exc_type, exc, traceback)
 
     def _stop(self) -> None:
@@ -160,13 +163,13 @@ class DelayBox:
         self._running, self._intakes = [], {}
 
     def _group(self, topic: str) -> Group:
-        """Return the group of the boxes that share a store; those of another store take everything in as well."""
+        """Return the consumer group of the boxes that share this store. Boxes of another store have their own group."""
         store = blake2b(f"{self._store.name} {self._scheduler.namespace}".encode(), digest_size=4).hexdigest()
         return Group(self._cluster, topic, f"aiodelay.delay-box.{topic}.{store}", self._assign)
 
     def _assign(self, topic: str, numbers: Collection[int]) -> None:
-        """Take in these partitions of a topic from now on, and no others; one that stays goes on undisturbed."""
-        if not self._running:  # what is assigned while it stops, nobody would end
+        """Take in exactly these partitions of a topic from now on. The intake of a partition that stays goes on."""
+        if not self._running:  # the box is stopping: a new intake would never be cancelled
             return
         wanted = {TopicPartition(topic, n) for n in numbers}
         for place in [each for each in self._intakes if each.topic == topic and each not in wanted]:
@@ -210,7 +213,7 @@ def _checked(store: Store) -> Store:
 
 
 def _read_url(url: str) -> tuple[Cluster, list[str], bool, int]:
-    """Read where requests come from: the cluster, the topics, whether to create them and with how many partitions."""
+    """Read the source URL: the cluster, the topics, whether to create them, and with how many partitions."""
     if not isinstance(url, str):
         raise ConfigurationError("source", kind_of(url), FORM)
     given = UrlOptions(url)

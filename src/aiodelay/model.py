@@ -1,4 +1,4 @@
-"""Old path of `aiodelay.core.values`, which goes on working."""
+"""The old import path of `aiodelay.core.values`, kept for existing programs."""
 
 from aiodelay.core.values import (
     ATTEMPTED,

@@ -1,4 +1,4 @@
-"""Old path of `aiodelay.backends.registry`, which goes on working."""
+"""The old import path of `aiodelay.backends.registry`, kept for existing programs."""
 
 from aiodelay.backends.registry import open_sink, open_source, open_store
 

@@ -1,4 +1,4 @@
-"""Old path of `aiodelay.backends.stdout`, which goes on working."""
+"""The old import path of `aiodelay.backends.stdout`, kept for existing programs."""
 
 from aiodelay.backends.stdout import StdoutSink, open_stdout
 

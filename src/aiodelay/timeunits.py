@@ -1,4 +1,4 @@
-"""Old path of `aiodelay.core.durations`, which goes on working."""
+"""The old import path of `aiodelay.core.durations`, kept for existing programs."""
 
 from aiodelay.core.durations import (
     LAST_MS,

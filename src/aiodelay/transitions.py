@@ -1,4 +1,4 @@
-"""Old path of `aiodelay.core.transitions`, which goes on working."""
+"""The old import path of `aiodelay.core.transitions`, kept for existing programs."""
 
 from aiodelay.core.transitions import (
     DEAD_LEASES,

@@ -1,4 +1,4 @@
-"""Old path of `aiodelay.core.urls`, which goes on working."""
+"""The old import path of `aiodelay.core.urls`, kept for existing programs."""
 
 from aiodelay.core.urls import UrlOptions
 

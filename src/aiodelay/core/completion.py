@@ -1,4 +1,4 @@
-"""Cleanup that runs to its end although its caller is cancelled; for closing, where a half-closed client would leak."""
+"""`run_to_completion`: a cleanup that a cancellation of its caller does not interrupt, such as closing a client."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["run_to_completion"]
 async def run_to_completion(
     cleanup: Coroutine[object, object, None], *, name: str, on_cancel: Callable[[], None] = lambda: None
 ) -> None:
-    """Run a bounded cleanup to its end in a task of its own, and raise the caller's cancellation only then.
+    """Run a bounded cleanup to its end in a task of its own. Raise the caller's cancellation only after that.
 
-    anyio's shield does not keep off `Task.cancel()`; a task of its own does.
+    anyio's shield does not stop `Task.cancel()`, but a task of its own is not affected by it.
 
     Args:
-        cleanup: Ends by itself, within a time that it bounds.
+        cleanup: A coroutine that ends by itself within a time limit.
         name: The name of its task.
         on_cancel: Called each time that the caller is cancelled, for example to make the cleanup end sooner.
 
     Raises:
-        asyncio.CancelledError: The caller was cancelled meanwhile; the cleanup has ended all the same.
+        asyncio.CancelledError: The caller was cancelled meanwhile. The cleanup has ended nevertheless.
     """
     cancelled: asyncio.CancelledError | None = None
     async with asyncio.TaskGroup() as tasks:

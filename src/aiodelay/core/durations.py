@@ -1,6 +1,6 @@
-"""Durations and instants: what callers may write, and the whole milliseconds that everything inside counts in.
+"""Durations and instants: from the forms that callers may write to whole milliseconds, which all inner code uses.
 
-A due time is rounded **up** to a whole millisecond, so that nothing is ever early. All arithmetic is on integers.
+A due time is rounded **up** to a whole millisecond, so that no message is ever early. All arithmetic is on integers.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Duration: TypeAlias = timedelta | str
 """A length of time: a `timedelta`, or text such as `"5s"`, `"1h30m"`, `"1.5d"`, `"250ms"`, `"PT5M"`."""
 
 LAST_MS = 253_402_300_799_999
-"""The last instant that text can name, the end of year 9999; records of other programs may be later."""
+"""The last instant that text can name, the end of year 9999. Records of other programs may be later."""
 MAX_HORIZON_MS = 3650 * 86_400_000
-"""How far ahead anything may be scheduled, and the longest duration: 3650 days."""
+"""How far ahead a message may be scheduled, which is also the longest duration: 3650 days."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
@@ -42,7 +42,7 @@ _ISO = re.compile(
     rf"P(?:(?P<w>{_NUMBER})W)?(?:(?P<d>{_NUMBER})D)?"
     rf"(?:T(?=[0-9])(?:(?P<h>{_NUMBER})H)?(?:(?P<m>{_NUMBER})M)?(?:(?P<s>{_NUMBER})S)?)?"
 )
-_MAX_TEXT = 64  # longer text is junk; also keeps int() below its limit of 4300 digits
+_MAX_TEXT = 64  # no duration needs more; it also keeps int() below its limit of 4300 digits
 _TEXTS = 'text such as "250ms", "5s", "1h30m", "2d", "1w", "PT5M"'
 _FORMS = f"a timedelta or {_TEXTS}"
 _INSTANTS = "ISO 8601 text with an offset, such as 2027-01-01T09:00:00Z or 2027-01-01T10:00:00+01:00"
@@ -57,22 +57,22 @@ def parse_duration(
 ) -> int:
     """Return the duration in whole milliseconds, rounded up.
 
-    Text is a number and a unit (`w d h m s ms`, lower case, no spaces), or several of them from the longest unit to
-    the shortest, each unit once; numbers may have a decimal fraction. ISO 8601 durations without years and months
-    are read too.
+    Text is a number and a unit (`w d h m s ms`, lower case, no spaces), or several of these from the longest unit to
+    the shortest, each unit once. Numbers may have a decimal fraction. ISO 8601 durations without years and months are
+    allowed too.
 
     Args:
-        value: What the caller gave.
-        field: The argument's or setting's name, for the message.
-        error: What to raise: the default for arguments, `ConfigurationError` for settings.
+        value: The caller's value.
+        field: The name of the argument or setting, for the error.
+        error: The error class to raise: the default for arguments, `ConfigurationError` for settings.
         least_ms: Least duration allowed, in milliseconds.
 
     Returns:
         Milliseconds, from `least_ms` to `MAX_HORIZON_MS`.
 
     Raises:
-        InputError: Or what `error` says: not a duration, not a number, negative, too short or too long.
-        ConfigurationError: The same, where `error` says so.
+        InputError: The value is not a duration, or is negative, too short or too long. `error` names the class.
+        ConfigurationError: The same, if `error` names this class.
     """
     if isinstance(value, timedelta):
         ms = -(value // -_MS) if value >= timedelta() else -1
@@ -93,9 +93,9 @@ def parse_duration(
     return ms
 
 
-@lru_cache(maxsize=256)  # programs use few texts, each many times; reading one takes about 15 µs
+@lru_cache(maxsize=256)  # programs use few texts, each many times, and parsing one takes about 15 µs
 def _text_ms(text: str) -> int | None:
-    """Read a duration's text; None if it is not one."""
+    """Return the milliseconds of a duration's text; None if the text is not a duration."""
     found = len(text) <= _MAX_TEXT and (_TEXT.fullmatch(text) or _ISO.fullmatch(text))
     parts = {unit: number for unit, number in found.groupdict().items() if number} if found else {}
     if not parts:
@@ -104,16 +104,16 @@ def _text_ms(text: str) -> int | None:
 
 
 def _number_hint(value: object) -> str:
-    """Say what to write in the place of a bare number."""
+    """Return a hint for a bare number, which has no unit; otherwise an empty text."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ""
     return '; a bare number has no unit: write timedelta(seconds=5) or "5s"'
 
 
 def format_duration(ms: int) -> str:
-    """Return the duration as text, exactly: `1h30m`, `1.5s`, `250ms`, `0s`; a negative one with a minus before it.
+    """Return the duration as exact text: `1h30m`, `1.5s`, `250ms`, `0s`. A negative one begins with a minus.
 
-    `parse_duration` reads back what is not negative.
+    `parse_duration` reads the text back, unless it is negative.
     """
     if ms < 0:
         return "-" + format_duration(-ms)
@@ -130,14 +130,14 @@ def format_duration(ms: int) -> str:
 
 
 def parse_instant(text: str, *, field: str) -> datetime:
-    """Return the instant that ISO 8601 text names, aware.
+    """Return the instant of an ISO 8601 text, as an aware datetime.
 
     Args:
         text: Date, time and offset.
-        field: The argument's name, for the message.
+        field: The argument's name, for the error.
 
     Raises:
-        ScheduleTimeError: The text names no instant, or one without an offset.
+        ScheduleTimeError: The text is not an instant, or has no offset.
     """
     try:
         at = datetime.fromisoformat(text)
@@ -153,10 +153,10 @@ def to_epoch_ms(at: datetime, *, field: str) -> int:
 
     Args:
         at: An aware datetime of any zone.
-        field: The argument's name, for the message.
+        field: The argument's name, for the error.
 
     Raises:
-        ScheduleTimeError: Not a datetime, or a naive one.
+        ScheduleTimeError: The value is not a datetime, or is naive.
     """
     if not isinstance(at, datetime):
         raise ScheduleTimeError(field, shortened(at), "a timezone-aware datetime, e.g. datetime.now(UTC)")
@@ -170,7 +170,7 @@ def to_epoch_ms(at: datetime, *, field: str) -> int:
 def _utcoffset(at: datetime, field: str) -> timedelta | None:
     try:
         return at.utcoffset()
-    except Exception as error:  # noqa: BLE001 - a tzinfo of the caller's
+    except Exception as error:  # noqa: BLE001 - a caller's tzinfo may raise anything
         problem = f"a datetime whose time zone raises {type(error).__name__}"
     raise ScheduleTimeError(field, problem, "a timezone-aware datetime, e.g. datetime.now(UTC)")
 
@@ -179,7 +179,7 @@ def from_epoch_ms(ms: int) -> datetime:
     """Return the instant as an aware datetime in UTC, exactly.
 
     Raises:
-        OverflowError: Outside the years 1 to 9999.
+        OverflowError: The instant is outside the years 1 to 9999.
     """
     return _EPOCH + ms * _MS
 
@@ -188,12 +188,12 @@ def check_horizon(due_ms: int, now_ms: int, field: str) -> None:
     """Refuse a due time that is more than `MAX_HORIZON_MS` ahead of now.
 
     Args:
-        due_ms: The due time, in epoch milliseconds; in the past is fine.
+        due_ms: The due time, in epoch milliseconds. A past time is allowed.
         now_ms: The store's time, in epoch milliseconds.
-        field: The argument's name, for the message.
+        field: The argument's name, for the error.
 
     Raises:
-        ScheduleTimeError: Too far ahead.
+        ScheduleTimeError: The due time is too far ahead.
     """
     ahead_ms = due_ms - now_ms
     if ahead_ms > MAX_HORIZON_MS:

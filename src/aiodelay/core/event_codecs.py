@@ -1,4 +1,4 @@
-"""How events become bytes, as JSON or MessagePack, and are read back."""
+"""Codecs that write events as JSON or MessagePack, and read them back."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["JSON", "MESSAGEPACK", "Codec", "JsonCodec", "MessagePackCodec", "cod
 
 
 class Codec(Protocol):
-    """Writes events of any type that `msgspec` or pydantic knows, and reads them back typed."""
+    """Writes events of any type that `msgspec` or pydantic knows, and reads them back as that type."""
 
     @property
     def encoding(self) -> Literal["json", "msgpack"]:
-        """What an envelope's `encoding` says of payloads written by it."""
+        """The value of an envelope's `encoding` for payloads of this codec."""
         ...
 
     def encode(self, event: object) -> bytes:
         """Write an event.
 
         Raises:
-            CodecError: Its type, or something inside it, cannot be written.
+            CodecError: The event's type, or a value inside it, cannot be written.
         """
         ...
 
@@ -36,23 +36,23 @@ class Codec(Protocol):
 
 
 class _UnwritableError(TypeError):
-    """Something inside an event cannot be written; the text is ours and holds no value."""
+    """A value inside an event cannot be written. The text comes from aiodelay and contains no value."""
 
 
 def _write_model(value: object) -> object:
-    """Let pydantic models through (`enc_hook`)."""
+    """Convert a pydantic model for msgspec (`enc_hook`)."""
     try:
         dump = getattr(value, "model_dump", None)
         if dump is not None:
             return dump(mode="json")
         problem = f"holds {kind_of(value)}"
-    except Exception as error:  # noqa: BLE001 - a model's own serializers; their texts may hold values
+    except Exception as error:  # noqa: BLE001 - a model's own serializers may raise anything, with values in the text
         problem = f"holds {kind_of(value)} whose model_dump raises {type(error).__name__}"
     raise _UnwritableError(problem)
 
 
 def _read_model(type_: type[Any], value: object) -> object:
-    """Read pydantic models (`dec_hook`)."""
+    """Make a pydantic model for msgspec (`dec_hook`)."""
     validate = getattr(type_, "model_validate", None)
     if validate is None:
         raise TypeError(f"{type_.__qualname__} cannot be read")
@@ -77,7 +77,7 @@ class JsonCodec:
 
 
 class MessagePackCodec:
-    """MessagePack: smaller and faster, with bytes as they are."""
+    """MessagePack: smaller and faster than JSON. It holds bytes without an encoding of their own."""
 
     encoding: Literal["msgpack"] = "msgpack"
 
@@ -93,7 +93,7 @@ class MessagePackCodec:
         return msgspec.msgpack.Decoder(type_, dec_hook=_read_model).decode
 
 
-_KNOWN_PROBLEMS = ("Only dicts with", "can't serialize ints")  # texts of msgspec that hold no value
+_KNOWN_PROBLEMS = ("Only dicts with", "can't serialize ints")  # error texts of msgspec that contain no value
 
 
 def _encoded(encode: Callable[[object], bytes], event: object, encoding: str) -> bytes:
@@ -105,7 +105,7 @@ def _encoded(encode: Callable[[object], bytes], event: object, encoding: str) ->
         if encoding == "msgpack" or b"null" not in payload or not _holds_nan(event):
             return payload
         problem = "holds a float that is not finite, which JSON lacks"
-    raise CodecError(  # out here, so that no chained exception holds a value
+    raise CodecError(  # raised outside the `except`, so that no chained exception holds a value
         "event",
         f"{kind_of(event)} that {problem}",
         f"what {encoding} can hold: values, lists and dicts of them, models",
@@ -113,7 +113,7 @@ def _encoded(encode: Callable[[object], bytes], event: object, encoding: str) ->
 
 
 def _in_field(encode: Callable[[object], bytes], event: object) -> str:
-    """Name the first field that cannot be written by itself."""
+    """Name the first field that cannot be written on its own."""
     for name in _field_names(event):
         try:
             encode(getattr(event, name))
@@ -131,7 +131,7 @@ def _field_names(event: object) -> Iterable[str]:
 
 
 def _problem(error: Exception) -> str:
-    """Say why an event cannot be written, without any value out of it."""
+    """Return why an event cannot be written. The text contains no value of the event."""
     match error:
         case _UnwritableError():
             return str(error)
@@ -145,7 +145,7 @@ def _problem(error: Exception) -> str:
 
 
 def _holds_nan(event: object) -> bool:
-    """Tell whether there is a NaN or an infinity, which would be written as null and could not be read back."""
+    """Return whether an event contains a NaN or an infinity, which JSON would write as null."""
     values = [msgspec.to_builtins(event, enc_hook=_write_model)]
     while values:
         value = values.pop()

@@ -1,4 +1,4 @@
-"""`FairShare`: which lane's message a claim takes next, so that no lane starves another, and suspects run apart."""
+"""`FairShare`: chooses the next message of a claim, so that no lane starves another and suspects run apart."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Demand, Lane, Record
 __all__ = ["MOST_ASIDE", "FairShare", "Heads"]
 
 MOST_ASIDE = 2_000
-"""Most messages that a claim steps over: suspects that others try, or others among suspects."""
+"""Most messages that one claim skips: suspects that others try, or other messages in a trial."""
 
 R = TypeVar("R", bound=Row)
 
 
 class Heads(Protocol[R]):
-    """The due messages of lanes, read from their heads on."""
+    """The due messages of some lanes, each lane read from its head."""
 
     def first(self, lanes: Sequence[Lane]) -> R | None:
-        """Return the first message of these lanes that is due, left where it is."""
+        """Return the first due message of these lanes, and leave it where it is."""
         ...
 
     def take(self, row: R) -> None:
@@ -31,7 +31,7 @@ class Heads(Protocol[R]):
         ...
 
     def step_over(self, row: R) -> None:
-        """Leave the message that `first` has just returned, and look behind it next."""
+        """Skip the message that `first` has just returned. The next `first` returns the message behind it."""
         ...
 
 
@@ -46,13 +46,13 @@ class _Group(Generic[R]):
 
 
 class FairShare(Generic[R]):
-    """One claim in the making: of a group of suspects, or of other messages.
+    """The messages of one claim: a group of suspects, or other messages.
 
     Args:
-        demand: By lane.
-        heads: The lanes.
-        turn: The number of the claim; it decides which lane the claim serves first.
-        most_tried: Returns the most suspects to try, asked only if the claim begins with a suspect.
+        demand: The demand by lane.
+        heads: The due messages of the lanes.
+        turn: The number of the claim. It decides which lane the claim serves first.
+        most_tried: Returns the most suspects to try. It is called only if the first message is a suspect.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class FairShare(Generic[R]):
         self.is_trial: bool = False
 
     def take(self) -> list[R]:
-        """Take every group's equal share first, then messages that the other groups have left."""
+        """Take each group's equal share first, then share out what is left of the claim."""
         for parts in (len(self._groups), 1):
             for group in self._groups:
                 self._fill(group, parts)
@@ -97,7 +97,7 @@ class FairShare(Generic[R]):
             self._bytes += size
 
     def _takes(self, record: Record) -> bool:
-        """Say whether a message may join. A suspect that has ended a process alone is tried alone again."""
+        """Return whether a message may join. A suspect that has ended a process alone is tried alone again."""
         is_suspect = t.is_suspect(record)
         if not self._messages:
             self.is_trial = is_suspect
@@ -112,7 +112,7 @@ class FairShare(Generic[R]):
         return min(self._most_tried(), 1 if first.kills else MAX_CLAIM_MESSAGES)
 
     def _fits(self, size: int, group: _Group[R], share: int) -> bool:
-        """Say whether there is room for one more message; a group's first may exceed its demand."""
+        """Return whether there is room for one more message. A group's first message may exceed its demand."""
         if self._bytes + size > MAX_CLAIM_BYTES or group.bytes + size > share:
             return False
         return not group.taken or group.bytes + size <= group.demand.max_bytes

@@ -1,8 +1,9 @@
-"""What this version knows of stored data: their layouts, and the optional features that a namespace may use.
+"""The layouts and optional features of stored data that this version knows.
 
-A namespace records each feature that `aiodelay upgrade` has switched on. Until then no process uses the feature, so
-that processes of this version and of the one before share the namespace. From then on a process that does not know
-the feature claims nothing: it would ignore the feature's rules. docs/decisions/0016-rolling-upgrades.md tells why.
+A namespace records each feature that `aiodelay upgrade` has switched on. Before that, no process uses the feature, so
+processes of this version and of the one before can share the namespace. After that, a process that does not know the
+feature claims nothing, because it would ignore the feature's rules. docs/decisions/0016-rolling-upgrades.md explains
+why.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ __all__ = [
 KNOWN: frozenset[str] = frozenset()
 """Optional features that this version can use: names of lower-case letters, digits and `_`. The set is empty so far.
 
-Read it where it is needed, as `features.KNOWN`, and never copy it: tests register features of their own here.
+Always read it as `features.KNOWN`, and never copy it: tests add features of their own here.
 """
 
 SQLITE_LAYOUT = 1
 """The schema version of a SQLite file."""
 REDIS_LAYOUT = 1
-"""The version of a Redis namespace's keys. Of Kafka, every record names its format instead."""
+"""The version of a Redis namespace's keys. Kafka has none: each of its records names its format."""
 
 
 def unknown(recorded: Mapping[str, str]) -> dict[str, str]:
@@ -47,11 +48,11 @@ def check_known(where: str, recorded: Mapping[str, str]) -> None:
     """Refuse data that use a feature which this version does not know.
 
     Args:
-        where: Names the data in the error.
+        where: The name of the data, for the error.
         recorded: The features in use, each with the version of aiodelay that switched it on.
 
     Raises:
-        StoreTooNewError: Names the features and both versions.
+        StoreTooNewError: The data use an unknown feature. The error names the features and both versions.
     """
     if found := unknown(recorded):
         raise too_new(where, found)
@@ -61,7 +62,7 @@ def too_new(where: str, found: Mapping[str, str]) -> StoreTooNewError:
     """Return the error for data that use features which this version does not know.
 
     Args:
-        where: Names the data.
+        where: The name of the data, for the error.
         found: These features, each with the version of aiodelay that switched it on.
     """
     named = ", ".join(f"{name} (switched on by aiodelay {version})" for name, version in found.items())
@@ -74,16 +75,16 @@ def newer_layout(where: str, found: object, known: int) -> StoreTooNewError:
     """Return the error for data whose layout has changed since this process opened them.
 
     Args:
-        where: Names the data.
-        found: Their layout.
-        known: The layout of this version.
+        where: The name of the data, for the error.
+        found: The layout of the data.
+        known: The layout that this version knows.
     """
     value = f"has layout {found} now, and aiodelay {__version__} knows layout {known}"
     return StoreTooNewError(where, value, "upgrade this process, which changes nothing there until then")
 
 
 class VersionCheck:
-    """Remembers whether a worker's last call met data that this version does not know, for `Work.status`."""
+    """Remembers for `Work.status` whether a worker's last call found data that this version does not know."""
 
     def __init__(self) -> None:
         self._why = ""
@@ -99,5 +100,5 @@ class VersionCheck:
         self._why = ""
 
     def status(self) -> WorkStatus:
-        """Return `ended`, with the reason, while the store holds data that this version does not know."""
+        """Return `ended` with the reason while the store holds data that this version does not know, else `ready`."""
         return WorkStatus("ended", why=self._why) if self._why else WorkStatus("ready")

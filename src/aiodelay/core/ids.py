@@ -1,4 +1,4 @@
-"""Ids and op ids. A message's own id is a UUIDv7 as 32 hexadecimal digits: it sorts by the time it was made."""
+"""Message ids and op ids. A generated message id is a UUIDv7 as 32 hexadecimal digits, so ids sort by creation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["new_id", "new_op"]
 
 
 def new_id() -> str:
-    """Return a message id that nobody else has."""
+    """Return a new, unique message id."""
     return uuid7().hex
 
 
 def new_op() -> bytes:
-    """Return 8 random bytes: one command, however often it is sent."""
+    """Return 8 random bytes: the id of one command, however often it is sent."""
     return os.urandom(8)

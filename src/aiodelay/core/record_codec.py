@@ -1,7 +1,7 @@
-"""How a record becomes bytes.
+"""Encoding and decoding of records.
 
-docs/formats.md describes the format, `record_format` declares its fields, and tests/unit/test_record_format.py has
-golden bytes per format version. Readers skip body keys they do not know and refuse a newer format version.
+docs/formats.md describes the format, and `record_format` declares its fields. tests/unit/test_record_format.py has
+sample bytes for each format version. Readers skip unknown body keys, and refuse a newer format version.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 # --- records ----------------------------------------------------------------------------------------------
 
 _PREFIX = struct.Struct(PREFIX.format)
-_PREFIX_READ = struct.Struct(">BBQQIHBB8s")  # the same bytes, numbers of 6 bytes together with their neighbours
+_PREFIX_READ = struct.Struct(">BBQQIHBB8s")  # the same bytes; each number of 6 bytes is read together with a neighbour
 _PREFIX_SIZE, _FLAGS_AT = PREFIX.size, PREFIX.places["flags"].at
 _VERSION_SIZE, _VERSIONED_SIZE = PREFIX.places["version"].size, PREFIX.places["version"].end
 _U48, _U16 = (1 << 48) - 1, (1 << 16) - 1
@@ -46,13 +46,13 @@ _RECURRING, _ALONE, _NO_RETRY, _HAS_VERSION = (
     PREFIX.flags[name].mask for name in ("rule", "alone", "no_retry", "version")
 )
 _LATE_SHIFT, _LATE_MASK = PREFIX.flags["late"].shift, PREFIX.flags["late"].mask >> PREFIX.flags["late"].shift
-_DELIVER = LateAction.DELIVER  # to look up a member of an enum takes as long as to make a record
+_DELIVER = LateAction.DELIVER  # looking up a member of an enum takes as long as making a record
 _MOST_ATTEMPTS = 65_535
 _body_encoder = msgspec.msgpack.Encoder()
 
 
 class _Body(msgspec.Struct, omit_defaults=True, gc=False):
-    """The MessagePack map after the prefix; what is absent has its default."""
+    """The MessagePack map after the prefix. An absent key has its default."""
 
     p: bytes = b""
     k: bytes | None = None
@@ -74,10 +74,10 @@ _read_body = msgspec.msgpack.Decoder(_Body).decode
 
 
 def encode_record(record: Record, lane_number: int) -> bytes:
-    """Write a record: fixed prefix, then body; the id is not part of it.
+    """Write a record without its id: the fixed prefix, then the body.
 
     Args:
-        record: What to write.
+        record: The record to write.
         lane_number: The number of its lane in the store's table of lanes, 0 to 65535.
     """
     envelope = record.envelope
@@ -116,7 +116,7 @@ def encode_body(
     traceback: str | None = None,
     put_due_ms: int | None = None,
 ) -> bytes:
-    """Write a record's body alone: the MessagePack map, without the prefix."""
+    """Write only the body of a record: the MessagePack map, without the prefix."""
     body = _Body(
         p=envelope.payload,
         k=envelope.key,
@@ -137,14 +137,14 @@ def encode_body(
 
 
 def storable_text(text: str | None) -> str | None:
-    """Replace what UTF-8 cannot hold: a message must not be stuck because of its error's text."""
+    """Replace characters that UTF-8 cannot hold. Otherwise an error's text could make its message unstorable."""
     if text is None or text.isascii():
         return text
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def storable_texts(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Replace what UTF-8 cannot hold in each of these."""
+    """Replace characters that UTF-8 cannot hold, in each text."""
     return tuple(text.encode("utf-8", "backslashreplace").decode() for text in texts)
 
 
@@ -154,12 +154,12 @@ _trace_decoder = msgspec.msgpack.Decoder(bytes | dict[str, str])
 
 
 def encode_trace(trace: Mapping[str, str]) -> bytes:
-    """Return a trace context as it stands in a record's body."""
+    """Return a trace context in the form that a record's body contains."""
     return msgspec.msgpack.encode(_written_trace(trace))
 
 
 def decode_trace(written: bytes) -> Mapping[str, str]:
-    """Read a trace context as it stands in a record's body; what cannot be read is none."""
+    """Read a trace context from a record's body. Return an empty one if it cannot be read."""
     try:
         return _read_trace(_trace_decoder.decode(written))
     except ValueError:
@@ -167,7 +167,7 @@ def decode_trace(written: bytes) -> Mapping[str, str]:
 
 
 def _written_trace(trace: Mapping[str, str]) -> bytes | dict[str, str]:
-    """Write a trace context: a W3C `traceparent` alone, as most are, in a third of the bytes."""
+    """Write a trace context. Most hold only a W3C `traceparent`, which is written in a third of the bytes."""
     found = _TRACEPARENT.fullmatch(trace.get("traceparent", "")) if len(trace) == 1 else None
     return bytes.fromhex("".join(found.groups())) if found else dict(trace)
 
@@ -195,12 +195,12 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
     """Read a record that `encode_record` wrote, in this or an older format version.
 
     Args:
-        data: The record.
-        message_id: The id it stands under.
-        lane: Gives a lane's name by its number; raises `LookupError` if there is none.
+        data: The bytes of the record.
+        message_id: The id under which it is stored.
+        lane: Returns a lane's name by its number; raises `LookupError` if there is none.
 
     Raises:
-        RecordFormatError: It is cut short, damaged, or of a newer format.
+        RecordFormatError: The record is cut short, damaged, or of a newer format.
     """
     if len(data) < _PREFIX_SIZE or data[0] != FORMAT_VERSION:
         raise RecordFormatError(_problem_of_prefix(data))
@@ -217,7 +217,7 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
     except LookupError:
         raise RecordFormatError(f"no lane has the number {number}") from None
     version = int.from_bytes(data[_PREFIX_SIZE:version_end], "big") if flags & _HAS_VERSION else None
-    envelope = Envelope(  # by position, here and below: keywords cost half as much again
+    envelope = Envelope(  # positional arguments, here and below: keywords cost half as much again
         message_id,
         lane_name,
         body.a,
@@ -253,20 +253,20 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
 
 _KEYS: Mapping[str, str] = body_keys(FIELDS)
 _NUMBERS = {name: place for name, place in PREFIX.places.items() if place.type in ("u16", "u48")}
-"""Numbers of the prefix that `numbers_at` reads."""
+"""The numbers of the prefix that `numbers_at` reads."""
 _HAS_NO_VERSION = bytes(each for each in range(256) if not each & _HAS_VERSION)
 
 
 def decode_columns(values: Sequence[bytes], at: int, wanted: Collection[str]) -> dict[str, Sequence[Any]]:
-    """Read fields of many records that `encode_record` wrote, several times as fast as record by record.
+    """Read fields of many records that `encode_record` wrote, several times as fast as one record at a time.
 
     Args:
-        values: What holds the records, one each; not none.
-        at: Where in each of them its record begins.
-        wanted: Fields of a record; `lane` is returned as its number.
+        values: Values with one record each; at least one value.
+        at: The position in each value at which its record begins.
+        wanted: Fields of a record. `lane` is returned as its number.
 
     Raises:
-        RecordFormatError: One of them cannot be read, as far as these fields go.
+        RecordFormatError: One of the records cannot be read, as far as these fields are concerned.
     """
     try:
         if set(map(itemgetter(at), values)) != {FORMAT_VERSION}:
@@ -287,10 +287,10 @@ def decode_columns(values: Sequence[bytes], at: int, wanted: Collection[str]) ->
 
 
 def numbers_at(values: Sequence[bytes], at: int, size: int) -> array[int]:
-    """Read the big-endian number of `size` bytes, 2 or 6, that stands at the same place of each value.
+    """Read the big-endian number of `size` bytes (2 or 6) that is at the same position in each value.
 
     Raises:
-        ValueError: One ends before.
+        ValueError: A value is too short.
     """
     gap = bytes(8 - size if size > 2 else 0)
     joined = gap + gap.join([value[at : at + size] for value in values])
@@ -328,7 +328,7 @@ def _body_columns(values: Sequence[bytes], at: int, flags: bytes, names: tuple[s
 
 @cache
 def _reader_of(names: tuple[str, ...]) -> Callable[[bytes], Any]:
-    """Return what reads these fields of a body, and passes over the others."""
+    """Return a decoder for these fields of a body, which skips the others."""
     keys = {_KEYS[name] for name in names}
     fields = [(each.name, each.type, _default_of(each)) for each in msgspec.structs.fields(_Body) if each.name in keys]
     return msgspec.msgpack.Decoder(msgspec.defstruct("_SomeOfBody", fields, gc=False)).decode

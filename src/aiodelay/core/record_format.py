@@ -1,8 +1,8 @@
-"""The one declaration of a record's fields: where each stands in bytes, tables, headers and JSON.
+"""The declaration of a record's fields, with the place of each in bytes, tables, headers and JSON.
 
 The codec, the constants of Redis' scripts, SQLite's statements, Kafka's headers and Spark's schemas are made from
-`FIELDS`. Other places spell fields out by hand: tests/unit/test_record_places.py compares each of them with `FIELDS`,
-and names the place that a new field has not reached. docs/formats.md has the same table for readers.
+`FIELDS`. Other places list the fields by hand. tests/unit/test_record_places.py compares each of them with `FIELDS`,
+and names the places where a new field is missing. docs/formats.md has the same table for readers.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        name: Its name.
-        type: As the table's language writes it; `JSON` is text in SQLite.
+        name: The name of the column.
+        type: The type in the table's language; `JSON` is text in SQLite.
     """
 
     name: str
@@ -30,21 +30,21 @@ class Column(NamedTuple):
 
 
 class Field(Struct, frozen=True, kw_only=True):
-    """One field of a record, in each of its representations; None or empty where it has none.
+    """One field of a record, with its representations. A representation that it does not have is None or empty.
 
     Attributes:
-        path: Attribute of `Record`, or of its envelope: `envelope.key`.
-        type: The attribute's type, as `model` writes it.
+        path: The attribute of `Record`, or of its envelope: `envelope.key`.
+        type: The attribute's type, as the class writes it.
         meaning: One line for docs/formats.md.
-        prefix: Format in the fixed prefix: `u8`, `u16`, `u48`, `8s` or `flag:<bits>`. A `u64?:<bit>` follows the prefix
-            if this bit of the flags is set.
-        body: Key in the MessagePack body, one letter; the body leaves out a field that has its default.
-        column: Column of the SQLite table `messages`.
-        is_state: A claim's end, a lapse, a reschedule or a fire may change it while the message lives.
-        only_dead: Dead letters alone have it. They are stored as bytes, so it has no column.
-        header: Header of a Kafka record; payload and caller's headers are the Kafka record's own.
-        spark: Column of the Spark tables `messages` and `dead`.
-        json: Keys that show the field in the JSON of the API, the command line and an export.
+        prefix: The format in the fixed prefix: `u8`, `u16`, `u48`, `8s` or `flag:<bits>`. A `u64?:<bit>` follows the
+            prefix if this bit of the flags is set.
+        body: The key in the MessagePack body, one letter. The body omits a field with its default value.
+        column: The column of the SQLite table `messages`.
+        is_state: A settlement, a lapse, a reschedule or a fire may change it while the message lives.
+        only_dead: Only dead letters have it. They are stored as bytes, so it has no column.
+        header: The header of a Kafka record. The payload and the caller's headers are those of the Kafka record itself.
+        spark: The column of the Spark tables `messages` and `dead`.
+        json: The keys of the field in the JSON of the API, the command line and an export.
     """
 
     path: str
@@ -61,7 +61,7 @@ class Field(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The attribute's name, by which all code calls the field."""
+        """The attribute's name, which all code uses for the field."""
         return self.path.rpartition(".")[2]
 
 
@@ -329,7 +329,7 @@ FIELDS: tuple[Field, ...] = (
         json=("delivery_id",),
     ),
 )
-"""Numbers of the prefix in the order of their bytes, then keys of the body in the order in which they are written."""
+"""First the numbers of the prefix in the order of their bytes, then the keys of the body in their written order."""
 
 
 # --- the prefix -------------------------------------------------------------------------------------------
@@ -338,16 +338,16 @@ _NUMBERS = {"u8": ("B", 1), "u16": ("H", 2), "u48": ("6s", 6), "8s": ("8s", 8)}
 """Python's `struct` format and the bytes of each type in the fixed prefix."""
 _OPTIONAL, _OPTIONAL_BYTES = "u64?", 8
 _FIRST = {"format": "u8", "flags": "u8"}
-"""Which numbers every prefix begins with, before those of fields."""
+"""The numbers at the beginning of every prefix, before the numbers of fields."""
 
 
 class Place(NamedTuple):
-    """Where a number stands in a record.
+    """The place of a number in a record.
 
     Attributes:
-        at: Bytes from the record's beginning.
-        size: Bytes.
-        type: As `Field.prefix` names it.
+        at: Bytes from the beginning of the record.
+        size: The size in bytes.
+        type: The type, as `Field.prefix` names it.
     """
 
     at: int
@@ -356,25 +356,25 @@ class Place(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next number begins."""
+        """The place where the next number begins."""
         return self.at + self.size
 
 
 class Flag(NamedTuple):
-    """Some bits of the flags: `mask` has them in their place, `shift` is the number of the lowest."""
+    """Some bits of the flags. `mask` selects them; `shift` is the number of the lowest bit."""
 
     shift: int
     mask: int
 
 
 class Prefix(Struct, frozen=True):
-    """The fixed part with which a record begins.
+    """The fixed part at the beginning of a record.
 
     Attributes:
-        format: For Python's `struct`.
-        size: Bytes.
-        places: Where each number stands, by field; also a number that follows the prefix if a flag is set.
-        flags: By field.
+        format: The format for Python's `struct`.
+        size: The size in bytes.
+        places: The place of each number, by field, including numbers that follow the prefix if a flag is set.
+        flags: The bits of each flag, by field.
     """
 
     format: str
@@ -384,7 +384,7 @@ class Prefix(Struct, frozen=True):
 
     @property
     def fixed(self) -> dict[str, Place]:
-        """The numbers that every record has."""
+        """The numbers that every record has, with their places."""
         return {name: place for name, place in self.places.items() if place.type != _OPTIONAL}
 
 

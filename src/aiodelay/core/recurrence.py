@@ -1,12 +1,12 @@
-"""When a recurring message comes next: rules, and pure functions of a rule and a time.
+"""Recurrence rules, and pure functions that compute due times from a rule and a time.
 
-Rules are stored as wall time and zone (`encode_rule`), never as a list of instants: each next due time is worked out
-when the series is re-armed, with the time zone data of the process that does it. docs/recurrence.md has a table of
-cases, every row of which is a test.
+A rule is stored as wall time and zone (`encode_rule`), never as a list of instants. The process that schedules the next
+occurrence computes its due time, with its own time zone data. docs/recurrence.md has a table of cases. Each row of the
+table is a test.
 
-cronsim reads and matches cron expressions here, on wall time alone. The step from wall time to instants is ours, by
-the rules of Debian's cron: cronsim's own misses occurrences where clocks change by half an hour, and may answer with
-an instant before the one it was asked from inside the hour that occurs twice.
+cronsim parses and matches cron expressions, on wall time alone. This module converts wall times to instants, by the
+rules of Debian's cron. cronsim's own conversion has two faults: it misses occurrences where clocks change by half an
+hour, and inside the hour that occurs twice it may return an instant before the given one.
 """
 
 from __future__ import annotations
@@ -42,38 +42,38 @@ __all__ = [
 ]
 
 Missed: TypeAlias = Literal["coalesce", "all", "skip"]
-"""What becomes of occurrences whose successor is due too: one run for all, a run for each, or none."""
+"""What happens to occurrences whose successor is due too: one run for all, a run for each, or none."""
 
 Overlap: TypeAlias = Literal["allow", "skip"]
-"""What an occurrence does while an earlier one is still being retried: run beside it, or not run."""
+"""What an occurrence does while an earlier one is still being retried: run at the same time, or not run."""
 
 MIN_INTERVAL_MS = 100
-"""Shortest interval of `Every`: what runs more often is a loop, not a message."""
+"""Shortest interval of `Every`. For work that runs more often, write a loop."""
 
 _MAX_EXPRESSION = 255
 _CRON_FIELDS = 5
 _FIVE_FIELDS = 'five fields, minute hour day-of-month month day-of-week, e.g. "0 9 * * mon"'
 _ZONES = 'a name of the IANA time zone database that this machine knows, e.g. "Europe/Paris"'
 _SOME_DAY = datetime(2000, 1, 1, tzinfo=UTC)
-_PRIVATE_ZONES = ("localtime", "posixrules", "posix/", "right/")  # mean different things on different machines
+_PRIVATE_ZONES = ("localtime", "posixrules", "posix/", "right/")  # their meaning depends on the machine
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """A fixed interval of elapsed time; clock changes do not touch it.
+    """A fixed interval of elapsed time. Clock changes do not affect it.
 
-    Occurrences keep to a grid: with `start`, `start` plus whole intervals; else the first due time plus whole
-    intervals. However late one runs, the next keeps to it.
+    Occurrences lie on a grid: `start` plus whole intervals, or without `start` the first due time plus whole intervals.
+    However late an occurrence runs, the next one stays on the grid.
 
     Attributes:
         interval: At least 100 ms; kept as the shortest text, so that `Every("60m") == Every("1h")`.
         start: Aware; kept in UTC, rounded up to a whole millisecond. None: one interval after scheduling.
-        missed: What becomes of occurrences whose successor is due too.
+        missed: What happens to occurrences whose successor is due too.
         overlap: What an occurrence does while an earlier one is still being retried.
         interval_ms: The interval in milliseconds.
 
     Raises:
-        ScheduleTimeError: A value is not allowed; names it as `every.<name>`.
+        ScheduleTimeError: A value is not allowed. The error names it as `every.<name>`.
     """
 
     interval: Duration
@@ -96,21 +96,24 @@ class Every:
 class Cron:
     """Wall times of a zone, by a cron expression of five fields.
 
-    Lists, ranges, steps and names as in Debian's cron, and also `L` (last day), `LW` (last weekday), `5L` (last
-    Friday), `tue#2` (second Tuesday). If neither day field starts with `*`, one of the two must match, else both.
+    The syntax is that of Debian's cron: lists, ranges, steps and names. It also has `L` (last day), `LW` (last
+    weekday), `5L` (last Friday) and `tue#2` (second Tuesday). If neither day field starts with `*`, one of the two must
+    match; otherwise both must.
 
-    If neither the minute nor the hour starts with `*`, the expression names wall times: one that clocks jump over
-    runs right after the jump; one that occurs twice runs the first time. Other expressions follow the clock: what is
-    jumped over does not run, what occurs twice runs twice.
+    Clock changes affect the two kinds of expressions in different ways:
+
+    - Neither the minute nor the hour starts with `*`: the expression names wall times. A wall time that clocks skip
+      runs right after the skip. A wall time that occurs twice runs the first time.
+    - All others follow the clock. A skipped wall time does not run. A wall time that occurs twice runs twice.
 
     Attributes:
         expression: Five fields, at most 255 characters; kept in upper case with single spaces.
         tz: A name of the IANA time zone database.
-        missed: What becomes of occurrences whose successor is due too.
+        missed: What happens to occurrences whose successor is due too.
         overlap: What an occurrence does while an earlier one is still being retried.
 
     Raises:
-        ScheduleTimeError: A value is not allowed; names it as `every.<name>`.
+        ScheduleTimeError: A value is not allowed. The error names it as `every.<name>`.
     """
 
     expression: str
@@ -123,7 +126,7 @@ class Cron:
         object.__setattr__(self, "expression", _checked_expression(self.expression))
         try:
             _zone(self.tz)
-        except (KeyError, ValueError, OSError):  # zoneinfo raises each of them for some wrong name
+        except (KeyError, ValueError, OSError):  # zoneinfo raises each of these for some wrong names
             raise ScheduleTimeError("every.tz", shortened(self.tz), _ZONES) from None
         _check_policies(self)
 
@@ -148,7 +151,7 @@ def _checked_start(start: datetime) -> datetime:
 
 
 def _checked_expression(expression: object) -> str:
-    """Return the expression in its one spelling; refuse what never matches."""
+    """Return the expression in its normal spelling. Refuse an expression that never matches."""
     if not isinstance(expression, str) or len(expression) > _MAX_EXPRESSION:
         raise ScheduleTimeError("every.expression", shortened(expression), f"text of {_FIVE_FIELDS}")
     fields = expression.upper().split()
@@ -156,7 +159,7 @@ def _checked_expression(expression: object) -> str:
         allowed = f"{_FIVE_FIELDS}; for seconds give an interval"
         raise ScheduleTimeError("every.expression", shortened(expression), allowed)
     try:
-        # Days and weekdays repeat within 50 years, so what matches nothing from here on never will.
+        # Days and weekdays repeat within 50 years, so an expression without a match by then never matches.
         next(CronSim(" ".join(fields), _SOME_DAY))
     except CronSimError as error:
         raise ScheduleTimeError("every.expression", shortened(expression), f"{_FIVE_FIELDS} ({error})") from error
@@ -178,18 +181,18 @@ def _zone(name: object) -> tzinfo:
 
 
 def first_due(rule: Rule, now_ms: int) -> int:
-    """Return when a series scheduled now is due first.
+    """Return the first due time of a series that is scheduled now.
 
     Args:
         rule: The series' rule.
         now_ms: The store's time, in epoch milliseconds.
 
     Returns:
-        `Every`: one interval from now, or with `start` the first point of its grid that is neither before now nor
-        before `start`. `Cron`: the first match after now.
+        `Every`: one interval from now. With `start`: the first point of the grid that is neither before now nor before
+        `start`. `Cron`: the first match after now.
 
     Raises:
-        ScheduleTimeError: No occurrence within `MAX_HORIZON_MS` (3650 days).
+        ScheduleTimeError: The rule has no occurrence within `MAX_HORIZON_MS` (3650 days).
     """
     has_start = isinstance(rule, Every) and rule.start is not None
     due_ms = _following(rule, now_ms, now_ms - 1 if has_start else now_ms)
@@ -200,24 +203,24 @@ def first_due(rule: Rule, now_ms: int) -> int:
 
 
 def next_due(rule: Rule, due_ms: int, now_ms: int) -> int | None:
-    """Return when the series is due after the occurrence that was due at `due_ms`.
+    """Return the due time after the occurrence that was due at `due_ms`.
 
-    Always later than `due_ms`, also when the clock was set back, so that no occurrence comes twice. Not later than
-    now only with `missed="all"`.
+    The result is always later than `due_ms`, even if the clock was set back, so that no occurrence comes twice. It is
+    also later than now, except with `missed="all"`.
 
     Args:
         rule: The series' rule.
-        due_ms: Due time of the occurrence that is being ended.
+        due_ms: The due time of the occurrence that ends.
         now_ms: The store's time; epoch milliseconds, like all times here.
 
     Returns:
-        The next due time; None if the calendar ends first (the year 9999).
+        The next due time; None if the calendar ends before it (the year 9999).
     """
     return _following(rule, due_ms, due_ms if rule.missed == "all" else max(due_ms, now_ms))
 
 
 def is_missed(rule: Rule, due_ms: int, now_ms: int) -> bool:
-    """Tell whether the occurrence due at `due_ms` must not run now: `missed="skip"`, and its successor is due too."""
+    """Return whether the occurrence due at `due_ms` must not run: `missed="skip"`, and its successor is due too."""
     if rule.missed != "skip":
         return False
     successor_ms = _following(rule, due_ms, due_ms)
@@ -225,20 +228,20 @@ def is_missed(rule: Rule, due_ms: int, now_ms: int) -> bool:
 
 
 def is_overlapped(rule: Rule, live: Sequence[int]) -> bool:
-    """Tell whether an occurrence must not run now: `overlap="skip"`, and an earlier one still lives.
+    """Return whether an occurrence must not run: `overlap="skip"`, and an earlier one is still being retried.
 
     Args:
         rule: The series' rule.
-        live: Due times of earlier occurrences that are still being retried.
+        live: The due times of earlier occurrences that are still being retried.
     """
     return rule.overlap == "skip" and len(live) > 0
 
 
 def upcoming(rule: Rule, now_ms: int, n: int) -> list[int]:
-    """Return the first `n` due times of a series scheduled now, ascending; fewer where the calendar ends.
+    """Return the first `n` due times of a series scheduled now, ascending; fewer if the calendar ends before.
 
     Raises:
-        ScheduleTimeError: As `first_due`.
+        ScheduleTimeError: As in `first_due`.
     """
     return list(islice(_series(rule, now_ms), n))
 
@@ -251,7 +254,7 @@ def _series(rule: Rule, now_ms: int) -> Iterator[int]:
 
 
 def _following(rule: Rule, grid_ms: int, after_ms: int) -> int | None:
-    """Return the rule's first point after `after_ms`; `grid_ms` is a point of an `Every` without start."""
+    """Return the rule's first point after `after_ms`. `grid_ms`: a point of the grid of an `Every` without start."""
     if isinstance(rule, Cron):
         return _match_after(rule, after_ms)
     if rule.start is not None:
@@ -264,7 +267,7 @@ def _match_after(rule: Cron, after_ms: int) -> int | None:
     try:
         after = from_epoch_ms(after_ms).astimezone(zone)
         wall = after.replace(tzinfo=None)
-        # Inside an hour that occurs twice, wall times before this one are still to come: look from that much earlier.
+        # Inside an hour that occurs twice, earlier wall times are still to come: begin earlier by the clock change.
         matches = CronSim(rule.expression, wall - (_offset(after, fold=0) - _offset(after, fold=1)))
         found: list[int] = []
         while True:
@@ -272,7 +275,7 @@ def _match_after(rule: Cron, after_ms: int) -> int | None:
             found += [ms for ms in instants(match, zone) if ms > after_ms]
             if found and match > wall:
                 return min(found)
-    except (StopIteration, OverflowError):  # the calendar of datetime ends with the year 9999
+    except (StopIteration, OverflowError):  # datetime's calendar ends with the year 9999
         return None
 
 
@@ -281,21 +284,21 @@ def _offset(at: datetime, *, fold: int) -> timedelta:
 
 
 def _names_wall_times(rule: Cron) -> bool:
-    """Tell whether neither minute nor hour starts with `*`: Debian's test for what clock changes must not lose."""
+    """Return whether neither minute nor hour starts with `*`. Then, as in Debian's cron, no clock change loses a run."""
     return not any(part.startswith("*") for part in rule.expression.split()[:2])
 
 
 def _readings(wall: datetime, zone: tzinfo) -> tuple[int, int]:
-    """Return the wall time as an instant, by the zone's offset before and after a clock change nearby.
+    """Return the instants of a wall time: by the zone's offset before a nearby clock change, and by the one after it.
 
-    Equal: there is none. Ascending: the wall time occurs twice. Descending: it does not occur (PEP 495).
+    Equal: there is no change. Ascending: the wall time occurs twice. Descending: it does not occur (PEP 495).
     """
     before, after = (to_epoch_ms(wall.replace(tzinfo=zone, fold=fold), field="every") for fold in (0, 1))
     return before, after
 
 
 def _instants_named(wall: datetime, zone: tzinfo) -> list[int]:
-    """Return the one instant of a wall time: its first, or the end of the jump over it."""
+    """Return the one instant of a wall time: its first occurrence, or the end of the change that skips it."""
     before, after = _readings(wall, zone)
     return [before if before <= after else _jump_ms(zone, after, before)]
 
@@ -318,14 +321,14 @@ def _jump_ms(zone: tzinfo, low_ms: int, high_ms: int) -> int:
     return high_ms
 
 
-# --- in the record, and in words ------------------------------------------------------------------
+# --- stored form and description ------------------------------------------------------------------
 
 
 def encode_rule(rule: Rule) -> dict[str, str | int]:
-    """Return the rule as a record holds it; equal rules, and only they, give equal mappings.
+    """Return the rule in the form that a record stores. Two rules are equal if and only if their forms are equal.
 
-    Keys: `e` interval in ms, `s` start in epoch ms (absent: none); or `c` cron expression, `z` zone. In both `m`
-    missed (absent: `coalesce`), `o` overlap (absent: `allow`).
+    Keys of `Every`: `e` interval in ms, `s` start in epoch ms (absent: none). Keys of `Cron`: `c` cron expression, `z`
+    zone. Keys of both: `m` missed (absent: `coalesce`), `o` overlap (absent: `allow`).
     """
     encoded: dict[str, str | int]
     if isinstance(rule, Cron):
@@ -342,10 +345,10 @@ def encode_rule(rule: Rule) -> dict[str, str | int]:
 
 
 def decode_rule(encoded: object) -> Rule:
-    """Return the rule that `encode_rule` wrote; keys it does not know are skipped.
+    """Return the rule that `encode_rule` wrote. Unknown keys are ignored.
 
     Raises:
-        RecordFormatError: Not a rule, or one that this machine cannot follow: it does not know the time zone.
+        RecordFormatError: The value is not a rule, or this machine does not know the rule's time zone.
     """
     try:
         return _decoded(encoded)

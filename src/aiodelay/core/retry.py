@@ -1,6 +1,7 @@
-"""When a failed message runs again, and when it is given up: a pure decision.
+"""`Retry`: decides when a failed message runs again, and when it is given up.
 
-A `Retry` is a plan: the delays between runs, worked out once. Randomness and the number of runs are arguments.
+A `Retry` is a plan: the delays between attempts, computed once. The decision is a pure function: the random number and
+the number of attempts are arguments.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from .durations import Duration, format_duration, parse_duration
 __all__ = ["MAX_ATTEMPTS", "GiveUp", "GiveUpReason", "Retry", "RetryAfter", "RetryDecision"]
 
 MAX_ATTEMPTS = 1000
-"""Most runs that a plan may allow."""
+"""Most attempts that a plan may allow."""
 
 GiveUpReason: TypeAlias = Literal["attempts_exhausted", "not_retryable"]
-"""Why there is no further run: all were used, or the plan for this error allows only one."""
+"""Why no attempt follows: all were used, or the plan for this error allows only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class RetryAfter:
     """Run the message again.
 
     Attributes:
-        delay_ms: Milliseconds from the failure to the next run's place in the lane.
+        delay_ms: Milliseconds from the failure to the next attempt.
     """
 
     delay_ms: int
@@ -40,7 +41,7 @@ class GiveUp:
     """Make the message a dead letter.
 
     Attributes:
-        reason: The word kept with the dead letter.
+        reason: The reason that the dead letter keeps.
     """
 
     reason: GiveUpReason
@@ -51,23 +52,23 @@ RetryDecision: TypeAlias = RetryAfter | GiveUp
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Retry:
-    """How often a failing handler runs, and how long it waits in between.
+    """How often a failing handler runs, and how long it waits between attempts.
 
-    The wait before run n + 1 is `first * factor ** (n - 1)`, at most `cap`, then moved at random by up to
-    `± jitter` of itself, so that what failed together does not return together. Jitter comes after the cap: a wait
-    lies between 0 and `cap * (1 + jitter)`.
+    The wait before attempt n + 1 is `first * factor ** (n - 1)`, at most `cap`. Then the wait changes at random by up
+    to `± jitter` of itself, so that messages which failed together do not return together. Since jitter comes after the
+    cap, a wait lies between 0 and `cap * (1 + jitter)`.
 
-    `by_type` gives errors plans of their own. The most specific class of the error that is named there decides,
-    as `except` clauses would if sorted by inheritance; what is not named follows the outer plan. Runs are counted
-    per message, whatever each of them failed with:
+    `by_type` gives plans for some error types. The most specific named class of the error decides, as `except` clauses
+    sorted by inheritance would. Other errors follow the outer plan. Attempts are counted per message, whatever error
+    ended each of them:
 
         Retry(attempts=5, by_type={ValueError: Retry.never(), ConnectionError: Retry(attempts=50, first="1s")})
 
-    An `ExceptionGroup` is looked up as what it is, not by what it holds.
+    For an `ExceptionGroup`, the type of the group decides, not the types of the errors in it.
 
     Attributes:
-        delays_ms: Milliseconds between one run and the next, before jitter; one fewer than `attempts`.
-        jitter: Part of each delay that is left to chance, 0 to 1.
+        delays_ms: Milliseconds between each attempt and the next, before jitter; one fewer than `attempts`.
+        jitter: The random part of each delay, 0 to 1.
         by_type: Plans for errors of these types.
     """
 
@@ -88,15 +89,15 @@ class Retry:
         """Plan delays that grow by a factor.
 
         Args:
-            attempts: All runs, the first included: 1 to 1000.
-            first: Wait before the second run.
-            factor: What each wait is multiplied by to give the next; 1 or more.
+            attempts: The number of all attempts, the first included: 1 to 1000.
+            first: The wait before the second attempt.
+            factor: Each wait is the wait before it times this factor; 1 or more.
             cap: Longest wait before jitter; not below `first`.
-            jitter: Part of each wait that is left to chance, 0 to 1.
+            jitter: The random part of each wait, 0 to 1.
             by_type: Plans for errors of these types and their subclasses.
 
         Raises:
-            ConfigurationError: A value is out of its range; names it as `retry.<name>`.
+            ConfigurationError: A value is out of range. The error names it as `retry.<name>`.
         """
         first_ms = parse_duration(first, field="retry.first", error=ConfigurationError)
         cap_ms = parse_duration(cap, field="retry.cap", error=ConfigurationError)
@@ -118,15 +119,15 @@ class Retry:
         jitter: float = 0.1,
         by_type: Mapping[type[BaseException], Retry] | None = None,
     ) -> Self:
-        """Plan these waits, in this order: one run more than there are waits.
+        """Plan these waits, in this order: one attempt more than there are waits.
 
         Args:
-            intervals: Waits before the second run, the third and so on; 1 to 999 of them.
-            jitter: Part of each wait that is left to chance, 0 to 1.
+            intervals: The waits before the second attempt, the third and so on; 1 to 999 of them.
+            jitter: The random part of each wait, 0 to 1.
             by_type: Plans for errors of these types and their subclasses.
 
         Raises:
-            ConfigurationError: No waits, too many, one that is no duration, or as for `Retry`.
+            ConfigurationError: There are no waits or too many, one is not a duration, or an error as for `Retry`.
         """
         if not _is_list(intervals) or not 0 < len(intervals) < MAX_ATTEMPTS:
             allowed = f'1 to {MAX_ATTEMPTS - 1} durations, e.g. ["5s", "1m"]; Retry.never() for none'
@@ -141,13 +142,13 @@ class Retry:
 
     @classmethod
     def never(cls) -> Self:
-        """Plan a single run: its first failure is final."""
+        """Plan a single attempt: its failure is final."""
         return cls(attempts=1)
 
     def _fill(
         self, delays_ms: tuple[int, ...], jitter: float, by_type: Mapping[type[BaseException], Retry] | None
     ) -> None:
-        """Check what all plans share, and set the fields."""
+        """Check the settings that all plans share, and set the fields."""
         if not _is_number(jitter, int | float) or not 0 <= jitter <= 1:
             raise ConfigurationError("retry.jitter", shortened(jitter), "a number from 0 to 1")
         object.__setattr__(self, "delays_ms", delays_ms)
@@ -156,19 +157,19 @@ class Retry:
 
     @property
     def attempts(self) -> int:
-        """All runs that the plan allows, the first included."""
+        """The number of all attempts that the plan allows, the first included."""
         return len(self.delays_ms) + 1
 
     def decide(self, attempt: int, error: BaseException, random: float) -> RetryDecision:
-        """Say what follows a failed run.
+        """Return what follows a failed attempt.
 
         Args:
-            attempt: Runs so far, the one that failed included; 1 or more.
-            error: What it raised.
+            attempt: Attempts so far, the failed one included; 1 or more.
+            error: The exception of the failed attempt.
             random: A number from 0 to below 1, new for each decision.
 
         Returns:
-            When to run again, or why not to.
+            The delay until the next attempt, or the reason to give up.
         """
         plan = next((self.by_type[kind] for kind in type(error).__mro__ if kind in self.by_type), self)
         if attempt < plan.attempts:
@@ -187,7 +188,7 @@ class Retry:
 
 
 def _growing(count: int, first_ms: int, factor: float, cap_ms: int) -> tuple[int, ...]:
-    """Return the delays; capped at each step, so that none overflows."""
+    """Return the delays. Each is capped before the next is computed, so that none overflows."""
     delay, delays = float(first_ms), []
     for _ in range(count):
         delays.append(round(delay))
@@ -196,12 +197,12 @@ def _growing(count: int, first_ms: int, factor: float, cap_ms: int) -> tuple[int
 
 
 def _is_number(value: object, kind: type | UnionType) -> bool:
-    """Tell whether the value is of the kind, and not a bool, which Python counts among the integers."""
+    """Return whether a value is a number of this kind. A bool does not count, although Python treats it as an int."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _is_list(value: object) -> bool:
-    """Tell whether the value is a sequence of items; text is one of characters."""
+    """Return whether a value is a sequence of items. Text does not count."""
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
@@ -210,7 +211,7 @@ def _is_error_type(value: object) -> bool:
 
 
 def _checked_types(by_type: Mapping[type[BaseException], Retry]) -> dict[type[BaseException], Retry]:
-    """Return a copy of the mapping, every entry checked."""
+    """Check every entry of the mapping, and return a copy."""
     if not isinstance(by_type, Mapping):
         raise ConfigurationError("retry.by_type", shortened(by_type), "a mapping from exception types to Retry")
     for kind, plan in by_type.items():

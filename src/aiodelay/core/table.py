@@ -1,7 +1,7 @@
 """`Table`: the narrow interface through which the rules read and change a store's messages.
 
-A store implements it over dicts, SQL or a change log. A table decides nothing: `rules.py` does. Every method takes part
-in the one step (a transaction, where the store has them) that a command, a settlement or a lapse is.
+A store implements it over dicts, SQL or a change log. A table decides nothing; `rules.py` decides. A command, a
+settlement or a lapse is one step (a transaction, if the store has transactions). Every method takes part in that step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Row(Protocol):
 
     @property
     def token(self) -> int:
-        """The token of its claim, 0 = not claimed."""
+        """The token of its claim; 0 = not claimed."""
         ...
 
 
@@ -43,7 +43,7 @@ class Answers(Protocol):
     """Answers, versions and revisions that outlive a message."""
 
     def answer(self, command: Command, now: int) -> Outcome | None:
-        """Return the first answer to a command, if no message that stands tells it."""
+        """Return the first answer to a command, unless a stored message implies it."""
         ...
 
     def add(self, op: bytes, outcome: Outcome, *, until_ms: int) -> None:
@@ -51,7 +51,7 @@ class Answers(Protocol):
         ...
 
     def keep(self, record: Record, now: int) -> None:
-        """Keep the answer to the put that made this record, before the record stops telling it."""
+        """Keep the answer to the put that made this record, before the record is removed or changed."""
         ...
 
     def last_revision(self, message_id: str, now: int) -> int | None:
@@ -68,10 +68,10 @@ class Answers(Protocol):
 
 
 class SupersededClaims(Protocol[R_contra]):
-    """Claims on versions that were replaced in flight: by id and revision, each until it is settled or has lapsed."""
+    """Claims on versions that were replaced in flight, by id and revision. Each stays until it is settled or lapses."""
 
     def add(self, row: R_contra) -> None:
-        """Keep the claim of a row that is about to be replaced; a row without a claim changes nothing."""
+        """Keep the claim of a row that is about to be replaced. For a row without a claim, do nothing."""
         ...
 
     def tokens(self, message_id: str) -> Sequence[int]:
@@ -79,11 +79,11 @@ class SupersededClaims(Protocol[R_contra]):
         ...
 
     def renew(self, message_id: str, revision: int, token: int, to: int) -> bool:
-        """Set a claim from one token to another, also if that was done before; say whether the claim is kept."""
+        """Set a claim from one token to another, even if that was already done. Return whether the claim is kept."""
         ...
 
     def end(self, message_id: str, revision: int, token: int) -> bool:
-        """Remove a claim; say whether it was kept."""
+        """Remove a claim. Return whether it was kept."""
         ...
 
 
@@ -91,7 +91,7 @@ class Letters(Protocol):
     """Dead letters, by id and revision."""
 
     def has(self, key: DeadKey) -> bool:
-        """Say whether there is a letter."""
+        """Return whether there is such a letter."""
         ...
 
     def get(self, key: DeadKey) -> DeadLetter | None:
@@ -103,11 +103,11 @@ class Letters(Protocol):
         ...
 
     def add(self, letter: DeadLetter) -> None:
-        """Keep a letter, in the place of one with the same key."""
+        """Keep a letter. It replaces a letter with the same key."""
         ...
 
     def remove(self, key: DeadKey) -> bool:
-        """Delete a letter; say whether there was one."""
+        """Delete a letter. Return whether there was one."""
         ...
 
 
@@ -115,15 +115,15 @@ class TrialTable(Protocol[R_contra]):
     """Trials of suspects, and the state of the search for killers among them."""
 
     def heard_ms(self, row: R_contra) -> int | None:
-        """Return when the process of a row's trial last confirmed it, epoch ms; None = the row is not tried."""
+        """Return when the process of a row's trial last confirmed it, epoch ms; None = the row is not in a trial."""
         ...
 
     def has_died(self, row: R_contra, now: int) -> bool:
-        """Say whether the process of a row's trial has ended."""
+        """Return whether the process of a row's trial has ended."""
         ...
 
     def group_size(self) -> int:
-        """Return how many suspects are tried together now."""
+        """Return how many suspects are in the current trial."""
         ...
 
     def search(self) -> Trials:
@@ -140,7 +140,7 @@ class TrialTable(Protocol[R_contra]):
 
 
 class Table(Protocol[R]):
-    """The messages of a namespace (of a partition, on Kafka), and the parts of a store that outlive them."""
+    """The messages of a namespace (on Kafka: of a partition), and the data of a store that outlive them."""
 
     @property
     def answers(self) -> Answers:
@@ -163,30 +163,30 @@ class Table(Protocol[R]):
         ...
 
     def find(self, message_id: str) -> R | None:
-        """Return the message that stands under an id."""
+        """Return the message that is stored under an id."""
         ...
 
     def retries_of(self, series_id: str) -> Sequence[R]:
-        """Return the retried occurrences of a series, also of an ended series."""
+        """Return the retried occurrences of a series, which may itself have ended."""
         ...
 
     def insert(self, record: Record, place_ms: int) -> None:
-        """Put a message into its lane, behind others of its place. The caller has just found its id free."""
+        """Put a message into its lane, behind others of the same place. The caller has just found its id free."""
         ...
 
     def move(self, row: R, record: Record, place_ms: int, *, keeps_turn: bool = False) -> None:
-        """Return a message to its lane with this record; a claim on it ends.
+        """Return a message to its lane with this record. A claim on it ends.
 
         Args:
-            row: It stands.
-            record: Of the same id and lane.
+            row: The stored message.
+            record: The new record, with the same id and lane.
             place_ms: The time of its next attempt.
-            keeps_turn: It stays before messages of its place that were scheduled later.
+            keeps_turn: Whether it stays before messages of the same place that were scheduled later.
         """
         ...
 
     def update(self, row: R, record: Record) -> None:
-        """Set `no_retry`, `alone`, `kills` and `live` of a message; it stays where it stands."""
+        """Set `no_retry`, `alone`, `kills` and `live` of a message. Its place does not change."""
         ...
 
     def set_token(self, row: R, token: int) -> None:
@@ -194,15 +194,15 @@ class Table(Protocol[R]):
         ...
 
     def remove(self, row: R) -> None:
-        """Delete a message and free its id. The rules keep its answer and version themselves."""
+        """Delete a message and free its id. The rules themselves keep its answer and version."""
         ...
 
     def retire(self, row: R, now: int) -> None:
-        """End a message; its revision and the answer to its put are kept for the retry window."""
+        """End a message. Its revision and the answer to its put are kept for the retry window."""
         ...
 
     def changing(self, row: R) -> AbstractContextManager[object]:
-        """Join the calls of a block into one change of this message."""
+        """Combine the calls of a block into one change of this message."""
         ...
 
     def note(self, event: str, record: Record, now: int, detail: str = "") -> None:

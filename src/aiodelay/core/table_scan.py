@@ -1,7 +1,8 @@
-"""Whole tables of a store, read in parts by processes that need not open it: what a bulk reader asks for, and gets.
+"""`Scan` and its results: whole tables of a store, read in parts by processes that do not open the store.
 
-Columns are named as what they hold: the attributes of `Record` and `Envelope`; beside them, of a message, `state` and
-`place_ms`, its next attempt; of a dead letter `reason`, `at_ms` and `errors`. Of what has ended: those of `Ended`.
+Columns have the names of the attributes of `Record` and `Envelope`. Messages also have `state` and `place_ms`, the time
+of the next attempt. Dead letters also have `reason`, `at_ms` and `errors`. Ended messages have the attributes of
+`Ended`.
 """
 
 from __future__ import annotations
@@ -30,28 +31,28 @@ __all__ = [
 ]
 
 ScannedTable: TypeAlias = Literal["messages", "dead", "done"]
-"""What can be read of a store."""
+"""The tables of a store that can be scanned."""
 Columns: TypeAlias = Mapping[str, Sequence[Any]]
-"""A batch of rows by column; the columns that were wanted, all of one length."""
+"""A batch of rows: the values of each requested column. All columns have the same length."""
 
 BATCH_ROWS = 10_000
 BATCH_BYTES = 8 << 20
-"""A batch is closed at so many rows, or bytes; it holds one page of the store more at most."""
+"""A batch ends at this many rows, or bytes. It may hold up to one page of the store more."""
 ROWS_PER_PART = 250_000
 MOST_PARTS = 10_000
 
 
 class Scan(Struct, frozen=True, kw_only=True):
-    """What to read of a table.
+    """The part of a table to read.
 
     Attributes:
-        table: Which one.
-        columns: Those that are wanted; what only others need is not fetched.
-        lane: Only of this lane.
-        from_ms: Only what is due at this or later, by the record's due time.
-        to_ms: Only what is due before this.
-        ids: Only these, looked up one by one.
-        parts: Into how many parts to split it, at most; 0 = as many as its size asks for.
+        table: The table.
+        columns: The requested columns. Data that only other columns need are not fetched.
+        lane: Only rows of this lane.
+        from_ms: Only rows whose record is due at this time or later.
+        to_ms: Only rows whose record is due before this time.
+        ids: Only these ids, each looked up on its own.
+        parts: The largest number of parts; 0 = as many as the size requires.
     """
 
     table: ScannedTable
@@ -63,7 +64,7 @@ class Scan(Struct, frozen=True, kw_only=True):
     parts: int = 0
 
     def takes(self, lane: Lane, due_ms: int) -> bool:
-        """Whether it asks for what is due then in that lane."""
+        """Return whether the scan includes a record of this lane with this due time."""
         return (
             self.lane in (None, lane)
             and (self.from_ms is None or due_ms >= self.from_ms)
@@ -72,7 +73,7 @@ class Scan(Struct, frozen=True, kw_only=True):
 
 
 class Ended(Struct, frozen=True, gc=False):
-    """What is remembered of a message that has ended: its version, and until when, epoch ms; None = not known."""
+    """The remaining data of an ended message: its version, and until when it is kept, epoch ms; None = not known."""
 
     id: str
     version: int | None
@@ -80,7 +81,7 @@ class Ended(Struct, frozen=True, gc=False):
 
 
 def parts_for(scan: Scan, rows: int) -> int:
-    """Return into how many parts to split so many rows: an even number, so that two tasks at once end together."""
+    """Return the number of parts for this many rows: an even number, so that two concurrent tasks end together."""
     by_rows = -(-rows // ROWS_PER_PART)
     wanted = scan.parts or (1 if by_rows <= 1 else by_rows + by_rows % 2)
     return max(1, min(wanted, rows, MOST_PARTS))
@@ -93,7 +94,7 @@ _LETTER = frozenset({"reason", "at_ms", "errors"})
 
 
 def columns_of_messages(snapshots: Sequence[Snapshot], wanted: Iterable[str]) -> Columns:
-    """Return messages as columns."""
+    """Return messages as a mapping of columns."""
     found: dict[str, Sequence[Any]] = {}
     records = [each.record for each in snapshots]
     for name in wanted:
@@ -107,7 +108,7 @@ def columns_of_messages(snapshots: Sequence[Snapshot], wanted: Iterable[str]) ->
 
 
 def columns_of_letters(letters: Sequence[DeadLetter], wanted: Iterable[str]) -> Columns:
-    """Return dead letters as columns."""
+    """Return dead letters as a mapping of columns."""
     records = [each.record for each in letters]
     return {
         name: list(map(attrgetter(name), letters)) if name in _LETTER else _column(records, name) for name in wanted
@@ -115,7 +116,7 @@ def columns_of_letters(letters: Sequence[DeadLetter], wanted: Iterable[str]) -> 
 
 
 def columns_of_ended(ended: Sequence[Ended], wanted: Iterable[str]) -> Columns:
-    """Return what has ended as columns."""
+    """Return ended messages as a mapping of columns."""
     return {name: list(map(attrgetter(name), ended)) for name in wanted}
 
 
@@ -124,10 +125,10 @@ def _column(records: Sequence[Record], name: str) -> list[Any]:
 
 
 def batched(rows: Iterable[tuple[Any, int]]) -> Iterator[list[Any]]:
-    """Yield rows in lists of at most `BATCH_ROWS`, each closed once it holds `BATCH_BYTES`.
+    """Yield rows in lists of at most `BATCH_ROWS`. A list ends when it holds `BATCH_BYTES`.
 
     Args:
-        rows: Each with its bytes.
+        rows: Rows, each with its size in bytes.
     """
     batch: list[Any] = []
     size = 0

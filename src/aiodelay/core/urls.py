@@ -1,4 +1,4 @@
-"""Options in a store's or sink's URL: `sqlite:///delay.db?journal=1000`. Every mistake names the option."""
+"""Options in the URL of a store, sink or source: `sqlite:///delay.db?journal=1000`. Every error names the option."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiodelay.errors import ConfigurationError, masked_url, shortened
 __all__ = ["UrlOptions"]
 
 _MOST_DIGITS = 18
-_HOSTS = re.compile(r"[^/?#]*,[^/?#]*")  # several of them, as a Kafka cluster has
+_HOSTS = re.compile(r"[^/?#]*,[^/?#]*")  # several hosts with commas between them, as for a Kafka cluster
 
 
 def _split(url: str, masked: str) -> SplitResult:
@@ -19,17 +19,17 @@ def _split(url: str, masked: str) -> SplitResult:
     try:
         if hosts is None:
             return urlsplit(url)
-        return urlsplit(f"{scheme}://{rest[hosts.end() :]}")._replace(netloc=hosts[0])  # it knows one host at most
+        return urlsplit(f"{scheme}://{rest[hosts.end() :]}")._replace(netloc=hosts[0])  # urlsplit allows only one host
     except ValueError:
         pass
-    raise ConfigurationError("url", masked, "a URL")  # out here: urlsplit's own error quotes the password
+    raise ConfigurationError("url", masked, "a URL")  # not inside the `except`: urlsplit's error quotes the password
 
 
 class UrlOptions:
-    """Reads a URL's query, one option at a time; `finish` refuses what nobody asked for."""
+    """Reads a URL's query, one option at a time. `finish` refuses options that were not read."""
 
     parts: SplitResult
-    """The URL, taken apart."""
+    """The URL, split into its parts."""
     masked: str
     """The URL without its secrets, for messages and logs."""
 
@@ -46,7 +46,7 @@ class UrlOptions:
         """Return an integer option.
 
         Raises:
-            ConfigurationError: It is not an integer from `least` to `most`.
+            ConfigurationError: The option is not an integer from `least` to `most`.
         """
         self._known.append(name)
         text = self._options.pop(name, None)
@@ -58,15 +58,15 @@ class UrlOptions:
         return int(text)
 
     def text(self, name: str, default: str = "") -> str:
-        """Return an option as it is given."""
+        """Return an option as text."""
         self._known.append(name)
         return self._options.pop(name, default)
 
     def flag(self, name: str) -> bool:
-        """Return whether an option is `true`; without it, it is not.
+        """Return whether an option is `true`. A missing option counts as `false`.
 
         Raises:
-            ConfigurationError: It is neither `true` nor `false`.
+            ConfigurationError: The option is neither `true` nor `false`.
         """
         text = self.text(name, "false")
         if text not in ("true", "false"):
@@ -74,13 +74,13 @@ class UrlOptions:
         return text == "true"
 
     def finish(self, *, bare: bool = False) -> None:
-        """Refuse options that are left.
+        """Refuse options that were not read.
 
         Args:
-            bare: Refuse a host, a path and a fragment too: the scheme says all.
+            bare: Whether to refuse a host, a path and a fragment too, for a URL that needs only its scheme.
 
         Raises:
-            ConfigurationError: Names the first unknown option, and those that are known.
+            ConfigurationError: An option is unknown. The error names the first one, and the known options.
         """
         if bare and (self.parts.netloc or self.parts.path or self.parts.fragment):
             raise ConfigurationError("url", self.masked, f"{self.parts.scheme}: without host or path")

@@ -1,6 +1,6 @@
-"""Checks on what callers give, before anything is sent: each error names the field, the value and what is allowed.
+"""Checks of callers' arguments before anything is sent. Each error names the field, the value and the allowed values.
 
-The limits are those of docs/reference.md, "Limits".
+docs/reference.md, "Limits", lists the limits.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MAX_HEADER_NAME = 128
 MAX_HEADER_BYTES = 16_384
 MAX_ADDRESS_BYTES = 255
 HANDLER_TARGET = "handler"
-"""`to="handler:<type name>"` reaches a handler by its name: for bytes, and for other languages."""
+"""`to="handler:<type name>"` names a handler: for bytes, and for programs in other languages."""
 RESERVED_HEADER_PREFIX = "aiodelay-"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -72,12 +72,12 @@ _UTF8 = "text that can be written as UTF-8 (no lone surrogates)"
 
 
 def _plain(text: str) -> str:
-    """Return the characters of a text without its class: enum members and the like are not stored as such."""
+    """Return a plain `str` with the same characters: enum members and other subclasses are not stored as they are."""
     return text if type(text) is str else str.__str__(text)
 
 
 def _utf8_length(text: str) -> int | None:
-    """Return the length in bytes, None if the text cannot be written as UTF-8."""
+    """Return the length in bytes; None if the text cannot be written as UTF-8."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -85,10 +85,10 @@ def _utf8_length(text: str) -> int | None:
 
 
 def check_letters_id(message_id: object) -> str:
-    """Check an id that dead letters are looked for by; those of others' records, or of consumers, follow no rule.
+    """Check an id by which dead letters are looked up. Ids from other programs' records need not follow our rules.
 
     Raises:
-        MessageIdError: Not text, or no UTF-8.
+        MessageIdError: The id is not text, or not valid UTF-8.
     """
     return _id_and_length(message_id)[0]
 
@@ -108,10 +108,10 @@ def check_id(message_id: object, *, may_be_occurrence: bool = False) -> str:
 
     Args:
         message_id: 1 to 255 bytes of UTF-8.
-        may_be_occurrence: Whether it may name an occurrence of a series, as stores do.
+        may_be_occurrence: Whether it may be the id of an occurrence of a series, which stores make.
 
     Raises:
-        MessageIdError: Not text, empty, too long, of the reserved form, or with control characters.
+        MessageIdError: The id is not text, empty, too long, of the reserved form, or has control characters.
     """
     message_id, length = _id_and_length(message_id)
     if not message_id:
@@ -132,7 +132,7 @@ def check_key(key: object) -> bytes | None:
     """Check a message key.
 
     Raises:
-        HeaderError: Not bytes, or too long.
+        HeaderError: The key is not bytes, or is too long.
     """
     if key is None:
         return None
@@ -144,10 +144,10 @@ def check_key(key: object) -> bytes | None:
 
 
 def check_headers(headers: object) -> Mapping[str, bytes]:
-    """Check a caller's headers, and copy them: what is checked is what is stored.
+    """Check a caller's headers, and return a copy: a later change of the mapping cannot bypass the check.
 
     Raises:
-        HeaderError: Names the header and what is wrong with it; never its value.
+        HeaderError: A header is wrong. The error names the header and the fault, never its value.
     """
     if not isinstance(headers, Mapping):
         raise HeaderError("headers", kind_of(headers), "a mapping of str to bytes")
@@ -180,7 +180,7 @@ def check_payload_size(payload: bytes, most: int) -> None:
     """Check the size of an encoded event.
 
     Raises:
-        PayloadTooLargeError: It exceeds the scheduler's `max_payload`.
+        PayloadTooLargeError: The payload exceeds the scheduler's `max_payload`.
     """
     if len(payload) > most:
         raise PayloadTooLargeError("payload", f"{len(payload)} bytes", f"at most {most} bytes (setting max_payload)")
@@ -190,7 +190,7 @@ def check_namespace(namespace: object) -> str:
     """Check a namespace.
 
     Raises:
-        ConfigurationError: It does not match.
+        ConfigurationError: The namespace has another form.
     """
     if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
         raise ConfigurationError("namespace", shortened(namespace), "1 to 64 of A-Z a-z 0-9 . _ -")
@@ -201,7 +201,7 @@ def check_type_name(name: object, setting: str) -> str:
     """Check an event's stable type name.
 
     Raises:
-        ConfigurationError: It does not match.
+        ConfigurationError: The name has another form.
     """
     if not isinstance(name, str) or not _TYPE_NAME.fullmatch(name) or _utf8_length(name) is None:
         allowed = "1 to 128 characters without spaces, control characters, ':', '{' or '}'"
@@ -213,7 +213,7 @@ def split_target(to: object, *, field: str = "to") -> tuple[str, str]:
     """Split `<sink>:<address>`.
 
     Raises:
-        TargetError: It is not of that form.
+        TargetError: The text has another form.
     """
     if not isinstance(to, str):
         raise TargetError(field, kind_of(to), _target_form(field))
@@ -240,13 +240,13 @@ def _split_target(to: str, field: str) -> tuple[str, str]:
 
 
 class Targets:
-    """Which destinations may be scheduled to: all, or exact ones and prefixes ending in `*`.
+    """The destinations that may be scheduled to: all, or exact ones and prefixes ending in `*`.
 
     Attributes:
-        allowed: Those; None = all.
+        allowed: The allowed destinations; None = all.
 
     Raises:
-        ConfigurationError: An entry is not of that form.
+        ConfigurationError: An entry has another form.
     """
 
     def __init__(self, allowed: Collection[str] | None) -> None:
@@ -266,7 +266,7 @@ class Targets:
         """Refuse a destination that is not allowed.
 
         Raises:
-            TargetNotAllowedError: Names it.
+            TargetNotAllowedError: The destination is not allowed. The error names it.
         """
         if self.allowed is None or to in self._exact or to.startswith(self._prefixes):
             return
@@ -275,10 +275,10 @@ class Targets:
 
 
 def listed(value: object, setting: str, example: str) -> tuple[Any, ...]:
-    """Return the items of a setting that holds several; text is not taken for its letters.
+    """Return the items of a setting that is a collection. A single text is refused, not split into characters.
 
     Raises:
-        ConfigurationError: It is one text, or nothing that can be looped over.
+        ConfigurationError: The value is a text, or cannot be iterated over.
     """
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise ConfigurationError(setting, shortened(value), f"a collection, such as {example}")
@@ -289,7 +289,7 @@ def check_count(value: object, setting: str, least: int, most: int) -> int:
     """Check a number of things.
 
     Raises:
-        ConfigurationError: Not a whole number from `least` to `most`.
+        ConfigurationError: The value is not a whole number from `least` to `most`.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigurationError(setting, shortened(value), f"an integer from {least} to {most}")
@@ -297,10 +297,10 @@ def check_count(value: object, setting: str, least: int, most: int) -> int:
 
 
 def check_flag(value: object, setting: str) -> bool:
-    """Check a setting that is on or off; text such as "false" would count as on.
+    """Check a setting that is True or False. Text is refused, since even "false" would count as true.
 
     Raises:
-        ConfigurationError: Not a bool.
+        ConfigurationError: The value is not a bool.
     """
     if not isinstance(value, bool):
         raise ConfigurationError(setting, shortened(value), "True or False")
@@ -308,16 +308,16 @@ def check_flag(value: object, setting: str) -> bool:
 
 
 def due_of(at: datetime | None, delay: Duration | None, now_ms: int, *, fields: str = "at, delay") -> At | After:
-    """Return when a message is due: exactly one of `at` and `delay` is given.
+    """Return when a message is due. Exactly one of `at` and `delay` must be given.
 
     Args:
         at: An instant.
-        delay: Or a length of time.
+        delay: A duration from now.
         now_ms: The store's time, in epoch milliseconds.
-        fields: The names of all arguments of which one is to be given.
+        fields: The names of all arguments of which exactly one must be given, for the error.
 
     Raises:
-        ScheduleTimeError: Both or none, naive, negative, not finite, or beyond the horizon.
+        ScheduleTimeError: Both or none is given, or the value is naive, negative, not finite, or beyond the horizon.
     """
     if (at is None) == (delay is None):
         got = "missing" if at is None else "both given"
@@ -333,5 +333,5 @@ def due_of(at: datetime | None, delay: Duration | None, now_ms: int, *, fields: 
 
 
 def to_of(envelope: Envelope) -> str:
-    """Return a message's destination as `to=` names it; `handler:<type name>` of what has no sink."""
+    """Return a message's destination in the form of `to=`; without a sink, `handler:<type name>`."""
     return f"{envelope.lane}:{envelope.address}" if envelope.address else f"{HANDLER_TARGET}:{envelope.lane}"

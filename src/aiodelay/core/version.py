@@ -1,4 +1,4 @@
-"""The version, in the one place that the build and the package both read."""
+"""The version of aiodelay. The build and the package both read it here."""
 
 __all__ = ["__version__"]
 

@@ -1,4 +1,4 @@
-"""A wake-up that a loop can wait for, with a time limit: the sleeping end of *clear, look, sleep*."""
+"""`WakeUp`: a signal that one task waits for, with a time limit: the "sleep" of a loop's clear, check, sleep."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["WakeUp"]
 
 
 class WakeUp:
-    """Set by anybody on the loop, waited for by one task; a signal set while nobody waits ends the next wait."""
+    """A signal that any code on the loop may set, and one task waits for. Without a waiter, it ends the next wait."""
 
     __slots__ = ("_is_set", "_waiter")
 
@@ -32,7 +32,7 @@ class WakeUp:
         self._is_set = False
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Return True once set, or False after `timeout_s` seconds."""
+        """Return True when set, or False after `timeout_s` seconds."""
         if self._is_set:
             return True
         loop = asyncio.get_running_loop()

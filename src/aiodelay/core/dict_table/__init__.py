@@ -1,3 +1,3 @@
-"""The table of the rules over dicts, for the memory store and the pending messages of a Kafka partition."""
+"""`Table` over dicts, for the memory store and the pending messages of a Kafka partition."""
 
 __all__: list[str] = []

@@ -23,20 +23,20 @@ class LaneOrder(Protocol):
     """The order in which messages leave their lanes."""
 
     def first_due(self, lanes: Sequence[Lane], now: int) -> Entry | None:
-        """Return the first message of these lanes that is due, left where it is; end late messages on the way."""
+        """Return the first due message of these lanes, and leave it where it is. End late messages on the way."""
         ...
 
     def next_due_ms(self, lanes: Iterable[Lane], now: int) -> int | None:
-        """Return the time of the next message of these lanes, due or not."""
+        """Return the place of the next message of these lanes, due or not."""
         ...
 
     def oldest_ms(self, lane: Lane, now: int) -> int | None:
-        """Return the time of the first message of a lane that is due."""
+        """Return the place of the first due message of a lane."""
         ...
 
 
 class LaneHeads:
-    """`LaneOrder` of due times, then of scheduling."""
+    """`LaneOrder` by due time, then by the order of scheduling."""
 
     def __init__(self, table: DictTable, rules: Rules[Entry]) -> None:
         self._table, self._rules = table, rules
@@ -81,7 +81,7 @@ class _ClaimHeads:
         self.aside.append(row)
 
     def put_back(self) -> None:
-        """Return the messages that were stepped over to their lanes."""
+        """Return the skipped messages to their lanes."""
         for entry in self.aside:
             self._table.lanes[entry.record.envelope.lane].add(entry)
 
@@ -91,9 +91,9 @@ class DictClaiming:
 
     Args:
         table: The messages.
-        rules: Of this table.
-        order: In which messages leave their lanes.
-        numbers: Keep the tokens of claims of one instant apart.
+        rules: The rules of this table.
+        order: The order in which messages leave their lanes.
+        numbers: Distinguish the tokens of claims of one instant.
     """
 
     def __init__(self, table: DictTable, rules: Rules[Entry], order: LaneOrder, numbers: count[int]) -> None:
@@ -104,7 +104,7 @@ class DictClaiming:
     # --- claims -------------------------------------------------------------------------------------------
 
     def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker, now: int) -> Claimed:
-        """Lease due messages; `turn` decides which lane the claim serves first."""
+        """Lease due messages. `turn` decides which lane the claim serves first."""
         number = next(self._numbers)
         self.return_lapsed(now, MAX_CLAIM_MESSAGES)
         heads = _ClaimHeads(self._table, self._order, now)
@@ -125,14 +125,14 @@ class DictClaiming:
         return 0 if self._is_trying(now) else self._table.trials.search().most
 
     def _is_trying(self, now: int) -> bool:
-        """Say whether suspects are being tried. A lone one in doubt, whose lease is over, keeps no others waiting."""
+        """Return whether a trial is under way. A lone suspect in doubt, whose lease is over, does not block others."""
         tried = self._table.trials.tried()
         return any(not (entry.record.alone and self._is_over(entry.token, now)) for entry in tried)
 
     def _next_look_ms(
         self, heads: _ClaimHeads, demand: Mapping[Lane, Demand], now: int, *, has_tried: bool
     ) -> int | None:
-        """Return when to look again. Messages that were stepped over are looked for once a second, and hide nobody."""
+        """Return when to claim again. If messages were skipped, that is after a second at most."""
         next_ms = None if has_tried else self.next_due_ms(demand, now)
         heads.put_back()
         if has_tried:
@@ -146,13 +146,13 @@ class DictClaiming:
         return Claim(entry.record, token)
 
     def claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand], now: int) -> Claimed:
-        """Answer the repetition of a claim with its messages that are still leased."""
+        """Answer a repeated claim with those of its messages that are still leased."""
         entries = [(self._table.leased.get(claim.record.id), claim.token) for claim in claims]
         held = [Claim(entry.record, token) for entry, token in entries if entry is not None and entry.token == token]
         return Claimed(held, now, self.next_due_ms(demand, now))
 
     def next_due_ms(self, demand: Mapping[Lane, Demand], now: int) -> int | None:
-        """Return when something may be claimed in the demanded lanes: a due time or the end of a lease."""
+        """Return when a message of the demanded lanes may be claimed: a due time or the end of a lease."""
         lanes = {lane for name, each in demand.items() if each.messages > 0 for lane in (name, *each.aliases)}
         due_ms = self._order.next_due_ms(lanes, now)
         tokens = [
@@ -167,7 +167,7 @@ class DictClaiming:
     # --- housekeeping -------------------------------------------------------------------------------------
 
     def tidy(self, worker: Worker, lanes: Collection[Lane], limit: int, now: int) -> Tidied:
-        """Do a bounded step of housekeeping, as `Work.tidy` promises it."""
+        """Do a bounded step of housekeeping; see `Work.tidy`."""
         worker.lanes, worker.seen_ms = frozenset(lanes), now
         lapsed = self.return_lapsed(now, limit)
         expired = self._expire_late(now, limit)
@@ -177,7 +177,7 @@ class DictClaiming:
         return Tidied(now, lapsed, expired, states)
 
     def return_lapsed(self, now: int, limit: int) -> int:
-        """Return messages to their lanes that were claimed and not settled in time; return how many there were."""
+        """Return messages whose leases have ended to their lanes; return how many there were."""
         is_in_doubt = self._table.trials.is_in_doubt
         over = [
             entry
@@ -189,25 +189,25 @@ class DictClaiming:
         return len(over)
 
     def _is_over(self, token: int, now: int) -> bool:
-        """Say whether a lease is over; a lease that is too long, once its holder has had time to set it right."""
+        """Return whether a lease is over. A lease that is too long is over once its holder had time to correct it."""
         if not t.is_lease_too_long(token, now):
             return t.is_lease_over(token, now)
         self._ahead_since = t.ahead_since(self._ahead_since, now)
         return self._ahead_since + t.RIGHTING_MS <= now
 
     def beat(self, worker: Worker, ids: Collection[str], now: int) -> None:
-        """Note that a process lives and holds these claims; a thread of its own may call this."""
+        """Note that a process lives and holds these claims. A thread of its own may call this."""
         worker.seen_ms = now
         self._table.trials.beat(worker, ids)
 
     def _forget_superseded(self, now: int) -> None:
-        """Forget claims on replaced versions that nobody has settled in time."""
+        """Remove claims on replaced versions that were not settled in time."""
         for message_id, revision, token in self._table.superseded:
             if self._is_over(token, now):
                 self._table.superseded.end(message_id, revision, token)
 
     def _expire_late(self, now: int, limit: int) -> int:
-        """End late messages, also in lanes that nobody serves. Held messages wait until they are released."""
+        """End late messages, also in lanes that no worker serves. Paused messages wait until they are resumed."""
         expired, expiring = 0, self._table.expiring
         while expired < limit and (entry := expiring.first()) is not None:
             if not (entry.place_ms <= now and t.ends_by_itself(entry.record, now)):
@@ -221,7 +221,7 @@ class DictClaiming:
         return expired
 
     def look_at_released(self) -> None:
-        """Judge messages again that were held when they became late."""
+        """Check messages again that were paused when they became late."""
         for entry in self._expiring_held:
             self._table.expiring.push(max(entry.place_ms, entry.record.expires_ms + 1), entry)
         self._expiring_held.clear()

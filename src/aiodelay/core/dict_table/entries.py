@@ -1,4 +1,4 @@
-"""Entries of a table over dicts, the heaps and lanes that order them, and values that are kept for a while."""
+"""Entries of a `DictTable`, the heaps and lanes that order them, and a dict whose values expire."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SWEEP_AT = 1024
 
 
 class EntryState(Enum):
-    """Where an entry is: in its lane, beside it because its address is held, leased, or nowhere any more."""
+    """The place of an entry: in its lane, parked (its address is paused or blocked), leased, or removed."""
 
     IN_LANE = auto()
     PARKED = auto()
@@ -29,7 +29,7 @@ class EntryState(Enum):
 
 
 class Entry:
-    """A message from one insertion to the next: its record, its place and sequence, and its claim's token."""
+    """A message from its insertion to its removal: record, place, sequence number, and the token of its claim."""
 
     __slots__ = ("place_ms", "record", "sequence", "state", "token")
 
@@ -46,16 +46,16 @@ class Entry:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Its place, then the order of scheduling."""
+        """The sort key: the place, then the order of scheduling."""
         return self.place_ms, self.sequence
 
     def __lt__(self, other: Entry) -> bool:
-        """Say whether it comes first: a heap may hold an older entry of the same place and sequence."""
+        """Return whether it comes first. A heap may also hold an older entry of the same place and sequence."""
         return self.order < other.order
 
 
 class EntryHeap:
-    """Entries by time, then sequence. The heap skips entries that no longer count, and sweeps them out now and then."""
+    """Entries by time, then sequence. The heap skips entries that do not count any more, and removes them at times."""
 
     def __init__(self, counts: Callable[[Entry], bool]) -> None:
         self._counts = counts
@@ -70,7 +70,7 @@ class EntryHeap:
             self._sweep_at = max(_SWEEP_AT, 2 * len(self._heap))
 
     def sweep(self) -> None:
-        """Remove entries that do not count. An entry that is pushed again would stand here twice otherwise."""
+        """Remove entries that do not count. Otherwise an entry that is pushed again would be in the heap twice."""
         self._heap = [item for item in self._heap if self._counts(item[2])]
         heapq.heapify(self._heap)
 
@@ -89,7 +89,7 @@ class EntryHeap:
 
 
 class LaneQueue:
-    """The messages of one lane, and its holds."""
+    """The messages of one lane, and its paused and blocked addresses."""
 
     def __init__(self) -> None:
         self.messages = 0
@@ -105,11 +105,11 @@ class LaneQueue:
         self._waiting.push(entry.place_ms, entry)
 
     def sweep(self) -> None:
-        """Forget the places of entries that are not in the lane now, before they are added again."""
+        """Remove entries that are not in the lane now, before they are added again."""
         self._waiting.sweep()
 
     def first(self) -> Entry | None:
-        """Return the first message that can go. It parks messages of held or blocked addresses on the way."""
+        """Return the first message that can be claimed. Park messages of paused or blocked addresses on the way."""
         if self.is_held:
             return None
         while (entry := self._waiting.first()) is not None and self.parks(entry):
@@ -123,20 +123,20 @@ class LaneQueue:
         self._waiting.pop()
 
     def unpark(self, entry: Entry) -> None:
-        """Forget a parked entry that will not come back."""
+        """Remove a parked entry that will not return to the lane."""
         del self._parked[entry.record.envelope.address][entry.sequence]
 
     def holds(self, entry: Entry) -> bool:
-        """Say whether the entry's lane or address is held."""
+        """Return whether the entry's lane or address is paused."""
         return self.is_held or entry.record.envelope.address in self.held
 
     def release(self, address: str) -> None:
-        """Return the messages that are held at an address, in their old order."""
+        """Return the messages of a resumed address to the lane, in their old order."""
         self.held.discard(address)
         self._put_back(address)
 
     def block(self, addresses: AbstractSet[str]) -> None:
-        """Set the addresses that take nothing now. Their messages wait as held ones do, but may become late."""
+        """Set the blocked addresses. Their messages wait like paused ones, but may become late."""
         freed, self.blocked = self.blocked - addresses, set(addresses)
         for address in freed:
             self._put_back(address)
@@ -146,12 +146,12 @@ class LaneQueue:
         return self._parked.get(address, {}).values()
 
     def foremost(self) -> Iterable[Entry]:
-        """Return the first message and all parked ones, held or not."""
+        """Return the first message and all parked ones, paused or not."""
         first = self._waiting.first()
         return chain(() if first is None else (first,), *(parked.values() for parked in self._parked.values()))
 
     def parks(self, entry: Entry) -> bool:
-        """Say whether the entry waits aside because its address is held or blocked."""
+        """Return whether the entry must be parked because its address is paused or blocked."""
         if not (self.held or self.blocked):
             return False
         address = entry.record.envelope.address
@@ -163,18 +163,18 @@ class LaneQueue:
 
 
 class ExpiringDict(Generic[K, V]):
-    """Values that are kept until a time."""
+    """A dict whose values expire."""
 
     def __init__(self) -> None:
         self._values: dict[K, tuple[int, V]] = {}  # oldest first
 
     def add(self, key: K, value: V, *, until_ms: int) -> None:
-        """Keep a value, in the place of an earlier one."""
+        """Keep a value until a time. It replaces an earlier value."""
         self._values.pop(key, None)
         self._values[key] = (until_ms, value)
 
     def get(self, key: K, now_ms: int) -> V | None:
-        """Return a value whose time is not over."""
+        """Return a value that has not expired."""
         found = self._values.get(key)
         return found[1] if found is not None and found[0] > now_ms else None
 
@@ -184,11 +184,11 @@ class ExpiringDict(Generic[K, V]):
         return bool(self._values)
 
     def items(self, now_ms: int) -> Iterator[tuple[K, V, int]]:
-        """Return all values whose time is not over, each with its time."""
+        """Return all values that have not expired, each with its end."""
         return ((key, value, until_ms) for key, (until_ms, value) in self._values.items() if until_ms > now_ms)
 
     def forget(self, now_ms: int, limit: int) -> None:
-        """Drop at most `limit` values whose time is over, oldest first."""
+        """Drop at most `limit` expired values, oldest first."""
         over = takewhile(lambda item: item[1][0] <= now_ms, self._values.items())
         for key in [key for key, _ in islice(over, limit)]:
             del self._values[key]

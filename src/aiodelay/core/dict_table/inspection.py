@@ -1,4 +1,4 @@
-"""`DictInspection`: read a `DictTable` without changing it, and hold its lanes."""
+"""`DictInspection`: reads a `DictTable` without changing it, and pauses and resumes its lanes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["DictInspection"]
 
 
 class DictInspection:
-    """Snapshots, counts, dead letters and holds of a table; `now` is the table's time, epoch ms."""
+    """Snapshots, counts, dead letters and pauses of a table. `now` is the table's time, epoch ms."""
 
     def __init__(self, table: DictTable, claiming: DictClaiming) -> None:
         self._table, self._claiming = table, claiming
@@ -71,7 +71,7 @@ class DictInspection:
         }
 
     def load(self, bucket_ms: int, buckets: int, now: int) -> list[LoadBucket]:
-        """Count messages that come due from now on, by span and lane."""
+        """Count messages that become due from now on, by span and lane."""
         found = Counter(
             ((entry.place_ms - now) // bucket_ms, entry.record.envelope.lane)
             for entry in self._table.entries.values()
@@ -97,10 +97,10 @@ class DictInspection:
         found = [Instance(each.name, tuple(sorted(each.lanes)), each.seen_ms) for each in self._table.workers]
         return sorted((each for each in found if each.seen_ms > alive_ms), key=lambda each: each.name)
 
-    # --- holds --------------------------------------------------------------------------------------------
+    # --- pause and resume ---------------------------------------------------------------------------------
 
     def holds(self) -> list[tuple[Lane, str | None]]:
-        """List held lanes and addresses."""
+        """List paused lanes and addresses."""
         found: list[tuple[Lane, str | None]] = []
         for name, lane in sorted(self._table.lanes.items()):
             found += [(name, None)] if lane.is_held else []

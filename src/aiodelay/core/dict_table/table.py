@@ -1,4 +1,4 @@
-"""`DictTable`: the table of the rules over dicts, for the memory store and for a Kafka partition's pending messages."""
+"""`DictTable`: `Table` over dicts, for the memory store and for a Kafka partition's pending messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 SERVED_WINDOW_MS = 60_000
-"""A worker that tidied within this many ms counts as alive."""
+"""A worker whose last housekeeping is less than this many ms ago counts as alive."""
 
 
 class Worker:
@@ -63,7 +63,7 @@ class Workers(set[Worker]):
             worker.wakeup.set()
 
     def serve(self, lane: Lane, now: int) -> bool:
-        """Say whether a live worker serves a lane."""
+        """Return whether a live worker serves a lane."""
         return any(lane in worker.lanes and worker.seen_ms > now - SERVED_WINDOW_MS for worker in self)
 
 
@@ -107,13 +107,13 @@ class DictAnswers:
         self.versions.add(message_id, version, until_ms=until_ms)
 
     def forget(self, now: int, limit: int) -> None:
-        """Drop values whose time is over, at most `limit` of each kind."""
+        """Drop expired values, at most `limit` of each kind."""
         for values in (self.by_op, self.revisions, self.versions):
             values.forget(now, limit)
 
 
 class DictClaims:
-    """`SupersededClaims` over dicts: by the base id of the message, since a series' retries have ids of their own."""
+    """`SupersededClaims` over dicts, by base id, since the retries of a series have ids of their own."""
 
     def __init__(self) -> None:
         self._claims: dict[str, dict[tuple[str, int], int]] = {}
@@ -145,7 +145,7 @@ class DictClaims:
         return True
 
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
-        """Return (id, revision, token) of every claim; claims may end while the caller iterates."""
+        """Return (id, revision, token) of every claim. Claims may end during the iteration."""
         return iter([(*key, token) for claims in self._claims.values() for key, token in claims.items()])
 
 
@@ -172,7 +172,7 @@ class DictLetters:
         return was_there
 
     def of(self, message_id: str) -> Iterable[DeadLetter]:
-        """Return a message's letters, in no order."""
+        """Return a message's letters, in any order."""
         return self._letters.get(message_id, {}).values()
 
     def __iter__(self) -> Iterator[DeadLetter]:
@@ -183,8 +183,8 @@ class DictTrials:
     """`TrialTable` over dicts.
 
     Args:
-        entries: The messages that stand, by id.
-        workers: A worker that is none of these has ended.
+        entries: The stored messages, by id.
+        workers: The live workers. Any other worker has ended.
     """
 
     def __init__(self, entries: dict[str, Entry], workers: Workers) -> None:
@@ -205,7 +205,7 @@ class DictTrials:
         return None if trial is None else trial.beat_ms
 
     def has_died(self, row: Entry, now: int) -> bool:
-        del now  # the worker's process is this one, and lives as long as the worker is known
+        del now  # the worker belongs to this process, so it lives while it is known
         trial = self.of(row)
         return trial is None or trial.worker not in self._workers
 
@@ -213,19 +213,19 @@ class DictTrials:
         return sum(not entry.record.alone for entry in self.tried())
 
     def tried(self) -> list[Entry]:
-        """Return the suspects that are being tried."""
+        """Return the suspects in the current trial."""
         found = (self._entries.get(message_id) for message_id in self._trials)
         return [entry for entry in found if entry is not None]
 
     def is_in_doubt(self, row: Entry, now: int) -> bool:
-        """Say whether a lone suspect's process may hold it still: it is known, and confirmed the trial not long ago."""
+        """Return whether a lone suspect's process may still hold it: it is known and confirmed the trial recently."""
         trial = self.of(row) if row.record.alone else None
         if trial is None or trial.worker not in self._workers:
             return False
         return not t.is_silent(trial.beat_ms, trial.lease_ms, now)
 
     def beat(self, worker: Worker, ids: Collection[str]) -> None:
-        """Note that a process holds these claims; a thread of its own may call this."""
+        """Note that a process holds these claims. A thread of its own may call this."""
         for message_id in ids:
             trial = self._trials.get(message_id)
             if trial is not None and trial.worker is worker:
@@ -245,8 +245,8 @@ class DictTable:
     """`Table` over dicts.
 
     Args:
-        workers: Every message that is inserted wakes them.
-        journal: Most entries of the journal to keep; 0 = keep none.
+        workers: Each inserted message wakes them.
+        journal: The most journal entries to keep; 0 = keep none.
     """
 
     expiring: EntryHeap
@@ -285,7 +285,7 @@ class DictTable:
         self.place(record, place_ms, row.sequence if keeps_turn else next(self.sequence))
 
     def place(self, record: Record, place_ms: int, sequence: int) -> None:
-        """Put a message whose id is free into its lane, before messages of its place with a higher sequence."""
+        """Put a message whose id is free into its lane, before messages of the same place with a higher sequence."""
         entry = self.entries[record.id] = Entry(record, place_ms, sequence)
         if record.envelope.rule is not None:
             self.recurring[record.id] = entry
@@ -339,7 +339,7 @@ class DictTable:
 
 
 def journal_entry(number: int, now: int, event: str, record: Record, detail: str) -> JournalEntry:
-    """Return an entry of the journal about a message."""
+    """Make a journal entry about a message."""
     lane, due_ms = record.envelope.lane, record.due_ms
     return JournalEntry(number, now, event, record.id, record.revision, lane, due_ms, record.attempt, detail)
 
