@@ -208,7 +208,7 @@ def _scheduler_of(store: str | Store, cluster: Cluster, namespace: str) -> Sched
 
 def _checked(store: Store) -> Store:
     if store.traits.positions == "none":
-        raise UnsupportedByStoreError("store", store.name, "one that keeps positions of intakes")
+        raise UnsupportedByStoreError("store", store.name, "a store that keeps positions of intakes")
     return store
 
 

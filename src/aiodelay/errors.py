@@ -299,7 +299,7 @@ class WrongLoopError(AiodelayError):
         self.what, self.where = what, where
 
     def __str__(self) -> str:
-        return f"{self.what} was opened in another {self.where}; open one of its own there"
+        return f"{self.what} was opened in another {self.where}; open another one there"
 
 
 class BlockingCallError(AiodelayError):

@@ -299,7 +299,8 @@ class Scheduler(Control):
             UnknownSinkError: The scheduler has no sink of that name.
         """
         if name not in self._sinks:
-            raise UnknownSinkError("sink", shortened(name), ", ".join(sorted(self._sinks)) or "none: there is none")
+            known = ", ".join(sorted(self._sinks)) or "none (the scheduler has no sink)"
+            raise UnknownSinkError("sink", shortened(name), known)
         return self._sinks[name]
 
     def decoders(self) -> Mapping[Lane, Decoder]:
@@ -506,7 +507,7 @@ class Scheduler(Control):
             return
         if self.status().phase == "loading":
             raise StoreUnavailableError(self._store.name, "it is being opened")
-        raise UnsupportedByStoreError("command", what, "schedule, cancel; or a process that owns all")
+        raise UnsupportedByStoreError("command", what, "schedule, cancel; or a process that owns all partitions")
 
     # --- middleware -----------------------------------------------------------------------------------------
 
@@ -667,7 +668,7 @@ class Scheduler(Control):
         )
         self._check_free(spec)
         if spec.name in self._sinks:
-            raise DuplicateHandlerError("handler", f"named {spec.name!r}, as a sink is", "a name that no sink has")
+            raise DuplicateHandlerError("handler", f"named {spec.name!r}, like a sink", "a name that no sink has")
         if every is not None:
             self._series[spec.name] = self._handler_series(spec, every)
         self._handlers[spec.name] = spec
@@ -707,7 +708,7 @@ class Scheduler(Control):
             raise ConfigurationError("every", "given to a handler of bytes", allowed)
         try:
             event = class_()
-        except Exception as error:  # noqa: BLE001 - whatever a user's type raises
+        except Exception as error:  # noqa: BLE001 - a user's type may raise anything
             got = f"given to the handler of {spec.name}, which raises {type(error).__name__} ({cut(str(error))})"
             raise ConfigurationError("every", got, allowed) from None
         return Message(event, every=every, id=f"handler:{spec.name}", conflict=Conflict.keep())
@@ -748,7 +749,7 @@ class Scheduler(Control):
         name = type_name(what) if isinstance(what, type) and is_event_class(what) else what
         if not isinstance(name, str) or name not in self._handlers:
             raise ConfigurationError(
-                "handler", shortened(what), ", ".join(sorted(self._handlers)) or "none: none was added"
+                "handler", shortened(what), ", ".join(sorted(self._handlers)) or "none (no handler was added)"
             )
         return name
 
@@ -843,7 +844,7 @@ class Scheduler(Control):
             for spec in specs:
                 running.subscriptions.add_handler(spec)
             for spec in specs if self._dispatch else ():
-                await self.until_answered(f"arming the series of {spec.name}", partial(self._arm, spec.name))
+                await self.until_answered(f"scheduling the series of {spec.name}", partial(self._arm, spec.name))
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -892,10 +893,10 @@ class Scheduler(Control):
             try:
                 await self._arm(name)
             except StoreError as error:
-                log.warning("the series of handler %s is not armed yet: %s", name, error)
+                log.warning("the series of handler %s is not scheduled yet: %s", name, error)
                 await asyncio.sleep(ARM_AGAIN_S)
             except AiodelayError:
-                log.exception("the series of handler %s cannot be armed", name)
+                log.exception("the series of handler %s cannot be scheduled", name)
                 return
             else:
                 return
@@ -924,7 +925,8 @@ class Scheduler(Control):
             ConfigurationError: `own` cannot be called with the application.
         """
         if own is not None and not callable(own):
-            raise ConfigurationError("lifespan", kind_of(own), "a function of the application, as the framework takes")
+            allowed = "a function that takes the application and returns an async context manager"
+            raise ConfigurationError("lifespan", kind_of(own), allowed)
 
         @asynccontextmanager
         async def lifespan(app: object) -> AsyncIterator[object]:
@@ -965,7 +967,7 @@ class Scheduler(Control):
         found = self.sink(sink)
         if isinstance(self._store, Transfer):
             return self._store.reaches(found)
-        reason = f"{self._store.name} and {sink} share no system: claimed, sent, settled"
+        reason = f"{self._store.name} and {sink} share no server or cluster: claimed, sent, settled"
         return Reach(Promise.AT_LEAST_ONCE, reason)
 
     def status(self) -> WorkStatus:

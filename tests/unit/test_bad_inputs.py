@@ -244,7 +244,7 @@ PAYLOADS: dict[str, tuple[dict[str, Any], Bad]] = {
     ),
     "None to a handler": (
         call(to="handler:Pay") | {"event": None},
-        Bad(PayloadTypeError, "event", "None", "a handler takes no None"),
+        Bad(PayloadTypeError, "event", "None", "a handler cannot take None"),
     ),
     "bytes too large": (
         call(event=b"x" * (MOST_PAYLOAD + 1), to="sink:x"),

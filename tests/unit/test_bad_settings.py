@@ -64,7 +64,7 @@ def given(bad: Bad, **settings: object) -> tuple[Call, Bad]:
 
 NAMESPACE = setting("namespace", "", "1 to 64 of A-Z a-z 0-9 . _ -")
 LIMIT = setting("max_payload", "", "an integer from 1 to 1000000000")
-TARGETS = setting("allowed_targets", "", "'<sink>:<address>', or such a prefix ending in '*'")
+TARGETS = setting("allowed_targets", "", "'<sink>:<address>', or a prefix of one, ending in '*'")
 LANE = setting("lanes", "", "1 to 128 characters")
 SETTINGS: Rows = {
     **{
@@ -284,7 +284,7 @@ HANDLERS: Rows = {
     ),
     "concurrency of nothing": (
         lambda: scheduler().set_concurrency("pay", 5),
-        setting("handler", "'pay'", "none: none was added"),
+        setting("handler", "'pay'", "none (no handler was added)"),
     ),
 }
 
@@ -633,7 +633,7 @@ async def named_stdout(event: bytes) -> None: ...
         ),
         (
             add(named_stdout, name="stdout", sinks=[StdoutSink()]),
-            setting("handler", "named 'stdout', as a sink is", "a name that no sink has", DuplicateHandlerError),
+            setting("handler", "named 'stdout', like a sink", "a name that no sink has", DuplicateHandlerError),
         ),
     ],
     ids=["decorated twice", "alias is a name", "name is an alias", "bytes of one name", "as a sink"],
@@ -667,7 +667,7 @@ async def test_lanes_that_name_nothing() -> None:
 async def test_removing_what_is_not_there() -> None:
     with pytest.raises(ConfigurationError) as caught:
         await scheduler().remove_handler(Pay)
-    assert_clear(caught.value, setting("handler", "Pay", "none: none was added"))
+    assert_clear(caught.value, setting("handler", "Pay", "none (no handler was added)"))
 
 
 def test_settings_at_their_limits_are_good() -> None:

@@ -128,7 +128,7 @@ async def test_closing_waits_for_the_last_calls_but_not_for_ever(
     assert told == ["a"]
     assert len(await store.dead_letters()) == 2
     assert clock.monotonic_ms() - began < 36_000, "the drain is 30 s"
-    assert "closing waits no longer, and cancels: aiodelay on_dead_letter" in caplog.text
+    assert "closing cancels tasks that did not end in time: aiodelay on_dead_letter" in caplog.text
 
 
 async def test_what_waits_for_a_slow_hook_is_bounded(
@@ -148,7 +148,7 @@ async def test_what_waits_for_a_slow_hook_is_bounded(
         await schedule(scheduler, "a", "b", "c")
         await scheduler.run_until_idle()
     assert told == ["a", "b"]
-    assert "on_dead_letter is not told of c: 2 others wait for it" in caplog.text
+    assert "on_dead_letter is not called for message c: 2 dead letters already wait" in caplog.text
 
 
 async def test_a_hook_is_added_before_opening_and_is_a_function(clock: VirtualClock) -> None:

@@ -54,7 +54,7 @@ RENDERED: dict[type[AiodelayError], tuple[tuple[object, ...], str]] = {
     errors.ClosedError: (("scheduler", "closed"), "scheduler is closed; use it inside its 'async with' block"),
     errors.WrongLoopError: (
         ("scheduler", "event loop"),
-        "scheduler was opened in another event loop; open one of its own there",
+        "scheduler was opened in another event loop; open another one there",
     ),
     errors.BlockingCallError: (
         ("BlockingScheduler",),

@@ -484,7 +484,7 @@ async def test_a_series_whose_event_cannot_be_written_is_told_while_open_and_har
         await scheduler.schedule(Order(1), delay="1s")
         await clock.advance("1m")
     assert counter.ended == [1]
-    assert "the series of handler Unwritable cannot be armed" in caplog.text
+    assert "the series of handler Unwritable cannot be scheduled" in caplog.text
 
 
 async def test_concurrency_may_change_while_it_runs(scheduler: Scheduler, clock: VirtualClock) -> None:

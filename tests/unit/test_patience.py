@@ -194,7 +194,7 @@ async def test_a_series_is_armed_once_the_store_answers(
         async with scheduler:
             assert clock.monotonic_ms() >= 20_000
             assert await scheduler.get("handler:Order") is not None
-    assert any(text.startswith("arming the series of Order failed: ") for _, text in told(caplog))
+    assert any(text.startswith("scheduling the series of Order failed: ") for _, text in told(caplog))
 
 
 # --- up to a time -----------------------------------------------------------------------------------------

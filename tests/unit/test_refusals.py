@@ -111,7 +111,7 @@ async def test_use_from_another_thread() -> None:
         thread = threading.Thread(target=elsewhere)
         thread.start()
         await asyncio.to_thread(thread.join)
-    assert str(caught[0]) == "scheduler was opened in another event loop or thread; open one of its own there"
+    assert str(caught[0]) == "scheduler was opened in another event loop or thread; open another one there"
     assert store.applied == []
 
 
@@ -336,7 +336,7 @@ async def test_a_series_added_while_the_store_is_away_is_armed_later_and_harms_n
         await clock.advance("10s")
         assert len(handled) == 1
         assert await scheduler.get("handler:Beat") is None
-        assert "the series of handler Beat is not armed yet: memory:// is unavailable" in caplog.text
+        assert "the series of handler Beat is not scheduled yet: memory:// is unavailable" in caplog.text
         store.heal()
         await clock.advance("3s")
         assert await scheduler.get("handler:Beat") is not None

@@ -219,7 +219,7 @@ class TestRefusals:
             ({"by_type": {ValueError: None}}, "retry.by_type[ValueError] is None; allowed: a Retry, or Retry.never()"),
             (
                 {"by_type": {OSError: Retry(by_type={ConnectionError: Retry()})}},
-                "retry.by_type[OSError] is a Retry with a by_type of its own; allowed: a Retry without one",
+                "retry.by_type[OSError] is a Retry with a by_type of its own; allowed: a Retry without by_type",
             ),
         ],
     )

@@ -108,7 +108,7 @@ def _encoded(encode: Callable[[object], bytes], event: object, encoding: str) ->
     raise CodecError(  # raised outside the `except`, so that no chained exception holds a value
         "event",
         f"{kind_of(event)} that {problem}",
-        f"what {encoding} can hold: values, lists and dicts of them, models",
+        f"an event that {encoding} can hold: values, lists and dicts of values, models",
     )
 
 

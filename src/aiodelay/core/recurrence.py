@@ -284,7 +284,7 @@ def _offset(at: datetime, *, fold: int) -> timedelta:
 
 
 def _names_wall_times(rule: Cron) -> bool:
-    """Return whether neither minute nor hour starts with `*`. Then, as in Debian's cron, no clock change loses a run."""
+    """Return whether neither minute nor hour starts with `*`. Then, as in Debian's cron, clock changes lose no run."""
     return not any(part.startswith("*") for part in rule.expression.split()[:2])
 
 

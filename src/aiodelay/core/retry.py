@@ -221,6 +221,6 @@ def _checked_types(by_type: Mapping[type[BaseException], Retry]) -> dict[type[Ba
         if not isinstance(plan, Retry):
             raise ConfigurationError(name, shortened(plan), "a Retry, or Retry.never()")
         if plan.by_type:
-            allowed = "a Retry without one; name every type in the outer Retry"
+            allowed = "a Retry without by_type; name every type in the outer Retry"
             raise ConfigurationError(name, "a Retry with a by_type of its own", allowed)
     return dict(by_type)

@@ -255,7 +255,7 @@ class Targets:
         for entry in entries:
             if not isinstance(entry, str) or ":" not in entry or "*" in entry[:-1]:
                 raise ConfigurationError(
-                    "allowed_targets", shortened(entry), "'<sink>:<address>', or such a prefix ending in '*'"
+                    "allowed_targets", shortened(entry), "'<sink>:<address>', or a prefix of one, ending in '*'"
                 )
         if allowed is not None:
             self.allowed = entries
@@ -271,7 +271,7 @@ class Targets:
         if self.allowed is None or to in self._exact or to.startswith(self._prefixes):
             return
         named = cut(", ".join(self.allowed) or "nothing", 300)
-        raise TargetNotAllowedError("to", shortened(to), f"what the setting allowed_targets lists: {named}")
+        raise TargetNotAllowedError("to", shortened(to), f"destinations in the setting allowed_targets: {named}")
 
 
 def listed(value: object, setting: str, example: str) -> tuple[Any, ...]:

@@ -35,7 +35,7 @@ class Backoff:
         if isinstance(error, asyncio.CancelledError) and not is_stray(error):
             raise error
         if is_bug:
-            log.error("%s failed unexpectedly; going on", what, exc_info=error)
+            log.error("%s failed unexpectedly; trying again", what, exc_info=error)
         elif isinstance(error, StoreTooNewError):
             self._tell_too_new(log, what, error)
         elif not self._failures:

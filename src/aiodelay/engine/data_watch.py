@@ -49,11 +49,11 @@ class DataWatch:
             async with asyncio.timeout(ANSWER_S):
                 vanished = await self._store.vanished()
         except (StoreError, TimeoutError) as error:  # no answer: housekeeping raises the alarm `store` for that
-            log.debug("whether the store's data are there is not known: %r", error)
+            log.debug("the store did not say whether its data are there: %r", error)
         except (Exception, asyncio.CancelledError) as error:
             if not isinstance(error, Exception) and not is_stray(error):
                 raise
-            log.exception("the look at the store's data failed unexpectedly; going on")
+            log.exception("a check of the store's data failed unexpectedly; the next check follows")
         else:
             self._judge(vanished)
 

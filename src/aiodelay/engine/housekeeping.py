@@ -77,7 +77,7 @@ class Housekeeping:
         except (Exception, asyncio.CancelledError) as error:
             if not isinstance(error, Exception) and not is_stray(error):
                 raise
-            log.exception("housekeeping step failed unexpectedly; going on")
+            log.exception("a housekeeping step failed unexpectedly; the next step follows")
             self._judge_silence()
 
     def _reached(self) -> None:

@@ -104,7 +104,7 @@ class Loops:
 
     def status(self) -> WorkStatus:
         """Return whether claims are served."""
-        return self._work.status() if self.settles else WorkStatus("ended", why="a failure has ended its loops")
+        return self._work.status() if self.settles else WorkStatus("ended", why="a failure has ended the loops")
 
     def _books(self) -> Iterator[LeaseBook]:
         yield self.book
@@ -193,7 +193,7 @@ async def ended_by(by_s: float, tasks: Sequence[asyncio.Task[None]]) -> None:
     late = [task for task in tasks if not task.done()]
     if late:
         names = ", ".join(task.get_name() for task in late)
-        log.error("closing waits no longer, and cancels: %s", names)
+        log.error("closing cancels tasks that did not end in time: %s", names)
         for task in late:
             task.cancel()
         await asyncio.wait(late)

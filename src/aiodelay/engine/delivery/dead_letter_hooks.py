@@ -51,7 +51,8 @@ class DeadLetterHooks:
         if not isinstance(settlement, Dead) or outcome is not SettleOutcome.SETTLED:
             return
         if len(self._letters) >= MOST_WAITING:
-            log.error("on_dead_letter is not told of %s: %d others wait for it", settlement.id, MOST_WAITING)
+            text = "on_dead_letter is not called for message %s: %d dead letters already wait"
+            log.error(text, settlement.id, MOST_WAITING)
             return
         record = after_failure(held.claim.record, settlement)
         record = record if record.envelope.rule is None else as_occurrence(record)

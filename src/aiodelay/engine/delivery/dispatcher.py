@@ -123,7 +123,7 @@ class Dispatcher:
                 await self._look_and_sleep()
             except StoreError as error:
                 await backoff.failed(log, "claiming", error)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a loop that stopped and told nobody is the worst of faults
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the loop must not end, least of all silently
                 await backoff.failed(log, "claiming", error, is_bug=True)
             else:
                 backoff.succeeded(log, "claiming")

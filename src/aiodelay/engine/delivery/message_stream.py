@@ -43,7 +43,7 @@ class Messages(Generic[R]):
             TypeError: The subscriber is None.
         """
         if subscriber is None:
-            raise TypeError("a subscriber is wanted, not None")
+            raise TypeError("a subscriber must not be None")
         try:
             self._publish(subscriber)
         except AiodelayError as error:

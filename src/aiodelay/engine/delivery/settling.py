@@ -47,7 +47,7 @@ def error_text(error: BaseException) -> str:
     """Return the text that a message keeps of a handler's or sink's exception: type and message, shortened."""
     try:
         message = str(error)
-    except Exception:  # noqa: BLE001 - whatever a user's exception raises when it is shown
+    except Exception:  # noqa: BLE001 - a user's exception may raise anything when it is rendered
         message = "its text cannot be read"
     return kept(f"{type(error).__name__}: {message}" if message else type(error).__name__)
 
@@ -75,7 +75,7 @@ def traceback_text(error: BaseException) -> str | None:
         return None
     try:
         lines = tracebacks.format_exception(type(error), error, users_traceback(error))
-    except Exception:  # noqa: BLE001 - whatever a user's exception raises when it is shown
+    except Exception:  # noqa: BLE001 - a user's exception may raise anything when it is rendered
         return None
     return _without_middle("".join(lines).encode("utf-8", "backslashreplace"))
 

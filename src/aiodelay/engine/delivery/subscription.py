@@ -238,9 +238,9 @@ class HandlerSubscription:
         try:
             self.spec.check_type(record.envelope.type)
             event = self.spec.decode(record.envelope.payload, record.envelope.encoding)
-        except Exception as error:  # noqa: BLE001 - whatever a user's type raises: the payload cannot be read
+        except Exception as error:  # noqa: BLE001 - a user's type may raise anything
             text = settling.decode_error_text(error)
-            log.error("%s: message %s cannot be read: %s", self.lane, record.id, text)  # noqa: TRY400 - a traceback shows it
+            log.error("%s: message %s cannot be read: %s", self.lane, record.id, text)  # noqa: TRY400 - a traceback shows values
             return settling.dead(record, token, now, reason="undecodable", attempt=record.attempt, error=text)
         context = self.context(held.claim, lateness_ms, self.spec.retry.attempts)
         return self._start(held, event, context, started_s)

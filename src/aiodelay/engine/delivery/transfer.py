@@ -78,7 +78,7 @@ class TransferSubscription:
                 await self._sleep(transferred)
             except StoreError as error:
                 await backoff.failed(log, what, error)
-            except (Exception, CancelledError) as error:  # noqa: BLE001 - a loop that stopped and told nobody is the worst of faults
+            except (Exception, CancelledError) as error:  # noqa: BLE001 - the loop must not end, least of all silently
                 await backoff.failed(log, what, error, is_bug=True)
 
     async def _transfer(self, series: list[Settlement]) -> Transferred:

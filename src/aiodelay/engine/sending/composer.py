@@ -149,7 +149,7 @@ class Composer:
         self._targets.check(f"{sink_name}:{address}")
         if sink_name == HANDLER_TARGET:
             if event is None:
-                raise PayloadTypeError("event", "None", "bytes or a typed event: a handler takes no None")
+                raise PayloadTypeError("event", "None", "bytes or a typed event: a handler cannot take None")
             return _checked_handler_name(address), "", ""
         sink = self._sinks.get(sink_name)
         if sink is None:
@@ -168,7 +168,7 @@ class Composer:
             return event, ""
         if event is None:
             if message.key is None:
-                raise PayloadTypeError("event", "None without a key", "a key with it, of what has no value any more")
+                raise PayloadTypeError("event", "None without a key", "a key too: a record without a value needs one")
             return b"", "null"
         read = self._reader_of(event)
         payload = self._codec.encode(event)
@@ -176,7 +176,7 @@ class Composer:
             return payload, self._codec.encoding
         try:
             read(payload)  # a handler will read it the same way: an error there would be a dead letter, much later
-        except Exception as error:  # noqa: BLE001 - whatever a user's type raises
+        except Exception as error:  # noqa: BLE001 - a user's type may raise anything
             problem = decode_error_text(error)
         else:
             return payload, self._codec.encoding

@@ -76,7 +76,7 @@ async def schedule_in_chunks(
                     tasks.create_task(send_chunk(chunk, size))
                     if failures:
                         break
-        except Exception as error:  # noqa: BLE001 - whatever the caller's iterable raises
+        except Exception as error:  # noqa: BLE001 - the caller's iterable may raise anything
             failures.append(error)
     partly = PartlyScheduledError(stored, sorted(rejected, key=lambda each: each.position)) if rejected else None
     if failures:
@@ -91,7 +91,7 @@ async def schedule_in_chunks(
 def _tell(failures: list[Exception], function: Callable[..., object], *told: object) -> None:
     try:
         function(*told)
-    except Exception as error:  # noqa: BLE001 - whatever the caller's function raises
+    except Exception as error:  # noqa: BLE001 - the caller's function may raise anything
         failures.append(error)
 
 
