@@ -115,7 +115,7 @@ def masked_url(url: str) -> str:
     - A password that no `@` follows looks like a port that is not a number, and is masked.
     """
     head = re.match(r"(?:[^:/?#@]*:)?(/*)", url)
-    assert head is not None  # it matches the empty text
+    assert head is not None  # the pattern also matches an empty text
     before, at, after = url[head.end() :].rpartition("@")
     if at and not head[1]:
         before = "***"
@@ -157,7 +157,7 @@ class InputError(AiodelayError, ValueError):
 
 
 class ScheduleTimeError(InputError):
-    """`at`, `delay` or `every` is missing, doubled, naive, negative, not finite or too far ahead."""
+    """`at`, `delay` or `every` is missing, naive, negative, not finite or too far ahead, or several are given."""
 
 
 class PayloadTypeError(InputError, TypeError):

@@ -157,7 +157,7 @@ class Received(HeldMessage[T, Context]):
 H = TypeVar("H", bound=Middleware[Context, Any])
 M = TypeVar("M", bound=Middleware[Message, Scheduled])
 D = TypeVar("D", bound=Callable[[DeadLetter], Any])
-ARM_AGAIN_S = 1.0
+SERIES_AGAIN_S = 1.0
 MOST_PAYLOAD = 1_000_000_000
 
 
@@ -270,7 +270,7 @@ class Scheduler(Control):
         self._commands: Carrier | None = None
         self._was_closed = False
         self._closing = asyncio.Lock()
-        # Imported here, not with the module: `import aiodelay` stays fast. Not imported later: files may be short then.
+        # Imported here, not with the module, to keep `import aiodelay` fast. Not later: file handles may be short then.
         from .telemetry.observer import observer_of  # noqa: PLC0415
 
         self._observer_of = observer_of
@@ -340,7 +340,7 @@ class Scheduler(Control):
         """Store a message until it is due. Once this call has returned, the message is not lost (S2).
 
         Concurrent calls share a round trip. A call that is cancelled before its batch was sent withdraws its message.
-        After a later cancellation the message may be stored.
+        If it is cancelled later, the message may be stored.
 
         Args:
             event: A dataclass, `msgspec.Struct`, attrs or pydantic instance; or bytes, with `to=`. None, with `to=` and
@@ -675,7 +675,9 @@ class Scheduler(Control):
         if self._running is not None and self._serves(spec):
             self._running.subscriptions.add_handler(spec)
             if every is not None:
-                self._running.spawn(self._arm_soon(spec.name, self._running), f"aiodelay arm {spec.name}")
+                self._running.spawn(
+                    self._schedule_series_soon(spec.name, self._running), f"aiodelay series {spec.name}"
+                )
 
     def _check_free(self, spec: HandlerSpec) -> None:
         """Refuse a second handler or subscription for the same messages in this process."""
@@ -844,7 +846,9 @@ class Scheduler(Control):
             for spec in specs:
                 running.subscriptions.add_handler(spec)
             for spec in specs if self._dispatch else ():
-                await self.until_answered(f"scheduling the series of {spec.name}", partial(self._arm, spec.name))
+                await self.until_answered(
+                    f"scheduling the series of {spec.name}", partial(self._schedule_series, spec.name)
+                )
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -881,20 +885,20 @@ class Scheduler(Control):
             finally:
                 self._running, self._commands, self._was_closed = None, None, True
 
-    async def _arm(self, name: Lane) -> None:
+    async def _schedule_series(self, name: Lane) -> None:
         message = self._series.get(name)
         if message is not None:
             put = self._composer.put(message, self._store.now_ms())
             await self._open_commands().carry_out(put, put.envelope.size)
 
-    async def _arm_soon(self, name: Lane, running: Running) -> None:
+    async def _schedule_series_soon(self, name: Lane, running: Running) -> None:
         """Store a series as soon as the store takes it, in a task of its own: a failure must not end the loops."""
         while name in self._series and not running.is_closing:
             try:
-                await self._arm(name)
+                await self._schedule_series(name)
             except StoreError as error:
                 log.warning("the series of handler %s is not scheduled yet: %s", name, error)
-                await asyncio.sleep(ARM_AGAIN_S)
+                await asyncio.sleep(SERIES_AGAIN_S)
             except AiodelayError:
                 log.exception("the series of handler %s cannot be scheduled", name)
                 return

@@ -243,7 +243,7 @@ async def test_f31_a_topic_deleted_under_its_owner_ends_delivery_loudly_whoever_
 async def test_f31_a_process_that_only_schedules_notices_too_and_stores_nothing_in_another_topic(
     kafka: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(data_watch, "LOOK_S", 0.1)
+    monkeypatch.setattr(data_watch, "CHECK_S", 0.1)
     topic, target, alarms = new_name("schedules"), await create_topic(kafka, new_name()), list[Alarm]()
     url = url_of(kafka, topic, options="&timeout_ms=3000")
     async with Scheduler(url, dispatch=False, on_alarm=alarms.append, store_timeout="1s") as producer:

@@ -143,7 +143,7 @@ async def is_told(place: Place, caplog: pytest.LogCaptureFixture, folder: Path) 
 
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_watch, "LOOK_S", 0.05)
+    monkeypatch.setattr(data_watch, "CHECK_S", 0.05)
     monkeypatch.setattr(data_watch, "ANSWER_S", 5.0)
 
 

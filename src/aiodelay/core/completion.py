@@ -13,7 +13,7 @@ async def run_to_completion(
 ) -> None:
     """Run a bounded cleanup to its end in a task of its own. Raise the caller's cancellation only after that.
 
-    anyio's shield does not stop `Task.cancel()`, but a task of its own is not affected by it.
+    anyio's shield does not stop `Task.cancel()`. A task of its own does: the caller's cancellation does not reach it.
 
     Args:
         cleanup: A coroutine that ends by itself within a time limit.

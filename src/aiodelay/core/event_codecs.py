@@ -77,7 +77,7 @@ class JsonCodec:
 
 
 class MessagePackCodec:
-    """MessagePack: smaller and faster than JSON. It holds bytes without an encoding of their own."""
+    """MessagePack: smaller and faster than JSON. It stores bytes without a text encoding."""
 
     encoding: Literal["msgpack"] = "msgpack"
 

@@ -268,7 +268,7 @@ class Rules(Generic[R]):
         return SettleOutcome.SETTLED
 
     def _retry_beside(self, record: Record, settlement: Again, now: int) -> None:
-        """Retry an occurrence beside its series."""
+        """Schedule a retry of an occurrence as a message of its own, beside its series."""
         failed = t.as_occurrence(t.after_failure(record, settlement))
         there = self.table.find(failed.id)
         if there is not None:
@@ -299,7 +299,7 @@ class Rules(Generic[R]):
         return RenewOutcome.CANCELLED if row.record.no_retry else RenewOutcome.RENEWED
 
     def lapse(self, row: R, now: int) -> None:
-        """Return a message whose lease has ended to its lane, or end it if it must not be tried again."""
+        """Put a message back into its lane after its lease has ended. End a message that must not be tried again."""
         table, trials, before = self.table, self.table.trials, row.record
         heard_ms, search = trials.heard_ms(row), trials.search()
         is_tried, after = heard_ms is not None, search

@@ -175,7 +175,7 @@ class Table(Protocol[R]):
         ...
 
     def move(self, row: R, record: Record, place_ms: int, *, keeps_turn: bool = False) -> None:
-        """Return a message to its lane with this record. A claim on it ends.
+        """Put a message back into its lane, with this record. A claim on it ends.
 
         Args:
             row: The stored message.

@@ -91,8 +91,8 @@ KILLS_TO_DEATH = 3
 SILENT_LEASES, DEAD_LEASES = 4, 2
 """The number of leases for which a process must be silent.
 
-After the first number (a minute with leases of 15 s) without a word about a suspect, others may take that suspect.
-After the second number without any sign of life, the process counts as ended.
+If it has not confirmed a suspect for the first number (a minute with leases of 15 s), others may take that suspect.
+If it has given no sign of life for the second number, it counts as ended.
 """
 NO_OP = bytes(8)
 """The op of a record that no command wrote (a retried occurrence, a redriven dead letter), or whose op is not kept."""
@@ -318,7 +318,7 @@ def fired(record: Record, now_ms: int) -> Record:
 
 
 def is_suspect(record: Record) -> bool:
-    """Return whether the message may be the one that ends its processes, so that it is claimed in trials only."""
+    """Return whether the message may have ended its processes. Such a suspect is claimed in trials only."""
     return record.lapses >= SUSPECT_LAPSES
 
 
@@ -332,7 +332,7 @@ class Trials(Struct, frozen=True):
 
     Attributes:
         tried: The size of the last group; 0 once that group is known to have ended its process.
-        hot: The number of suspects, at the heads of their lanes when that group was taken, with at least one killer.
+        hot: When that group was taken, the first `hot` suspects of the lanes contained at least one killer.
         suspected_ms: When a message last became a suspect.
         killed_ms: When the process of the last kill last gave a sign of life.
     """
@@ -344,7 +344,7 @@ class Trials(Struct, frozen=True):
 
     @property
     def most(self) -> int:
-        """The largest size of the next group: half of the rest of `hot`, or any size if that rest is empty."""
+        """The largest size of the next group: half of the suspects that may hold a killer; no limit if none may."""
         hot = self._hot_left()
         return (hot + 1) // 2 if hot else MAX_CLAIM_MESSAGES
 
@@ -464,7 +464,7 @@ def _earlier_errors(record: Record, error: str | None) -> tuple[str, ...]:
 
 
 def is_release(record: Record, settlement: Settlement) -> bool:
-    """Return whether a message from a source goes back without a run. It stays unchanged, where it came from."""
+    """Return whether a settlement gives back a message without a run. It then stays unchanged at its source."""
     return (
         isinstance(settlement, Again)
         and settlement.error is None

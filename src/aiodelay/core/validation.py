@@ -190,7 +190,7 @@ def check_namespace(namespace: object) -> str:
     """Check a namespace.
 
     Raises:
-        ConfigurationError: The namespace has another form.
+        ConfigurationError: The namespace does not have the required form.
     """
     if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
         raise ConfigurationError("namespace", shortened(namespace), "1 to 64 of A-Z a-z 0-9 . _ -")
@@ -201,7 +201,7 @@ def check_type_name(name: object, setting: str) -> str:
     """Check an event's stable type name.
 
     Raises:
-        ConfigurationError: The name has another form.
+        ConfigurationError: The name does not have the required form.
     """
     if not isinstance(name, str) or not _TYPE_NAME.fullmatch(name) or _utf8_length(name) is None:
         allowed = "1 to 128 characters without spaces, control characters, ':', '{' or '}'"
@@ -213,7 +213,7 @@ def split_target(to: object, *, field: str = "to") -> tuple[str, str]:
     """Split `<sink>:<address>`.
 
     Raises:
-        TargetError: The text has another form.
+        TargetError: The text does not have the required form.
     """
     if not isinstance(to, str):
         raise TargetError(field, kind_of(to), _target_form(field))
@@ -246,7 +246,7 @@ class Targets:
         allowed: The allowed destinations; None = all.
 
     Raises:
-        ConfigurationError: An entry has another form.
+        ConfigurationError: An entry does not have the required form.
     """
 
     def __init__(self, allowed: Collection[str] | None) -> None:

@@ -99,7 +99,7 @@ class Control:
         return await self.opened_store().counts()
 
     async def load(self, *, bucket: Duration, buckets: int) -> Sequence[LoadBucket]:
-        """Count due messages in each of the next spans of time, by lane.
+        """Count the messages that become due in each of the next spans of time, by lane.
 
         Args:
             bucket: The length of one span.
@@ -155,7 +155,7 @@ class Control:
 
         Raises:
             MessageIdError: No letter can have that id.
-            UnsupportedByStoreError: The store keeps no dead letters, or another process owns those of that message.
+            UnsupportedByStoreError: The store keeps no dead letters, or another process owns that message's letters.
         """
         store = self.opened_store()
         if message_id is not None:
@@ -206,7 +206,7 @@ class Control:
 
 
 def lanes_and_address(what: type | str) -> tuple[tuple[Lane, ...], str | None]:
-    """Return the lanes that an operator's name stands for, and the address within them; None = all addresses.
+    """Return the lanes that an operator has named, and the address within them; None = all addresses.
 
     Args:
         what: An event class, former names included; or one name, as `pause` takes it.

@@ -19,7 +19,7 @@ __all__ = ["DataWatch"]
 
 log: logging.Logger = logging.getLogger("aiodelay.store")
 
-LOOK_S = ANSWER_S = 5.0
+CHECK_S = ANSWER_S = 5.0
 """The interval between two checks, and the longest wait for an answer: an alarm is raised within 10 s of the loss."""
 
 
@@ -41,10 +41,10 @@ class DataWatch:
     async def run(self) -> None:
         """Ask about every 5 s, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S * random.uniform(0.8, 1.0))
-            await self._look()
+            await asyncio.sleep(CHECK_S * random.uniform(0.8, 1.0))
+            await self._check()
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         try:
             async with asyncio.timeout(ANSWER_S):
                 vanished = await self._store.vanished()

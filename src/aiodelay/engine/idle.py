@@ -1,4 +1,4 @@
-"""The wait of `Scheduler.run_until_idle`: until the served lanes hold no message that comes only once."""
+"""`IdleWait`: the wait of `Scheduler.run_until_idle`. It ends when the served lanes hold only recurring messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log: logging.Logger = logging.getLogger("aiodelay")
 
 PENDING_POLL_S, LONGEST_PENDING_POLL_S = 0.5, 2.0
 """Pauses between two reads of the store, which another process may change: at first, and while no message is due."""
-TELL_WAIT_S, MOST_COUNTED = 1.0, 1000
+LOG_WAIT_S, MOST_COUNTED = 1.0, 1000
 """How long `run_until_idle` waits before it logs a long wait, and up to how many messages it then counts."""
 
 
@@ -46,7 +46,7 @@ class IdleWait:
             ClosedError: The scheduler is being closed.
             StoreDamagedError: Another program has overwritten the store's data.
         """
-        tells_from_s, has_told = self._loop.time() + TELL_WAIT_S, False
+        logs_from_s, has_logged = self._loop.time() + LOG_WAIT_S, False
         with self._subscriptions.watch() as changed:
             while True:
                 changed.clear()  # before the checks below: a change from here on ends the wait
@@ -58,8 +58,8 @@ class IdleWait:
                         pending = await self._pending(most=1)
                         if not pending:
                             return
-                        if self._loop.time() >= tells_from_s:
-                            has_told = has_told or await self._tell_wait(pending[0])
+                        if self._loop.time() >= logs_from_s:
+                            has_logged = has_logged or await self._log_long_wait(pending[0])
                             pause_s = self._pause_s(pending[0])
                     except StoreDamagedError:
                         raise
@@ -84,13 +84,13 @@ class IdleWait:
             query = Query(lanes=query.lanes, limit=100, after=(page[-1].next_attempt_ms, page[-1].record.id))
         return found[:most]
 
-    async def _tell_wait(self, first: Snapshot) -> bool:
+    async def _log_long_wait(self, first: Snapshot) -> bool:
         """Log a wait that is longer than `drain`; return whether it was logged."""
         left_ms = first.next_attempt_ms - self._store.now_ms()
         if left_ms <= self._drain_ms:
             return False
         n = len(await self._pending(most=MOST_COUNTED))
-        told = f"{n} or more messages" if n == MOST_COUNTED else f"{n} message{'s' if n > 1 else ''}"
+        counted = f"{n} or more messages" if n == MOST_COUNTED else f"{n} message{'s' if n > 1 else ''}"
         due = format_duration(left_ms // 1000 * 1000)
-        log.warning("run_until_idle() is waiting for %s, the next due in %s", told, due)
+        log.warning("run_until_idle() is waiting for %s, the next due in %s", counted, due)
         return True

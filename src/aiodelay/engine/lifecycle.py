@@ -109,7 +109,7 @@ class Running:
         if not dispatch:
             return None
         for sink in self._sinks:
-            if not moves_into(self._store, sink):  # the store moves messages there by itself: no connection is needed
+            if not moves_into(self._store, sink):  # a store that transfers needs no open sink
                 await self._stack.enter_async_context(sink)
         for source in self._sources:
             await self._stack.enter_async_context(source)
@@ -186,7 +186,7 @@ class Running:
             self._loops.book.supersede(message_id, revision)
 
     def status(self) -> WorkStatus:
-        """Say whether claims are served. A process that only schedules is ready as soon as it is open."""
+        """Return whether claims are served. A process that only schedules is ready once it is open."""
         status = WorkStatus("ready") if self._loops is None else self._loops.status()
         vanished = "" if self._data_watch is None else self._data_watch.vanished
         return structs.replace(status, why=vanished) if vanished and not status.why else status

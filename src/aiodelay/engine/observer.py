@@ -70,7 +70,7 @@ class Observer(Protocol):
         ...
 
     def left(self, held: ObservedClaim) -> None:
-        """Note that a claim is left to its lease."""
+        """Note that a claim was abandoned: its lease will lapse."""
         ...
 
     def watch(self, loads: Callable[[], Iterable[tuple[Lane, int, int]]]) -> None:

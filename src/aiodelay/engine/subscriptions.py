@@ -75,7 +75,7 @@ class Subscriptions:
         self._hooks: DeadLetterHooks | None = None
 
     def begin(self, loops: Loops, hooks: DeadLetterHooks | None) -> None:
-        """Allow adding: the loops that serve subscriptions have started."""
+        """Accept handlers and sinks from now on: the loops have started."""
         self._loops, self._hooks = loops, hooks
 
     # --- add and change -----------------------------------------------------------------------------------
@@ -294,5 +294,5 @@ class Subscriptions:
 
 
 def moves_into(store: Store, sink: Sink) -> bool:
-    """Say whether a store transfers messages into a sink, so that no worker claims and sends them."""
+    """Return whether a store transfers messages into a sink, so that no worker claims and sends them."""
     return isinstance(store, Transfer) and store.reaches(sink).promise is Promise.EXACTLY_ONCE

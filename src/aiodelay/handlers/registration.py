@@ -66,7 +66,7 @@ def event(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[type[T]], ty
         aliases: Former names. Messages that were scheduled under them reach the same handler.
 
     Raises:
-        ConfigurationError: A name has another form, or appears twice.
+        ConfigurationError: A name does not have this form, or appears twice.
     """
     former = listed(aliases, "event aliases", "('payment.checked',)")
     names = (check_type_name(name, "event name"), *(check_type_name(alias, "event alias") for alias in former))

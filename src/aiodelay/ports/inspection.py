@@ -27,7 +27,7 @@ class Inspectable(Protocol):
         ...
 
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
-        """Count due messages in each of the next `buckets` spans of `bucket_ms`, from now on; without empty spans."""
+        """Count the messages due in each of the next `buckets` spans of `bucket_ms`, from now on; omit empty spans."""
         ...
 
     async def position(self, source: str) -> int | None:

@@ -55,7 +55,7 @@ class StoreTraits(Struct, frozen=True, kw_only=True):
         positions: The commands that `apply` accepts together with an intake's position. `all`; `recorded`: only
             commands that need no verdict (replace, keep and cancel); `none`: the store takes no positions.
         changes: `apply` knows `Reschedule` and `Fire`.
-        longest_lease_ms: A process that was suspended for this long may not begin any message that it has claimed.
+        longest_lease_ms: The longest lease. A process that was suspended for this long may begin none of its claims.
         paced_rows: Most messages in one call of a bulk load that limits its rate beside live work. A larger value makes
             that work wait longer; a smaller value costs the store more for each message.
     """

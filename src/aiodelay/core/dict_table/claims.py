@@ -81,7 +81,7 @@ class _ClaimHeads:
         self.aside.append(row)
 
     def put_back(self) -> None:
-        """Return the skipped messages to their lanes."""
+        """Put the skipped messages back into their lanes."""
         for entry in self.aside:
             self._table.lanes[entry.record.envelope.lane].add(entry)
 
@@ -116,7 +116,7 @@ class DictClaiming:
             self._rules.begin_trial(entries)
         token = t.token_for(now + lease_ms, number)
         claims = [self._lease(entry, token, now) for entry in entries]
-        return Claimed(claims, now, self._next_look_ms(heads, demand, now, has_tried=has_tried))
+        return Claimed(claims, now, self._next_claim_ms(heads, demand, now, has_tried=has_tried))
 
     def _share(self, demand: Mapping[Lane, Demand], heads: _ClaimHeads, turn: int, now: int) -> FairShare[Entry]:
         return FairShare(demand, heads, turn=turn, most_tried=lambda: self._most_tried(now))
@@ -129,7 +129,7 @@ class DictClaiming:
         tried = self._table.trials.tried()
         return any(not (entry.record.alone and self._is_over(entry.token, now)) for entry in tried)
 
-    def _next_look_ms(
+    def _next_claim_ms(
         self, heads: _ClaimHeads, demand: Mapping[Lane, Demand], now: int, *, has_tried: bool
     ) -> int | None:
         """Return when to claim again. If messages were skipped, that is after a second at most."""
@@ -177,7 +177,7 @@ class DictClaiming:
         return Tidied(now, lapsed, expired, states)
 
     def return_lapsed(self, now: int, limit: int) -> int:
-        """Return messages whose leases have ended to their lanes; return how many there were."""
+        """Put messages whose leases have ended back into their lanes; return how many there were."""
         is_in_doubt = self._table.trials.is_in_doubt
         over = [
             entry
@@ -220,7 +220,7 @@ class DictClaiming:
                 expired += 1
         return expired
 
-    def look_at_released(self) -> None:
+    def recheck_released(self) -> None:
         """Check messages again that were paused when they became late."""
         for entry in self._expiring_held:
             self._table.expiring.push(max(entry.place_ms, entry.record.expires_ms + 1), entry)

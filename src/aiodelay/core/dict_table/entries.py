@@ -131,7 +131,7 @@ class LaneQueue:
         return self.is_held or entry.record.envelope.address in self.held
 
     def release(self, address: str) -> None:
-        """Return the messages of a resumed address to the lane, in their old order."""
+        """Put the messages of a resumed address back into the lane, in their old order."""
         self.held.discard(address)
         self._put_back(address)
 

@@ -120,7 +120,7 @@ class DictInspection:
             self._table.lanes[lane].is_held = False
         else:
             self._table.lanes[lane].release(address)
-        self._claiming.look_at_released()
+        self._claiming.recheck_released()
         self._table.workers.wake()
 
 

@@ -260,7 +260,7 @@ class DictTable:
         self.entries: dict[str, Entry] = {}
         self.recurring: dict[str, Entry] = {}
         self.leased: dict[str, Entry] = {}
-        self.occurrences: dict[str, dict[str, None]] = {}  # by series: the ids of the retries beside it
+        self.occurrences: dict[str, dict[str, None]] = {}  # by series id: the ids of its retried occurrences
         self.lanes: defaultdict[Lane, LaneQueue] = defaultdict(LaneQueue)
         self.expiring = EntryHeap(lambda entry: entry.state in (EntryState.IN_LANE, EntryState.PARKED))
         self.answers = DictAnswers()

@@ -56,7 +56,7 @@ class Subscriber(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave runs that did not stop to their leases, which then lapse."""
+        """Abandon runs that did not stop. Their leases lapse."""
         ...
 
 
@@ -72,8 +72,11 @@ class Subscription(Subscriber, Taker, Protocol):
         ...
 
 
-class _Nobody:
-    """Takes suspects that arrive during another trial, and gives them back: no blame must fall on them."""
+class _NoTaker:
+    """Takes suspects that arrive during another trial, and gives them back.
+
+    If they ran and the process ended, the store could not tell which suspect had ended it.
+    """
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None: ...
 
@@ -120,7 +123,7 @@ class Dispatcher:
         while not self._is_draining:
             self._work.clear()
             try:
-                await self._look_and_sleep()
+                await self._claim_and_sleep()
             except StoreError as error:
                 await backoff.failed(log, "claiming", error)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the loop must not end, least of all silently
@@ -128,7 +131,7 @@ class Dispatcher:
             else:
                 backoff.succeeded(log, "claiming")
 
-    async def _look_and_sleep(self) -> None:
+    async def _claim_and_sleep(self) -> None:
         demand = self._demand()
         until_ms = None
         if demand:
@@ -162,7 +165,7 @@ class Dispatcher:
         return wanted
 
     def _note_trial(self, demand: Mapping[Lane, Demand], claimed: Claimed) -> None:
-        """Note after a suspect that messages which have lapsed once come next: they run apart from suspects."""
+        """Remember a claimed suspect. The next claim excludes suspects, so messages that lapsed once get a turn."""
         if claimed.claims and is_suspect(claimed.claims[0].record):
             self._has_tried = True
         elif all(each.max_lapses for each in demand.values()):
@@ -187,7 +190,7 @@ class Dispatcher:
 
     def _deliver(self, claimed: Claimed) -> None:
         if is_suspect(claimed.claims[0].record) and self._max_lapses() < SUSPECT_LAPSES:
-            for held in self._book.add(claimed.claims, _Nobody()):
+            for held in self._book.add(claimed.claims, _NoTaker()):
                 self._book.settle(held, settling.release(held.claim.record, held.claim.token))
             return
         for lane, claims in groupby(claimed.claims, LANE_OF):

@@ -99,7 +99,7 @@ class LeaseBook:
         now_ms: The store's time, in which leases end.
         lease_ms: How long a renewal lasts. A lease is renewed after a third of this time.
         on_change: Called after a claim has ended or was renewed.
-        observer: Is told how claims end.
+        observer: Receives the end of each claim.
         heartbeat: Reports to the store that this process lives, once it holds suspects.
     """
 
@@ -240,7 +240,7 @@ class LeaseBook:
         self._ended.append(held)
 
     def forget(self, held: Held) -> None:
-        """Stop holding a claim, and leave the message to its lease. The result of its run is ignored."""
+        """Stop holding a claim, and let its lease lapse. The result of its run is ignored."""
         held.is_lost = True
         if self._observer is not None:
             self._observer.left(held)

@@ -52,7 +52,7 @@ class SinkSubscription:
         runners: The tasks in which it sends.
         now_ms: The store's time.
         on_free: Called when demand has grown.
-        observer: Is told of each batch.
+        observer: Receives each batch and sends it.
         hooks: Receive each message that is given up.
     """
 
@@ -120,9 +120,9 @@ class SinkSubscription:
             task.cancel()
 
     def close(self) -> None:
-        """Leave messages whose sends did not stop to their leases."""
+        """Abandon sends that did not stop. The leases of their messages lapse."""
         for held in (held for batch in self._sends.values() for held in batch if held.settlement is None):
-            text = "sink %s: message %s is left to its lease: the sink goes on sending although it was cancelled"
+            text = "sink %s: message %s is sent again when its lease ends: the sink goes on although it was cancelled"
             log.error(text, self.lane, held.claim.record.id)
             held.book.forget(held)
 

@@ -30,7 +30,7 @@ class SourceLoop:
         may_claim: Says whether anything may be claimed now.
         max_lapses: Returns the most lapses that a message may have to be claimed now.
         on_change: Called after a claim has ended or was renewed.
-        observer: Is told how claims end.
+        observer: Receives the end of each claim.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ class HandlerSubscription:
         now_ms: The store's time, for due times and lateness.
         on_free: Called when demand has grown.
         middleware: Middleware around each run.
-        observer: Is told of each run.
+        observer: Receives the beginning of each run.
         hooks: Receive each message that is given up.
     """
 
@@ -165,9 +165,9 @@ class HandlerSubscription:
             run.cancel()
 
     def close(self) -> None:
-        """Leave runs that did not stop to their leases, and end the threads."""
+        """Abandon runs that did not stop, so that their leases lapse, and end the threads."""
         for run in list(self._running.values()):
-            text = "%s: message %s is left to its lease: its handler goes on although it was cancelled"
+            text = "%s: message %s is delivered again when its lease ends: its handler goes on although it was cancelled"
             log.error(text, self.lane, run.held.claim.record.id)
             run.held.book.forget(run.held)
             run.leave()
@@ -179,7 +179,7 @@ class HandlerSubscription:
     # --- runners ------------------------------------------------------------------------------------------
 
     def _start_runner(self) -> None:
-        """Start one runner, unless a runner is not waiting for a handler: that one starts others when it waits."""
+        """Start one runner if all runners wait for their handlers. A busy runner starts others as soon as it waits."""
         if self._runner_count == len(self._running):
             self._start_runners(most=1)
 
@@ -334,7 +334,7 @@ class HandlerSubscription:
     def _cancelled(self, run: Run, error: asyncio.CancelledError) -> Settlement:
         task = asyncio.current_task()
         if task is not None and task.cancelling() > run.cancels:
-            raise error  # the scheduler itself is being torn down
+            raise error  # not a cancellation of the run: the scheduler itself ends
         if run.timed_out:
             assert self.spec.timeout_ms is not None
             timeout = HandlerTimeoutError(self.lane, self.spec.timeout_ms)
