@@ -929,8 +929,9 @@ class Scheduler(Control):
             ConfigurationError: `own` cannot be called with the application.
         """
         if own is not None and not callable(own):
-            allowed = "a function that takes the application and returns an async context manager"
-            raise ConfigurationError("lifespan", kind_of(own), allowed)
+            raise ConfigurationError(
+                "lifespan", kind_of(own), "a function that takes the application and returns an async context manager"
+            )
 
         @asynccontextmanager
         async def lifespan(app: object) -> AsyncIterator[object]:

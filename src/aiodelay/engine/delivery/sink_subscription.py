@@ -122,7 +122,7 @@ class SinkSubscription:
     def close(self) -> None:
         """Abandon sends that did not stop. The leases of their messages lapse."""
         for held in (held for batch in self._sends.values() for held in batch if held.settlement is None):
-            text = "sink %s: message %s is sent again when its lease ends: the sink goes on although it was cancelled"
+            text = "sink %s: message %s is sent again when its lease ends: the sink goes on, although cancelled"
             log.error(text, self.lane, held.claim.record.id)
             held.book.forget(held)
 

@@ -167,7 +167,7 @@ class HandlerSubscription:
     def close(self) -> None:
         """Abandon runs that did not stop, so that their leases lapse, and end the threads."""
         for run in list(self._running.values()):
-            text = "%s: message %s is delivered again when its lease ends: its handler goes on although it was cancelled"
+            text = "%s: message %s is delivered again when its lease ends: its handler goes on, although cancelled"
             log.error(text, self.lane, run.held.claim.record.id)
             run.held.book.forget(run.held)
             run.leave()
