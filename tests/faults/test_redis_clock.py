@@ -182,4 +182,4 @@ def test_f15_a_server_whose_clock_is_off_is_told_of(server: ServerClock, caplog:
     asyncio.run(play())
     if server.clock is None:
         (told,) = caplog.messages
-        assert re.search(r"its clock is 3(599|600)\d{3} ms ahead of ours", told), told
+        assert re.search(r"the server's clock is 3(599|600)\d{3} ms ahead of the local clock", told), told

@@ -101,7 +101,7 @@ def test_settings_that_may_not_be_read_are_said_to_be_unchecked(caplog: pytest.L
     check(GOOD._replace(settings={}), cluster("host:9092"))
     assert "may not be read (DescribeConfigs)" in caplog.text
     grant = "--allow-principal User:ANONYMOUS --operation DescribeConfigs --topic schedules"
-    assert f"To mend it: kafka-acls.sh --bootstrap-server host:9092 --add {grant}" in caplog.text
+    assert f"To fix it: kafka-acls.sh --bootstrap-server host:9092 --add {grant}" in caplog.text
 
 
 # --- on a broker ------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ async def test_the_key_that_holds_another_type_is_found(url: str, keys: Keys, na
         await client.command("RPUSH", keys.key(shown), "of another program")
         found = await overwritten_key(client, keys)
     assert found is not None
-    assert found.startswith(f"key {keys.key(shown)!r} holds no {KEY_TYPES[name]}, so that another program has ")
+    assert found.startswith(f"key {keys.key(shown)!r} holds no {KEY_TYPES[name]}, so another program has ")
 
 
 @pytest.mark.parametrize("name", ["msg", "due:1", "lanes"])

@@ -1,3 +1,3 @@
-"""Stores, sinks and sources, a package for each product; `registry` finds them by their URLs."""
+"""The stores, sinks and sources of aiodelay: one package for each product. `registry` opens them by URL."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""New files that hold messages: for their owner alone."""
+"""Creation of files that hold messages. Only the owner of such a file may read and write it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ OWNER_ONLY = 0o600
 
 
 def make_private(path: str) -> None:
-    """Make an empty file that its owner alone may read and write, unless there is a file or none can be made."""
-    with suppress(OSError):  # the caller opens the file next, and gets the error
+    """Create an empty file that only its owner may read and write.
+
+    If the file exists or cannot be created, do nothing.
+    """
+    with suppress(OSError):  # The caller opens the file next and gets the same error.
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, OWNER_ONLY))

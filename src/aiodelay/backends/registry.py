@@ -1,8 +1,12 @@
-"""Stores, sinks and sources by URL scheme, through entry points: another package adds one by registering it.
+"""Functions that open a store, a sink or a source by the scheme of its URL.
 
-A store's entry point (group `aiodelay.stores`) is `open_store(url, *, namespace, clock) -> Store`; a sink's (group
-`aiodelay.sinks`) is `open_sink(url) -> Sink`; a source's (group `aiodelay.sources`) is `open_source(url) -> Source`.
-The name is the URL's scheme.
+The schemes come from entry points. Another package adds a scheme by registering an entry point in one of these groups:
+
+- `aiodelay.stores`: `open_store(url, *, namespace, clock) -> Store`
+- `aiodelay.sinks`: `open_sink(url) -> Sink`
+- `aiodelay.sources`: `open_source(url) -> Source`
+
+The name of the entry point is the scheme.
 """
 
 from __future__ import annotations
@@ -21,17 +25,17 @@ _EXTRAS = {
     **dict.fromkeys(("rediss", "unix", "valkey", "valkeys"), "redis"),
     **dict.fromkeys(("redis-list", "rediss-list", "redis-fanout", "rediss-fanout", "redis-log", "rediss-log"), "redis"),
 }
-"""Extras that are not named as the scheme."""
+"""The extra to install for a scheme, if the extra does not have the scheme's name."""
 
 Group = Literal["aiodelay.stores", "aiodelay.sinks", "aiodelay.sources"]
 
 
 def open_store(given: str | Store, *, namespace: str, clock: Clock | None) -> Store:
-    """Return the store given, or make the one that a URL names; nothing is connected yet.
+    """Return the given store, or create the store that a URL names. This does not connect to anything.
 
     Raises:
         ConfigurationError: The scheme or an option is not known, or the store lacks methods of `Store`.
-        MissingExtraError: Its client library is not installed.
+        MissingExtraError: The client library of the store is not installed.
     """
     if isinstance(given, str):
         store: Store = _load("aiodelay.stores", given)(given, namespace=namespace, clock=clock)
@@ -46,11 +50,11 @@ def open_store(given: str | Store, *, namespace: str, clock: Clock | None) -> St
 
 
 def open_sink(given: str | Sink) -> Sink:
-    """Return the sink given, or make the one that a URL names; nothing is connected yet.
+    """Return the given sink, or create the sink that a URL names. This does not connect to anything.
 
     Raises:
         ConfigurationError: The scheme or an option is not known.
-        MissingExtraError: Its client library is not installed.
+        MissingExtraError: The client library of the sink is not installed.
     """
     if isinstance(given, str):
         sink: Sink = _load("aiodelay.sinks", given)(given)
@@ -61,11 +65,11 @@ def open_sink(given: str | Sink) -> Sink:
 
 
 def open_source(given: str | Source) -> Source:
-    """Return the source given, or make the one that a URL names; nothing is connected yet.
+    """Return the given source, or create the source that a URL names. This does not connect to anything.
 
     Raises:
         ConfigurationError: The scheme or an option is not known.
-        MissingExtraError: Its client library is not installed.
+        MissingExtraError: The client library of the source is not installed.
     """
     if isinstance(given, str):
         source: Source = _load("aiodelay.sources", given)(given)
@@ -77,7 +81,7 @@ def open_source(given: str | Source) -> Source:
     return given
 
 
-def _load(group: Group, url: str) -> Any:  # noqa: ANN401 - what an entry point names
+def _load(group: Group, url: str) -> Any:  # noqa: ANN401 - the object of an entry point
     setting = group.removeprefix("aiodelay.").removesuffix("s")
     known = entry_points(group=group)
     schemes = ", ".join(f"{name}:" for name in sorted(known.names))

@@ -1,4 +1,4 @@
-"""Causes of a failure, found by the words of its error, each with its remedy; every backend has a table of its own."""
+"""Known causes of failures and their remedies, found by words in the error text. Each backend has its own table."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from msgspec import Struct
 
 __all__ = ["MEND", "NO_ANSWER", "UNKNOWN_HOST", "Cause", "explained", "with_remedy"]
 
-MEND = "To mend it: "
-"""Stands before the remedy in every text that has one; `aiodelay check` shows the remedy on a line of its own."""
+MEND = "To fix it: "
+"""The words between a problem and its remedy in an error text. `aiodelay check` shows the remedy on its own line."""
 UNKNOWN_HOST = ("Name or service", "nodename nor servname", "name resolution", "No address associated")
 NO_ANSWER = ("Connect call failed", "Connection refused", "No route to host", "Network is unreachable")
-"""Words of the operating system, on Linux and macOS."""
+"""Words in the error texts of Linux and macOS."""
 
 
 class Cause(Struct, frozen=True):
-    """A cause of a failure.
+    """A known cause of a failure, and its remedy.
 
     Attributes:
-        signs: Words of the error; one of them is enough.
+        signs: Words to look for in the error text. One match is enough.
         mend: The remedy.
-        meaning: What the error means, where its words do not say it.
+        meaning: The meaning of the error, if its own words are not clear; else "".
     """
 
     signs: tuple[str, ...]
@@ -30,12 +30,14 @@ class Cause(Struct, frozen=True):
 
 
 def explained(reason: str, causes: Sequence[Cause], *, whole: str = "") -> str:
-    """Return a reason, followed by the meaning and the remedy of the first cause whose signs it has.
+    """Add the meaning and the remedy of the first matching cause to the reason of a failure.
+
+    If no cause matches, return the reason unchanged.
 
     Args:
-        reason: Words of the error.
-        causes: The known causes, the most telling one first.
-        whole: The error's whole text, if the reason is a part of it.
+        reason: The words of the error.
+        causes: The known causes, the most specific cause first.
+        whole: The whole text of the error, if the reason is only a part of that text.
     """
     for cause in causes:
         if any(sign in (whole or reason) for sign in cause.signs):
@@ -44,5 +46,5 @@ def explained(reason: str, causes: Sequence[Cause], *, whole: str = "") -> str:
 
 
 def with_remedy(reason: str, mend: str) -> str:
-    """Return a reason with its remedy."""
+    """Add a remedy to the reason of a failure."""
     return f"{reason.rstrip('. ')}. {MEND}{mend}"

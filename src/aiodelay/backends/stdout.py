@@ -1,4 +1,4 @@
-"""The sink that needs nothing: one JSON line per message on standard output."""
+"""The sink `stdout:`, which writes one JSON line per message to standard output."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["StdoutSink", "open_stdout"]
 
 
 class StdoutSink:
-    """`to="stdout:<address>"`: writes one JSON object per line.
+    """The sink of `to="stdout:<address>"`. It writes one JSON object per line.
 
-    Keys: `to`, `id`, `delivery_id`, `due` (epoch ms), `lateness` (ms), `attempt`, and the payload as `payload` where
-    it is UTF-8 text, else as `payload_base64`.
+    Keys: `to`, `id`, `delivery_id`, `due` (epoch ms), `lateness` (ms), `attempt`. If the payload is UTF-8 text, the key
+    `payload` holds it, otherwise `payload_base64`.
 
     Args:
-        stream: Where lines go.
+        stream: The stream to write to; None = standard output.
     """
 
     name: str = "stdout"
@@ -33,7 +33,7 @@ class StdoutSink:
         self._stream = stream
 
     def check(self, address: str) -> None:
-        """Accept every address: it is printed."""
+        """Accept every address. The sink only prints the address."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -42,7 +42,7 @@ class StdoutSink:
         return None
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
-        """Write the lines.
+        """Write one line per message.
 
         Raises:
             SinkUnavailableError: The stream is closed or broken.

@@ -1,4 +1,4 @@
-"""Redis, for users. The public names of `aiodelay.backends.redis`."""
+"""The public import path of the Redis store, sinks and sources. It re-exports names of `aiodelay.backends.redis`."""
 
 from aiodelay.backends.redis import (
     Consumer,

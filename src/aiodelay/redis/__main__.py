@@ -1,4 +1,4 @@
-"""Old path of `aiodelay.backends.redis.__main__`: `python -m aiodelay.redis` goes on working."""
+"""Old path of `aiodelay.backends.redis.__main__`. It keeps the command `python -m aiodelay.redis` working."""
 
 import sys
 

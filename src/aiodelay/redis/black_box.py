@@ -1,4 +1,4 @@
-"""Old path of `aiodelay.importers.black_box`, which goes on working."""
+"""Old import path of `aiodelay.importers.black_box`. Both paths work."""
 
 from aiodelay.importers.black_box import take_over_black_box
 

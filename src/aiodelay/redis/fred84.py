@@ -1,4 +1,4 @@
-"""Old path of `aiodelay.importers.fred84`, which goes on working."""
+"""Old import path of `aiodelay.importers.fred84`. Both paths work."""
 
 from aiodelay.importers.fred84 import import_fred84, simple_name
 

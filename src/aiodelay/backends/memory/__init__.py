@@ -1,4 +1,4 @@
-"""`memory://`: the reference store, the specification in code; it survives nothing."""
+"""The memory store, `memory://`. It is the reference for all other stores. It loses its messages with the process."""
 
 from .store import MemoryStore, open_store
 

@@ -1,4 +1,4 @@
-"""The journal of a memory store, read part by part as the journals of other stores are: there is one part."""
+"""A reader of the journal of a memory store. Readers of journals read part by part; this journal has one part."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ PART = 0
 
 
 class MemoryTrail:
-    """`Trail` of a memory store.
+    """Reads the journal of a memory store, as the Protocol `Trail` asks.
 
     Args:
-        journal: The store's, which goes on growing.
+        journal: The journal of the store. The store adds entries while this object reads.
     """
 
     def __init__(self, journal: deque[JournalEntry]) -> None:
         self._journal = journal
 
     async def spans(self) -> Mapping[int, range]:
-        """Return the numbers of the entries that are kept."""
+        """Return the numbers of the entries that the store still keeps, for each part."""
         if not self._journal:
             return {PART: range(1, 1)}
         return {PART: range(self._journal[0].number, self._journal[-1].number + 1)}
@@ -31,7 +31,7 @@ class MemoryTrail:
     async def entries(
         self, part: int, span: range, trimmed: Callable[[range], object]
     ) -> AsyncIterator[Sequence[JournalEntry]]:
-        """Yield the entries at once."""
+        """Yield all entries of a span in one batch. Report the missing entries at its start to `trimmed`."""
         del part
         found = [entry for entry in self._journal if entry.number in span]
         first = found[0].number if found else span.stop

@@ -1,4 +1,4 @@
-"""The memory store as its users open it."""
+"""`MemoryStore`, the store of `memory://`."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ _TRAITS = StoreTraits(
 
 
 class MemoryStore:
-    """Keeps messages in this process. Data stays with the object while it is closed and opened again.
+    """A store that keeps messages in this process. An object keeps its messages when it is closed and opened again.
 
     Args:
-        clock: Where the store reads the time.
-        journal: Most entries of the journal to keep; 0 = keep none.
+        clock: The clock of the store; None = the system clock.
+        journal: The largest number of journal entries to keep; 0 = keep none.
     """
 
     traits = _TRAITS
@@ -91,11 +91,11 @@ class MemoryStore:
         return None
 
     def now_ms(self) -> int:
-        """Return the clock's time."""
+        """Return the time of the store's clock, in epoch ms."""
         return self._clock.now_ms()
 
     def seconds_until(self, at_ms: int) -> float:
-        """Return the seconds from now until an instant of the store's clock, for a timer."""
+        """Return the seconds from now until an instant of the store's clock."""
         return self._clock.seconds_until(at_ms)
 
     # --- commands -----------------------------------------------------------------------------------------
@@ -114,12 +114,12 @@ class MemoryStore:
         return await self.apply(t.loads_of(puts))
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        """Store messages that had left."""
+        """Store messages again that had left the store."""
         now = self.now_ms()
         return [self._rules.put_back(message, now) for message in messages]
 
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
-        """Give dead letters a new life."""
+        """Schedule dead letters again."""
         now = self.now_ms()
         return [self._rules.redrive(key, now) for key in keys]
 
@@ -129,7 +129,7 @@ class MemoryStore:
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
-        """Open the dispatching role."""
+        """Register a worker, and yield the object with which it claims and settles messages."""
         known = Worker(worker, lanes, self.now_ms())
         self._table.workers.add(known)
         try:
@@ -140,7 +140,7 @@ class MemoryStore:
     # --- inspection ---------------------------------------------------------------------------------------
 
     async def get(self, message_id: str) -> Snapshot | None:
-        """Return a message that is pending or in flight."""
+        """Return the pending message with this id, also while it is in flight; None if there is none."""
         return self._inspection.get(message_id, self.now_ms())
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
@@ -156,11 +156,11 @@ class MemoryStore:
         return self._inspection.counts(self.now_ms())
 
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
-        """Count messages that come due from now on, by span and lane."""
+        """Count the messages that come due from now on, by lane and span of `bucket_ms`."""
         return self._inspection.load(bucket_ms, buckets, self.now_ms())
 
     async def position(self, source: str) -> int | None:
-        """Return an intake's position."""
+        """Return the last position of an intake; None if it has none."""
         return self._positions.get(source)
 
     async def instances(self) -> Sequence[Instance]:
@@ -195,7 +195,7 @@ class MemoryStore:
         return True
 
     async def holds(self) -> Sequence[tuple[Lane, str | None]]:
-        """List held lanes and addresses."""
+        """List the paused lanes and addresses."""
         return self._inspection.holds()
 
     # --- journal ------------------------------------------------------------------------------------------
@@ -203,13 +203,13 @@ class MemoryStore:
     async def journal(
         self, *, message_id: str | None = None, after: int = 0, limit: int = 100
     ) -> Sequence[JournalEntry]:
-        """List the entries of the journal."""
+        """List entries of the journal, oldest first."""
         found = (e for e in self._kept_journal() if e.number > after and message_id in (None, e.id))
         return list(islice(found, limit))
 
     @asynccontextmanager
     async def trail(self) -> AsyncIterator[MemoryTrail]:
-        """Open the journal alone."""
+        """Open a reader of the journal."""
         yield MemoryTrail(self._kept_journal())
 
     def _kept_journal(self) -> deque[JournalEntry]:
@@ -219,7 +219,7 @@ class MemoryStore:
 
 
 class _MemoryWork:
-    """One worker's side of the store."""
+    """The claims and settlements of one worker."""
 
     def __init__(self, clock: Clock, rules: Rules[Entry], claiming: DictClaiming, worker: Worker) -> None:
         self._clock, self._rules, self._claiming, self._worker = clock, rules, claiming, worker
@@ -227,7 +227,7 @@ class _MemoryWork:
         self._last: tuple[str, Sequence[Claim]] = ("", ())
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
-        await asyncio.sleep(0)  # others run in between, as with a store that must be asked
+        await asyncio.sleep(0)  # Let other tasks run, as a store behind a network would.
         now = self._clock.now_ms()
         last_request, last_claims = self._last
         if request == last_request:
@@ -267,7 +267,7 @@ class _MemoryWork:
 
 
 def open_store(url: str, *, namespace: str, clock: Clock | None) -> MemoryStore:
-    """Open `memory://`, or `memory://?journal=1000`; each call makes a store of its own."""
+    """Open `memory://`, or `memory://?journal=1000`. Each call returns a new, empty store."""
     options = UrlOptions(url)
     journal = options.integer("journal", 0, 0, 10_000_000)
     options.finish(bare=True)

@@ -1,4 +1,7 @@
-"""`redis://`, `rediss://`, `unix://`, `valkey://`, `valkeys://`: the store that several machines share."""
+"""The Redis store, and the lists, topics and logs on a Redis server. Any number of machines can share them.
+
+Schemes of the store: `redis://`, `rediss://`, `unix://`, `valkey://`, `valkeys://`.
+"""
 
 from aiodelay.errors import missing_extra as _missing_extra
 

@@ -1,4 +1,8 @@
-"""`python -m aiodelay.redis <script>` writes a whole script; `--keys <namespace>` the keys that it is given."""
+"""The command `python -m aiodelay.redis`.
+
+With the name of a script, it prints the complete Lua text of that script. With `--keys <namespace>`, it prints the keys
+to pass to a script of the store.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from .records.keys import Keys
 
 
 def main() -> int:
-    """Write what is asked for."""
+    """Print a script or the keys of a namespace. Return the exit status."""
     match sys.argv[1:]:
         case ["--keys", namespace]:
             sys.stdout.write("\n".join(Keys(namespace).fixed) + "\n")

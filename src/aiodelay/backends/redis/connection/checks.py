@@ -1,4 +1,4 @@
-"""What is looked at before a server is trusted with messages."""
+"""Checks that a Redis store runs when it opens: the server's version, role and settings, and the layout of the keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["SCHEMA", "check_layout", "check_server", "info_of", "server_time_ms"
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 SCHEMA = REDIS_LAYOUT
-"""Version of the layout of keys."""
+"""The version of the layout of keys that this code reads and writes."""
 SHARDS = 1
 LEAST_REDIS, LEAST_VALKEY = (6, 2), (7, 2)
 LEAST_FSYNCED = (7, 2)
@@ -31,15 +31,15 @@ MOST_SKEW_MS = 500
 
 
 async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
-    """Refuse a server that would lose messages or that this version cannot work with.
+    """Refuse a server that would lose messages, or that this version of aiodelay cannot use.
 
     Returns:
-        The `uuid` of the namespace; a new namespace gets one.
+        The `uuid` of the namespace. A new namespace gets a new `uuid`.
 
     Raises:
-        StoreMismatchError: It evicts keys, is a replica, is too old, holds another layout, or is the wrong node of a
-            cluster.
-        StoreUnavailableError: It does not answer.
+        StoreMismatchError: The server evicts keys, is a replica, is too old, holds another layout of keys, or is the
+            wrong node of a cluster.
+        StoreUnavailableError: The server does not answer.
     """
     try:
         info = info_of(await client.command("INFO"))
@@ -66,7 +66,7 @@ async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
 
 
 async def _takes_connections(options: Options) -> bool:
-    """Whether anything listens where a TLS handshake was not answered."""
+    """Return True if the server accepts TCP connections. Called after a TLS handshake got no answer."""
     where = options.connection
     try:
         async with asyncio.timeout(where["socket_connect_timeout"]):
@@ -78,7 +78,7 @@ async def _takes_connections(options: Options) -> bool:
 
 
 def info_of(reply: Any) -> dict[str, str]:  # noqa: ANN401 - redis-py's reply
-    """Return what INFO says."""
+    """Return the fields of a reply to INFO."""
     text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
     return {name: value for name, _, value in pairs}
@@ -119,7 +119,7 @@ async def _check_settings(client: Client, options: Options, info: dict[str, str]
             f"appendonly of {options.name}", "no, so that nothing can be fsynced", "yes, or durability=memory"
         )
     if info.get("aof_enabled") == "0":
-        problem = "appendonly is off; what was acknowledged is lost when the server ends"
+        problem = "appendonly is off; acknowledged messages are lost when the server ends"
         mend = "CONFIG SET appendonly yes, and in its configuration file"
         log.warning("%s: %s", options.name, with_remedy(problem, mend))
 
@@ -139,7 +139,7 @@ async def _setting(client: Client, options: Options, name: str) -> str | None:
 async def _check_layout(client: Client, keys: Keys, name: str) -> bytes:
     meta = keys.key("meta")
     wanted = {"schema": str(SCHEMA), "shards": str(SHARDS), "uuid": uuid4().hex}
-    if None in await client.command("HMGET", meta, *wanted):  # else nothing is written: the server may be full
+    if None in await client.command("HMGET", meta, *wanted):  # A full server refuses writes: write only if needed.
         for field, value in wanted.items():
             await client.command("HSETNX", meta, field, value)
     schema, shards, uuid = await client.command("HMGET", meta, *wanted)
@@ -148,10 +148,10 @@ async def _check_layout(client: Client, keys: Keys, name: str) -> bytes:
 
 
 def check_layout(keys: Keys, name: str, schema: object, shards: object) -> None:
-    """Refuse a layout of keys that is not this version's.
+    """Refuse a namespace whose layout of keys is not the layout of this version.
 
     Raises:
-        StoreMismatchError: It is another one.
+        StoreMismatchError: The namespace has another layout.
     """
     if (schema, shards) != (b"%d" % SCHEMA, b"%d" % SHARDS):
         shown = f"schema {_shown(schema)}, {_shown(shards)} shards"
@@ -163,12 +163,16 @@ def _shown(value: object) -> str:
 
 
 async def server_time_ms(client: Client) -> float:
-    """Return the server's time."""
+    """Return the server's time in epoch ms."""
     seconds, micros = await client.command("TIME")
     return int(seconds) * 1000 + int(micros) / 1000
 
 
 def warn_of_skew(name: str, skew_ms: float) -> None:
-    """Say it if the server's clock and ours disagree; due times given as `at` are judged by the server's."""
+    """Log a warning if the server's clock and the local clock differ by more than `MOST_SKEW_MS`.
+
+    The server's clock decides when a due time given as `at` has come.
+    """
     if abs(skew_ms) > MOST_SKEW_MS:
-        log.warning("%s: its clock is %.0f ms %s ours", name, abs(skew_ms), "ahead of" if skew_ms > 0 else "behind")
+        side = "ahead of" if skew_ms > 0 else "behind"
+        log.warning("%s: the server's clock is %.0f ms %s the local clock", name, abs(skew_ms), side)

@@ -1,4 +1,7 @@
-"""The connections of one store: sends scripts and commands, never twice, and says what became of them."""
+"""`Client`: sends the scripts and commands of one store to its server, each at most once.
+
+If a call fails, the client raises a `Fault`, which says whether the server may have carried out the call.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +28,22 @@ __all__ = ["Client"]
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 RENEW_AFTER = 3
-"""So many failed connections in a row, and all connections are made anew, names looked up afresh."""
+"""After this many failed connections in a row, the client replaces all connections and resolves host names again."""
 CLOSE_S = 2.0
 WAIT_GRACE_S = 0.5
-"""A server looks ten times a second whether a WAIT has waited long enough."""
+"""Extra time for the answer to WAIT: a server checks only ten times a second whether a WAIT has timed out."""
 
 
 class Client:
-    """Sends to one server.
+    """Sends scripts and commands to one server.
 
-    redis-py's own retries are off: a command that is repeated is repeated by its sender, with its op or request.
+    The retries of redis-py are off. A caller that repeats a command sends the same op or request id again, so that the
+    server recognises the repetition.
 
     Args:
-        options: Where and how.
-        keys: What every script of a store is given; None where there is none.
-        writer: Names this process in the stream of wake-ups.
+        options: The server, the credentials and the limits of the connections.
+        keys: The keys to pass to every script of a store; None without a store.
+        writer: The name of this process in the stream of wake-ups.
     """
 
     def __init__(self, options: Options, keys: Keys | None = None, writer: str = "") -> None:
@@ -60,7 +64,7 @@ class Client:
         options = self._options
         kwargs = {
             **options.connection,
-            # Limits are set in `_call`: redis-py's use asyncio.wait_for, which loses cancellations in Python 3.11.
+            # `_call` sets the time limits. Those of redis-py use asyncio.wait_for, which loses cancellations in 3.11.
             "socket_timeout": None,
             "retry": Retry(NoBackoff(), 0),
             "health_check_interval": 0,
@@ -74,41 +78,41 @@ class Client:
         return (SSLConnection if options.secure else Connection), kwargs
 
     def apart(self) -> Client:
-        """Return a client of the same server, with connections of its own: for another event loop."""
+        """Return a client of the same server with separate connections, for use in another event loop."""
         return Client(self._options)
 
     def new_connection(self) -> Any:  # noqa: ANN401 - redis-py's connection
-        """Return a connection of one's own, not yet made: for reads that block."""
+        """Return a new, unconnected connection outside the pool, for reads that block."""
         kind, kwargs = self._connection()
         return kind(**kwargs)
 
     async def aclose(self) -> None:
-        """Close all connections; idempotent."""
+        """Close all connections. A second call does nothing."""
         await self._pool.close_all()
 
     # --- calls --------------------------------------------------------------------------------------------
 
     async def run(self, name: str, arguments: Sequence[Arg], *, now_ms: int | None, durable: bool = False) -> Any:  # noqa: ANN401 - what the script returns
-        """Run a script; if the server has forgotten it, send it along.
+        """Run a script of the store. If the server does not know the script, send its text too.
 
         Args:
-            name: Which.
-            arguments: From ARGV[4] on.
-            now_ms: The time to judge by; None = the server's.
-            durable: Return when the durability level is reached.
+            name: The name of the script.
+            arguments: The arguments from ARGV[4] on.
+            now_ms: The time that the script uses as now; None = the server's time.
+            durable: Return only when the durability level of the options is reached.
 
         Raises:
-            Fault: It did not succeed.
+            Fault: The call did not succeed.
         """
         common: list[Arg] = ["" if now_ms is None else now_ms, *self._common[1:]]
         wait = self._wait_command() if durable else b""
         return await self._evaluate(name, [*self._fixed, *common, *arguments], wait)
 
     async def run_on(self, name: str, keys: Sequence[str], arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - what the script returns
-        """Run a script that stands by itself, on keys of its own.
+        """Run a script of a list, topic or log on the given keys. Such a script does not use the keys of a store.
 
         Raises:
-            Fault: It did not succeed.
+            Fault: The call did not succeed.
         """
         return await self._evaluate(name, [len(keys), *keys, *arguments], b"")
 
@@ -124,10 +128,12 @@ class Client:
             raise fault_of(error, sent=True) from error
 
     async def load_scripts(self) -> None:
-        """Send the scripts that the server does not have yet, so that the first call of each is as safe as all others.
+        """Load the scripts that the server does not have yet, so that the first call of each is as safe as later calls.
+
+        If the server forbids SCRIPT, this does nothing: calls then send the text of their script.
 
         Raises:
-            Fault: The server did not answer; that it forbids SCRIPT is no fault, since scripts then travel with calls.
+            Fault: The server did not answer.
         """
         try:
             known = await self.command("SCRIPT", "EXISTS", *(script(name).sha for name in NAMES))
@@ -139,10 +145,10 @@ class Client:
                 raise
 
     async def command(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
-        """Send one command.
+        """Send one command and return the reply.
 
         Raises:
-            Fault: It did not succeed.
+            Fault: The command did not succeed.
         """
         try:
             return await self._call(packed(arguments), b"")
@@ -168,7 +174,8 @@ class Client:
             except ResponseError:
                 raise
             except BaseException:
-                await connection.disconnect(nowait=True)  # an answer that nobody reads must not meet the next command
+                # The unread answer would be taken for the answer to the next command on this connection.
+                await connection.disconnect(nowait=True)
                 raise
             finally:
                 await pool.release(connection)
@@ -196,11 +203,11 @@ class Client:
             raise failure
         return reply
 
-    def _check_wait(self, confirmed: Any) -> None:  # noqa: ANN401 - a number, or a list of two; None = no answer
+    def _check_wait(self, confirmed: Any) -> None:  # noqa: ANN401 - WAIT's number or WAITAOF's two; None = refused
         level, replicas = self._options.durability
         if level == "fsynced":
             if not isinstance(confirmed, list) or confirmed[0] < 1:
-                raise Fault("unknown", f"done, but not on disk within {self._options.timeout_ms} ms")
+                raise Fault("unknown", f"done, but not on disk after {self._options.timeout_ms} ms")
         elif not isinstance(confirmed, int) or confirmed < replicas:
             raise Fault(
                 "unknown",
@@ -208,14 +215,14 @@ class Client:
             )
 
     async def _failed(self, fault: Fault, pool: _Pool) -> None:
-        """Count failures of connections; after some in a row, start afresh."""
+        """Count failed connections. After `RENEW_AFTER` failures in a row, replace the pool."""
         if not fault.is_connection:
             self._failures = 0
             return
         self._failures += 1
         if self._failures >= RENEW_AFTER and pool is self._pool:
             log.warning(
-                "%s: %d failures in a row (%s); connecting anew", self._options.name, self._failures, fault.reason
+                "%s: %d failures in a row (%s); connecting again", self._options.name, self._failures, fault.reason
             )
             self._failures = 0
             self._pool = self._new_pool()
@@ -223,7 +230,7 @@ class Client:
 
 
 class _Pool(BlockingConnectionPool):
-    """A pool that can be given up while calls are under way: what they bring back later is closed as well."""
+    """A pool that can be closed while calls use its connections. It closes such a connection when the call ends."""
 
     _is_closed = False
 
@@ -231,7 +238,7 @@ class _Pool(BlockingConnectionPool):
         self._is_closed = True
         try:
             await self._close_all()
-        except asyncio.CancelledError:  # which leaves some of them open
+        except asyncio.CancelledError:  # The cancellation may leave some connections open: close them before it passes.
             await self._close_all()
             raise
 
@@ -249,5 +256,5 @@ class _Pool(BlockingConnectionPool):
 async def _read_wait(connection: Any) -> Any:  # noqa: ANN401 - redis-py's connection, its reply
     try:
         return await connection.read_response()
-    except ResponseError:  # it waits for nothing, as WAITAOF without an append-only file
+    except ResponseError:  # The server refuses to wait: for example WAITAOF without an append-only file.
         return None

@@ -1,4 +1,4 @@
-"""What sinks and sources stand on that a server keeps beside a store: a connection, and sending by address."""
+"""Base classes of the sinks and sources on a Redis server: an open connection, and sending by address."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MOST_MESSAGES = 1 << 40
 
 
 def check_integer(name: str, value: int, most: int) -> int:
-    """Return an option's value.
+    """Return the value of an option after a check of its type and range.
 
     Raises:
-        ConfigurationError: It is not an integer from 0 to `most`.
+        ConfigurationError: The value is not an integer from 0 to `most`.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise ConfigurationError(name, shortened(value), f"an integer from 0 to {most}")
@@ -31,19 +31,19 @@ def check_integer(name: str, value: int, most: int) -> int:
 
 
 def milliseconds(max_age: Duration | None) -> int:
-    """Return an age in ms, 0 = none.
+    """Return the option `max_age` in ms; 0 = no largest age.
 
     Raises:
-        ConfigurationError: It is not a duration.
+        ConfigurationError: The value is not a duration.
     """
     return 0 if max_age is None else parse_duration(max_age, field="max_age", error=ConfigurationError, least_ms=1)
 
 
 class Connected:
-    """A server, open for as long as the block lasts.
+    """A connection to a server, open inside an `async with` block.
 
     Args:
-        server: A URL as of a Redis store.
+        server: A URL in the form of a Redis store's URL, or its options.
 
     Raises:
         ConfigurationError: The URL cannot be used.
@@ -55,7 +55,7 @@ class Connected:
         self._openings = 0
 
     async def __aenter__(self) -> Self:
-        self._openings += 1  # one that is both a sink and a source is opened as both
+        self._openings += 1  # The scheduler opens an object that is both a sink and a source twice.
         self._client = self._client or Client(self.options)
         return self
 
@@ -67,16 +67,16 @@ class Connected:
 
 
 class ConnectedSink(Connected, ABC):
-    """A sink that sends what is for one address at once."""
+    """A sink that sends all messages for one address in one call."""
 
     name: str
     limits: Demand = Demand(MAX_CLAIM_MESSAGES)
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
-        """Send the messages, those of one address at once.
+        """Send the messages, with one call per address.
 
         Raises:
-            SinkUnavailableError: The server does not answer. Some may have been taken.
+            SinkUnavailableError: The server does not answer. It may have taken some of the messages.
         """
         by_address: dict[str, list[int]] = {}
         for i, delivery in enumerate(deliveries):
@@ -88,7 +88,7 @@ class ConnectedSink(Connected, ABC):
             except SinkUnavailableError:
                 if not any(isinstance(outcome, Sent) for outcome in outcomes):
                     raise
-                break  # what was taken is not to be sent again
+                break  # An error would make the scheduler send all messages again, also those that were sent.
             for i, outcome in zip(places, sent, strict=True):
                 outcomes[i] = outcome
         return outcomes
@@ -106,9 +106,9 @@ class ConnectedSink(Connected, ABC):
 
     @abstractmethod
     async def _pushed(self, client: Client, address: str, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
-        """Send what is for one address.
+        """Send the messages for one address.
 
         Raises:
-            TargetError: The address can never work.
-            Fault: The server did not answer, or refused.
+            TargetError: Sends to this address can never succeed.
+            Fault: The server did not answer, or it refused the call.
         """

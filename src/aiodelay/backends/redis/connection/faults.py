@@ -1,4 +1,7 @@
-"""What an error of redis-py says about a command: surely not carried out, refused for lack of memory, or unknown."""
+"""Classification of redis-py's errors: not carried out, refused for lack of memory, or unknown.
+
+`Client` raises each error as a `Fault`, which says whether the server may have carried out the command.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +29,26 @@ _NOT_CARRIED_OUT: tuple[type[Exception], ...] = (
     e.MasterDownError,
 )
 _CODES = ("BUSY ", "NOREPLICAS ", "MISCONF ", "READONLY ", "MASTERDOWN ", "LOADING ")
-_IN_SCRIPT = ("-READONLY ", "-NOREPLICAS ", "-MISCONF ", "-MASTERDOWN ")  # as Redis 6.2 words them
+_IN_SCRIPT = ("-READONLY ", "-NOREPLICAS ", "-MISCONF ", "-MASTERDOWN ")  # the forms of Redis 6.2
 _ELSEWHERE = ("READONLY ", "MASTERDOWN ")
-"""This server is a replica now: its name may have become another's."""
+"""Errors of a server that has become a replica. Its host name may now belong to another server."""
 _NEWER = "NEWER "
-"""How the error begins by which a script refuses data that it does not know; then `layout` or `features`, and which."""
+"""The start of the error with which a script refuses newer data. Next: `layout` or `features`, then the value found."""
 _FULL = "OOM command not allowed"
 _LIMIT = 200
 
 
-class Fault(Exception):  # noqa: N818 - it never leaves this package: it becomes an outcome or a StoreUnavailableError
-    """A call to the server did not succeed.
+class Fault(Exception):  # noqa: N818 - internal: this package turns it into an outcome or a StoreUnavailableError
+    """A failed call to the server.
 
     Attributes:
-        kind: `unavailable`, `full`: surely not carried out. `unknown`: it may have been.
-        reason: For people; it names no secret.
-        is_connection: The connection is to blame, rather than an answer of the server; it may lead to the wrong one.
-        is_damage: A key holds another type than ours; trying again does not help.
-        too_new: The namespace uses what this version does not know; another one names the store.
+        kind: `unavailable` and `full`: the server has not carried out the call. `unknown`: it may have done so.
+        reason: The cause, for people. It contains no secret.
+        is_connection: The connection caused the failure, not an answer of the server; or the connection leads to the
+            wrong server.
+        is_damage: A key holds another type than aiodelay's. A repetition does not help.
+        too_new: The error for a namespace that uses a layout or features that this version does not know. It does not
+            name the store yet.
     """
 
     kind: Kind
@@ -67,12 +72,12 @@ class Fault(Exception):  # noqa: N818 - it never leaves this package: it becomes
 
 
 def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
-    """Judge an error.
+    """Return the fault for an error.
 
     Args:
-        error: What redis-py or the system raised.
-        sent: The command may have left this process.
-        timeout_ms: How long an answer was waited for.
+        error: The error that redis-py or the operating system raised.
+        sent: True if the command may have left this process.
+        timeout_ms: How long the caller waited for the answer.
     """
     text = cut(" ".join(str(error).split()) or type(error).__name__, _LIMIT)
     if type(error) is TimeoutError:
@@ -86,7 +91,7 @@ def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
         text = f"{_code(error)}{text}"
         is_connection = isinstance(error, e.BusyLoadingError) or any(each in text for each in _ELSEWHERE)
         return Fault("unavailable", text, is_connection=is_connection)
-    if isinstance(error, e.NoPermissionError):  # inside a script, some of it may have been carried out
+    if isinstance(error, e.NoPermissionError):  # A script may have changed data before the command that was refused.
         return Fault("unknown" if "script" in text else "unavailable", f"NOPERM {text}")
     if isinstance(error, e.ResponseError):
         return Fault("unknown", text, is_damage="WRONGTYPE" in text)
@@ -94,7 +99,7 @@ def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
 
 
 def _refusal(text: str) -> StoreTooNewError:
-    """Return the error for what a script has refused."""
+    """Return the error for a script's refusal of a newer layout or of unknown features."""
     what, _, found = text.partition(" ")
     if what == "layout":
         return newer_layout("the namespace", found, REDIS_LAYOUT)

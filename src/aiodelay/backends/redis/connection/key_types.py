@@ -1,4 +1,4 @@
-"""The types of a namespace's keys: finds the key that another program has overwritten."""
+"""The Redis types of a namespace's keys, and the search for a key that another program has overwritten."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KEY_TYPES: Final[Mapping[str, KeyType]] = {
     "parked:<lane>:<address>": "zset",
     "req:<worker>": "string",
 }
-"""What a key holds, by its name after the tag; `<lane>` stands for a lane's number."""
+"""The type of each key, by its name after the hash tag. `<lane>` means the number of a lane."""
 _READS: Final[Mapping[KeyType, tuple[str, tuple[Arg, ...]]]] = {
     "hash": ("HLEN", ()),
     "set": ("SCARD", ()),
@@ -52,11 +52,14 @@ _READS: Final[Mapping[KeyType, tuple[str, tuple[Arg, ...]]]] = {
     "string": ("GET", ()),
     "zset": ("ZCARD", ()),
 }
-"""A command that fails on another type; all are among those that the user needs anyway."""
+"""For each type, a read command that fails on any other type. The Redis user needs all of these commands anyway."""
 
 
 async def overwritten_key(client: Client, keys: Keys) -> str | None:
-    """Say which key of a namespace holds another type than aiodelay keeps there; None: there is no such key.
+    """Find a key of a namespace that has the wrong type, and describe the problem and its remedy.
+
+    Returns:
+        The description for the error message; None if all keys have the right type.
 
     Raises:
         Fault: The server did not answer.
@@ -65,14 +68,14 @@ async def overwritten_key(client: Client, keys: Keys) -> str | None:
         command, rest = _READS[kind]
         if await _is_refused(client, command, keys.key(name), *rest):
             return (
-                f"key {keys.key(name)!r} holds no {kind}, so that another program has written it; "
+                f"key {keys.key(name)!r} holds no {kind}, so another program has written it; "
                 "restore, rename or delete the key, or use another namespace"
             )
     return None
 
 
 async def _names(client: Client, keys: Keys) -> AsyncIterator[tuple[str, KeyType]]:
-    """Yield the names of keys that may be there: first the fixed names, since such keys hold the lanes and workers."""
+    """Yield the names of all keys that may exist. The keys with fixed names come first: they list lanes and workers."""
     for name, kind in KEY_TYPES.items():
         if "<" not in name:
             yield name, kind

@@ -1,4 +1,4 @@
-"""What a URL says: where the server is, who we are, and how sure an acknowledgement must be."""
+"""The options in the URL of a Redis store, sink or source: server, credentials, limits, durability."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiodelay.errors import ConfigurationError, shortened
 __all__ = ["Durability", "Options", "read_options", "read_url"]
 
 Durability: TypeAlias = tuple[Literal["memory", "replicated", "fsynced"], int]
-"""A level, and for `replicated` how many replicas must have it."""
+"""A durability level, and for `replicated` the number of replicas that must have the data."""
 
 MAX_JOURNAL = 10_000_000
 MAX_TIMEOUT_MS = 600_000
@@ -24,17 +24,17 @@ _SECURE = frozenset({"rediss", "valkeys", "rediss-list", "rediss-fanout", "redis
 
 
 class Options(Struct, frozen=True):
-    """A URL, read.
+    """The contents of a URL.
 
     Attributes:
         name: The URL without its secrets.
-        connection: What every connection is made with.
-        socket: Path of a Unix socket, or "".
-        secure: Use TLS.
-        connections: Most connections for commands; one more listens for wake-ups.
-        timeout_ms: Longest wait for an answer, and for a durability level to be reached.
-        durability: When `apply` may call a command done.
-        journal: Most entries to keep; 0 = keep none.
+        connection: The arguments of redis-py's connections.
+        socket: The path of a Unix socket, or "".
+        secure: True = use TLS.
+        connections: The largest number of connections for commands. One more connection listens for wake-ups.
+        timeout_ms: The longest wait for an answer, and the longest wait for the durability level.
+        durability: The level that a command must reach before `apply` acknowledges it.
+        journal: The largest number of journal entries to keep; 0 = keep none.
     """
 
     name: str
@@ -46,20 +46,20 @@ class Options(Struct, frozen=True):
     durability: Durability
     journal: int
 
-    def __repr__(self) -> str:  # a password must not stand in a traceback that shows variables
+    def __repr__(self) -> str:  # A traceback that shows variables must not show the password.
         return f"Options({self.name!r})"
 
     @property
     def server(self) -> tuple[object, ...]:
-        """What is the same for two URLs that reach the same data as the same user."""
+        """Socket, host, port, database and user. They are equal for two URLs that reach the same data as one user."""
         return self.socket, *(self.connection.get(name) for name in ("host", "port", "db", "username"))
 
 
 def read_url(url: str) -> Options:
-    """Read a store's URL.
+    """Read the URL of a store.
 
     Raises:
-        ConfigurationError: It is not of one of the known forms, or an option is unknown or out of range.
+        ConfigurationError: The URL has none of the known forms, or an option is unknown or out of range.
     """
     given = UrlOptions(url)
     options = read_options(given)
@@ -68,10 +68,10 @@ def read_url(url: str) -> Options:
 
 
 def read_options(given: UrlOptions) -> Options:
-    """Read a URL's host, credentials and options; others may be left.
+    """Read the host, the credentials and the common options of a URL. Leave other options for the caller to read.
 
     Raises:
-        ConfigurationError: It is not of one of the known forms, or an option is out of range.
+        ConfigurationError: The URL has none of the known forms, or an option is out of range.
     """
     parts, masked = given.parts, given.masked
     timeout_ms = given.integer("timeout_ms", 5_000, 50, MAX_TIMEOUT_MS)

@@ -1,4 +1,4 @@
-"""One connection without a loop, for reading much: what is asked next is on its way while the last answer is read."""
+"""A blocking connection for long reads. The next command is on its way while the caller reads the last answer."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ READ_BYTES = 262_144
 
 
 class PipelinedConnection:
-    """Sends to one server, and reads its answers in their order; used by one thread.
+    """Sends commands to one server, and reads the answers in the same order. For one thread; needs no event loop.
 
     Args:
-        options: Where and how.
-        keys: Of the namespace.
+        options: The server, the credentials and the time limit.
+        keys: The keys of the namespace.
     """
 
     def __init__(self, options: Options, keys: Keys) -> None:
@@ -48,10 +48,10 @@ class PipelinedConnection:
         self._connection: Any = kind(**kwargs)
 
     def __enter__(self) -> Self:
-        """Connect.
+        """Connect to the server.
 
         Raises:
-            StoreUnavailableError: It cannot be reached.
+            StoreUnavailableError: The server cannot be reached.
         """
         try:
             self._connection.connect()
@@ -68,13 +68,13 @@ class PipelinedConnection:
         """Send one command and return its answer.
 
         Raises:
-            StoreUnavailableError: No answer, or a refusal.
+            StoreUnavailableError: The server did not answer, or it refused the command.
         """
         self.send(packed(arguments))
         return self.answer()
 
     def ask_all(self, commands: list[tuple[Arg, ...]]) -> list[Any]:
-        """Send commands at once and return their answers.
+        """Send all commands, then return their answers in the same order.
 
         Raises:
             StoreUnavailableError: As `ask`.
@@ -83,7 +83,7 @@ class PipelinedConnection:
         return [self.answer() for _ in commands]
 
     def send(self, *commands: bytes) -> None:
-        """Send commands; `answer` returns what each comes to."""
+        """Send commands without reading their answers. Call `answer` once for each command."""
         try:
             self._connection.send_packed_command(commands, check_health=False)
         except (RedisError, OSError) as error:
@@ -97,7 +97,7 @@ class PipelinedConnection:
             raise self._unavailable(error) from error
 
     def run(self, name: str, *arguments: Arg) -> Any:  # noqa: ANN401 - what the script returns
-        """Run a script; its text travels along.
+        """Run a script of the store. The call sends the text of the script.
 
         Raises:
             StoreUnavailableError: As `ask`.

@@ -1,4 +1,4 @@
-"""Causes for which a Redis store cannot be opened, each with its remedy."""
+"""Known causes of a failure to open a Redis store, and their remedies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         ("Connection closed by server", "Connection reset by peer"),
         "rediss:// in place of redis://, or the port without TLS",
-        meaning="the server ended the connection at once, as one does that speaks TLS at this port",
+        meaning="the server ended the connection at once; the port probably expects TLS",
     ),
     Cause(
         (*NO_ANSWER, "Timeout connecting", *UNKNOWN_HOST, "No such file"),

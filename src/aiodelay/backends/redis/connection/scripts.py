@@ -1,7 +1,10 @@
-"""The scripts: one file each under `lua/`, put together from the parts that their line `--@` names.
+"""The Lua scripts of the Redis backend, composed from the files under `lua/`.
 
-Files name constants, such as `VALUE.DUE_MS_FIRST`; a script holds the numbers and strings of `layouts` instead. A
-script also holds the layout and the features that this version knows (`MARKER`): it refuses newer data by itself.
+Each script has one file. Its line `--@` names the files of shared code to put before it. Two kinds of names in the
+files are replaced by values:
+
+- Layout constants, such as `VALUE.DUE_MS_FIRST`, by the numbers and strings of the module `layouts`.
+- `MARKER` constants, by the layout and the features that this version knows. So a script itself refuses newer data.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ NAMES = (
     "transfer_logs",
     "transfer_topics",
 )
-"""All scripts of a store."""
+"""The scripts of a store."""
 STANDALONE = (
     "again",
     "again_log",
@@ -70,7 +73,7 @@ STANDALONE = (
     "unregister",
     "unregister_log",
 )
-"""Those of lists, topics and logs, which have keys of their own."""
+"""The scripts of lists, topics and logs. They do not use the keys of a store."""
 
 _PARTS = re.compile(r"^--@ (.+)$", re.MULTILINE)
 _CONSTANT = re.compile(rf"\b(?:{'|'.join((*NAMESPACES, 'MARKER'))})\.[A-Z0-9_]+\b")
@@ -78,7 +81,7 @@ _CONSTANTS = lua_constants(FIELDS)
 
 
 class Script(Struct, frozen=True):
-    """A script: its whole text, and the name under which a server caches it."""
+    """A script: its name, its whole text, and the SHA-1 under which a server caches it."""
 
     name: str
     text: bytes
@@ -86,12 +89,12 @@ class Script(Struct, frozen=True):
 
 
 def source_of(name: str) -> str:
-    """Return a file of `lua/`."""
+    """Return the text of a file under `lua/`."""
     return files("aiodelay.backends.redis").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 
 def filled(source: str, constants: Mapping[str, str]) -> str:
-    """Return Lua source in which constants replace their names.
+    """Return Lua source with the names of constants replaced by their values.
 
     Raises:
         KeyError: The source names a constant that no layout has.
@@ -100,7 +103,7 @@ def filled(source: str, constants: Mapping[str, str]) -> str:
 
 
 def part_of(name: str) -> str:
-    """Return a file of `lua/` with its constants filled in, as scripts hold it."""
+    """Return the text of a file under `lua/`, with the values of its constants."""
     return _part(name, features.KNOWN)
 
 
@@ -113,7 +116,7 @@ def _part(name: str, known: frozenset[str]) -> str:
 
 
 def script(name: str) -> Script:
-    """Return a script by name; read once per process."""
+    """Return a script by name. Each process composes a script once."""
     return _put_together(name, features.KNOWN)
 
 
@@ -126,6 +129,6 @@ def _put_together(name: str, known: frozenset[str]) -> Script:
 
 
 def packed(arguments: Sequence[Arg]) -> bytes:
-    """Write a command as Redis reads it."""
-    command: bytes = hiredis.pack_command(tuple(arguments))  # type: ignore[arg-type] # its stub knows tuples of one alone
+    """Encode a command in the Redis protocol."""
+    command: bytes = hiredis.pack_command(tuple(arguments))  # type: ignore[arg-type] # its stub allows only 1 argument
     return command

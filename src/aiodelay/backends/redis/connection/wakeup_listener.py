@@ -1,4 +1,8 @@
-"""Reads that block, each on a connection of its own: a store's stream of wake-ups, and lists that may fill."""
+"""Readers that block until something happens on the server, each on its own connection.
+
+`WakeupListener` reads the store's stream of wake-ups. `ListListener` and `LogListener` wait for elements of a list and
+for entries of a log. Sources and the store use them to end their waits.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +26,21 @@ log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 BLOCK_MS = 5_000
 GRACE_S = 2.0
-"""How much longer than asked for an answer may take before the connection counts as dead."""
+"""How long after its time limit an answer may still arrive. Then the connection counts as dead."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 START_S = 1.0
 LASTING = 5
-"""So many failures in a row, over some seconds, are told as a warning."""
+"""After this many failures in a row, which take some seconds, the reader logs a warning."""
 
 
 class BlockingReader(ABC):
-    """Keeps a connection, and calls `wake` after each reconnection: something may have been missed meanwhile."""
+    """Keeps one connection open and reads from it. Calls `wake` after each failure: a signal may have been missed."""
 
     def __init__(self, client: Client, wake: Callable[[], object]) -> None:
         self._client, self._wake = client, wake
 
     async def run(self) -> None:
-        """Listen until cancelled; nothing else ends this."""
+        """Listen until cancelled. No error ends this method."""
         failures = 0
         while True:
             connection = self._client.new_connection()
@@ -51,10 +55,10 @@ class BlockingReader(ABC):
                 if failures == 1:
                     log.info("wake-ups interrupted: %s", error)
                 elif failures == LASTING:
-                    log.warning("there are no wake-ups, so that messages may be late by some seconds: %s", error)
+                    log.warning("no wake-ups arrive, so messages may be some seconds late: %s", error)
             except Exception:
                 failures += 1
-                log.exception("reading wake-ups failed; the safety poll goes on")
+                log.exception("reading wake-ups failed; the safety poll still finds due messages")
             finally:
                 await connection.disconnect(nowait=True)
             self._wake()
@@ -62,20 +66,20 @@ class BlockingReader(ABC):
 
     @abstractmethod
     async def _read(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
-        """Read once, blocking at most `BLOCK_MS`."""
+        """Read once. Block for at most `BLOCK_MS`."""
 
 
 class WakeupListener(BlockingReader):
-    """Reads the stream `wake`: what other processes put into a lane ahead of its head. Hints only.
+    """Reads the stream `wake`, into which a process writes when it puts a message ahead of the head of a lane.
 
-    A cursor survives reconnecting, so that nothing is missed that the stream still holds. Whatever goes wrong here
-    costs lateness up to the safety poll, and no message.
+    The entries are only hints. A failure here delays messages until the safety poll, and loses none. The cursor
+    survives a reconnection, so the listener misses no entry that the stream still holds.
 
     Args:
-        client: Makes the connection.
-        key: The stream.
-        writer: Entries of this one are skipped: its own workers are woken without the server.
-        wake: Called for each batch of hints, and after each reconnection.
+        client: The client that makes the connection.
+        key: The key of the stream.
+        writer: The name of this process. Its own entries are skipped: it wakes its own workers without the server.
+        wake: Called for each batch of hints, and after each failed connection.
     """
 
     def __init__(self, client: Client, key: str, writer: str, wake: Callable[[], object]) -> None:
@@ -85,7 +89,7 @@ class WakeupListener(BlockingReader):
         self._listens = asyncio.Event()
 
     async def ready(self) -> None:
-        """Return when the cursor stands, or soon if the server does not answer."""
+        """Return when the listener has its place in the stream, or after `START_S` if the server does not answer."""
         with suppress(TimeoutError):
             async with asyncio.timeout(START_S):
                 await self._listens.wait()
@@ -106,14 +110,14 @@ class WakeupListener(BlockingReader):
 
 
 class AskedReader(BlockingReader):
-    """Waits for something to take, whenever it is asked to; it takes nothing."""
+    """Waits for something to take, each time that its owner asks. It takes nothing itself."""
 
     def __init__(self, client: Client, wake: Callable[[], object]) -> None:
         super().__init__(client, wake)
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
-        """Have `wake` called once there is something."""
+        """Ask for a call of `wake` when there is something to take."""
         self._asked.set()
 
     async def _read(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
@@ -125,19 +129,19 @@ class AskedReader(BlockingReader):
 
     @abstractmethod
     async def _command(self, connection: Any) -> list[Arg]:  # noqa: ANN401 - redis-py's connection
-        """Return the command that blocks at most `BLOCK_MS` while there is nothing, and then answers nil."""
+        """Return a command that waits for something to take. After `BLOCK_MS` without it, the command answers nil."""
 
 
 class ListListener(AskedReader):
-    """Waits for a list to have an element.
+    """Waits until a list has an element.
 
-    The command moves the head of the list to the head of the list, and blocks while there is none: after it the list is
-    what it was before. All who wait are told of an element, whoever pushed it.
+    Its command, BLMOVE, moves the head of the list to the head of the same list, so the list does not change. The
+    command blocks while the list is empty. Every waiting listener wakes up, no matter which program pushed the element.
 
     Args:
-        client: Makes the connection.
-        key: The list.
-        wake: Called when it has an element, and after each reconnection.
+        client: The client that makes the connection.
+        key: The key of the list.
+        wake: Called when the list has an element, and after each failed connection.
     """
 
     def __init__(self, client: Client, key: str, wake: Callable[[], object]) -> None:
@@ -149,13 +153,13 @@ class ListListener(AskedReader):
 
 
 class LogListener(AskedReader):
-    """Waits for a log to have an entry that a consumer has not had.
+    """Waits until a log has an entry that a consumer has not read yet.
 
     Args:
-        client: Makes the connection.
-        key: The log.
-        state: The consumer's, which says with which index it goes on.
-        wake: Called when there is such an entry, and after each reconnection.
+        client: The client that makes the connection.
+        key: The key of the log.
+        state: The key of the consumer's state, which holds the index of its next entry.
+        wake: Called when there is such an entry, and after each failed connection.
     """
 
     def __init__(self, client: Client, key: str, state: str, wake: Callable[[], object]) -> None:
@@ -169,7 +173,7 @@ class LogListener(AskedReader):
 
 @asynccontextmanager
 async def listening(reader: BlockingReader, name: str) -> AsyncIterator[None]:
-    """Have a reader at work for the length of a block; what ends the block goes its own way, not into a group."""
+    """Run a reader during a block. An error of the block is raised as it is, not inside an exception group."""
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(reader.run(), name=name)

@@ -1,4 +1,4 @@
-"""What is open: the client, the server's time, the lanes' names, and who waits for messages here."""
+"""`Base`, the common part of the Redis store's classes: the open client, the server's time, and the waiting loops."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ __all__ = ["Base"]
 
 
 class _ServerTime:
-    """How far the server's clock is ahead of ours, as far as answers tell: each sets a least and a most."""
+    """An estimate of the server's time, without asking for it.
+
+    It keeps the difference between the server's clock and the loop's clock. Each answer of the server narrows the
+    difference: the server's time lies between the question and the answer.
+    """
 
     def __init__(self, server_ms: float) -> None:
         loop = asyncio.get_running_loop()
@@ -41,7 +45,7 @@ class _ServerTime:
         self._ahead_ms = server_ms - self._local_s() * 1000
 
     def heard(self, now_ms: int, asked_s: float) -> None:
-        """Take note of the server's whole ms at some instant since `asked_s`."""
+        """Correct the estimate: at some instant since `asked_s`, the server's clock showed `now_ms`."""
         least_ms, most_ms = now_ms - self._local_s() * 1000, now_ms + 1 - asked_s * 1000
         self._ahead_ms = min(max(self._ahead_ms, least_ms), most_ms)
 
@@ -61,12 +65,12 @@ class _Opened:
 
 
 class Base:
-    """What every role of the store stands on.
+    """The base class of the store: opening, calls to the server, and time.
 
     Args:
-        options: From the URL.
-        keys: Of the namespace.
-        clock: Where the store reads the time; None = the server's TIME.
+        options: The options of the URL.
+        keys: The keys of the namespace.
+        clock: The clock of the store; None = the server's TIME.
     """
 
     def __init__(self, options: Options, keys: Keys, clock: Clock | None) -> None:
@@ -76,12 +80,12 @@ class Base:
 
     @property
     def name(self) -> str:
-        """What error messages call it: its URL, masked."""
+        """The name of the store in error messages: its URL without secrets."""
         return self._options.name
 
     @property
     def keeps_journal(self) -> bool:
-        """Whether outcomes are written to the journal."""
+        """True if the store keeps a journal."""
         return self._options.journal > 0
 
     # --- opening ------------------------------------------------------------------------------------------
@@ -126,12 +130,13 @@ class Base:
     # --- calls --------------------------------------------------------------------------------------------
 
     async def run(self, script: str, arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - what the script returns
-        """Run a script.
+        """Run a script and return its reply.
 
         Raises:
-            StoreUnavailableError: It may or may not have run; repeating is safe.
-            StoreDamagedError: A key holds another type than ours.
-            StoreTooNewError: The namespace uses what this version does not know; the script has changed nothing.
+            StoreUnavailableError: The script may or may not have run. A repetition is safe.
+            StoreDamagedError: A key holds another type than aiodelay's.
+            StoreTooNewError: The namespace uses a layout or features that this version does not know. The script has
+                changed nothing.
         """
         try:
             return await self._run(script, arguments)
@@ -148,23 +153,23 @@ class Base:
             raise
 
     async def _name_damage(self, client: Client, fault: Fault) -> None:
-        """Have a fault say which key is to blame, if it is one's type."""
+        """If a key of the wrong type caused the fault, name the key in the fault's reason."""
         if fault.is_damage:
-            with suppress(Fault):  # the server went away meanwhile
+            with suppress(Fault):  # The server stopped answering meanwhile: keep the reason.
                 fault.reason = await overwritten_key(client, self._keys) or fault.reason
 
     def unavailable(self, fault: Fault) -> StoreError:
-        """Return the error that users of the store get for a fault."""
+        """Return the public error for a fault."""
         if fault.too_new is not None:
             return StoreTooNewError(self.name, fault.too_new.value, fault.too_new.allowed)
         kind = StoreDamagedError if fault.is_damage else StoreUnavailableError
         return kind(self.name, fault.reason)
 
     async def run_apart(self, script: str, arguments: Sequence[Arg]) -> None:
-        """Run a script on a connection of its own, in another loop than the store's.
+        """Run a script on a separate connection, from another event loop than the store's.
 
         Raises:
-            Fault: It may or may not have run.
+            Fault: The script may or may not have run.
         """
         client = Client(self._options, self._keys)
         now_ms = None if self._clock is None else self._clock.now_ms()
@@ -174,11 +179,11 @@ class Base:
             await client.aclose()
 
     async def command(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
-        """Send one command.
+        """Send one command and return its reply.
 
         Raises:
-            StoreUnavailableError: It may or may not have been carried out.
-            StoreDamagedError: A key holds another type than ours.
+            StoreUnavailableError: The server may or may not have carried out the command.
+            StoreDamagedError: A key holds another type than aiodelay's.
         """
         client = self._checked().client
         try:
@@ -188,10 +193,10 @@ class Base:
             raise self.unavailable(fault) from fault
 
     async def lanes_of(self, values: Sequence[object]) -> Lanes:
-        """Read the names of lanes, if there are values to be read by them.
+        """Read the names of the lanes from the server. If `values` is empty, return no names and do not ask.
 
         Raises:
-            StoreUnavailableError: They could not be read.
+            StoreUnavailableError: The server did not return the names.
         """
         if not values:
             return Lanes({})
@@ -200,9 +205,13 @@ class Base:
     # --- time ---------------------------------------------------------------------------------------------
 
     def heard(self, now: bytes, asked_s: float) -> int:
-        """Take note of the server's time in an answer to what was asked at `asked_s` of the loop's time, and return it.
+        """Correct the estimate of the server's time from an answer, and return the time in the answer.
 
-        The answer may have been long under way: through the network, a durability level, or a loop that was busy.
+        The answer may be old: the network, a durability level or a busy event loop can delay it.
+
+        Args:
+            now: The server's time in the answer, epoch ms.
+            asked_s: The loop's time at the question.
         """
         now_ms = int(now)
         opened = self._opened
@@ -211,7 +220,7 @@ class Base:
         return now_ms
 
     def now_ms(self) -> int:
-        """Return the store's time as far as known, epoch ms."""
+        """Return the store's time in epoch ms. Without a clock, this is an estimate of the server's time."""
         if self._clock is not None:
             return self._clock.now_ms()
         opened = self._opened or self._checked()
@@ -219,7 +228,7 @@ class Base:
         return int(opened.time.now_ms())
 
     def seconds_until(self, at_ms: int) -> float:
-        """Return the seconds until an instant of the store's time; negative if it has passed."""
+        """Return the seconds until an instant of the store's time. The result is negative if the instant has passed."""
         if self._clock is not None:
             return self._clock.seconds_until(at_ms)
         opened = self._checked()

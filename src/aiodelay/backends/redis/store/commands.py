@@ -1,4 +1,4 @@
-"""Between commands and what `apply.lua` takes and answers."""
+"""Encoding of commands as arguments of `apply.lua`, and decoding of its answers."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ __all__ = ["BAD_VALUE", "CHANGE_COST", "MOST_MS", "Answer", "answer_of", "argume
 
 
 class _TooFarError(Exception):
-    """A time that the record's 6 bytes cannot hold."""
+    """A time is too large for the 6 bytes of a record."""
 
 
 BAD_VALUE = (_TooFarError, OverflowError, UnicodeError, TypeError)
-"""What a value raises that no record can hold; the command it came with is refused, its neighbours are not."""
+"""Errors from values that no record can hold. The store refuses the command with such a value, and no other command."""
 
 MOST_MS = (1 << 47) - 1
 """The latest time that a record can hold."""
 _COMMAND_BYTES = 100
 CHANGE_COST = 6
-"""What a command that changes a record costs the server, in puts of new ids, so that no script takes it long."""
+"""The cost of a command that changes a record, in puts of new ids. It bounds the time that one script takes."""
 _MODES = {"replace": b"r", "keep": b"k", "error": b"e", "newer": b"n", "if_revision": b"i"}
 
 _REVISION, _DUE_MS, _VERSION = (span("ANSWER", part) for part in ("revision", "due", "version"))
@@ -69,10 +69,10 @@ _REFUSED = {
 
 
 def arguments_of(command: Command) -> list[Arg]:
-    """Write a command as eight arguments of `apply.lua`.
+    """Return the eight arguments of `apply.lua` for a command.
 
     Raises:
-        OverflowError, UnicodeError: A value does not fit.
+        OverflowError, UnicodeError: A value does not fit into the arguments.
     """
     if type(command) is Put:
         return _put_arguments(command)
@@ -114,7 +114,7 @@ def _checked(ms: int) -> int:
 
 
 def answer_of(answer: bytes, command: Command | None) -> Outcome:
-    """Read what a command was answered."""
+    """Return the outcome for the answer of a script to one command."""
     letter = answer[:1]
     found = _STORED.get(letter)
     if found is not None:
@@ -130,12 +130,12 @@ def _outdated(answer: bytes, command: Command | None) -> Refused:
 
 
 def outcome_of(fault: Fault) -> Outcome:
-    """Return what commands came to whose script did not succeed."""
+    """Return the outcome of every command whose script call failed."""
     return Unknown(fault.reason) if fault.kind == "unknown" else Refused(fault.kind, fault.reason)
 
 
 def chunk_size(commands: Iterable[Command]) -> int:
-    """Return how many of these one script may take."""
+    """Return how many of these commands, from the first on, one script call may take."""
     size = cost = n = 0
     for command in commands:
         size += _COMMAND_BYTES + (command.envelope.size if isinstance(command, Put) else 0)

@@ -1,4 +1,4 @@
-"""Between what `counts.lua` and `load.lua` answer and what operators see."""
+"""Decoding of the answers of `counts.lua` and `load.lua`, for `counts()` and `load()`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["add_load", "counts_of"]
 
 
 def counts_of(reply: Sequence[Any]) -> Mapping[Lane, LaneCounts]:
-    """Read the answer of `counts.lua`; lanes that hold nothing are left out."""
+    """Return the counts in an answer of `counts.lua`, without the lanes that hold nothing."""
     served = served_lanes(reply[1], int(reply[0]))
     held = frozenset(reply[2])
     parked = _parked(reply[3])
@@ -32,7 +32,7 @@ def counts_of(reply: Sequence[Any]) -> Mapping[Lane, LaneCounts]:
 
 
 def _parked(flat: Sequence[bytes]) -> dict[bytes, int]:
-    """Add up what is parked, by lane's number."""
+    """Return the number of parked messages by the number of the lane."""
     found: dict[bytes, int] = {}
     for name, count in zip(flat[::2], flat[1::2], strict=True):
         number = name.partition(b":")[0]
@@ -41,6 +41,6 @@ def _parked(flat: Sequence[bytes]) -> dict[bytes, int]:
 
 
 def add_load(found: Counter[tuple[int, Lane]], lane: Lane, first: int, counted: Sequence[bytes]) -> None:
-    """Add the answer of `load.lua`, whose spans begin at the span `first`."""
+    """Add the counts in an answer of `load.lua` to `found`. Its first span is the span number `first`."""
     for span, messages in zip(counted[::2], counted[1::2], strict=True):
         found[first + int(span), lane] += int(messages)

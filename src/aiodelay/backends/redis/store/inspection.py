@@ -1,4 +1,4 @@
-"""What operators see and do: look into the store, hold lanes, handle dead letters, read the journal."""
+"""`Inspection`: the methods of the store for operators. They list messages, pause lanes, and handle dead letters."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ __all__ = ["Inspection"]
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 AT_ONCE = 100
-"""Most records to look at in one call."""
+"""The largest number of records to read in one call."""
 LETTERS_AT_ONCE = 20
-"""Most dead letters to fetch in one call, however large they are."""
+"""The largest number of dead letters to fetch in one call, whatever their size."""
 REDRIVEN_AT_ONCE = 80
 REVISION_BYTES = size_of("LETTER_KEY")
-"""With a revision of so many bytes a key of `dead` ends."""
+"""The number of bytes of the revision at the end of a field name in `dead`."""
 SPANS_AT_ONCE = 200
 
 
 class Inspection(Base):
-    """The parts of the store that show and change messages: `Inspectable`, `Holds`, `DeadLetters` and `Journal`."""
+    """The store's methods for operators: `Inspectable`, `Holds`, `DeadLetters` and `Journal`."""
 
     # --- messages -----------------------------------------------------------------------------------------
 
     async def get(self, message_id: str) -> Snapshot | None:
-        """Return a message that is pending or in flight."""
+        """Return the pending message with this id, also while it is in flight; None if there is none."""
         try:
             member = member_of(message_id)
-        except UnicodeEncodeError:  # nothing can stand under it
+        except UnicodeEncodeError:  # No message can have this id.
             return None
         found = await self._look([member])
         return found.get(member)
@@ -87,10 +87,11 @@ class Inspection(Base):
         return snapshots
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
-        """List messages by (next attempt, id).
+        """List messages in the order of (next attempt, id).
 
-        Places are read before messages: what ends in between is left out and followed by the next, and what moves is
-        shown at the place where it was found, so that a page's last message is always where the next page begins.
+        The method reads the order first and the messages after it. A message that ends in between is left out, and a
+        later message takes its place. A message that moves in between keeps the place at which it was found. So the last
+        message of a page is always where the next page begins.
         """
         found: list[Snapshot] = []
         while len(found) < query.limit:
@@ -107,7 +108,7 @@ class Inspection(Base):
         return found[: query.limit]
 
     async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
-        """List recurring messages, in the order of their ids as Redis holds them."""
+        """List recurring messages, in the order of their encoded ids in Redis."""
         found: list[Snapshot] = []
         last = b"" if after is None else member_of(after)
         while len(found) < limit:
@@ -119,7 +120,7 @@ class Inspection(Base):
         return found
 
     async def _places(self, query: Query) -> dict[tuple[int, str], bytes]:
-        """Return the ids of the first messages by place, in order."""
+        """Return the first messages of a query as (next attempt, id) and encoded id, in order."""
         to: Arg = "+inf" if query.to_ms is None else f"({query.to_ms}"
         from_: Arg = "-inf" if query.from_ms is None else query.from_ms
         tie: Arg = ""
@@ -135,7 +136,10 @@ class Inspection(Base):
     async def _range(
         self, what: str, which: list[Arg], lanes: Sequence[Lane] = ()
     ) -> AsyncIterator[Iterable[tuple[bytes, bytes]]]:
-        """Read what `range.lua` names, until nothing is left: so many as stand at one ms would take the server long."""
+        """Yield the pairs of `range.lua`, with repeated calls until nothing is left.
+
+        Any number of messages can have the same ms. One call for all of them would block the server for long.
+        """
         reply = await self.run("range", [what, *which, *lanes])
         yield _pairs(reply[2:])
         while reply[1]:
@@ -145,7 +149,8 @@ class Inspection(Base):
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages and dead letters by lane and state.
 
-        What was put before its address was held counts as scheduled or overdue until it comes to the lane's head.
+        A message that was scheduled before its address was paused counts as scheduled or overdue, until it reaches the
+        head of its lane.
         """
         return counts_of(await self.run("counts", []))
 
@@ -156,7 +161,7 @@ class Inspection(Base):
         return live_workers(flat, self.now_ms())
 
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
-        """Count what comes due from now on, by span and lane."""
+        """Count the messages that come due from now on, by lane and span of `bucket_ms`."""
         reply = await self.run("counts", [])
         now_ms = int(reply[0])
         found = Counter[tuple[int, Lane]]()
@@ -172,27 +177,28 @@ class Inspection(Base):
         return [LoadBucket(now_ms + span * bucket_ms, lane, found[span, lane]) for span, lane in sorted(found)]
 
     async def position(self, source: str) -> int | None:
-        """Return an intake's position."""
+        """Return the last position of an intake; None if it has none."""
         position = await self.command("HGET", self._keys.key("src"), source)
         return None if position is None else int(position)
 
     # --- holds --------------------------------------------------------------------------------------------
 
     async def hold(self, lane: Lane, address: str | None = None) -> bool:
-        """Pause a lane or an address of it."""
+        """Pause a lane, or one address of the lane. Return True if it was not paused before."""
         return bool(await self.run("hold", ["hold", lane, _place(address)]))
 
     async def release(self, lane: Lane, address: str | None = None) -> bool:
-        """Resume a lane or an address of it."""
+        """Resume a lane, or one address of the lane. Return True if it was paused."""
         changed = bool(await self.run("hold", ["release", lane, _place(address)]))
-        # In steps, so that others are served in between. What a crash leaves is put back by `tidy`, or by a repetition.
+        # Return parked messages in steps, so that the server can serve other clients in between. After a crash here,
+        # `tidy` or a repetition of this call returns the rest.
         while await self.run("hold", ["return", lane, _place(address)]):
             pass
         self.waiters.wake()
         return changed
 
     async def holds(self) -> Sequence[tuple[Lane, str | None]]:
-        """List what is held."""
+        """List the paused lanes and addresses."""
         found: list[tuple[Lane, str | None]] = []
         members = await self.command("SMEMBERS", self._keys.key("holds"))
         lanes = await self.lanes_of(list(members))
@@ -225,7 +231,7 @@ class Inspection(Base):
         return found[:limit]
 
     async def _dead_places(self, after: tuple[int, str, int] | None, limit: int) -> dict[tuple[int, str, int], bytes]:
-        """Return the keys in `dead` of the first letters by time, in order."""
+        """Return the field names in `dead` of the oldest dead letters after a place, in order."""
         tie, from_ = ("", "-inf") if after is None else (str(after[0]), f"({after[0]}")
         found: dict[tuple[int, str, int], bytes] = {}
         async for pairs in self._range("graves", [tie, from_, "+inf", limit]):
@@ -239,22 +245,22 @@ class Inspection(Base):
     async def _dead_places_of(
         self, message_id: str, after: tuple[int, str, int] | None, limit: int
     ) -> dict[tuple[int, str, int], bytes]:
-        """Return the keys in `dead` of one message's first letters by time, in order."""
+        """Return the field names in `dead` of one message's oldest dead letters after a place, in order."""
         try:
             member = member_of(message_id)
-        except UnicodeEncodeError:  # nothing can stand under it
+        except UnicodeEncodeError:  # No message can have this id.
             return {}
         await self._index_letters()
         found: dict[tuple[int, str, int], bytes] = {}
         for keys in await self._keys_of_letters(member):
             for key, at_ms in zip(keys, await self.command("ZMSCORE", self._keys.key("graves"), *keys), strict=True):
-                if at_ms is not None:  # else it was purged meanwhile
+                if at_ms is not None:  # None: somebody purged the dead letter meanwhile.
                     found[int(at_ms), message_id, int.from_bytes(key[-REVISION_BYTES:], "big")] = key
         places = nsmallest(limit, (place for place in found if after is None or place > after))
         return {place: found[place] for place in places}
 
     async def _keys_of_letters(self, member: bytes) -> list[list[bytes]]:
-        """Return the keys in `dead` of one message's letters, a bounded number at a time."""
+        """Return the field names in `dead` of one message's dead letters, in lists of at most `AT_ONCE`."""
         size = (len(member) + REVISION_BYTES).to_bytes(2, "big")
         which, last = self._keys.key("graves:ids"), b"[" + size + member + b"\xff" * REVISION_BYTES
         first = b"[" + size + member + b"\x00" * REVISION_BYTES
@@ -265,7 +271,7 @@ class Inspection(Base):
         return chunks
 
     async def _index_letters(self) -> None:
-        """See to it that all letters can be found by id: those of versions before the index are added to it."""
+        """Complete the index of dead letters by id. Older versions of aiodelay wrote dead letters without this index."""
         at: bytes | int | None = b""
         while at is not None:
             at = await self.run("graves", [at])
@@ -285,7 +291,7 @@ class Inspection(Base):
         return letters
 
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
-        """Give dead letters a new life."""
+        """Schedule dead letters again."""
         outcomes: list[Outcome] = []
         while left := keys[len(outcomes) : len(outcomes) + REDRIVEN_AT_ONCE]:
             answers = await self.run("redrive", ["redrive", *_dead_arguments(left)])
@@ -303,10 +309,10 @@ class Inspection(Base):
     # --- journal ------------------------------------------------------------------------------------------
 
     def check_journal(self) -> None:
-        """Refuse what needs a journal where there is none.
+        """Raise an error if the store keeps no journal.
 
         Raises:
-            UnsupportedByStoreError: There is none.
+            UnsupportedByStoreError: The store keeps no journal.
         """
         if not self.keeps_journal:
             raise UnsupportedByStoreError("journal", "off", "'redis://host?journal=1000'")
@@ -314,7 +320,7 @@ class Inspection(Base):
     async def journal(
         self, *, message_id: str | None = None, after: int = 0, limit: int = 100
     ) -> Sequence[JournalEntry]:
-        """List the trail of outcomes."""
+        """List entries of the journal, oldest first."""
         self.check_journal()
         wanted = None if message_id is None else member_of(message_id)
         found: list[JournalEntry] = []

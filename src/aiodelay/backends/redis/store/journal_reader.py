@@ -1,4 +1,4 @@
-"""The journal, read from any place without opening the store."""
+"""A reader of the journal that starts at any entry and does not need an open store."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ AT_ONCE = 2_000
 
 
 class RedisTrail:
-    """`Trail` of one part, whose entries are counted: a number that is missing was trimmed.
+    """Reads the journal of a Redis store, as the Protocol `Trail` asks. The journal has one part.
+
+    The entries have consecutive numbers. If a number is missing, the server has trimmed its entry.
 
     Args:
-        client: Of the server.
-        keys: Of the namespace.
-        name: What error messages call the store.
+        client: The client of the server.
+        keys: The keys of the namespace.
+        name: The name of the store in error messages.
     """
 
     def __init__(self, client: Client, keys: Keys, name: str) -> None:
         self._client, self._keys, self._name = client, keys, name
 
     async def spans(self) -> Mapping[int, range]:
-        """Ask for the oldest entry and the counter."""
+        """Return the numbers of the entries that the server still keeps, for each part."""
         oldest = await self._command("XRANGE", self._keys.key("journal"), "-", "+", "COUNT", 1)
         end = int(await self._command("HGET", self._keys.key("meta"), "journal") or 0) + 1
         return {PART: range(_number(oldest[0]) if oldest else end, end)}
@@ -42,7 +44,7 @@ class RedisTrail:
     async def entries(
         self, part: int, span: range, trimmed: Callable[[range], object]
     ) -> AsyncIterator[Sequence[JournalEntry]]:
-        """Read the stream."""
+        """Yield the entries of a span in order, in batches. Report missing entries to `trimmed`."""
         del part
         following = span.start
         journal, last = self._keys.key("journal"), f"{span.stop - 1}-0"
@@ -67,7 +69,7 @@ class RedisTrail:
 
 @asynccontextmanager
 async def open_trail(options: Options, keys: Keys) -> AsyncGenerator[RedisTrail]:
-    """Have a client; it connects when it is asked for something."""
+    """Open a reader of the journal. Its client connects at the first read."""
     client = Client(options)
     try:
         yield RedisTrail(client, keys, options.name)

@@ -1,4 +1,7 @@
-"""What one `Work` knows of the claims it was given: enough to end a plain one without the server reading it."""
+"""`LeaseCache`, the claims that one `RedisWork` holds.
+
+With its contents the server can end a *plain* claim without reading the record: it only deletes the message.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,21 @@ __all__ = ["Held", "LeaseCache", "plain_arguments"]
 
 MOST_HELD = 20_000
 SLACK_MS = 1_000
-"""How far the server's clock may be behind what we think it is."""
+"""How far the server's clock may be behind this process's estimate of it."""
 
 
 class Held(Struct, frozen=True, gc=False):
-    """A claim given out: its id as Redis holds it, its lane's number, and itself."""
+    """A claim that this worker holds: the encoded id, the number of the lane, and the claim itself."""
 
     member: bytes
     lane: int
     claim: Claim
 
     def is_plain(self, settlement: Settlement) -> bool:
-        """Say whether to end it is to delete it.
+        """Return True if the settlement only has to delete the message.
 
-        It has never lapsed, does not recur, is no series' occurrence, and has no version.
+        This is so if the settlement is `Done`, and if the message has never lapsed, does not recur, is not an occurrence
+        of a series, and has no version.
         """
         envelope = self.claim.record.envelope
         return (
@@ -41,39 +45,42 @@ class Held(Struct, frozen=True, gc=False):
 
 
 class LeaseCache:
-    """Claims given out, by id. A cache: what is not here is ended the longer way, with the same outcome."""
+    """The claims that a worker holds, by id.
+
+    This is only a cache. The server ends a claim that is not in it by reading the record, with the same outcome.
+    """
 
     def __init__(self) -> None:
         self._held: dict[str, Held] = {}
 
     def add(self, held: Sequence[Held]) -> None:
-        """Note what was given out."""
-        if len(self._held) >= MOST_HELD:  # never settled: lost, or lapsed
+        """Add new claims."""
+        if len(self._held) >= MOST_HELD:  # These claims were lost or have lapsed: nobody settled them.
             self._held.clear()
         self._held |= {each.claim.record.envelope.id: each for each in held}
 
     def renewed(self, renewals: Iterable[Renewal], outcomes: Iterable[RenewOutcome]) -> None:
-        """Note new tokens, and know those no more that were not renewed."""
+        """Store the new tokens of renewed claims, and drop the claims that were not renewed."""
         for renewal, outcome in zip(renewals, outcomes, strict=True):
             held = self._held.pop(renewal.id, None)
             if held is not None and outcome in (RenewOutcome.RENEWED, RenewOutcome.CANCELLED):
                 self._held[renewal.id] = Held(held.member, held.lane, Claim(held.claim.record, renewal.to))
 
     def take(self, settlements: Iterable[Settlement]) -> list[Held | None]:
-        """Return what is known of claims that are to be ended; they are known no more."""
+        """Remove the claims of these settlements and return them. None stands for a claim that is not in the cache."""
         found = [(settlement.token, self._held.pop(settlement.id, None)) for settlement in settlements]
         return [held if held is not None and held.claim.token == token else None for token, held in found]
 
 
 def plain_arguments(ended: Sequence[Held], now_ms: int) -> tuple[list[Arg], list[int]]:
-    """Write plain ends as `settle.lua` takes them.
+    """Return the arguments of `settle.lua` that end plain claims.
 
     Args:
-        ended: Claims.
-        now_ms: The store's time.
+        ended: The plain claims to end.
+        now_ms: The store's time, epoch ms.
 
     Returns:
-        The arguments, and the order in which they name the claims.
+        The arguments, and the indexes of the claims in the order of the arguments.
     """
     lists: dict[tuple[int, int], list[int]] = {}
     memories: list[Arg] = []
