@@ -1,3 +1,3 @@
-"""Fan-out: topics whose consumers each get every message."""
+"""Fan-out topics: each consumer of such a topic gets every message."""
 
 __all__: list[str] = []

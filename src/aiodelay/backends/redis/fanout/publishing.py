@@ -1,4 +1,7 @@
-"""Publishing to topics, once in effect: what a topic remembers of is not given to anybody twice."""
+"""`PublishingEnd`, the base class of the sinks that publish to topics and logs.
+
+A topic remembers the delivery ids of the last 10 minutes. A repetition within this time has no effect.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,17 @@ from aiodelay.core.values import MAX_CLAIM_BYTES, Delivery, Failed, NotTaken, Se
 __all__ = ["PublishingEnd"]
 
 REMEMBERED_S = 540.0
-"""A minute less than a topic remembers what was published from elsewhere."""
+"""One minute less than the time for which a topic remembers a delivery id."""
 MOST_UNKNOWN = 10_000
 
 
 class PublishingEnd(ConnectedSink):
-    """A sink of topics.
+    """A sink that publishes to topics.
 
     Args:
-        server: A URL as of a Redis store.
-        resend_unknown: Publish a message again also where the outcome of its first try has been unknown for more than 9
-            minutes; otherwise it is given up as `outcome_unknown`.
+        server: A URL in the form of a Redis store's URL.
+        resend_unknown: What to do if the outcome of the first attempt has been unknown for more than 9 minutes. True:
+            publish the message again. False: give it up as `outcome_unknown`.
     """
 
     def __init__(self, server: str | Options, *, resend_unknown: bool) -> None:
@@ -37,11 +40,14 @@ class PublishingEnd(ConnectedSink):
 
     @abstractmethod
     async def _publish(self, client: Client, address: str, elements: Sequence[Arg]) -> int | str:
-        """Publish pairs of delivery id and element; return how many of the first ones, or why none can be.
+        """Publish pairs of delivery id and element.
+
+        Returns:
+            The number of published pairs, counted from the first, or the reason why the topic takes nothing.
 
         Raises:
-            TargetError: The address can never work.
-            Fault: The server did not answer, or refused.
+            TargetError: Sends to this address can never succeed.
+            Fault: The server did not answer, or it refused the call.
         """
 
     async def _pushed(self, client: Client, address: str, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
@@ -71,11 +77,14 @@ class PublishingEnd(ConnectedSink):
         now_s = asyncio.get_running_loop().time()
         for each in deliveries:
             self._unknown.setdefault(each.delivery_id, now_s)
-        while len(self._unknown) > MOST_UNKNOWN:  # others have sent them
+        while len(self._unknown) > MOST_UNKNOWN:  # Other processes have sent the oldest ones meanwhile.
             del self._unknown[next(iter(self._unknown))]
 
     def _given_up(self, deliveries: Sequence[Delivery]) -> Mapping[str, SendOutcome]:
-        """Return those whose first try the topic may have forgotten, so that another may double them."""
+        """Return the outcomes of deliveries that it is too late to repeat.
+
+        The topic may have forgotten the first attempt, so a second attempt could publish the message twice.
+        """
         before_s = asyncio.get_running_loop().time() - REMEMBERED_S
         error = f"whether it was published has been unknown for more than {REMEMBERED_S:.0f} s"
         failed = Failed(error, retryable=False, reason="outcome_unknown")
@@ -85,7 +94,7 @@ class PublishingEnd(ConnectedSink):
 
 
 def _first_of(deliveries: Sequence[Delivery]) -> list[tuple[Delivery, bytes]]:
-    """Return the first deliveries with their elements, as many as one call may carry."""
+    """Return as many of the first deliveries as one call may carry, each with its element."""
     found: list[tuple[Delivery, bytes]] = []
     size = 0
     for each in deliveries:

@@ -1,4 +1,7 @@
-"""Topics that fan out, as a sink: `to="redis-fanout:<topic>"`, or `redis-fanout:<topic>@<consumer>` for one of them."""
+"""The sink `redis-fanout:<topic>`, which publishes to all consumers of a topic.
+
+The address `<topic>@<consumer>` publishes to one consumer.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ __all__ = ["RedisFanoutSink", "Start", "TopicKeys", "open_fanout_sink", "registe
 
 NAME = "redis-fanout"
 Start: TypeAlias = Literal["now", "oldest"]
-"""Whether a consumer begins with what is published from now on, or with what the topic keeps."""
+"""The first message of a new consumer: the next published message, or the oldest message that the topic keeps."""
 MOST_INLINE = 500
 _FORM = "<topic>, or <topic>@<consumer>; names of 1 to 100 letters, digits and . _ - /"
 
@@ -42,11 +45,11 @@ class TopicKeys:
 
 
 async def register(client: Client, topic: TopicKeys, consumer: str, *, start: Start, ordered: bool) -> bool:
-    """Make a consumer known; say whether it was not.
+    """Register a consumer with a topic. Return True if it is new.
 
     Raises:
-        ConfigurationError: The topic has as many consumers as may be.
-        Fault: The server did not answer; repeating is safe.
+        ConfigurationError: The topic already has the largest number of consumers.
+        Fault: The server did not answer. A repetition is safe.
     """
     is_new = False
     while True:
@@ -59,10 +62,10 @@ async def register(client: Client, topic: TopicKeys, consumer: str, *, start: St
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """Return an address's topic and consumer, "" = all.
+    """Return the topic and the consumer in an address; consumer "" = all consumers.
 
     Raises:
-        TargetError: It is not of the form `<topic>` or `<topic>@<consumer>`.
+        TargetError: The address is not `<topic>` or `<topic>@<consumer>`.
     """
     topic, at, consumer = address.partition("@")
     if not NAMES.fullmatch(topic) or (at and not NAMES.fullmatch(consumer)):
@@ -71,21 +74,22 @@ def split_address(address: str) -> tuple[str, str]:
 
 
 class RedisFanoutSink(PublishingEnd):
-    """Publishes messages to all consumers that are registered with a topic, or to one of them.
+    """Publishes messages to all registered consumers of a topic, or to one consumer.
 
-    A Redis store brings one for its own namespace along, and moves messages there exactly once. From any other store
-    they are claimed, published and settled; a message that is published again within 10 minutes is not given to anybody
-    twice.
+    A Redis store already has this sink for its own namespace, and moves messages to its topics exactly once. From any
+    other store, the scheduler claims, publishes and settles a message. If it publishes the message again within 10
+    minutes, no consumer gets the message twice.
 
     Args:
-        server: A URL as of a Redis store: `redis://user:password@host:6379/0`.
-        namespace: Keeps the topics of several applications apart, as a store's.
-        max_messages: Of so many that some consumer has not settled, the oldest are dropped; 0 = none are.
-        max_age: What is older than that when the next message is published is dropped; None = nothing is.
-        resend_unknown: Publish a message again also where the outcome of its first try has been unknown for more than 9
-            minutes, though it may be doubled; otherwise it is given up as `outcome_unknown`.
-        inline_below: A message that takes fewer bytes, about 100 beside its payload, is not kept once but given to each
-            consumer itself; 0 to 500.
+        server: A URL in the form of a Redis store's URL: `redis://user:password@host:6379/0`.
+        namespace: Separates the topics of several applications, as the namespace of a store does.
+        max_messages: The most messages that a topic keeps for consumers that have not settled them. Beyond it, the
+            topic drops the oldest; 0 = no limit.
+        max_age: When a message is published, the topic drops messages older than this; None = no limit.
+        resend_unknown: What to do if the outcome of the first attempt has been unknown for more than 9 minutes. True:
+            publish the message again, perhaps a second time. False: give it up as `outcome_unknown`.
+        inline_below: A message of fewer bytes is copied to each consumer. A larger message is kept once for all
+            consumers. The bytes are the payload and about 100 more; 0 to 500.
 
     Raises:
         ConfigurationError: The URL or an option cannot be used.
@@ -110,12 +114,12 @@ class RedisFanoutSink(PublishingEnd):
         self.inline_below: int = check_integer("inline_below", inline_below, MOST_INLINE)
 
     def check(self, address: str) -> None:
-        """Refuse an address that is not of the form `<topic>` or `<topic>@<consumer>`."""
+        """Raise an error unless the address is `<topic>` or `<topic>@<consumer>`."""
         split_address(address)
 
     @property
     def settings(self) -> tuple[int, int, int]:
-        """What every publishing is told: most messages, their age in ms, what is given to each consumer itself."""
+        """The limits that each call sends to the script `publish`: `max_messages`, `max_age` in ms, `inline_below`."""
         return self.max_messages, self.max_age_ms, self.inline_below
 
     async def _publish(self, client: Client, address: str, elements: Sequence[Arg]) -> int | str:
@@ -129,7 +133,7 @@ def open_fanout_sink(url: str) -> RedisFanoutSink:
     """Open `redis-fanout://host:6379/0?namespace=shop&max_messages=1000000&max_age=7d`; with TLS `rediss-fanout://`.
 
     Raises:
-        ConfigurationError: The URL is not of these forms, or an option is unknown or out of range.
+        ConfigurationError: The URL has none of these forms, or an option is unknown or out of range.
     """
     given = UrlOptions(url)
     options = read_options(given)

@@ -1,4 +1,4 @@
-"""A topic's consumer as a source: `@scheduler.handler(source="redis-fanout:<topic>?consumer=<name>")`."""
+"""The source `redis-fanout:<topic>?consumer=<name>`, which gives the messages of a topic's consumer to a handler."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ def _read_place(address: str) -> Place:
 
 
 class RedisFanoutSource(Connected):
-    """Takes the messages of a topic's consumer; all who name the same consumer share them.
+    """Takes the messages of a topic's consumer. All processes that name the same consumer share its messages.
 
-    An address is `<topic>?consumer=<name>`. The consumer is registered when it first takes, to begin with what is
-    published from then on, or with `&from=oldest` with what the topic keeps. With `&ordered=true` one message is in
-    flight at a time, retries too, whoever takes it. What a process has taken is its own until its lease ends; then it
-    returns to the head of the consumer's list. Retries return to the consumer, dead letters go to the scheduler's
-    store.
+    The address is `<topic>?consumer=<name>`. The first claim registers the consumer. It then gets the messages that are
+    published from that time on; with `&from=oldest`, also those that the topic keeps. With `&ordered=true`, one message
+    is in flight at a time over all processes, including retries.
+
+    A process holds the messages that it has taken until its lease ends. Then they return to the head of the consumer's
+    list. Retries return to the consumer, and dead letters go to the scheduler's store.
 
     Args:
-        server: A URL as of a Redis store.
-        namespace: As of `RedisFanoutSink`.
+        server: A URL in the form of a Redis store's URL.
+        namespace: The namespace of the topics, as for `RedisFanoutSink`.
 
     Raises:
         ConfigurationError: The URL or the namespace cannot be used.
@@ -59,7 +60,7 @@ class RedisFanoutSource(Connected):
         self.keys: Keys = keys_of(namespace)
 
     def check(self, address: str) -> None:
-        """Refuse an address that is not of the form `<topic>?consumer=<name>`."""
+        """Raise an error unless the address is `<topic>?consumer=<name>`."""
         _read_place(address)
 
     @asynccontextmanager
@@ -70,7 +71,7 @@ class RedisFanoutSource(Connected):
         put_back: Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]],
         now_ms: Callable[[], int],
     ) -> AsyncIterator[Feed]:
-        """Open the taking of a consumer's messages; it is registered with the first claim."""
+        """Open a feed of a consumer's messages. The first claim registers the consumer."""
         assert self._client is not None
         feed = _FanoutFeed(
             self._client, self.options.name, self.keys, _read_place(address), consumer, store=(put_back, now_ms)
@@ -80,7 +81,7 @@ class RedisFanoutSource(Connected):
 
 
 class _FanoutFeed(ConsumerFeed):
-    """One process's taking of one consumer's messages."""
+    """The feed of one process from one consumer's messages."""
 
     def __init__(self, client: Client, server: str, keys: Keys, place: Place, instance: str, *, store: Store) -> None:
         self._topic = TopicKeys(keys, place.topic)
@@ -100,7 +101,7 @@ def open_fanout_source(url: str) -> RedisFanoutSource:
     """Open `redis-fanout://host:6379/0?namespace=shop`; with TLS `rediss-fanout://`.
 
     Raises:
-        ConfigurationError: The URL is not of these forms, or an option is unknown or out of range.
+        ConfigurationError: The URL has none of these forms, or an option is unknown or out of range.
     """
     given = UrlOptions(url)
     options = read_options(given)

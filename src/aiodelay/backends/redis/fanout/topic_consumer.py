@@ -1,4 +1,4 @@
-"""Taking the messages of a topic's consumer; what is tried again returns to it, and to no other."""
+"""`ConsumerFeed`: the feed of a consumer of a topic or a log. Retries return to the same consumer, not to others."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ AGAIN_AT_ONCE = 100
 
 
 class ConsumerFeed(ListConsumer):
-    """One process's taking of one consumer's messages.
+    """The feed of one process from one consumer's messages.
 
-    What a store keeps as a dead letter is addressed to this consumer alone, and has an id of its own: others may give
-    up the same message.
+    A dead letter of this feed is addressed to this consumer alone. Its id ends with the name of the consumer, because
+    several consumers may give up the same message.
 
     Args:
-        client: Of the topic's server.
-        server: What error messages call it.
+        client: The client of the topic's server.
+        server: The name of the server in error messages.
         place: The topic and the consumer.
-        keys: As of `ListConsumer`.
-        instance: Names this process among those of the consumer.
-        sink: The name under which a dead letter is sent to the consumer.
-        store: As of `ListConsumer`.
+        keys: The keys of the scripts, as for `ListConsumer`.
+        instance: The name of this process among the processes of the consumer.
+        sink: The name of the sink that a redriven dead letter uses to reach the consumer.
+        store: The functions of the scheduler's store, as for `ListConsumer`.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class ConsumerFeed(ListConsumer):
 
     @abstractmethod
     async def _register(self) -> None:
-        """Make the consumer known."""
+        """Register the consumer."""
 
     @abstractmethod
     def _own_address(self) -> str:
-        """Return the sink's address that leads to this consumer alone."""
+        """Return the address of the sink that reaches only this consumer."""
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
-        """Take messages; with the first call the consumer is registered."""
+        """Take messages. The first call registers the consumer."""
         if not self._is_registered:
             try:
                 await self._register()
@@ -83,14 +83,14 @@ class ConsumerFeed(ListConsumer):
 
     def _note(self, why: bytes, missed: int) -> None:
         if why == b"u" and not self._is_unknown:
-            log.warning("%s is not registered any more: it is given nothing", self._name)
+            log.warning("%s is not registered any more: it gets no messages", self._name)
         self._is_unknown = why == b"u"
         if missed > 0:
-            log.warning("%s missed %d messages: the topic kept them no longer", self._name, missed)
+            log.warning("%s missed %d messages: the topic has dropped them", self._name, missed)
             self._untold += missed
 
     async def _leave(self, pairs: Sequence[tuple[Again | Dead, Taken]]) -> tuple[list[int], set[int]]:
-        """Have the consumer get again what is to be tried again; what is given up goes to the store."""
+        """Return retries to the consumer, and put dead letters into the store."""
         again = [(why, taken) for why, taken in pairs if isinstance(why, Again)]
         settled: set[int] = set()
         for start in range(0, len(again), AGAIN_AT_ONCE):

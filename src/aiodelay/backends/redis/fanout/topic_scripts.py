@@ -1,4 +1,4 @@
-"""What fan-outs and logs have in common: names, the keys of a consumer, addresses of sources, looking from outside."""
+"""Code that fan-out topics and logs share: names, the keys of a consumer, the addresses of sources, `TopicEnd`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def check_name(name: str, *, field: str) -> str:
-    """Return the name of a topic or consumer.
+    """Return the name of a topic or consumer after a check of its characters.
 
     Raises:
-        TargetError: It is not 1 to 100 letters, digits and `.`, `_`, `-`, `/`.
+        TargetError: The name is not 1 to 100 letters, digits and `.`, `_`, `-`, `/`.
     """
     if not isinstance(name, str) or not NAMES.fullmatch(name):
         raise TargetError(field, shortened(name), "1 to 100 letters, digits and . _ - /")
@@ -31,7 +31,7 @@ def check_name(name: str, *, field: str) -> str:
 
 
 class ConsumerKeys:
-    """The keys of one consumer of a topic; `taken` is how those of its instances begin."""
+    """The keys of one consumer of a topic. `taken` is the common beginning of the keys of its instances."""
 
     def __init__(self, prefix: str) -> None:
         self.refs: str = f"{prefix}refs"
@@ -41,12 +41,12 @@ class ConsumerKeys:
         self.state: str = f"{prefix}state"
 
     def of_instance(self, instance: str) -> list[str]:
-        """Return those that an instance's taking is given."""
+        """Return the keys of the scripts with which an instance takes messages."""
         return [self.refs, self.instances, f"{self.taken}{instance}"]
 
 
 class Place(NamedTuple):
-    """Whose messages a handler takes, and how it is registered; without a consumer, all of a topic."""
+    """The contents of a source's address: the topic, the consumer and its registration; consumer "" = none."""
 
     topic: str
     consumer: str
@@ -59,13 +59,13 @@ def read_place(address: str, name: str, names: Mapping[str, str], *, start: str,
 
     Args:
         address: The address.
-        name: Of the sink or source, for errors.
-        names: What options are called, by what they may be called.
-        start: Where one begins that does not say.
-        form: What is allowed, for people.
+        name: The name of the sink or source, for error messages.
+        names: The name of each option in `Place`, by its name in the address. Two names may mean one option.
+        start: The start if the address gives none.
+        form: The allowed form, for error messages.
 
     Raises:
-        TargetError: It is not of this form.
+        TargetError: The address does not have this form.
     """
     topic, _, query = address.partition("?")
     given = [(names.get(key, ""), value) for key, value in parse_qsl(query, keep_blank_values=True)]
@@ -81,7 +81,7 @@ def read_place(address: str, name: str, names: Mapping[str, str], *, start: str,
 
 
 class TopicEnd(Connected):
-    """Looks at topics, and changes them: scripts and commands, whose failures callers see as a store's."""
+    """Base class of the objects that inspect and change topics. It raises a failed call as `StoreUnavailableError`."""
 
     def _opened(self) -> Client:
         if self._client is None:

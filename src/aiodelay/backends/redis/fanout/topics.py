@@ -1,4 +1,4 @@
-"""Who is registered with topics, and how far behind: to look at, and to change."""
+"""`RedisFanout`: registers, removes and lists the consumers of fan-out topics, with their lag."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ AT_ONCE = 100
 
 
 class Consumer(Struct, frozen=True):
-    """A registered consumer, as it was found.
+    """The state of a registered consumer at the time of the call.
 
     Attributes:
-        name: Its name.
-        ordered: Whether it keeps order, one message in flight at a time.
-        seen_ms: When it last asked for messages, epoch ms, within 10 s; None = never.
-        since_ms: When it was registered, epoch ms.
-        missed: How many messages the topic kept no longer before the consumer took them, since it was registered.
-        waiting: How many it has not taken: its lag.
-        in_flight: How many its instances have taken and not settled; those of the first 32 instances.
-        retrying: How many are to be tried again later.
-        memory: Bytes that its own keys take: references, inline messages and retries, not the content it shares.
+        name: The name of the consumer.
+        ordered: True if the consumer keeps order: one message in flight at a time.
+        seen_ms: When the consumer last asked for messages, epoch ms, exact to 10 s; None = never.
+        since_ms: When the consumer was registered, epoch ms.
+        missed: The number of messages that the topic dropped before the consumer took them, since its registration.
+        waiting: The number of messages that the consumer has not taken: its lag.
+        in_flight: The number of messages that its instances have taken and not settled. Only the first 32 instances
+            count.
+        retrying: The number of messages that wait for another attempt.
+        memory: Bytes of the consumer's own keys: references, inline messages and retries, without the shared content.
     """
 
     name: str
@@ -46,14 +47,14 @@ class Consumer(Struct, frozen=True):
 
 
 class Topic(Struct, frozen=True):
-    """A topic, as it was found.
+    """The state of a topic at the time of the call.
 
     Attributes:
-        name: Its name.
-        consumers: How many are registered.
-        published: How many messages it was given to keep, ever.
-        kept: How many some consumer has not settled; those given to consumers themselves are not among them.
-        memory: Bytes that these take; as the server estimates.
+        name: The name of the topic.
+        consumers: The number of registered consumers.
+        published: The number of messages that the topic has ever stored as shared content.
+        kept: The number of stored messages that some consumer has not settled, without inline messages.
+        memory: Bytes of the kept messages, as the server estimates.
     """
 
     name: str
@@ -67,8 +68,8 @@ class RedisFanout(TopicEnd):
     """The topics of one namespace. Open it with `async with`; it needs no scheduler.
 
     Args:
-        server: A URL as of a Redis store.
-        namespace: As of `RedisFanoutSink`.
+        server: A URL in the form of a Redis store's URL.
+        namespace: The namespace of the topics, as for `RedisFanoutSink`.
 
     Raises:
         ConfigurationError: The URL or the namespace cannot be used.
@@ -79,21 +80,23 @@ class RedisFanout(TopicEnd):
         self._keys: Keys = keys_of(namespace)
 
     async def register(self, topic: str, consumer: str, *, start: Start = "now", ordered: bool = False) -> bool:
-        """Make a consumer known to a topic: from then on it gets what is published, also while it is away.
+        """Register a consumer with a topic. From then on it gets all published messages, also while it does not run.
 
         Args:
             topic: 1 to 100 letters, digits and `.`, `_`, `-`, `/`.
-            consumer: The same.
-            start: `"oldest"`: it also gets what the topic keeps now. Means nothing for one that is known.
-            ordered: One message is in flight at a time, over all its instances. Changes one that is known.
+            consumer: A name by the same rule.
+            start: `"oldest"`: the consumer also gets the messages that the topic keeps now. Ignored if the consumer is
+                already registered.
+            ordered: True: one message is in flight at a time, over all instances. This changes a registered consumer
+                too.
 
         Returns:
-            Whether it was not known.
+            True if the consumer is new.
 
         Raises:
             TargetError: A name cannot be used.
             ConfigurationError: The topic has 2,000 consumers.
-            StoreUnavailableError: No answer; repeating is safe.
+            StoreUnavailableError: The server did not answer. A repetition is safe.
         """
         keys = self._topic(topic)
         check_name(consumer, field="consumer")
@@ -103,14 +106,15 @@ class RedisFanout(TopicEnd):
             raise StoreUnavailableError(self.options.name, fault.reason) from fault
 
     async def unregister(self, topic: str, consumer: str) -> bool:
-        """Forget a consumer: it is given nothing more, and what only it had not settled is freed.
+        """Remove a consumer. It gets no more messages, and the topic deletes messages that no other consumer needs.
 
         Returns:
-            Whether it was known. If the call is cut short, publishing to the topic goes on with the rest.
+            True if the consumer was registered. If the call is interrupted, later publishing to the topic finishes the
+            removal.
 
         Raises:
             TargetError: A name cannot be used.
-            StoreUnavailableError: No answer; repeating is safe.
+            StoreUnavailableError: The server did not answer. A repetition is safe.
         """
         keys = self._topic(topic)
         check_name(consumer, field="consumer")
@@ -120,16 +124,16 @@ class RedisFanout(TopicEnd):
         return answer == b"gone"
 
     async def topics(self) -> Sequence[Topic]:
-        """List the topics that have consumers, by name."""
+        """List the topics that have consumers, in the order of their names."""
         names = sorted(name.decode() for name in await self._command("SMEMBERS", self._keys.key("fanout:topics")))
         return [await self._found(name) for name in names]
 
     async def consumers(self, topic: str) -> Sequence[Consumer]:
-        """List a topic's consumers with their lag, by name.
+        """List the consumers of a topic with their lag, in the order of their names.
 
         Raises:
             TargetError: The name cannot be used.
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The server did not answer.
         """
         keys = self._topic(topic)
         names = sorted(name.decode() for name in await self._command("SMEMBERS", keys.consumers))

@@ -1,3 +1,3 @@
-"""Redis lists as sinks and sources; `list_consumer` also takes the messages of topics and logs."""
+"""Redis lists as sinks and sources. The sources of topics and logs use the module `list_consumer` too."""
 
 __all__: list[str] = []

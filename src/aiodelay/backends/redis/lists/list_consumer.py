@@ -1,4 +1,7 @@
-"""Taking from a list, of which a process's own part stays its own until its lease ends."""
+"""`ListConsumer`: takes elements from a list under a lease, for the sources of lists, topics and logs.
+
+Each process has its own part of the taken elements. When its lease ends, the elements return to the list.
+"""
 
 from __future__ import annotations
 
@@ -54,38 +57,39 @@ __all__ = ["ListConsumer", "Store", "Taken"]
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 LONGEST_WAIT_S = 30.0
-_Key: TypeAlias = tuple[str, int, int]  # id, revision, the token's counter: of copies of a message each has its own
+_Key: TypeAlias = tuple[str, int, int]  # id, revision, the token's counter (it differs between copies of a message)
 Store: TypeAlias = tuple[Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]], Callable[[], int]]
-"""What takes messages back, and tells the time."""
+"""Two functions of the scheduler's store: the function that stores messages again, and its clock in epoch ms."""
 
 
 class Taken(Struct, gc=False):
-    """An element that was taken, and neither settled nor lost."""
+    """An element that this process has taken, and has neither settled nor lost."""
 
     number: int
     record: Record
 
 
 class ListConsumer:
-    """One process's taking from one list.
+    """Takes elements from one list for one process.
 
-    Elements are numbered as they are taken. A claim that failed is repeated with the same first number, which gives the
-    same elements. Tokens and times are on the scheduler's clock; the list's server is told durations only.
+    The elements get numbers in the order of taking. If a claim fails, its repetition sends the same first number, and
+    the server returns the same elements. Tokens and times are on the scheduler's clock. The list's server receives
+    only durations.
 
     Args:
-        client: Of the list's server.
-        name: What error messages call the list.
-        keys: Those of the scripts `take`, `drop` and `keep`: the list first.
-        consumer: Names this process among those that take from there.
-        store: Where dead letters and what is not tried again from here go, and the time by which it is due.
+        client: The client of the list's server.
+        name: The name of the list in error messages.
+        keys: The keys of the scripts `take`, `drop` and `keep`. The first key is the list.
+        consumer: The name of this process among the consumers of the list.
+        store: The functions of the scheduler's store, which takes dead letters and retries.
     """
 
     _scripts: Mapping[str, str] = {}
-    """What goes by another name than `take`, `drop` and `again`."""
+    """The names of the scripts to run instead of `take`, `drop` and `again`, if a subclass has its own."""
     _advice = ""
-    """What the error of an element that another program has pushed ends with."""
+    """The end of the error text for an element that another program has pushed."""
     _server_ms: Arg = ""
-    """The time by which scripts judge; "" is the server's own."""
+    """The time that the scripts use as now; "" = the server's time."""
 
     def __init__(self, client: Client, name: str, keys: Sequence[str], consumer: str, *, store: Store) -> None:
         self._client, self._name, self._keys, self._consumer = client, name, keys, consumer
@@ -112,7 +116,7 @@ class ListConsumer:
     # --- claims -------------------------------------------------------------------------------------------
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
-        """Take elements for one lane's handler; what can never be handled is given up on the way."""
+        """Take elements for the handler of one lane. Elements that no handler can take become dead letters at once."""
         ((lane, wanted),) = demand.items()
         self._lease_ms, asked_ms = lease_ms, self._now_ms()
         arguments = (self._next, wanted.messages, wanted.max_bytes, lease_ms, int(self._shall_repeat))
@@ -127,7 +131,7 @@ class ListConsumer:
         taken: dict[_Key, Taken] = {}
         ended: dict[int, PutBack | None] = {}
         for number, element in enumerate(elements, self._next):
-            if element is None:  # it was ended by an earlier try
+            if element is None:  # An earlier attempt of this claim has ended the element.
                 continue
             judged = self._judged(element, lane, now_ms)
             if isinstance(judged, Element):
@@ -147,15 +151,15 @@ class ListConsumer:
         self._taken.update(taken)
         self._untold = 0 if claims else self._untold
         self._shall_listen = not claims and not self._is_withheld
-        if claims:  # there may be more: only a list that gave nothing is listened to
+        if claims:  # The list may hold more elements: claim again now. The listener waits only for an empty list.
             return Claimed(claims, now_ms, now_ms)
         return Claimed(claims, now_ms, now_ms + int(float(ends)) - server_ms if ends else None)
 
     def _note(self, why: bytes, missed: int) -> None:
-        """Take note of why nothing can be taken, and of how many messages were dropped before they could be."""
+        """Handle the reason why nothing can be taken, and the number of messages that were dropped unread."""
 
     def _judged(self, element: bytes, lane: Lane, now_ms: int) -> Element | PutBack | None:
-        """Return an element that can be handled; else what is kept of it, None = nothing."""
+        """Return the element if a handler can take it. Otherwise return its dead letter, or None to drop it."""
         try:
             found = decode_element(element, lane=lane)
         except ForeignElementError as error:
@@ -178,7 +182,10 @@ class ListConsumer:
         await self._run("drop", len(ended), *ended)
 
     async def _give_back_strays(self, just_taken: range) -> None:
-        """Give back what the server says that this process holds, though it does not: a failover undid its end."""
+        """Return elements to the list that only the server counts as held by this process.
+
+        This happens after a failover: the new server does not know that this process has ended them.
+        """
         known = {*just_taken, *(taken.number for taken in self._taken.values())}
         try:
             numbers = [int(number) for number in await self._client.command("HKEYS", self._keys[2])]
@@ -189,7 +196,7 @@ class ListConsumer:
     # --- settling -----------------------------------------------------------------------------------------
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
-        """End claims: first what goes back to the store is there, then all leave the list."""
+        """End claims. Messages that go back to the store are stored first, then all elements leave the list."""
         found = [self._taken.get(_key(settlement)) for settlement in settlements]
         leaving: list[tuple[Again | Dead, Taken]] = []
         over: list[int] = []
@@ -220,7 +227,7 @@ class ListConsumer:
         ]
 
     async def _leave(self, pairs: Sequence[tuple[Again | Dead, Taken]]) -> tuple[list[int], set[int]]:
-        """Put messages into the store; return the numbers of those that are to be dropped, and of those that are."""
+        """Put messages into the store. Return the numbers of the elements to drop, and of elements already dropped."""
         if not pairs:
             return [], set()
         numbers = [taken.number for _, taken in pairs]
@@ -231,11 +238,11 @@ class ListConsumer:
         return [taken.number for _, taken in kept], set()
 
     def _kept(self, message: PutBack) -> PutBack:
-        """Return what a store is given of a message."""
+        """Return the message to store. Subclasses change it."""
         return message
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        """Prolong the lease on all that this process has taken."""
+        """Renew the lease of all elements that this process has taken."""
         found = [self._taken.get(_key(renewal)) for renewal in renewals]
         held = [each for each in found if each is not None]
         lease_ms = max(token_deadline_ms(renewal.to) for renewal in renewals) - self._now_ms()
@@ -257,7 +264,7 @@ class ListConsumer:
         return outcomes
 
     def beat(self, ids: Collection[str]) -> None:
-        """Tell that this process lives and holds the suspects that it tries; from a thread without a loop."""
+        """Record that this process is alive and holds its suspects. Call it from a thread without an event loop."""
         asyncio.run(self._beat())
 
     async def _beat(self) -> None:
@@ -270,7 +277,7 @@ class ListConsumer:
     # --- waiting ------------------------------------------------------------------------------------------
 
     async def wait(self, *, until_ms: int | None) -> None:
-        """Return when the list may have something: elements of its own, or of a consumer whose lease has ended."""
+        """Return when there may be elements to take: new elements, or elements of a consumer whose lease has ended."""
         if self._shall_listen:
             self._ask()
         seconds = LONGEST_WAIT_S
@@ -279,7 +286,7 @@ class ListConsumer:
         await self._wakeup.wait(seconds)
 
     def _ask(self) -> None:
-        """Have a listener say when there is something."""
+        """Ask the listener to end the wait when the list has an element."""
         self.listener.ask()
 
     def wake(self) -> None:
@@ -287,7 +294,7 @@ class ListConsumer:
         self._wakeup.set()
 
     def clear(self) -> None:
-        """Forget wake-ups so far."""
+        """Forget all earlier wake-ups."""
         self._wakeup.clear()
         self._shall_listen = False
 
@@ -297,7 +304,7 @@ def _key(asked: Settlement | Renewal) -> _Key:
 
 
 def _unreadable(element: bytes, lane: Lane, now_ms: int, problem: str) -> PutBack:
-    """Keep an element that is none of ours as a dead letter: under an id that is the same for the same bytes."""
+    """Return the dead letter of an unreadable element. Equal bytes give the same id."""
     name = hashlib.sha256(element).hexdigest()[:32]
     log.warning("an element for %s cannot be read: %s; it is kept as dead letter %s", lane, problem, name)
     record = Record(Envelope(name, lane, payload=element), 0, now_ms, NO_OP, last_error=f"cannot be read: {problem}")

@@ -1,4 +1,4 @@
-"""Lists as a sink: `to="redis-list:<key>"`, or `redis-list:<key>?format=raw` for the payload alone."""
+"""The sink `redis-list:<key>`, which pushes messages to a Redis list. With `?format=raw`, it pushes only payloads."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _OURS = ":aiodelay:"
 
 
 def split_address(address: str) -> tuple[str, bool]:
-    """Return an address's key, and whether its elements are payloads alone.
+    """Return the key in an address, and True if the elements of the list are only payloads.
 
     Raises:
-        TargetError: It is not of the form `<key>` or `<key>?format=raw`, or the key is one of aiodelay's own.
+        TargetError: The address is not `<key>` or `<key>?format=raw`, or the key is one of aiodelay's own keys.
     """
     key, mark, options = address.partition("?")
     is_raw = _FORMATS.get(mark + options)
@@ -39,24 +39,24 @@ def split_address(address: str) -> tuple[str, bool]:
 
 
 class ListEnd:
-    """The form of an address, which the sink and the source of lists share."""
+    """The name and the address check of the sink and the source of lists."""
 
     name: str = NAME
 
     def check(self, address: str) -> None:
-        """Refuse an address that is not of the form `<key>` or `<key>?format=raw`, and aiodelay's own keys."""
+        """Raise an error unless the address is `<key>` or `<key>?format=raw`, and the key is not one of aiodelay's."""
         split_address(address)
 
 
 class RedisListSink(ListEnd, ConnectedSink):
-    """Pushes messages to the right end of Redis lists; an address is a list's key.
+    """Pushes messages to the right end of Redis lists. The address is the key of a list.
 
-    A Redis store brings one for its own server along, and moves messages there exactly once. From any other store they
-    are claimed, pushed and settled: at least once.
+    A Redis store already has this sink for its own server, and moves messages to its lists exactly once. From any other
+    store, the scheduler claims, pushes and settles a message: it arrives at least once.
 
     Args:
-        server: A URL as of a Redis store: `redis://user:password@host:6379/0`.
-        max_length: A list that holds so many elements takes no more until it is shorter; 0 = any number.
+        server: A URL in the form of a Redis store's URL: `redis://user:password@host:6379/0`.
+        max_length: A list with this many elements takes no more until it is shorter; 0 = no limit.
 
     Raises:
         ConfigurationError: The URL or the number cannot be used.
@@ -79,7 +79,7 @@ def open_list_sink(url: str) -> RedisListSink:
     """Open `redis-list://host:6379/0?max_length=10000`; with TLS `rediss-list://`.
 
     Raises:
-        ConfigurationError: The URL is not of these forms, or an option is unknown or out of range.
+        ConfigurationError: The URL has none of these forms, or an option is unknown or out of range.
     """
     given = UrlOptions(url)
     options = read_options(given)

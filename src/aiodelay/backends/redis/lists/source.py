@@ -1,4 +1,4 @@
-"""Lists as a source: `@scheduler.handler(source="redis-list:<key>")`."""
+"""The source `redis-list:<key>`, which gives the elements of a Redis list to a handler."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["RedisListSource", "open_list_source"]
 
 
 class RedisListSource(ListEnd, Connected):
-    """Takes messages from the left end of Redis lists; an address is a list's key, as of `RedisListSink`.
+    """Takes messages from the left end of Redis lists. The address is the key of a list, as for `RedisListSink`.
 
-    What a process has taken is its own until its lease ends; then it returns to the head of the list. Retries and dead
-    letters go to the scheduler's store.
+    A process holds the elements that it has taken until its lease ends. Then they return to the head of the list.
+    Retries and dead letters go to the scheduler's store.
 
     Args:
-        server: A URL as of a Redis store.
+        server: A URL in the form of a Redis store's URL.
 
     Raises:
         ConfigurationError: The URL cannot be used.
@@ -43,7 +43,7 @@ class RedisListSource(ListEnd, Connected):
         put_back: Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]],
         now_ms: Callable[[], int],
     ) -> AsyncIterator[Feed]:
-        """Open the taking of messages from a list."""
+        """Open a feed of the messages of a list."""
         assert self._client is not None
         feed = _ListFeed(self._client, self.options.name, address, consumer, store=(put_back, now_ms))
         async with listening(feed.listener, f"aiodelay redis list {address}"):
@@ -51,7 +51,7 @@ class RedisListSource(ListEnd, Connected):
 
 
 class _ListFeed(ListConsumer):
-    """One process's taking from one list that others may fill as well."""
+    """The feed of one process from one list. Other programs may push to the list too."""
 
     def __init__(self, client: Client, server: str, address: str, consumer: str, *, store: Store) -> None:
         key, self._is_raw = split_address(address)
@@ -70,7 +70,7 @@ def open_list_source(url: str) -> RedisListSource:
     """Open `redis-list://host:6379/0`; with TLS `rediss-list://`.
 
     Raises:
-        ConfigurationError: The URL is not of these forms, or an option is unknown or out of range.
+        ConfigurationError: The URL has none of these forms, or an option is unknown or out of range.
     """
     given = UrlOptions(url)
     options = read_options(given)

@@ -1,3 +1,3 @@
-"""The topic log: topics that are kept and read by index."""
+"""Topic logs: topics that keep their messages. Consumers read the messages by index."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""What a log holds of a message: entries of a Redis stream, as they are written and read."""
+"""Encoding and decoding of a log's entries, which are the entries of a Redis stream."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from aiodelay.errors import PayloadTypeError, RecordFormatError, TargetError, ki
 __all__ = ["LogEntry", "LogMessage", "LogStart", "chunks", "read_entry", "read_start", "written"]
 
 LogStart: TypeAlias = Literal["oldest", "now"] | int | datetime
-"""With the oldest entry, with what is appended from now on, with an index, or with what was appended from a time on."""
+"""Where reading starts: the oldest entry, the next appended entry, an index, or the first entry from a time on."""
 
 _HEADER = b"header."
 _OWN = b"\x01"
 
 
 class LogMessage(Struct, frozen=True):
-    """A message to be appended.
+    """A message to append to a log.
 
     Attributes:
-        payload: Bytes.
-        key: As of a Kafka record.
-        headers: As of `scheduler.schedule`.
-        id: What was appended under it within 10 minutes is not appended again; None: it has one of its own.
+        payload: The payload.
+        key: A key like that of a Kafka record.
+        headers: Headers, as for `scheduler.schedule`.
+        id: If a message with this id was appended within the last 10 minutes, the log does not append it again. None =
+            a new id.
     """
 
     payload: bytes
@@ -47,12 +48,12 @@ class LogEntry(Struct, frozen=True, gc=False):
     """An entry of a log.
 
     Attributes:
-        index: 1 for the first that was ever appended, and one more for each.
-        payload: Bytes.
-        key: As given.
-        headers: As given.
-        id: The message's; what another program has appended field by field is called `<topic>/<index>`.
-        at_ms: When it was appended, epoch ms by the server's clock; None: it does not say.
+        index: 1 for the first entry that was ever appended, then one more for each entry.
+        payload: The payload of the message.
+        key: The key of the message.
+        headers: The headers of the message.
+        id: The id of the message. An entry that another program has appended field by field has `<topic>/<index>`.
+        at_ms: When the entry was appended, epoch ms by the server's clock; None = the entry has no time.
     """
 
     index: int
@@ -64,7 +65,7 @@ class LogEntry(Struct, frozen=True, gc=False):
 
     @property
     def at(self) -> datetime | None:
-        """When it was appended, in UTC."""
+        """When the entry was appended, in UTC; None = the entry has no time."""
         return None if self.at_ms is None else from_epoch_ms(self.at_ms)
 
 
@@ -79,10 +80,13 @@ _read_parts = msgspec.msgpack.Decoder(tuple[bytes, bytes, _Body]).decode
 
 
 def written(message: LogMessage | bytes, lane: str, topic: str, now_ms: int) -> tuple[str, bytes]:
-    """Return the id by which it is known for 10 minutes ("" = none), and its element without the time.
+    """Encode a message for the script `append`.
+
+    Returns:
+        The id that the log remembers for 10 minutes ("" = none), and the element without the time of the append.
 
     Raises:
-        InputError: It cannot be stored.
+        InputError: The message cannot be stored.
     """
     payload: object = message.payload if isinstance(message, LogMessage) else message
     if not isinstance(payload, bytes):
@@ -97,25 +101,26 @@ def written(message: LogMessage | bytes, lane: str, topic: str, now_ms: int) -> 
 
 
 def read_entry(topic: str, entry: Sequence[Any]) -> LogEntry:
-    """Read an entry of the stream: its id, then names and values.
+    """Decode an entry of the stream: its id, then names and values.
 
     Raises:
-        RecordFormatError: Its field `m` is no element.
+        RecordFormatError: The field `m` of the entry is not an element.
     """
     entry_id, fields = entry
     index = int(entry_id[2:])
     if len(fields) != 2 or fields[0] != b"m":
         return _plain(topic, index, fields)
     try:
-        member, _, body = _read_parts(b"\x93" + fields[1])  # as a list of three
+        member, _, body = _read_parts(b"\x93" + fields[1])  # \x93 begins a list of three values.
     except msgspec.MsgspecError:
         raise RecordFormatError(f"entry {index} of {topic} is not three MessagePack values") from None
-    message_id = member[1:].hex() if member[:1] == _OWN else text_of(member)  # a call costs a tenth of all this
+    # The most frequent kind of id is decoded inline: the call would take a tenth of this function's time.
+    message_id = member[1:].hex() if member[:1] == _OWN else text_of(member)
     return LogEntry(index, body.p, body.k, body.h or NO_HEADERS, message_id, body.q)
 
 
 def _plain(topic: str, index: int, fields: Sequence[bytes]) -> LogEntry:
-    """Read what another program has appended field by field."""
+    """Decode an entry that another program has appended field by field."""
     values = dict(zip(fields[::2], fields[1::2], strict=True))
     headers = {
         name[len(_HEADER) :].decode("utf-8", "backslashreplace"): value
@@ -134,17 +139,17 @@ def _plain(topic: str, index: int, fields: Sequence[bytes]) -> LogEntry:
 
 
 def read_start(text: str, *, field: str) -> LogStart:
-    """Read `oldest`, `now`, an index, or a time.
+    """Read the start in an address: `oldest`, `now`, an index, or a time.
 
     Raises:
-        TargetError: It is none of these.
+        TargetError: The text is none of these.
     """
     if text in ("oldest", "now"):
         return text  # type: ignore[return-value] # one of two
     if text.isascii() and text.isdigit() and 0 < int(text) < 1 << 53:
         return int(text)
     try:
-        at = datetime.fromisoformat(text.replace(" ", "+"))  # as a "+" in a query is read
+        at = datetime.fromisoformat(text.replace(" ", "+"))  # Parsing a query turns "+" into a space.
     except ValueError:
         at = None
     if at is None or at.tzinfo is None:
@@ -154,7 +159,7 @@ def read_start(text: str, *, field: str) -> LogStart:
 
 
 def chunks(elements: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    """Divide what is to be appended into what one call carries."""
+    """Split elements into parts that one call can append."""
     part: list[tuple[str, bytes]] = []
     size = 0
     for each in elements:

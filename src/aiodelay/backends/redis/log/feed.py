@@ -1,4 +1,4 @@
-"""One process's taking of one consumer's messages from a log."""
+"""`LogFeed`: the feed of one process from one consumer's messages of a log."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["LogFeed"]
 
 
 class LogFeed(ConsumerFeed):
-    """Takes what was given back to the consumer, then what follows in the log.
+    """Takes the messages that were given back to the consumer, then the next entries of the log.
 
     Args:
-        client: Of the log's server.
-        server: What error messages call it.
-        keys: Those of the namespace.
+        client: The client of the log's server.
+        server: The name of the server in error messages.
+        keys: The keys of the namespace.
         place: The topic and the consumer.
-        instance: Names this process among those of the consumer.
-        sink: The name under which a dead letter is sent to the consumer.
-        store: As of `TakingFeed`.
+        instance: The name of this process among the processes of the consumer.
+        sink: The name of the sink that a redriven dead letter uses to reach the consumer.
+        store: The functions of the scheduler's store, as for `ListConsumer`.
     """
 
-    _scripts = {"take": "take_log", "drop": "drop_log", "again": "again_log"}  # noqa: RUF012 - of all alike
+    _scripts = {"take": "take_log", "drop": "drop_log", "again": "again_log"}  # noqa: RUF012 - shared, never changed
 
     def __init__(
         self, client: Client, server: str, keys: Keys, place: Place, instance: str, *, sink: str, store: Store

@@ -1,4 +1,4 @@
-"""Logs: topics whose messages stay, each with an index, for consumers that go through them at their own pace."""
+"""`RedisLog`: the sink and source `redis-log`. A log keeps its messages, and consumers read them at their own pace."""
 
 from __future__ import annotations
 
@@ -32,26 +32,28 @@ _FORM = "<topic>, or <topic>?consumer=<name>, with &from=now, an index or a time
 
 
 class RedisLog(PublishingEnd, LogTopics):
-    """The logs of one namespace: a sink, a source, and to be used by itself, opened with `async with`.
+    """The logs of one namespace: a sink, a source, and a class to use alone. Open it with `async with`.
 
-    As a sink, an address is `<topic>`; `<topic>?consumer=<name>` gives a message to that consumer alone. A Redis store
-    brings one for its own namespace along, and moves messages there exactly once. From any other store they are
-    claimed, appended and settled; a message that is appended again within 10 minutes is there once.
+    **As a sink.** The address `<topic>` appends to the log. `<topic>?consumer=<name>` gives the message to that
+    consumer only. A Redis store already has this sink for its own namespace, and moves messages to its logs exactly
+    once. From any other store, the scheduler claims, appends and settles a message. If it appends the message again
+    within 10 minutes, the log holds the message once.
 
-    As a source, an address is `<topic>?consumer=<name>`, or `?group=` as Kafka's addresses say. The consumer is
-    registered when it first takes, to begin with the oldest entry, or with `&from=now`, an index or a time. All who
-    name the same consumer share its messages, each under a lease; with `&ordered=true` one is in flight at a time.
-    Retries return to the consumer, dead letters go to the scheduler's store.
+    **As a source.** The address is `<topic>?consumer=<name>`; `?group=` means the same, as in Kafka's addresses. The
+    first claim registers the consumer. It starts at the oldest entry, or with `&from=` at `now`, an index or a time.
+    All processes that name the same consumer share its messages, each message under a lease. With `&ordered=true`, one
+    message is in flight at a time. Retries return to the consumer, and dead letters go to the scheduler's store.
 
     Args:
-        server: A URL as of a Redis store: `redis://user:password@host:6379/0`.
-        name: What stands before the colon in `to=` and `source=`: with `"kafka"` it takes the place of Kafka's.
-        namespace: Keeps the logs of several applications apart, as a store's.
-        max_messages: Of more than so many the oldest are dropped when something is appended; 0 = none are.
-        max_age: So is what was appended longer ago than that; None = nothing is.
-        drop_passed: So is what all registered consumers have passed.
-        resend_unknown: Append a message again also where the outcome of its first try has been unknown for more than 9
-            minutes, though it may be doubled; otherwise it is given up as `outcome_unknown`.
+        server: A URL in the form of a Redis store's URL: `redis://user:password@host:6379/0`.
+        name: The name before the colon in `to=` and `source=`. With `"kafka"`, the log replaces the Kafka sink and
+            source.
+        namespace: Separates the logs of several applications, as the namespace of a store does.
+        max_messages: The most entries to keep. An append drops the oldest entries beyond it; 0 = no limit.
+        max_age: An append drops the entries that are older than this; None = no limit.
+        drop_passed: True: an append drops the entries that all registered consumers have passed.
+        resend_unknown: What to do if the outcome of the first attempt has been unknown for more than 9 minutes. True:
+            append the message again, perhaps a second time. False: give it up as `outcome_unknown`.
 
     Raises:
         ConfigurationError: The URL or an option cannot be used.
@@ -80,7 +82,7 @@ class RedisLog(PublishingEnd, LogTopics):
         )
 
     def check(self, address: str) -> None:
-        """Refuse an address that is not of the form `<topic>` or `<topic>?consumer=<name>`."""
+        """Raise an error unless the address is `<topic>` or `<topic>?consumer=<name>`."""
         self._place(address)
 
     def _place(self, address: str) -> Place:
@@ -91,16 +93,16 @@ class RedisLog(PublishingEnd, LogTopics):
     # --- appending ----------------------------------------------------------------------------------------
 
     async def append(self, topic: str, messages: Iterable[LogMessage | bytes]) -> Sequence[int | None]:
-        """Append messages in order, up to 500 and 1 MiB in a step.
+        """Append messages in order, in steps of up to 500 messages and 1 MiB.
 
         Returns:
-            The index of each; None of one whose id was appended within 10 minutes.
+            The index of each message; None if its id was already appended within the last 10 minutes.
 
         Raises:
-            TargetError: The name cannot be used.
-            InputError: A message cannot be stored; those before it may have been.
-            StoreUnavailableError: No answer, or the server refused. Some may have been appended: repeating is safe for
-                messages with an id of the caller's.
+            TargetError: The name of the topic cannot be used.
+            InputError: A message cannot be stored. Earlier messages may have been appended.
+            StoreUnavailableError: The server did not answer or refused. Some messages may have been appended. A
+                repetition is safe for messages with an id from the caller.
         """
         keys, now_ms = self._log(topic), SystemClock().now_ms()
         indexes: list[int | None] = []
@@ -131,7 +133,7 @@ class RedisLog(PublishingEnd, LogTopics):
         put_back: Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]],
         now_ms: Callable[[], int],
     ) -> AbstractAsyncContextManager[Feed]:
-        """Open the taking of a consumer's messages; it is registered with the first claim.
+        """Open a feed of a consumer's messages. The first claim registers the consumer.
 
         Raises:
             TargetError: The address names no consumer.
@@ -157,7 +159,7 @@ def open_log(url: str) -> RedisLog:
     """Open `redis-log://host:6379/0?namespace=shop&max_messages=1000000&max_age=7d`; with TLS `rediss-log://`.
 
     Raises:
-        ConfigurationError: The URL is not of these forms, or an option is unknown or out of range.
+        ConfigurationError: The URL has none of these forms, or an option is unknown or out of range.
     """
     given = UrlOptions(url)
     options = read_options(given)

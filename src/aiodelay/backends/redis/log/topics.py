@@ -1,4 +1,4 @@
-"""Logs, to look at and to change: their entries, their consumers, and where these stand."""
+"""`LogTopics`: reads and trims logs, and registers, moves and lists their consumers."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ class LogKeys:
 
 
 class LogConsumer(Struct, frozen=True):
-    """A registered consumer, as it was found.
+    """The state of a registered consumer at the time of the call.
 
     Attributes:
-        name: Its name.
-        ordered: Whether it keeps order, one message in flight at a time.
-        seen_ms: When it last asked for messages, within 10 s, or committed, epoch ms; None = never.
-        since_ms: When it was registered, epoch ms.
-        missed: How many messages were dropped before the consumer took them, since it was registered.
-        waiting: How many it has not taken: its lag.
-        in_flight: How many its instances have taken and not settled; those of the first 32 instances.
-        retrying: How many are to be tried again later.
-        memory: Bytes that its own keys take.
-        cursor: The last index up to which every message has ended, or is to be tried again later.
+        name: The name of the consumer.
+        ordered: True if the consumer keeps order: one message in flight at a time.
+        seen_ms: When the consumer last committed, or last asked for messages (exact to 10 s), epoch ms; None = never.
+        since_ms: When the consumer was registered, epoch ms.
+        missed: The number of messages that were dropped before the consumer took them, since its registration.
+        waiting: The number of messages that the consumer has not taken: its lag.
+        in_flight: The number of messages that its instances have taken and not settled. Only the first 32 instances
+            count.
+        retrying: The number of messages that wait for another attempt.
+        memory: Bytes of the consumer's own keys.
+        cursor: The last index up to which every message has ended or waits for another attempt.
     """
 
     name: str
@@ -66,14 +67,14 @@ class LogConsumer(Struct, frozen=True):
 
 
 class LogTopic(Struct, frozen=True):
-    """A log, as it was found.
+    """The state of a log at the time of the call.
 
     Attributes:
-        name: Its name.
-        first: The first index that is kept; last + 1 if nothing is.
-        last: The last index that was ever appended, 0 = none.
-        consumers: How many are registered.
-        memory: Bytes that its entries take, as the server estimates.
+        name: The name of the log.
+        first: The index of the oldest entry; last + 1 if the log is empty.
+        last: The index of the entry that was appended last; 0 = none.
+        consumers: The number of registered consumers.
+        memory: Bytes of the entries, as the server estimates.
     """
 
     name: str
@@ -84,11 +85,11 @@ class LogTopic(Struct, frozen=True):
 
 
 async def register(client: Client, keys: LogKeys, consumer: str, *, start: LogStart, ordered: bool) -> bool:
-    """Make a consumer known; say whether it was not.
+    """Register a consumer with a log. Return True if it is new.
 
     Raises:
-        ConfigurationError: The log has as many consumers as may be, or its key holds something else.
-        Fault: The server did not answer; repeating is safe.
+        ConfigurationError: The log already has the largest number of consumers.
+        Fault: The server did not answer, or the script refused. A repetition is safe.
     """
     at = await index_of(client, keys, start)
     answer = await client.run_on("register_log", [keys.entries, keys.logs], ["", consumer, int(ordered), at])
@@ -100,7 +101,7 @@ async def register(client: Client, keys: LogKeys, consumer: str, *, start: LogSt
 
 
 async def index_of(client: Client, keys: LogKeys, start: LogStart) -> Arg:
-    """Return what scripts are told of a start: a time is an index for them.
+    """Return a start in the form for scripts: `oldest`, `now` or an index. Find the index for a time.
 
     Raises:
         Fault: The server did not answer.
@@ -123,11 +124,11 @@ def _checked_start(start: LogStart) -> LogStart:
 
 
 class LogTopics(TopicEnd):
-    """The logs of one namespace.
+    """Reads and changes the logs of one namespace.
 
     Args:
-        server: A URL as of a Redis store.
-        namespace: Keeps the logs of several applications apart, as a store's.
+        server: A URL in the form of a Redis store's URL.
+        namespace: Separates the logs of several applications, as the namespace of a store does.
     """
 
     def __init__(self, server: str | Options, *, namespace: str = DEFAULT_NAMESPACE) -> None:
@@ -142,19 +143,19 @@ class LogTopics(TopicEnd):
     async def read(
         self, topic: str, *, start: LogStart = "oldest", consumer: str | None = None
     ) -> AsyncGenerator[LogEntry, None]:
-        """Give entry after entry, up to the last there is when it gets there; takes none away.
+        """Yield the entries in order, up to the last entry that exists when the reader reaches the end.
 
-        What was dropped meanwhile is not there: indexes are consecutive, so a step in them tells how many those are.
+        Reading removes nothing. Indexes are consecutive, so a gap shows how many entries were dropped meanwhile.
 
         Args:
             topic: 1 to 100 letters, digits and `.`, `_`, `-`, `/`.
             start: Where to begin.
-            consumer: Begin where this one goes on instead, if it is registered; `commit` moves it.
+            consumer: If this consumer is registered, begin at its next entry instead. `commit` moves the consumer.
 
         Raises:
             TargetError: A name or the start cannot be used.
             RecordFormatError: An entry cannot be read.
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The server did not answer.
         """
         keys = self._log(topic)
         index = await self._first_index(keys, _checked_start(start), consumer)
@@ -183,21 +184,21 @@ class LogTopics(TopicEnd):
     async def trim(
         self, topic: str, *, max_messages: int = 0, max_age: Duration | None = None, drop_passed: bool = False
     ) -> int:
-        """Drop the oldest entries; those who have not had them are told how many they missed.
+        """Drop the oldest entries. A consumer that has not read them learns how many entries it missed.
 
         Args:
-            topic: As of `read`.
-            max_messages: Of more than so many, those before; 0 = keep any number.
-            max_age: What was appended longer ago; None = however long ago.
-            drop_passed: What is before the cursors of all registered consumers.
+            topic: A name, as for `read`.
+            max_messages: The most entries to keep; 0 = no limit.
+            max_age: Drop the entries that are older than this; None = no limit.
+            drop_passed: True: drop the entries before the cursors of all registered consumers.
 
         Returns:
-            How many indexes were dropped.
+            The number of dropped indexes.
 
         Raises:
             TargetError: The name cannot be used.
             ConfigurationError: A limit cannot be used.
-            StoreUnavailableError: No answer; repeating is safe.
+            StoreUnavailableError: The server did not answer. A repetition is safe.
         """
         keys = self._log(topic)
         limits = (check_integer("max_messages", max_messages, MOST_MESSAGES), milliseconds(max_age), int(drop_passed))
@@ -210,21 +211,22 @@ class LogTopics(TopicEnd):
     # --- consumers ----------------------------------------------------------------------------------------
 
     async def register(self, topic: str, consumer: str, *, start: LogStart = "oldest", ordered: bool = False) -> bool:
-        """Make a consumer known to a log.
+        """Register a consumer with a log.
 
         Args:
-            topic: As of `read`.
-            consumer: Named by the same rule.
-            start: Where it begins. Means nothing for one that is known: `seek` moves it.
-            ordered: One message is in flight at a time, over all its instances. Changes one that is known.
+            topic: A name, as for `read`.
+            consumer: A name by the same rule.
+            start: Where the consumer begins. Ignored if the consumer is already registered: `seek` moves it.
+            ordered: True: one message is in flight at a time, over all instances. This changes a registered consumer
+                too.
 
         Returns:
-            Whether it was not known.
+            True if the consumer is new.
 
         Raises:
             TargetError: A name or the start cannot be used.
             ConfigurationError: The log has 2,000 consumers.
-            StoreUnavailableError: No answer; repeating is safe.
+            StoreUnavailableError: The server did not answer. A repetition is safe.
         """
         keys, name = self._log(topic), check_name(consumer, field="consumer")
         try:
@@ -233,39 +235,39 @@ class LogTopics(TopicEnd):
             raise StoreUnavailableError(self.options.name, fault.reason) from fault
 
     async def unregister(self, topic: str, consumer: str) -> bool:
-        """Forget a consumer, with what it was to try again.
+        """Remove a consumer, and its messages that wait for another attempt.
 
         Returns:
-            Whether it was known.
+            True if the consumer was registered.
 
         Raises:
             TargetError: A name cannot be used.
-            StoreUnavailableError: No answer; repeating is safe.
+            StoreUnavailableError: The server did not answer. A repetition is safe.
         """
         keys, name = self._log(topic), check_name(consumer, field="consumer")
         return bool(await self._run("unregister_log", [keys.entries, keys.logs], ["", name]) == b"gone")
 
     async def seek(self, topic: str, consumer: str, start: LogStart) -> int:
-        """Have a consumer go on elsewhere, back to replay or forward to skip.
+        """Move a consumer to another index: back to replay entries, or forward to skip them.
 
-        What its instances have in flight, and what waits to be tried again, goes on beside that: nothing is lost, and
-        going back gives it such messages twice.
+        The move does not touch messages in flight, nor messages that wait for another attempt. So no message is lost.
+        After a move back, the consumer gets such messages twice.
 
         Returns:
-            The index with which it goes on; one that is asked for beyond the end is that after the last.
+            The index of the consumer's next entry. A start beyond the end gives the index after the last entry.
 
         Raises:
-            TargetError: A name or the start cannot be used, or nobody of that name is registered.
-            StoreUnavailableError: No answer; repeating is safe.
+            TargetError: A name or the start cannot be used, or no consumer of that name is registered.
+            StoreUnavailableError: The server did not answer. A repetition is safe.
         """
         return await self._seek(topic, consumer, _checked_start(start), is_forward=False)
 
     async def commit(self, topic: str, consumer: str, index: int) -> None:
-        """Note that a consumer without a handler is done with all up to an index; never moves it back.
+        """Record that a consumer without a handler has processed all entries up to an index. Never move it back.
 
         Raises:
-            TargetError: A name or the index cannot be used, or nobody of that name is registered.
-            StoreUnavailableError: No answer; repeating is safe.
+            TargetError: A name or the index cannot be used, or no consumer of that name is registered.
+            StoreUnavailableError: The server did not answer. A repetition is safe.
         """
         await self._seek(topic, consumer, _checked_start(index + 1), is_forward=True)
 
@@ -281,11 +283,11 @@ class LogTopics(TopicEnd):
         return int(index)
 
     async def consumers(self, topic: str) -> Sequence[LogConsumer]:
-        """List a log's consumers with their cursor and lag, by name.
+        """List the consumers of a log with their cursor and lag, in the order of their names.
 
         Raises:
             TargetError: The name cannot be used.
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The server did not answer.
         """
         keys = self._log(topic)
         names = sorted(name.decode() for name in await self._command("ZRANGE", keys.consumers, 0, -1))
@@ -299,10 +301,10 @@ class LogTopics(TopicEnd):
         return consumers
 
     async def topics(self) -> Sequence[LogTopic]:
-        """List the logs that have entries or consumers, by name.
+        """List the logs that have entries or consumers, in the order of their names.
 
         Raises:
-            StoreUnavailableError: No answer.
+            StoreUnavailableError: The server did not answer.
         """
         names = sorted(name.decode() for name in await self._command("SMEMBERS", self.keys.key("logs")))
         return [await self._found(LogKeys(self.keys, name), name) for name in names]

@@ -1,3 +1,3 @@
-"""How keys, records and list elements are written in Redis, and how they are read."""
+"""Encoding and decoding of keys, records and list elements in Redis."""
 
 __all__: list[str] = []

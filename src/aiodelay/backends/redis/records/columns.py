@@ -1,4 +1,4 @@
-"""Many values of `msg` as columns: decoded field by field rather than record by record."""
+"""Decoding of many values of the key `msg` into columns, for table scans. Fields are decoded one column at a time."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ PLACE = span("PLACED_VALUE", "place")
 SEQUENCE_BYTES = size_of("MEMBER")
 EVEN = bytes(range(0, 256, 2))
 PLACED_COLUMNS = frozenset({"id", "due_ms", "place_ms"})
-"""What is known of a message that stands at its due time without its record."""
+"""The columns of a message that a scan knows without the record, if the message's place is its due time."""
 _SCHEDULED, _OVERDUE = State.SCHEDULED.value, State.OVERDUE.value
 
 
 class Known:
-    """What was known of a namespace when a part of it was begun to be read.
+    """The lanes of a namespace and its paused and blocked addresses, at the start of the scan of a part.
 
     Args:
-        lanes: Their names by number.
-        held: Members of `holds`, and addresses that take nothing, in the same form.
+        lanes: The names of the lanes by number.
+        held: Members of the key `holds`, and blocked addresses in the same form.
     """
 
     def __init__(self, lanes: Lanes, held: Collection[bytes]) -> None:
@@ -51,17 +51,17 @@ class Known:
 
     @property
     def any_held(self) -> bool:
-        """Whether anything is held."""
+        """True if any lane or address is paused or blocked."""
         return bool(self._held)
 
     def holds(self, lane_number: int, address: str) -> bool:
-        """Whether a lane is held, or this address of it."""
+        """Return True if the lane, or this address of the lane, is paused or blocked."""
         number = b"%d" % lane_number
         return number in self._held or b"%b:%b" % (number, address.encode()) in self._held
 
 
 def _ids_of(members: Sequence[bytes], at: int = 0) -> list[str]:
-    """Return the ids that stand as these, from a place on in each."""
+    """Decode ids. Each encoded id begins at the offset `at` of its member."""
     if set(map(itemgetter(at), members)) == {TEXT}:
         try:
             return [each[at + 1 :].decode() for each in members]
@@ -71,30 +71,33 @@ def _ids_of(members: Sequence[bytes], at: int = 0) -> list[str]:
 
 
 def elsewhere_in(names: Sequence[bytes]) -> list[bool]:
-    """Tell of each member of a lane whether it stands elsewhere than at its due time; nothing if none does."""
+    """Return for each member of a lane whether its place may differ from its due time; [] if no place does.
+
+    The sequence number of a member is odd if its place differs from its due time.
+    """
     try:
         last = bytes(map(itemgetter(SEQUENCE_BYTES - 1), names))
-    except IndexError:  # another program's: what has no record is none of ours
+    except IndexError:  # Another program wrote a member that is too short. The caller then looks for its record.
         return [True] * len(names)
     return [each % 2 == 1 for each in last] if last.translate(None, EVEN) else []
 
 
 def columns_of_places(names: Sequence[bytes], places_ms: Sequence[int], wanted: Collection[str]) -> Columns:
-    """Return messages that stand at their due time as columns, given members of lanes and their places."""
+    """Return messages whose place is their due time as columns, from members of lanes and their places."""
     return {name: _ids_of(names, SEQUENCE_BYTES) if name == "id" else places_ms for name in wanted}
 
 
 def columns_of(
     members: Sequence[bytes], values: Sequence[bytes], wanted: Collection[str], known: Known, now_ms: int
 ) -> Columns:
-    """Return messages that are not in flight as columns; of one that cannot be read what can be salvaged.
+    """Return messages that are not in flight as columns. For an unreadable message, return the readable parts.
 
     Args:
-        members: Their ids, as they stand.
-        values: Of `msg`, one each.
-        wanted: Names of `aiodelay.core.table_scan`.
-        known: What holds and lanes are called.
-        now_ms: The server's time.
+        members: The encoded ids of the messages.
+        values: The values of the key `msg`, one per message.
+        wanted: The names of the columns, as in `aiodelay.core.table_scan`.
+        known: The lanes and the paused addresses.
+        now_ms: The server's time, epoch ms.
     """
     try:
         return _decoded(members, values, wanted, known, now_ms)
@@ -143,7 +146,7 @@ def _states(found: dict[str, Sequence[Any]], known: Known, now_ms: int) -> Seque
 
 
 def snapshot_of(member: bytes, value: bytes, known: Known, now_ms: int, *, is_leased: bool = False) -> Snapshot:
-    """Return a message as it stands; of one that cannot be read what can be salvaged, with a warning."""
+    """Return a snapshot of a message. For an unreadable message, log a warning and return the readable parts."""
     record, place_ms, problem = read_anyhow(member, value, known.lanes)
     if problem:
         log.warning("message %r cannot be read: %s", record.id, problem)

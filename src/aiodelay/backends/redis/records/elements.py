@@ -1,7 +1,7 @@
-"""The elements of a list: what another process, in any language, reads of a message.
+"""Encoding and decoding of list elements: the form in which other processes, in any language, read a message.
 
-Three MessagePack values in a row: the id as binary, the record's prefix as binary, its body as a map; docs/formats.md
-has them byte by byte. The body has one key more than the record's, its last: `q`, when the element was pushed.
+An element is three MessagePack values in a row: the id as binary, the prefix of the record as binary, and the body of
+the record as a map. The body has one more key at its end: `q`, the time of the push. docs/formats.md shows every byte.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _read_parts = msgspec.msgpack.Decoder(tuple[bytes, bytes, msgspec.Raw]).decode
 
 
 class ForeignElementError(RecordFormatError):
-    """Another program has pushed the element."""
+    """The element does not have the form of aiodelay's elements: another program has pushed it."""
 
 
 class Element(msgspec.Struct, frozen=True, gc=False):
-    """A list's element, read: the record, and when it was pushed, epoch ms (None: it does not say)."""
+    """The contents of an element: the record, and the time of the push in epoch ms (None = the element has no time)."""
 
     record: Record
     pushed_ms: int | None
 
 
 def encode_element(delivery: Delivery) -> bytes:
-    """Write what a list holds of a message, save for the 8 bytes of the time at which it is pushed, at its end."""
+    """Encode a delivery as a list element, without the time of the push: the script `push` adds these 8 bytes."""
     put_due_ms = put_due_of(delivery.delivery_id, delivery.due_ms)
     return encode_record_element(
         Record(
@@ -53,12 +53,12 @@ def encode_element(delivery: Delivery) -> bytes:
 
 
 def encode_record_element(record: Record) -> bytes:
-    """Write the same of a record, with its errors; of a series, its occurrence."""
+    """Encode a record, with its errors, as `encode_element` does. Of a series, encode the current occurrence."""
     if record.envelope.rule is not None:
         record = as_occurrence(record)
     written = encode_record(record, 0)
     size = _SIZE if record.envelope.version is None else _VERSIONED_SIZE
-    body = bytes([written[size] + 1]) + written[size + 1 :]  # a map of at most 15 keys: one byte says how many
+    body = bytes([written[size] + 1]) + written[size + 1 :]  # The first byte of the map is its number of keys.
     return _bin(member_of(record.id)) + _bin(written[:size]) + body + PUSHED
 
 
@@ -68,18 +68,18 @@ def _bin(data: bytes) -> bytes:
 
 
 def decode_element(element: bytes, *, lane: str) -> Element:
-    """Read a list's element.
+    """Decode an element of a list.
 
     Args:
-        element: As it stands in the list.
-        lane: Of whom it is to be handled by: the number in the prefix is of a store that may not be ours.
+        element: The bytes of the element.
+        lane: The lane of the handler. The lane number in the prefix is not used: another store may have given it.
 
     Raises:
-        ForeignElementError: It is not three MessagePack values as described.
-        RecordFormatError: It is of a newer format, or damaged.
+        ForeignElementError: The element is not three MessagePack values of this form.
+        RecordFormatError: The element has a newer format, or it is damaged.
     """
     try:
-        member, prefix, body = _read_parts(b"\x93" + element)  # as a list of three
+        member, prefix, body = _read_parts(b"\x93" + element)  # \x93 begins a list of three values.
     except msgspec.MsgspecError:
         raise ForeignElementError("it is not three MessagePack values") from None
     has_version = len(prefix) > _FLAGS_AT and prefix[_FLAGS_AT] & _HAS_VERSION

@@ -1,4 +1,4 @@
-"""Names of keys, and ids as Redis holds them: one tag byte, then the id in its shortest form."""
+"""The names of the keys of a namespace, and the encoding of ids: one tag byte, then the id in its shortest form."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FIXED = (
     "journal",
     "meta",
 )
-"""The keys that every script is given, in this order."""
+"""The keys that every script of the store receives, in this order."""
 DERIVED = (
     *("due:", "leased:", "parked:", "blocked:", "why:", "done:", "ended:", "req:", "fanout:", "log:", "logs"),
     *("graves:ids", "superseded", "superseded:ids", "retries", "series", "trials"),
 )
-"""How the keys begin that scripts derive from the tag: by lane, held address, window of time, worker, topic."""
+"""The beginnings of the keys that scripts build from the hash tag and a lane, address, time window, worker or topic."""
 
 _UUID7 = re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}")
 _OCCURRENCE = re.compile(r"(.*)~(\d{10,15})", re.DOTALL)
@@ -44,11 +44,11 @@ _MOST_MS = (1 << 48) - 1
 
 
 class Keys:
-    """The keys of one namespace; all in one hash slot, by their tag.
+    """The keys of one namespace. Their common hash tag puts them all into one hash slot.
 
     Args:
-        namespace: Text without braces.
-        shard: 0; the layout allows for more.
+        namespace: The name of the namespace, without braces.
+        shard: Always 0. The layout has room for more shards.
     """
 
     namespace: str
@@ -61,15 +61,15 @@ class Keys:
         self.fixed = tuple(self.tag + name for name in FIXED)
 
     def key(self, name: str) -> str:
-        """Return a key's whole name."""
+        """Return the whole name of a key: the hash tag, then `name`."""
         return self.tag + name
 
 
 def keys_of(namespace: str) -> Keys:
-    """Return the keys of a namespace that a caller has named, "" = the default.
+    """Return the keys of a namespace; "" = the default namespace.
 
     Raises:
-        ConfigurationError: It has braces.
+        ConfigurationError: The name contains braces.
     """
     if set("{}") & set(namespace):
         raise ConfigurationError("namespace", shortened(namespace), "text without { and }")
@@ -77,7 +77,7 @@ def keys_of(namespace: str) -> Keys:
 
 
 def member_of(message_id: str) -> bytes:
-    """Return an id as Redis holds it.
+    """Return the encoded form of an id.
 
     Raises:
         UnicodeEncodeError: The id has a lone surrogate.
@@ -92,7 +92,7 @@ def member_of(message_id: str) -> bytes:
 
 
 def text_of(member: bytes) -> str:
-    """Return the id that stands as `member`."""
+    """Return the id whose encoded form is `member`."""
     tag, rest = member[:1], member[1:]
     if tag == _OWN and len(rest) == 16:
         return rest.hex()

@@ -1,7 +1,7 @@
-"""The layouts of byte strings in Redis: values, members, answers and arguments, part by part.
+"""The layouts of the byte strings in Redis: values, members, answers and arguments, part by part.
 
-Python takes a part by its `span`. A script names a part, as in `VALUE.DUE_MS_FIRST`; `scripts` replaces a name with a
-number when it puts a script together. `record_format` declares the parts of a record, so no script holds an offset.
+Python code takes a part by its `span`. A script names a part, as in `VALUE.DUE_MS_FIRST`, and the module `scripts`
+replaces the name by a number. `record_format` declares the parts of a record, so no script contains an offset.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ __all__ = [
 ]
 
 OWN, TEXT, OCCURRENCE = 1, 2, 3
-"""The first byte of an id: a UUIDv7 that we made, the caller's text, an occurrence of a series."""
+"""The first byte of an encoded id: a UUIDv7 of aiodelay, the caller's text, or an occurrence of a series."""
 UNREADABLE = 255
-"""The first byte of a dead letter that is no record; of others it is the length of the reason."""
+"""The first byte of a dead letter without a readable record. In other dead letters it is the length of the reason."""
 PLACED = 1 << 47
-"""The top bit of a value's sequence: the place follows."""
+"""The top bit of the sequence number in a value: if it is set, the message's place follows the sequence number."""
 PLACED_BYTE = PLACED >> 40
-"""The same bit in the value's first byte."""
+"""The same bit in the first byte of the value."""
 PUSHED = b"\xa1q\xcf"
-"""What precedes the time of the push in a list's element: a key of its body, and MessagePack's mark of a `u64`."""
+"""The bytes before the time of the push in a list element: a key of its body, and MessagePack's mark of a `u64`."""
 U48, U64 = 6, 8
 _LUA = {"u8": "B", "u16": "H", "u48": "I6", "8s": "c8"}
 """Formats of Lua's `struct`, by the type in `Field.prefix`."""
 
 Layout: TypeAlias = Mapping[str, int | None]
-"""Parts in their order, each with its size in bytes. One part may have None, and takes the bytes between the others."""
+"""Parts in their order, each with its size in bytes. One part may have the size None: it takes the remaining bytes."""
 
 
 def layouts_of(fields: Sequence[Field]) -> dict[str, Layout]:
-    """Return all layouts by the name that scripts give them, with these fields in a record."""
+    """Return all layouts by their names in scripts, for a record with these fields."""
     prefix = prefix_of(fields)
     record = {name: place.size for name, place in prefix.fixed.items()}
     return {
@@ -75,20 +75,20 @@ LAYOUTS = layouts_of(FIELDS)
 
 
 def span(layout: str, part: str) -> slice:
-    """Return where a part stands, to take it out of bytes."""
+    """Return the slice of a part, to cut the part out of a byte string."""
     start, stop = _bounds(LAYOUTS[layout])[part]
     return slice(start, stop)
 
 
 def size_of(layout: str) -> int:
-    """Return the bytes of all parts of a fixed size."""
+    """Return the size of a layout in bytes, without the part of no fixed size."""
     return _fixed(LAYOUTS[layout])
 
 
 def _bounds(layout: Layout) -> dict[str, tuple[int, int | None]]:
-    """Return begin and end of each part, as a slice takes them.
+    """Return the start and the end of each part, for a slice.
 
-    Parts behind the one without a size are counted from the end of the bytes, so their numbers are negative.
+    Parts after the part without a fixed size are counted from the end of the bytes, so their numbers are negative.
     """
     bounds: dict[str, tuple[int, int | None]] = {}
     at, left = 0, _fixed(layout)
@@ -110,8 +110,8 @@ def _fixed(layout: Layout) -> int:
 def lua_constants(fields: Sequence[Field]) -> dict[str, str]:
     """Return the constants that scripts may name: numbers and quoted strings, as Lua writes them.
 
-    A layout has `SIZE`, the bytes of all parts of a fixed size. A part has `_FIRST` and `_LAST`, as `string.sub` takes
-    them, `_SIZE`, and `_OFFSET`, the bytes before it.
+    A layout has `SIZE`, the bytes of all parts of a fixed size. A part has `_FIRST` and `_LAST`, for `string.sub`. It
+    also has `_SIZE`, its bytes, and `_OFFSET`, the number of bytes before it.
     """
     prefix, keys = prefix_of(fields), body_keys(fields)
     constants = dict(_parts(layouts_of(fields)))
@@ -155,4 +155,4 @@ def _parts(layouts: Mapping[str, Layout]) -> Iterator[tuple[str, str]]:
 
 
 NAMESPACES = (*LAYOUTS, "BODY", "FLAG", "ID")
-"""What a name in a script begins with that stands for a constant."""
+"""The first parts of the names of constants in scripts, such as `VALUE` in `VALUE.DUE_MS_FIRST`."""

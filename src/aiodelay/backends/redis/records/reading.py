@@ -1,4 +1,4 @@
-"""Reading records and dead letters as Redis holds them; what cannot be read is salvaged, never lost."""
+"""Decoding of records, dead letters and journal entries in Redis. Of a damaged record, the readable parts are kept."""
 
 from __future__ import annotations
 
@@ -39,23 +39,26 @@ _RAW_LANE, _RAW_VALUE = span("UNREADABLE_LETTER", "lane"), span("UNREADABLE_LETT
 
 
 class Lanes:
-    """Names of lanes by number, as of one answer: a server that lost what it held gives its lanes other numbers."""
+    """The names of lanes by number, from one answer of the server.
+
+    They are valid for that answer only. If a server loses its data, it numbers its lanes again.
+    """
 
     name: Callable[[int], Lane]
-    """Returns a lane's name; raises `LookupError` if it is not among them."""
+    """Return the name of the lane with a number. Raise `LookupError` if there is no such lane."""
 
     def __init__(self, numbers: Mapping[Lane, int]) -> None:
         self.name = {number: name for name, number in numbers.items()}.__getitem__
 
 
 def lanes_in(reply: Any) -> Lanes:  # noqa: ANN401 - redis-py's reply
-    """Read what HGETALL says of the key `lanes`."""
+    """Decode the reply to HGETALL for the key `lanes`."""
     pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
     return Lanes({name.decode("utf-8", "backslashreplace"): int(number) for name, number in pairs})
 
 
 def journal_entry(number: int, entry: Mapping[bytes, bytes], lanes: Lanes) -> JournalEntry:
-    """Read the fields of an entry of the stream `journal`."""
+    """Decode the fields of an entry of the stream `journal`."""
     return JournalEntry(
         number,
         int(entry[b"at"]),
@@ -70,12 +73,12 @@ def journal_entry(number: int, entry: Mapping[bytes, bytes], lanes: Lanes) -> Jo
 
 
 def record_at(value: bytes) -> int:
-    """Return where the record begins in a value of `msg`."""
+    """Return the offset of the record in a value of `msg`."""
     return _PLACED_RECORD_AT if value[:1] >= _PLACED else _RECORD_AT
 
 
 def lane_number(value: bytes) -> int:
-    """Return the number of the lane that a value of `msg` names; what is cut short names none."""
+    """Return the lane number in a value of `msg`. In a truncated value, the missing bytes are ignored."""
     return _number(value, record_at(value), _LANE)
 
 
@@ -88,28 +91,33 @@ def place_and_record(value: bytes) -> tuple[int, bytes]:
 
 
 def due_and_revision(value: bytes) -> tuple[int, int]:
-    """Return what the prefix of a value of `msg` says, whatever the rest is."""
+    """Return the due time and the revision in the prefix of a value of `msg`. The rest of the value may be damaged."""
     at = record_at(value)
     return _number(value, at, _DUE_MS), _number(value, at, _REVISION)
 
 
 def _number(data: bytes, at: int, place: Place) -> int:
-    """Return a number of the prefix of a record that begins at `at`; what is cut short counts as smaller."""
+    """Return a number in the prefix of a record that begins at `at`. In truncated data, missing bytes are ignored."""
     first = at + place.at
     return int.from_bytes(data[first : first + place.size], "big")
 
 
 def read_record(member: bytes, value: bytes, lanes: Lanes) -> Record:
-    """Read a value of `msg`.
+    """Decode the record in a value of `msg`.
 
     Raises:
-        RecordFormatError: It cannot be read.
+        RecordFormatError: The record cannot be read.
     """
     return decode_record(value[record_at(value) :], message_id=text_of(member), lane=lanes.name)
 
 
 def read_anyhow(member: bytes, value: bytes, lanes: Lanes) -> tuple[Record, int, str]:
-    """Read a value of `msg`, and its place; of one that cannot be read, salvage what can be, and say what is wrong."""
+    """Decode a value of `msg`, even if it is damaged.
+
+    Returns:
+        The record, the message's place in ms, and a description of the damage ("" = none). A damaged record has only
+        its readable parts.
+    """
     try:
         return read_record(member, value, lanes), place_and_record(value)[0], ""
     except RecordFormatError as error:
@@ -120,7 +128,7 @@ def read_anyhow(member: bytes, value: bytes, lanes: Lanes) -> tuple[Record, int,
 
 
 def read_letter(key: bytes, value: bytes, at_ms: int, lanes: Lanes) -> DeadLetter:
-    """Read a value of `dead`; of one that cannot be read the bytes are the payload, and `last_error` says so."""
+    """Decode a value of `dead`. If this fails, the value becomes the payload, and `last_error` gives the reason."""
     member, revision = key[_LETTER_ID], int.from_bytes(key[_LETTER_REVISION], "big")
     if value[0] == UNREADABLE:
         number, raw = int.from_bytes(value[_RAW_LANE], "big"), value[_RAW_VALUE]

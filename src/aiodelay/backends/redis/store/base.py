@@ -207,7 +207,7 @@ class Base:
     def heard(self, now: bytes, asked_s: float) -> int:
         """Correct the estimate of the server's time from an answer, and return the time in the answer.
 
-        The answer may be old: the network, a durability level or a busy event loop can delay it.
+        The network, a durability level or a busy event loop may have delayed the answer.
 
         Args:
             now: The server's time in the answer, epoch ms.
@@ -228,7 +228,7 @@ class Base:
         return int(opened.time.now_ms())
 
     def seconds_until(self, at_ms: int) -> float:
-        """Return the seconds until an instant of the store's time. The result is negative if the instant has passed."""
+        """Return the seconds until an instant of the store's time; negative if the instant has passed."""
         if self._clock is not None:
             return self._clock.seconds_until(at_ms)
         opened = self._checked()

@@ -90,8 +90,8 @@ class Inspection(Base):
         """List messages in the order of (next attempt, id).
 
         The method reads the order first and the messages after it. A message that ends in between is left out, and a
-        later message takes its place. A message that moves in between keeps the place at which it was found. So the last
-        message of a page is always where the next page begins.
+        later message takes its place. A message that moves in between keeps the place at which it was found. So the
+        next page always begins after the last message of this page.
         """
         found: list[Snapshot] = []
         while len(found) < query.limit:
@@ -271,7 +271,7 @@ class Inspection(Base):
         return chunks
 
     async def _index_letters(self) -> None:
-        """Complete the index of dead letters by id. Older versions of aiodelay wrote dead letters without this index."""
+        """Complete the index of dead letters by id. Older versions of aiodelay wrote no such index."""
         at: bytes | int | None = b""
         while at is not None:
             at = await self.run("graves", [at])

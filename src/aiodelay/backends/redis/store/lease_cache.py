@@ -31,8 +31,8 @@ class Held(Struct, frozen=True, gc=False):
     def is_plain(self, settlement: Settlement) -> bool:
         """Return True if the settlement only has to delete the message.
 
-        This is so if the settlement is `Done`, and if the message has never lapsed, does not recur, is not an occurrence
-        of a series, and has no version.
+        This is the case if the settlement is `Done`, and the message has never lapsed, does not recur, is not an
+        occurrence of a series, and has no version.
         """
         envelope = self.claim.record.envelope
         return (
@@ -67,7 +67,7 @@ class LeaseCache:
                 self._held[renewal.id] = Held(held.member, held.lane, Claim(held.claim.record, renewal.to))
 
     def take(self, settlements: Iterable[Settlement]) -> list[Held | None]:
-        """Remove the claims of these settlements and return them. None stands for a claim that is not in the cache."""
+        """Remove the claims of these settlements and return them; None = the claim is not in the cache."""
         found = [(settlement.token, self._held.pop(settlement.id, None)) for settlement in settlements]
         return [held if held is not None and held.claim.token == token else None for token, held in found]
 

@@ -1,4 +1,4 @@
-"""The Redis store as its users open it."""
+"""`RedisStore`, the store of `redis://`, `valkey://` and their variants."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ __all__ = ["RedisStore", "open_store"]
 
 LEAVE_S = 1.0
 COMPARED = ("messages", "pauses", "positions of sources")
-"""What the script `present` counts twice."""
+"""The data of which the script `present` makes two counts: how many are stored, and how many are listed."""
 NOTED_MS = 60_000
-"""How long a process's note counts that its data are gone; it renews the note every 5 s."""
+"""How long a process's note that its data are gone stays valid. The process renews the note every 5 s."""
 
 _TRAITS = StoreTraits(
     durable=True,
@@ -51,12 +51,12 @@ _TRAITS = StoreTraits(
 
 
 class RedisStore(Transfers):
-    """Keeps messages in one Redis or Valkey server; any number of processes may open the same.
+    """Keeps messages in one Redis or Valkey server. Any number of processes may open the same store.
 
     Args:
         url: `redis://user:password@host:6379/0`, `rediss://`, `unix:///path`, `valkey://`, `valkeys://`, with options.
-        namespace: Keeps the messages of several applications apart.
-        clock: Where the store reads the time; None = the server's TIME.
+        namespace: Separates the messages of several applications on one server.
+        clock: The clock of the store; None = the server's TIME.
 
     Raises:
         ConfigurationError: The URL or the namespace cannot be used.
@@ -85,7 +85,7 @@ class RedisStore(Transfers):
             try:
                 written[i] = arguments_of(command)
             except BAD_VALUE as error:
-                reason = f"it holds a value that cannot be stored ({type(error).__name__})"
+                reason = f"the command holds a value that cannot be stored ({type(error).__name__})"
                 outcomes[i] = Refused("unavailable", reason)
         if source is not None and len(written) < len(commands):
             return [each if isinstance(each, Refused) else _NOT_SENT for each in outcomes]
@@ -103,12 +103,13 @@ class RedisStore(Transfers):
                     outcomes[i] = outcome_of(fault)
                 break
             self.heard(now, asked_s)
-            for i, answer in zip(chunk, answers, strict=False):  # fewer, where it would have taken the server long
+            # The script stops early if the commands would block the server for long: then there are fewer answers.
+            for i, answer in zip(chunk, answers, strict=False):
                 outcomes[i] = answer_of(answer, commands[i])
             left = left[len(answers) :]
-            if source is not None:  # one step
+            if source is not None:  # All commands of an intake and its position change in one step.
                 break
-        dues = first_dues(commands, outcomes) if self.waiters else {}  # nobody waits where all is written in bulk
+        dues = first_dues(commands, outcomes) if self.waiters else {}  # A process that only writes has no waiters.
         if dues is None:
             self.waiters.wake()
         else:
@@ -120,14 +121,14 @@ class RedisStore(Transfers):
         return await self.apply(loads_of(puts))
 
     async def fill(self) -> float | None:
-        """Return how much of `maxmemory` is used."""
+        """Return the used share of `maxmemory`, from 0 to 1; None if the server has no such limit."""
         info = info_of(await self.command("INFO", "memory"))
         most = int(info.get("maxmemory", 0))
         used = int(info["used_memory"]) - int(info.get("mem_not_counted_for_evict", 0))
         return used / most if most else None
 
     async def vanished(self) -> str:
-        """Return what happened to the namespace that this store was opened on; "" while it is whole."""
+        """Describe which data of the namespace have disappeared since this store opened; "" if nothing is lost."""
         opened = self._checked()
         _, uuid, *counts = await self.run("present", [opened.uuid])
         keys = f"{self._keys.tag}*"
@@ -141,7 +142,7 @@ class RedisStore(Transfers):
         return ""
 
     async def vanished_elsewhere(self) -> str:
-        """Return what another process has noted of its data within the last minute."""
+        """Describe a loss of data that another process has noted within the last minute; "" if there is no note."""
         noted = await self.command("HGET", self._keys.key("meta"), "vanished")
         if noted is None or self.now_ms() - int(noted) > NOTED_MS:
             return ""
@@ -153,29 +154,29 @@ class RedisStore(Transfers):
         return dict(each.split("=", 1) for each in (recorded or b"").decode().split())
 
     async def switch_on(self, names: Collection[str]) -> None:
-        """Record features that are in use from now on."""
+        """Switch features on: record that the namespace uses them from now on."""
         await self.run("switch_on", [__version__, *sorted(names)])
 
     def trail(self) -> AbstractAsyncContextManager[RedisTrail]:
-        """Open the journal alone."""
+        """Open a reader of the journal. It works without opening the store."""
         self.check_journal()
         return open_trail(self._options, self._keys)
 
     # --- whole tables -------------------------------------------------------------------------------------
 
     def scan_parts(self, scan: Scan) -> Sequence[Part]:
-        """Split a table."""
+        """Split a table into parts for `scan_part`."""
         return Scanner(self._options, self._keys).parts(scan)
 
     def scan_part(self, scan: Scan, part: Part) -> Iterator[Columns]:
-        """Read a part of a table."""
+        """Yield the rows of one part of a table, as columns."""
         return Scanner(self._options, self._keys).read(scan, part)
 
     # --- dispatching --------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
-        """Open the dispatching role."""
+        """Register a worker, and yield the object with which it claims and settles messages."""
         opened, workers = self._checked(), self._keys.key("workers")
         check_known(self.name, await self.features())
         work = RedisWork(self, worker)
@@ -183,7 +184,7 @@ class RedisStore(Transfers):
         try:
             await opened.client.command("HSET", workers, worker, serves)
         except Fault as fault:
-            if fault.kind != "full":  # then `tidy` writes it: what frees memory may
+            if fault.kind != "full":  # A full server refuses this write. `tidy`, which frees memory, repeats it.
                 await self._name_damage(opened.client, fault)
                 raise self.unavailable(fault) from fault
         listener = WakeupListener(opened.client, self._keys.key("wake"), opened.writer, self.waiters.wake)
@@ -197,12 +198,12 @@ class RedisStore(Transfers):
                     self.waiters.discard(work.waiter)
         finally:
             if self._opened is opened:
-                with suppress(StoreUnavailableError, TimeoutError):  # it is forgotten after its window
+                with suppress(StoreUnavailableError, TimeoutError):  # Without this, the entry of the worker expires.
                     async with asyncio.timeout(LEAVE_S):
                         await self.command("HDEL", workers, worker)
 
 
-_NOT_SENT = Refused("unavailable", "not sent, because what stood before it in the batch failed")
+_NOT_SENT = Refused("unavailable", "not sent, because an earlier command of the same batch failed")
 
 
 def open_store(url: str, *, namespace: str, clock: Clock | None) -> RedisStore:
@@ -212,6 +213,6 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> RedisStore:
     `connect_timeout_ms`, `connections`; with TLS `ca_certs`, `client_cert`, `client_key`.
 
     Raises:
-        ConfigurationError: The URL is not of these forms, or an option is unknown or out of range.
+        ConfigurationError: The URL has none of these forms, or an option is unknown or out of range.
     """
     return RedisStore(url, namespace=namespace, clock=clock)

@@ -1,7 +1,10 @@
-"""Reading whole tables of a namespace without opening the store: split by place, each part by one connection.
+"""Scans of whole tables of a namespace. They do not need an open store.
 
-What is put or put back after the plan was made has a later sequence, and is passed over; what was in flight then is
-looked up by its id. So nothing is read twice, and what stands still is read once.
+`Scanner.parts` plans the parts, and `Scanner.read` reads one part through one connection. A message's *place* is its
+next attempt in epoch ms and its sequence number. A part of the pending messages covers a range of places.
+
+A message that is stored after the plan has a later sequence number, and the scan skips it. The plan lists the messages
+in flight, and the scan looks these up by id. So the scan reads no message twice, and each unchanged message once.
 """
 
 from __future__ import annotations
@@ -45,35 +48,35 @@ __all__ = ["Part", "Scanner"]
 
 NAMES_AT_ONCE = 5_000
 VALUES_AT_ONCE, VALUE_BYTES = 2_000, 2 << 20
-"""Most values that are fetched in one call, and about how many bytes, by the largest one so far."""
+"""The most values to fetch in one call, and about the most bytes. The largest value so far gives the estimate."""
 FIRST_AT_ONCE = 50
 IDS_AT_ONCE = 100
 LETTERS_AT_ONCE = 50
 ENDED_AT_ONCE = 1_000
 IDS_A_PART = 5_000
 SAMPLES = 32
-"""So many times as many places as parts are looked at to split what there is."""
+"""The number of sampled places per part. The scanner chooses the limits of the parts from the samples."""
 REVISION_BYTES = 6
 KEY_COLUMNS = frozenset({"id", "revision", "at_ms"})
-"""Columns of a dead letter that its key and its time tell, without its value."""
+"""Columns of a dead letter that the scanner knows from the letter's key and time, without reading its value."""
 MOST_MS = 1 << 48
 
 Place = tuple[int, int]
-"""Epoch ms and sequence: the order in which messages stand."""
+"""Epoch ms of the next attempt, and sequence number: the order of the messages in a lane."""
 UNTIL, ENDED_VERSION = span("REMEMBERED", "until"), span("REMEMBERED", "content")
-"""Where a value of `ended:<k>` has its two parts."""
+"""The positions of the two parts in a value of `ended:<k>`."""
 
 
 class Part(Struct, frozen=True):
     """A part of a table.
 
     Attributes:
-        first: From this place on; of dead letters, this time.
-        end: And before this; None = to the end.
-        last_sequence: Nothing that was put later.
-        has_parity: Whether sequences tell what stands at its due time.
-        members: Only these ids, as they stand; None = all that stands there.
-        window: Only what is remembered in this.
+        first: The first place of the part. For dead letters: the first time.
+        end: The place before which the part ends; None = the end of the table.
+        last_sequence: The largest sequence number at the time of the plan. The scan skips later messages.
+        has_parity: True if the parity of a sequence number shows that a message's place is its due time.
+        members: The encoded ids to read; None = all messages between the two places.
+        window: The key of the window of ended messages to read; "" for other tables.
     """
 
     first: Place = (0, 0)
@@ -85,7 +88,7 @@ class Part(Struct, frozen=True):
 
 
 class _Page(Struct, frozen=True):
-    """Members of a lane and their places as Redis writes them, in their order."""
+    """Members of a sorted set and their scores as Redis returns them, in the order of their places."""
 
     names: list[bytes]
     scores: list[bytes]
@@ -97,7 +100,7 @@ class _Page(Struct, frozen=True):
         return msgspec.json.decode(b"[%b]" % b",".join(self.scores), type=list[int])
 
     def within(self, first: Place, end: Place | None, last_sequence: int) -> _Page:
-        """Return what stands between two places, and was put before the others."""
+        """Return the members between two places, without those that have a later sequence number."""
         rows = range(len(self.names))
         start = bisect_left(rows, first, key=self.place)
         stop = len(rows) if end is None else bisect_left(rows, end, key=self.place)
@@ -114,7 +117,7 @@ class _Page(Struct, frozen=True):
         return self.where([each not in names for each in self.names])
 
     def split(self) -> tuple[_Page, _Page]:
-        """Return what stands at its due time, and what may not."""
+        """Return the members whose place is their due time, and the members whose place may differ from it."""
         elsewhere = elsewhere_in(self.names)
         if not elsewhere:
             return self, _Page([], [])
@@ -125,8 +128,8 @@ class Scanner:
     """Reads the tables of one namespace.
 
     Args:
-        options: Where the server is.
-        keys: Of the namespace.
+        options: The options of the connection.
+        keys: The keys of the namespace.
     """
 
     def __init__(self, options: Options, keys: Keys) -> None:
@@ -135,67 +138,73 @@ class Scanner:
 
     def parts(self, scan: Scan) -> list[Part]:
         """Split a table; see `ports.Scannable`."""
-        with PipelinedConnection(self._options, self._keys) as line:
-            meta = line.ask("HMGET", self._keys.key("meta"), "schema", "shards", "seq", "parity")
+        with PipelinedConnection(self._options, self._keys) as server:
+            meta = server.ask("HMGET", self._keys.key("meta"), "schema", "shards", "seq", "parity")
             schema, shards, sequence, parity = meta
             if schema is shards is None:
                 return []
             check_layout(self._keys, self._options.name, schema, shards)
             if scan.table == "dead":
-                return self._dead_parts(line, scan)
+                return self._dead_parts(server, scan)
             if scan.table == "done":
-                return self._done_parts(line, scan)
+                return self._done_parts(server, scan)
             if scan.ids is not None:
                 return list(_of_members(_members(scan.ids)))
-            return self._message_parts(line, scan, int(sequence or 0), has_parity=parity is not None)
+            return self._message_parts(server, scan, int(sequence or 0), has_parity=parity is not None)
 
     def read(self, scan: Scan, part: Part) -> Iterator[Columns]:
         """Read a part; see `ports.Scannable`."""
-        with PipelinedConnection(self._options, self._keys) as line:
+        with PipelinedConnection(self._options, self._keys) as server:
             if scan.table == "dead":
-                yield from self._dead(line, scan, part)
+                yield from self._dead(server, scan, part)
             elif scan.table == "done":
-                yield from self._done(line, scan, part)
+                yield from self._done(server, scan, part)
             elif part.members is not None:
-                yield from self._looked_up(line, scan, part.members)
+                yield from self._looked_up(server, scan, part.members)
             else:
-                yield from self._messages(line, scan, part)
+                yield from self._messages(server, scan, part)
 
     # --- messages -----------------------------------------------------------------------------------------
 
-    def _lanes(self, line: PipelinedConnection) -> dict[int, Lane]:
-        flat = line.ask("HGETALL", self._keys.key("lanes"))
+    def _lanes(self, server: PipelinedConnection) -> dict[int, Lane]:
+        flat = server.ask("HGETALL", self._keys.key("lanes"))
         names = (name.decode("utf-8", "backslashreplace") for name in flat[::2])
         return dict(zip(map(int, flat[1::2]), names, strict=True))
 
     def _sets(
-        self, line: PipelinedConnection, lanes: dict[int, Lane], lane: Lane | None
+        self, server: PipelinedConnection, lanes: dict[int, Lane], lane: Lane | None
     ) -> tuple[list[bytes], list[bytes]]:
-        """Return the sets in which messages of a lane, or of all, wait, and those in which they wait aside."""
+        """Return the names of the sets of waiting messages and of the sets of parked messages.
+
+        Args:
+            server: The connection to the server.
+            lanes: The names of the lanes by number.
+            lane: The lane to read; None = all lanes.
+        """
         wanted = [number for number, name in lanes.items() if lane in (None, name)]
-        parked = line.ask("SMEMBERS", self._keys.key("parked"))
+        parked = server.ask("SMEMBERS", self._keys.key("parked"))
         aside = [b"parked:" + name for name in parked if int(name.partition(b":")[0]) in wanted]
         return [b"due:%d" % number for number in wanted], aside
 
-    def _message_parts(self, line: PipelinedConnection, scan: Scan, sequence: int, *, has_parity: bool) -> list[Part]:
-        lanes = self._lanes(line)
+    def _message_parts(self, server: PipelinedConnection, scan: Scan, sequence: int, *, has_parity: bool) -> list[Part]:
+        lanes = self._lanes(server)
         wanted = [number for number, name in lanes.items() if scan.lane in (None, name)]
-        leased = line.ask_all([("ZRANGE", self._keys.key(f"leased:{number}"), 0, -1) for number in wanted])
-        sets = list(chain.from_iterable(self._sets(line, lanes, scan.lane)))
-        bounds = self._bounds(line, scan, sets)
+        leased = server.ask_all([("ZRANGE", self._keys.key(f"leased:{number}"), 0, -1) for number in wanted])
+        sets = list(chain.from_iterable(self._sets(server, lanes, scan.lane)))
+        bounds = self._bounds(server, scan, sets)
         ends = [*bounds[1:], None]
         parts = [Part(first, end, sequence, has_parity) for first, end in zip(bounds, ends, strict=True)]
         return [*parts, *_of_members(chain.from_iterable(leased))]
 
-    def _bounds(self, line: PipelinedConnection, scan: Scan, sets: Sequence[bytes]) -> list[Place]:
+    def _bounds(self, server: PipelinedConnection, scan: Scan, sets: Sequence[bytes]) -> list[Place]:
         """Return the places at which parts of about the same size begin.
 
-        What is due at some time stands at that place, or at a later one where it was retried.
+        The place of a message is its due time, or a later time if the message was retried.
         """
         first_ms = scan.from_ms or 0
         keys = [self._keys.tag.encode() + each for each in sets]
-        skipped: list[int] = line.ask_all([("ZCOUNT", key, "-inf", f"({first_ms}") for key in keys])
-        sizes: list[int] = line.ask_all([("ZCOUNT", key, first_ms, "+inf") for key in keys])
+        skipped: list[int] = server.ask_all([("ZCOUNT", key, "-inf", f"({first_ms}") for key in keys])
+        sizes: list[int] = server.ask_all([("ZCOUNT", key, first_ms, "+inf") for key in keys])
         rows = sum(sizes)
         parts = parts_for(scan, rows)
         step = max(rows // (parts * SAMPLES), 1)
@@ -204,26 +213,28 @@ class Scanner:
             for key, skip, size in zip(keys, skipped, sizes, strict=True)
             for rank in range(skip + step // 2, skip + size, step)
         ]
-        found = line.ask_all([("ZRANGE", key, rank, rank, "WITHSCORES") for key, rank in wanted])
+        found = server.ask_all([("ZRANGE", key, rank, rank, "WITHSCORES") for key, rank in wanted])
         places = sorted((int(ms), int.from_bytes(member[:SEQUENCE_BYTES], "big")) for member, ms in filter(None, found))
         bounds = [places[len(places) * i // parts] for i in range(1, parts) if places]
         return [(first_ms, 0), *dict.fromkeys(bounds)]
 
-    def _known(self, line: PipelinedConnection, lanes: dict[int, Lane]) -> Known:
-        held: list[bytes] = line.ask("SMEMBERS", self._keys.key("holds"))
-        full = line.ask_all([("ZRANGE", self._keys.key(f"blocked:{number}"), 0, -1) for number in lanes])
+    def _known(self, server: PipelinedConnection, lanes: dict[int, Lane]) -> Known:
+        held: list[bytes] = server.ask("SMEMBERS", self._keys.key("holds"))
+        full = server.ask_all([("ZRANGE", self._keys.key(f"blocked:{number}"), 0, -1) for number in lanes])
         held += [b"%d:%b" % (number, address) for number, each in zip(lanes, full, strict=True) for address in each]
         return Known(Lanes({name: number for number, name in lanes.items()}), held)
 
-    def _messages(self, line: PipelinedConnection, scan: Scan, part: Part) -> Iterator[Columns]:
-        lanes = self._lanes(line)
-        known, now_ms = self._known(line, lanes), _now_ms(line)
-        due, aside = self._sets(line, lanes, scan.lane)
+    def _messages(self, server: PipelinedConnection, scan: Scan, part: Part) -> Iterator[Columns]:
+        lanes = self._lanes(server)
+        known, now_ms = self._known(server, lanes), _now_ms(server)
+        due, aside = self._sets(server, lanes, scan.lane)
         needed = _needed(scan)
         places_suffice = part.has_parity and PLACED_COLUMNS.issuperset(needed)
-        aside_names = set[bytes]()  # what is released meanwhile goes from aside to the others as it is
+        # Race: a resume during the scan moves a message from a parked set to a waiting set, under the same name. The
+        # scan reads the parked sets first and remembers their names, so that it does not read such a message twice.
+        aside_names = set[bytes]()
         for which in [*aside, *due]:
-            for page in self._pages(line, part, which):
+            for page in self._pages(server, part, which):
                 if which in aside:
                     aside_names.update(page.names)
                 elif aside_names:
@@ -233,18 +244,19 @@ class Scanner:
                     placed, left = page.split()
                     if placed.names:
                         yield _taken(columns_of_places(placed.names, placed.places_ms(), needed), scan)
-                for members, values in self._values(line, left.names):
+                for members, values in self._values(server, left.names):
                     yield _taken(columns_of(members, values, needed, known, now_ms), scan)
 
-    def _pages(self, line: PipelinedConnection, part: Part, which: bytes) -> Iterator[_Page]:
-        """Yield what stands in a set within a part, page by page, each from where the one before ended."""
+    def _pages(self, server: PipelinedConnection, part: Part, which: bytes) -> Iterator[_Page]:
+        """Yield the members of a set that belong to a part, page by page."""
         key = self._keys.tag.encode() + which
         first = part.first
         end_ms: Arg = "+inf" if part.end is None else part.end[0]
         while True:
-            flat = line.ask("ZRANGEBYSCORE", key, first[0], end_ms, "WITHSCORES", "LIMIT", 0, NAMES_AT_ONCE)
-            if len(flat) == 2 * NAMES_AT_ONCE and int(flat[-1]) == first[0]:  # more than that stand at one place
-                flat = line.run("scan", which, *first, NAMES_AT_ONCE)
+            flat = server.ask("ZRANGEBYSCORE", key, first[0], end_ms, "WITHSCORES", "LIMIT", 0, NAMES_AT_ONCE)
+            if len(flat) == 2 * NAMES_AT_ONCE and int(flat[-1]) == first[0]:
+                # A whole page has the same ms, so the ms alone cannot say where the next page begins.
+                flat = server.run("scan", which, *first, NAMES_AT_ONCE)
             page = _Page(flat[::2], flat[1::2])
             size = len(page.names)
             last = page.place(size - 1) if size else first
@@ -253,20 +265,20 @@ class Scanner:
                 return
             first = (last[0], last[1] + 1)
 
-    def _values(self, line: PipelinedConnection, names: Sequence[bytes]) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Yield ids and their values; the next are on their way while some are looked at."""
+    def _values(self, server: PipelinedConnection, names: Sequence[bytes]) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Yield encoded ids and their values in batches. Ask for the next batch before the caller uses this one."""
         members = [each[SEQUENCE_BYTES:] for each in names]
         asked = members[: self._at_once]
         if asked:
-            line.send(packed(["HMGET", self._keys.key("msg"), *asked]))
+            server.send(packed(["HMGET", self._keys.key("msg"), *asked]))
         at = len(asked)
         while asked:
-            found = line.answer()
+            found = server.answer()
             asked, of = members[at : at + self._at_once], asked
             if asked:
-                line.send(packed(["HMGET", self._keys.key("msg"), *asked]))
+                server.send(packed(["HMGET", self._keys.key("msg"), *asked]))
             at += len(asked)
-            if None in found:  # some have ended
+            if None in found:  # Some messages have ended since.
                 kept = [(member, value) for member, value in zip(of, found, strict=True) if value]
                 of, found = [member for member, _ in kept], [value for _, value in kept]
             if found:
@@ -274,12 +286,12 @@ class Scanner:
                 self._at_once = max(min(4 * self._at_once, VALUES_AT_ONCE, VALUE_BYTES // self._largest), 1)
                 yield of, found
 
-    def _looked_up(self, line: PipelinedConnection, scan: Scan, members: Sequence[bytes]) -> Iterator[Columns]:
+    def _looked_up(self, server: PipelinedConnection, scan: Scan, members: Sequence[bytes]) -> Iterator[Columns]:
         at = 0
         while at < len(members):
             asked = members[at : at + IDS_AT_ONCE]
-            now, held, *pairs = line.run("look", *asked)
-            known = Known(lanes_in(line.ask("HGETALL", self._keys.key("lanes"))), held)
+            now, held, *pairs = server.run("look", *asked)
+            known = Known(lanes_in(server.ask("HGETALL", self._keys.key("lanes"))), held)
             found = [
                 snapshot_of(member, value, known, int(now), is_leased=bool(token))
                 for member, value, token in zip(asked, pairs[::2], pairs[1::2], strict=False)
@@ -291,28 +303,28 @@ class Scanner:
 
     # --- dead letters -------------------------------------------------------------------------------------
 
-    def _dead_parts(self, line: PipelinedConnection, scan: Scan) -> list[Part]:
+    def _dead_parts(self, server: PipelinedConnection, scan: Scan) -> list[Part]:
         graves = self._keys.key("graves")
-        rows = line.ask("ZCARD", graves)
+        rows = server.ask("ZCARD", graves)
         parts = parts_for(scan, rows)
-        found = line.ask_all(
+        found = server.ask_all(
             [("ZRANGE", graves, rows * i // parts, rows * i // parts, "WITHSCORES") for i in range(1, parts)]
         )
         bounds = [(0, 0), *dict.fromkeys((int(at_ms), 0) for _, at_ms in filter(None, found))]
         return [Part(first, end) for first, end in zip(bounds, [*bounds[1:], None], strict=True)]
 
-    def _dead(self, line: PipelinedConnection, scan: Scan, part: Part) -> Iterator[Columns]:
-        keys = self._dead_keys(line, scan, part)
+    def _dead(self, server: PipelinedConnection, scan: Scan, part: Part) -> Iterator[Columns]:
+        keys = self._dead_keys(server, scan, part)
         if scan.lane is None and KEY_COLUMNS.issuperset(_needed(scan)):
             for at in range(0, len(keys), BATCH_ROWS):
                 yield _columns_of_keys(keys[at : at + BATCH_ROWS], scan.columns)
         else:
-            yield from self._letters(line, scan, keys)
+            yield from self._letters(server, scan, keys)
 
-    def _dead_keys(self, line: PipelinedConnection, scan: Scan, part: Part) -> list[tuple[bytes, int]]:
+    def _dead_keys(self, server: PipelinedConnection, scan: Scan, part: Part) -> list[tuple[bytes, int]]:
         """Return the keys of a part's dead letters, each with the time at which it was given up."""
         end = "+inf" if part.end is None else f"({part.end[0]}"
-        flat = line.ask("ZRANGEBYSCORE", self._keys.key("graves"), part.first[0], end, "WITHSCORES")
+        flat = server.ask("ZRANGEBYSCORE", self._keys.key("graves"), part.first[0], end, "WITHSCORES")
         ids = None if scan.ids is None else frozenset(_members(scan.ids))
         return [
             (key, int(at_ms))
@@ -320,11 +332,11 @@ class Scanner:
             if ids is None or key[:-REVISION_BYTES] in ids
         ]
 
-    def _letters(self, line: PipelinedConnection, scan: Scan, keys: Sequence[tuple[bytes, int]]) -> Iterator[Columns]:
+    def _letters(self, server: PipelinedConnection, scan: Scan, keys: Sequence[tuple[bytes, int]]) -> Iterator[Columns]:
         for at in range(0, len(keys), LETTERS_AT_ONCE):
             chunk = keys[at : at + LETTERS_AT_ONCE]
-            values = line.ask("HMGET", self._keys.key("dead"), *(key for key, _ in chunk))
-            lanes = lanes_in(line.ask("HGETALL", self._keys.key("lanes")))
+            values = server.ask("HMGET", self._keys.key("dead"), *(key for key, _ in chunk))
+            lanes = lanes_in(server.ask("HGETALL", self._keys.key("lanes")))
             letters = [
                 read_letter(key, value, at_ms, lanes)
                 for (key, at_ms), value in zip(chunk, values, strict=True)
@@ -333,26 +345,26 @@ class Scanner:
             taken = [each for each in letters if scan.takes(each.record.envelope.lane, each.record.due_ms)]
             yield columns_of_letters(taken, scan.columns)
 
-    # --- what has ended -----------------------------------------------------------------------------------
+    # --- ended messages -----------------------------------------------------------------------------------
 
-    def _windows(self, line: PipelinedConnection) -> list[str]:
-        names = line.ask("ZRANGE", self._keys.key("done"), 0, -1)
+    def _windows(self, server: PipelinedConnection) -> list[str]:
+        names = server.ask("ZRANGE", self._keys.key("done"), 0, -1)
         return [self._keys.key(f"ended:{name[1:].decode()}") for name in names if name[:1] == b"v"]
 
-    def _done_parts(self, line: PipelinedConnection, scan: Scan) -> list[Part]:
+    def _done_parts(self, server: PipelinedConnection, scan: Scan) -> list[Part]:
         if scan.ids is not None:
             return [Part(members=tuple(_members(scan.ids)))]
-        return [Part(window=name) for name in self._windows(line)]
+        return [Part(window=name) for name in self._windows(server)]
 
-    def _done(self, line: PipelinedConnection, scan: Scan, part: Part) -> Iterator[Columns]:
-        """Read what is remembered in a window, but for what another one knows a later version of."""
-        now_ms = _now_ms(line)
-        windows = self._windows(line)
+    def _done(self, server: PipelinedConnection, scan: Scan, part: Part) -> Iterator[Columns]:
+        """Yield the ended messages in a window, without those of which another window holds a later version."""
+        now_ms = _now_ms(server)
+        windows = self._windows(server)
         own = windows.index(part.window) if part.window in windows else -1
-        if part.members is None and own < 0:  # it is past, and was forgotten
+        if part.members is None and own < 0:  # The window has expired and was deleted.
             return
-        for members in self._members_of(line, part):
-            rows = line.ask_all([("HMGET", window, *members) for window in windows]) if members else []
+        for members in self._members_of(server, part):
+            rows = server.ask_all([("HMGET", window, *members) for window in windows]) if members else []
             ended = []
             for member, *values in zip(members, *rows, strict=True):
                 known = [
@@ -365,16 +377,16 @@ class Scanner:
                     ended.append(Ended(text_of(member), version, until_ms))
             yield columns_of_ended(ended, scan.columns)
 
-    def _members_of(self, line: PipelinedConnection, part: Part) -> Iterator[Sequence[bytes]]:
-        """Yield ids that are remembered in a window, each once; or those that are asked for."""
+    def _members_of(self, server: PipelinedConnection, part: Part) -> Iterator[Sequence[bytes]]:
+        """Yield the encoded ids in a window, each once. If the scan asks for some ids, yield these instead."""
         if part.members is not None:
             for at in range(0, len(part.members), ENDED_AT_ONCE):
                 yield part.members[at : at + ENDED_AT_ONCE]
             return
-        seen = set[int]()  # hashes: a hash that grows meanwhile may name some twice
+        seen = set[int]()  # Hash values of ids: HSCAN may return a field twice while the hash grows.
         cursor: Arg = 0
         while True:
-            cursor, flat = line.ask("HSCAN", part.window, cursor, "COUNT", ENDED_AT_ONCE)
+            cursor, flat = server.ask("HSCAN", part.window, cursor, "COUNT", ENDED_AT_ONCE)
             new = [each for each in dict.fromkeys(flat[::2]) if hash(each) not in seen]
             seen.update(map(hash, new))
             yield new
@@ -382,13 +394,13 @@ class Scanner:
                 return
 
 
-def _now_ms(line: PipelinedConnection) -> int:
-    seconds, micros = line.ask("TIME")
+def _now_ms(server: PipelinedConnection) -> int:
+    seconds, micros = server.ask("TIME")
     return int(seconds) * 1000 + int(micros) // 1000
 
 
 def _columns_of_keys(keys: Sequence[tuple[bytes, int]], wanted: Iterable[str]) -> Columns:
-    """Return dead letters as columns, given their keys and the times at which they were given up."""
+    """Return dead letters as columns, from their keys and the times at which the messages were given up."""
     found: dict[str, Sequence[str | int]] = {
         "id": [text_of(key[:-REVISION_BYTES]) for key, _ in keys],
         "revision": [int.from_bytes(key[-REVISION_BYTES:], "big") for key, _ in keys],
@@ -398,13 +410,13 @@ def _columns_of_keys(keys: Sequence[tuple[bytes, int]], wanted: Iterable[str]) -
 
 
 def _needed(scan: Scan) -> Sequence[str]:
-    """Return the columns that are to be decoded: those that are wanted, and those by which rows are chosen."""
+    """Return the columns to decode: the columns of the result, and the columns that choose the rows."""
     due = ("due_ms",) if (scan.from_ms, scan.to_ms) != (None, None) else ()
     return tuple(dict.fromkeys((*scan.columns, *due)))
 
 
 def _taken(columns: Columns, scan: Scan) -> Columns:
-    """Return the rows that are due within the bounds of a scan, and the columns that are wanted."""
+    """Return the rows that are due within the bounds of a scan, with only the columns of the result."""
     if (scan.from_ms, scan.to_ms) == (None, None):
         return columns
     from_ms, to_ms = scan.from_ms or 0, MOST_MS if scan.to_ms is None else scan.to_ms
@@ -415,7 +427,7 @@ def _taken(columns: Columns, scan: Scan) -> Columns:
 
 
 def _members(ids: Iterable[str]) -> Iterator[bytes]:
-    """Yield ids as they stand; under one that is no Unicode nothing can stand."""
+    """Yield encoded ids. Skip ids that are not valid Unicode: no message can have such an id."""
     for each in ids:
         try:
             yield member_of(each)
@@ -424,7 +436,7 @@ def _members(ids: Iterable[str]) -> Iterator[bytes]:
 
 
 def _of_members(members: Iterable[bytes]) -> Iterator[Part]:
-    """Yield parts that name these, each once."""
+    """Yield parts that together name each of these encoded ids once."""
     found = list(dict.fromkeys(members))
     for at in range(0, len(found), IDS_A_PART):
         yield Part(members=tuple(found[at : at + IDS_A_PART]))

@@ -1,4 +1,4 @@
-"""Moving due messages into lists, topics and logs on the store's own server."""
+"""`Transfers`: the store's methods that move due messages into lists, topics and logs on its own server."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ BACK_AT_ONCE = 100
 
 
 class Transfers(Inspection):
-    """`Endpoints`, `Transfer` and `PutsBack`: the store's lists, topics and logs; messages go there and come back."""
+    """The store's methods for lists, topics and logs: `Endpoints`, `Transfer` and `PutsBack`."""
 
     traits: StoreTraits
-    """What `RedisStore` says of itself."""
+    """The traits of `RedisStore`."""
 
     def __init__(self, options: Options, keys: Keys, clock: Clock | None) -> None:
         super().__init__(options, keys, clock)
@@ -65,7 +65,7 @@ class Transfers(Inspection):
 
     @property
     def sinks(self) -> Sequence[Sink]:
-        """The sinks that this store brings along."""
+        """The sinks on the store's own server, which a scheduler with this store has without registering them."""
         namespace = self._keys.namespace
         return [
             RedisListSink(self._options),
@@ -75,7 +75,7 @@ class Transfers(Inspection):
 
     @property
     def sources(self) -> Sequence[Source]:
-        """The sources that this store brings along."""
+        """The sources on the store's own server, which a scheduler with this store has without registering them."""
         namespace = self._keys.namespace
         return [
             RedisListSource(self._options),
@@ -84,7 +84,11 @@ class Transfers(Inspection):
         ]
 
     async def registered(self, topic: str | None = None) -> Sequence[Registered]:
-        """List the consumers of fan-out topics and of logs with their lag."""
+        """List the consumers of fan-out topics and of logs, each with its lag.
+
+        Args:
+            topic: The topic whose consumers to list; None = all topics.
+        """
         namespace = self._keys.namespace
         found: list[Registered] = []
         async with (
@@ -97,7 +101,7 @@ class Transfers(Inspection):
         return sorted(found, key=lambda each: (each.topic, each.kind, each.consumer))
 
     def reaches(self, sink: Sink) -> Reach:
-        """Say how often a message reaches a sink from here, and why."""
+        """Return how often a message of this store reaches a sink, and the reason."""
         if not isinstance(sink, RedisListSink | RedisFanoutSink | RedisLog):
             return Reach(Promise.AT_LEAST_ONCE, f"{sink.name} is not on a Redis server: claimed, sent, settled")
         if sink.options.server != self._options.server:
@@ -110,7 +114,7 @@ class Transfers(Inspection):
 
     @contextmanager
     def transferring(self, sink: Sink) -> Iterator[Transferring]:
-        """Open the moving of one sink's messages."""
+        """Register the transfer of one sink's messages, and yield the object that moves them."""
         assert isinstance(sink, RedisListSink | RedisFanoutSink | RedisLog)
         transfer = _Transfer(self, sink)
         self._transfers.append(transfer)
@@ -122,20 +126,20 @@ class Transfers(Inspection):
             self._transfers.remove(transfer)
 
     def moved_lanes(self) -> list[Lane]:
-        """Return the lanes that are moved from here: each claim looks at them too, so that they need not be polled."""
+        """Return the lanes that this process transfers. A claim reads their next due times too, which saves polls."""
         return [transfer.sink.name for transfer in self._transfers]
 
     def looked_at_moved(self, next_look_ms: int | None) -> None:
-        """Take note that a claim has looked at the lanes that are moved.
+        """Tell all transfers that a claim has read the next due times of their lanes.
 
         Args:
-            next_look_ms: When there may be something to move next; None = they are empty.
+            next_look_ms: The earliest time at which there may be a message to move; None = the lanes are empty.
         """
         for transfer in self._transfers:
             transfer.looked(next_look_ms)
 
     async def lengths(self, destinations: Collection[str]) -> Mapping[str, int]:
-        """Return how many elements lists hold."""
+        """Return the number of elements in each of these destinations that is a list."""
         found: dict[str, int] = {}
         for destination in destinations:
             name, _, address = destination.partition(":")
@@ -150,14 +154,14 @@ class Transfers(Inspection):
         return found
 
     async def blocked(self) -> Sequence[Blocked]:
-        """List destinations that take nothing now."""
+        """List the destinations that take nothing now, each with the reason and the number of waiting messages."""
         found: list[Blocked] = []
         for lane, address, why, messages in await self.run("blocked", []):
             found.append(Blocked(lane.decode(), _shown(address), _shown(why), messages))
         return sorted(found, key=lambda each: (each.lane, each.address))
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        """Store messages that had left."""
+        """Store messages again that had left the store."""
         found: list[Stored] = []
         for start in range(0, len(messages), BACK_AT_ONCE):
             arguments: list[Arg] = []
@@ -177,7 +181,7 @@ class Transfers(Inspection):
 
 
 class _Transfer:
-    """`Transferring` into lists, topics or logs."""
+    """The transfer of one sink's messages, as the Protocol `Transferring` asks."""
 
     def __init__(self, store: Transfers, sink: RedisListSink | RedisFanoutSink | RedisLog) -> None:
         self._store, self.sink = store, sink
@@ -209,7 +213,7 @@ class _Transfer:
         )
 
     async def _read(self, series: Sequence[bytes]) -> list[Record]:
-        """Read recurring messages; one that cannot be read is given up with the next call."""
+        """Decode recurring messages. The next transfer gives up those that cannot be read."""
         lanes = await self._store.lanes_of(series[1::2])
         records: list[Record] = []
         for member, value in _pairs(series):
@@ -221,7 +225,8 @@ class _Transfer:
         return records
 
     async def wait(self, *, until_ms: int | None) -> None:
-        loop, poll_s = asyncio.get_running_loop(), SAFETY_POLL_S * random.uniform(0.97, 1)  # claims come sooner
+        # A claim usually comes before this poll and makes it unnecessary (`looked`).
+        loop, poll_s = asyncio.get_running_loop(), SAFETY_POLL_S * random.uniform(0.97, 1)
         while True:
             seconds = self._looked_s + poll_s - loop.time()
             if until_ms is not None:
@@ -230,7 +235,7 @@ class _Transfer:
                 return
 
     def looked(self, next_look_ms: int | None) -> None:
-        """Take note that somebody else has looked: it is as good as a look of one's own."""
+        """Postpone the next safety poll: a claim has just read the next due time of this lane."""
         loop = asyncio.get_running_loop()
         self._looked_s = loop.time()
         if next_look_ms is not None:
@@ -248,7 +253,7 @@ def _arguments(settlement: Settlement) -> list[Arg]:
     head: list[Arg] = [member_of(settlement.id), settlement.revision, settlement.token]
     if isinstance(settlement, Done):
         return [*head, f"d{settlement.outcome}", "", then]
-    assert isinstance(settlement, Dead), "an occurrence that is moved is not tried again"
+    assert isinstance(settlement, Dead), "a transferred occurrence has no retries"
     error = b"" if settlement.error is None else b"e" + settlement.error.encode("utf-8", "backslashreplace")
     return [*head, f"x{settlement.reason}", error, then]
 
@@ -271,7 +276,7 @@ def _registered(topic: str, consumer: Consumer | LogConsumer) -> Registered:
 
 
 def _shown(text: bytes) -> str:
-    """Decode a key or a reason, which other programs may have written in bytes that are no UTF-8."""
+    """Decode a key or a reason. Another program may have written it in bytes that are not UTF-8."""
     return text.decode("utf-8", "backslashreplace")
 
 

@@ -1,4 +1,7 @@
-"""How loops of this process wait for messages, and what of its own writing ends their waiting."""
+"""The waits of this process's loops for due messages, and the wake-ups after this process's own writes.
+
+A write wakes only the loops for which it comes due earlier than they would look again.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,22 @@ ANY: Lane = ""
 
 
 class Waiter:
-    """One loop's waiting.
+    """The wait of one loop.
 
-    While it waits it is known until when, and what comes due later does not end the wait. What is signalled while it
-    does not wait ends the next one, however late it comes due: the loop may have looked before.
+    While the loop waits, a message that comes due after the end of the wait does not wake it. While the loop does not
+    wait, every signal ends its next wait, whatever the due time. Race: the loop may have claimed before the write.
     """
 
     def __init__(self) -> None:
         self._wakeup = WakeUp()
-        self._until_ms = math.inf  # while it does not wait: everything is news
+        self._until_ms = math.inf  # The loop does not wait now: every signal counts.
 
     async def wait(self, seconds: float, until_ms: int | None) -> bool:
-        """Return True once woken, or False after so many seconds.
+        """Wait for a wake-up. Return True after a wake-up, or False after `seconds`.
 
         Args:
-            seconds: Longest wait.
-            until_ms: When the loop will look again, on the store's clock; None = nothing is due as far as it knows.
+            seconds: The longest wait.
+            until_ms: When the loop will look again, on the store's clock; None = the loop knows of no due time.
         """
         self._until_ms = math.inf if until_ms is None else until_ms
         try:
@@ -38,7 +41,7 @@ class Waiter:
             self._until_ms = math.inf
 
     def comes_due(self, due_ms: int) -> None:
-        """End the current wait if it would last longer, or the next one."""
+        """Signal a message that comes due at `due_ms`. End the current wait if it would last longer, or the next."""
         if due_ms < self._until_ms:
             self._wakeup.set()
 
@@ -47,12 +50,12 @@ class Waiter:
         self._wakeup.set()
 
     def clear(self) -> None:
-        """Forget signals so far."""
+        """Forget all earlier signals."""
         self._wakeup.clear()
 
 
 class Waiters:
-    """All loops of this process that wait for one store's messages: those that move one lane, and those that claim."""
+    """All loops of this process that wait for messages of one store: transfers of one lane each, and claiming loops."""
 
     def __init__(self) -> None:
         self._lanes: dict[Waiter, Lane] = {}
@@ -61,20 +64,29 @@ class Waiters:
         return bool(self._lanes)
 
     def add(self, waiter: Waiter, lane: Lane = ANY) -> None:
-        """Wake it too; `lane` is the one that it moves, if it does not claim."""
+        """Add a loop to wake.
+
+        Args:
+            waiter: The wait of the loop.
+            lane: The lane that the loop transfers; `ANY` = the loop claims.
+        """
         self._lanes[waiter] = lane
 
     def discard(self, waiter: Waiter) -> None:
-        """Wake it no more."""
+        """Remove a loop."""
         self._lanes.pop(waiter, None)
 
     def wake(self) -> None:
-        """Wake all."""
+        """Wake all loops."""
         for waiter in self._lanes:
             waiter.wake()
 
     def come_due(self, dues: Mapping[Lane, int]) -> None:
-        """Wake those that what comes due concerns; it is given by lane, `""` = of any."""
+        """Wake the loops that serve these lanes.
+
+        Args:
+            dues: The earliest due time by lane; `ANY` = the lane is not known.
+        """
         moved = {lane for lane in self._lanes.values() if lane != ANY}
         for waiter, own in self._lanes.items():
             concerns = [due for lane, due in dues.items() if lane in (own, ANY) or (own == ANY and lane not in moved)]
@@ -83,7 +95,10 @@ class Waiters:
 
 
 def first_dues(commands: Iterable[Command], outcomes: Iterable[Outcome]) -> dict[Lane, int] | None:
-    """Return when what was written first comes due, by lane, `""` = of any; None if that cannot be told."""
+    """Return the earliest due time of the written messages by lane; the lane `ANY` = not known.
+
+    If the outcome of a command is unknown, return None: wake all loops.
+    """
     dues: dict[Lane, int] = {}
     for command, outcome in zip(commands, outcomes, strict=True):
         if isinstance(outcome, Unknown):

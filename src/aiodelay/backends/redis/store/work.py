@@ -1,4 +1,4 @@
-"""A dispatching process's side of the store."""
+"""`RedisWork`: the claims, settlements and housekeeping of one worker."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ __all__ = ["RedisWork"]
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 _COST = MAX_CLAIM_BYTES // 80
-"""What an end that is not plain counts beside its bytes: at most 80 a script, which reads and rewrites each record."""
+"""The cost of a settlement that is not plain, added to its bytes. The script reads and rewrites its record, so one call
+takes at most 80 of them."""
 RENEWED_AT_ONCE, TIDIED_AT_ONCE = 200, 60
 _SETTLED = {ord("s"): SettleOutcome.SETTLED, ord("u"): SettleOutcome.SUPERSEDED, ord("g"): SettleOutcome.GONE}
 _NOT_HELD = ord("n")
@@ -58,11 +59,11 @@ _RENEWED = {
 
 
 class RedisWork:
-    """One worker's side of the store.
+    """The claims, settlements and housekeeping of one worker.
 
     Args:
-        store: Whose.
-        worker: Names it among its peers.
+        store: The store to claim from.
+        worker: The worker id.
     """
 
     def __init__(self, store: Transfers, worker: str) -> None:
@@ -104,7 +105,7 @@ class RedisWork:
         return wanted[first:] + wanted[:first]
 
     async def _read(self, pairs: Sequence[bytes], token: int, numbers: Mapping[Lane, int]) -> list[Claim]:
-        """Read what was claimed; what cannot be read is given up at once, and its neighbours are delivered."""
+        """Decode claimed messages. A message that cannot be read becomes a dead letter; all others are returned."""
         lanes = Lanes(numbers)
         members, values = pairs[::2], pairs[1::2]
         held: list[Held] = []
@@ -157,7 +158,7 @@ class RedisWork:
         return dict(zip(indexes, letters, strict=True))
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        """Prolong leases."""
+        """Renew leases."""
         outcomes: list[RenewOutcome] = []
         while left := renewals[len(outcomes) : len(outcomes) + RENEWED_AT_ONCE]:
             arguments: list[Arg] = []
@@ -185,13 +186,13 @@ class RedisWork:
         self.waiter.wake()
 
     def clear(self) -> None:
-        """Forget wake-ups so far."""
+        """Forget all earlier wake-ups."""
         self.waiter.clear()
 
     # --- housekeeping -------------------------------------------------------------------------------------
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
-        """Do a bounded step of housekeeping over all lanes."""
+        """Do a bounded step of housekeeping for all lanes."""
         serves = msgspec.msgpack.encode([0, *sorted(lanes)])
         lapsed = expired = 0
         while True:
@@ -211,11 +212,11 @@ class RedisWork:
         return Tidied(now_ms, lapsed, expired, states)
 
     def beat(self, ids: Collection[str]) -> None:
-        """Tell that this process lives and holds these suspects; from a thread without a loop."""
+        """Record that this process is alive and holds these suspects. Call it from a thread without an event loop."""
         asyncio.run(self._store.run_apart("beat", [self._worker, *map(member_of, ids)]))
 
     def status(self) -> WorkStatus:
-        """Say whether claims are served."""
+        """Return whether the store serves claims of this version of aiodelay."""
         return self._version.status()
 
 
@@ -253,5 +254,5 @@ def _trace(trace: Mapping[str, str] | None) -> bytes:
 
 
 def _error(text: str | None) -> bytes:
-    """Write an error's text, which may hold what UTF-8 cannot: a message must not be stuck because of it."""
+    """Encode an error's text. Text that UTF-8 cannot encode is escaped: it must not prevent the settlement."""
     return b"" if text is None else b"e" + text.encode("utf-8", "backslashreplace")

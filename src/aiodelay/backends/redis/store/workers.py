@@ -1,4 +1,4 @@
-"""Who serves which lanes: what `tidy` writes of a worker, and what is read of all."""
+"""Decoding of the key `workers`, in which each worker records when it was last alive and which lanes it serves."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ SERVED_WINDOW_MS = 60_000
 
 
 def served_lanes(workers: Sequence[bytes], now_ms: int) -> set[Lane]:
-    """Return the lanes of live workers; arguments as of `live_workers`."""
+    """Return the lanes that live workers serve. For the arguments, see `live_workers`."""
     return {lane for each in live_workers(workers, now_ms) for lane in each.lanes or ()}
 
 
 def live_workers(workers: Sequence[bytes], now_ms: int) -> list[Instance]:
-    """Return the live workers, by name.
+    """Return the live workers in the order of their names.
 
     Args:
-        workers: Names, each followed by what it serves: a MessagePack list of its time in ms and its lanes.
-        now_ms: The store's time.
+        workers: Names of workers, each followed by a MessagePack list: the time of its last sign of life in ms, and the
+            lanes that it serves.
+        now_ms: The store's time, epoch ms.
     """
     found: list[Instance] = []
     for name, value in zip(workers[::2], workers[1::2], strict=True):
@@ -33,6 +34,6 @@ def live_workers(workers: Sequence[bytes], now_ms: int) -> list[Instance]:
             seen: Any = msgspec.msgpack.decode(value)
             if seen[0] > now_ms - SERVED_WINDOW_MS:
                 found.append(Instance(name.decode(errors="replace"), tuple(seen[1:]), seen[0]))
-        except (msgspec.MsgspecError, TypeError, IndexError):  # written by another program
+        except (msgspec.MsgspecError, TypeError, IndexError):  # Another program has written this entry.
             continue
     return sorted(found, key=lambda each: each.name)
