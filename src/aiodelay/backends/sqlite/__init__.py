@@ -1,6 +1,6 @@
-"""The embedded, durable store: `sqlite:///file`.
+"""The SQLite store, `sqlite:///file`: an embedded, durable store that needs no server.
 
-Begin with `store`; `schema.sql` has the tables, and the one thread of `writer` writes them.
+Read the module `store` first. `schema.sql` defines the tables. Only the thread of `writer` writes to them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Claim messages: read the heads of lanes first, then write the leases."""
+"""Claims of due messages, and the return of lapsed claims. A claim reads the heads of lanes, then writes leases."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ HEAD = f"""
     WHERE q.lane = ? AND q.place_ms <= ? ORDER BY q.place_ms, q.n
 """
 MOST_PASSED = 10_000
-"""Most held messages that a claim moves out of a lane's way, or a tenth as many that it ends; the next one goes on."""
+"""A claim stops after it has parked this many messages of paused addresses, or ended a tenth as many. The next claim
+continues."""
 
 
 class ClaimCounter:
-    """Keeps the tokens of claims made in one instant apart.
+    """Gives a different number to each claim, so that the tokens of claims at the same instant differ.
 
-    Each process starts anywhere. Should two meet, a claim is still told apart by the message's number, which changes
-    whenever a message returns to its lane.
+    Each process starts at a random number. If two processes use the same number, the claims still differ in the number
+    of the message, which changes whenever a message returns to its lane.
     """
 
     def __init__(self) -> None:
@@ -41,9 +42,9 @@ class ClaimCounter:
 
 
 class _Head:
-    """Reads one lane from its head on, and notes the messages that leave it. `close` writes.
+    """Reads one lane from its head on, and collects the messages that leave the lane. `close` writes the changes.
 
-    What a SELECT sees of rows that are written while it is read would be left open.
+    It does not write while it reads: SQLite does not define whether an open SELECT sees rows that change meanwhile.
     """
 
     def __init__(self, tables: Tables, lane: int, held: frozenset[str]) -> None:
@@ -59,9 +60,9 @@ class _Head:
         self._is_read = False
 
     def first(self) -> Entry | None:
-        """Return the first message that is due and neither held nor late, left where it is.
+        """Return the first message that is due, not paused and not late. The message stays in the lane.
 
-        It reads no further than that: late messages behind it are left to other claims.
+        The method reads no further than this message. Other claims end the late messages behind it.
         """
         if not self._is_read:
             if self._rows is None:
@@ -94,18 +95,18 @@ class _Head:
                 return
 
     def take(self) -> None:
-        """Take the message that `first` has returned."""
+        """Take the message that `first` returned."""
         if self._first is not None:
             self.taken.append(self._first)
             self._is_read = False
 
     def step_over(self) -> None:
-        """Leave the message that `first` has returned, and read the one behind it next."""
+        """Leave the message that `first` returned in the lane. `first` then returns the next message."""
         self.has_aside = True
         self._is_read = False
 
     def next_ms(self) -> int | None:
-        """Return the place of the first message behind those that were stepped over."""
+        """Return the place of the first message behind the messages that were stepped over; None if there is none."""
         if (first := self.first()) is not None:
             return first.place_ms
         query = "SELECT place_ms FROM queue WHERE lane = ? AND place_ms > ? ORDER BY place_ms LIMIT 1"
@@ -113,7 +114,7 @@ class _Head:
         return None if found is None else int(found[0])
 
     def close(self) -> None:
-        """End reading. Delete taken messages from the queue, park held ones, and end late and unreadable ones."""
+        """End reading. Delete taken messages from the queue, park paused ones, and end late and unreadable ones."""
         self._rows = iter(())
         tables, now = self._tables, self._tables.now
         for entry in self._unreadable:
@@ -136,11 +137,11 @@ class _Head:
 
 
 class _Heads:
-    """`Heads` of one claim: one head for each demanded lane that exists and is not held.
+    """The heads of the lanes of one claim, for `FairShare`: one head for each demanded lane that exists and runs.
 
     Args:
-        tables: In a transaction.
-        demand: By lane.
+        tables: The tables, in a transaction.
+        demand: The demand by lane.
     """
 
     def __init__(self, tables: Tables, demand: Mapping[Lane, Demand]) -> None:
@@ -175,15 +176,15 @@ def claim(
     """Lease due messages, by the rules of `core/fair_share.py`.
 
     Args:
-        tables: In a transaction.
-        demand: By lane.
-        worker: Who claims.
-        lease_ms: How long.
-        turn: Decides which lane the claim serves first.
-        number: The claim's, for its token.
+        tables: The tables, in a transaction.
+        demand: The demand by lane.
+        worker: The worker id.
+        lease_ms: The length of the leases in ms.
+        turn: The number of this claim of the worker. It decides which lane the claim serves first.
+        number: A number for the token, from `ClaimCounter`.
 
     Returns:
-        The answer, and the numbers of its messages, in the same order.
+        The claimed messages, and their numbers in the same order.
     """
     return_lapsed(tables, MAX_CLAIM_MESSAGES)
     heads = _Heads(tables, demand)
@@ -211,7 +212,7 @@ def _most_tried(tables: Tables) -> int:
 
 
 def _lease(tables: Tables, entries: Sequence[Entry], token: int) -> None:
-    """Write the leases of taken messages: one statement per lane costs a third of one per message."""
+    """Write the leases of taken messages. One statement per lane takes a third of the time of one per message."""
     by_lane: dict[int, list[int]] = {}
     for entry in entries:
         by_lane.setdefault(entry.lane, []).append(entry.n)
@@ -224,13 +225,13 @@ def _lease(tables: Tables, entries: Sequence[Entry], token: int) -> None:
 
 
 def _next_due_ms(tables: Tables, heads: _Heads, behind: Mapping[int, int | None]) -> int | None:
-    """Return when something may be claimed in the lanes that were asked for: a due time or the end of a lease.
+    """Return when the demanded lanes may next have a message to claim: a due time or the end of a lease.
 
     Args:
-        tables: In a transaction.
-        heads: Of the lanes with their demand.
-        behind: By lane, the place of the first message behind those that were stepped over, which are looked for once a
-            second.
+        tables: The tables, in a transaction.
+        heads: The heads of the demanded lanes.
+        behind: For each lane with messages that were stepped over, the place of the first message behind them. Such
+            lanes are read again after a second.
     """
     places = [behind[head.lane] if head.lane in behind else tables.head_ms(head.lane, head.held) for head in heads.all]
     found = [ms for ms in places if ms is not None] + [tables.now + t.TRIAL_MS] * bool(behind)
@@ -248,7 +249,7 @@ def _next_due_ms(tables: Tables, heads: _Heads, behind: Mapping[int, int | None]
 def claim_again(
     tables: Tables, demand: Mapping[Lane, Demand], claims: Sequence[Claim], numbers: Sequence[int]
 ) -> Claimed:
-    """Answer the repetition of a claim with its messages that are still leased."""
+    """Answer a repeated claim with the messages of the first claim that still have its lease."""
     standing = {entry.n: entry for entry in tables.entries(numbers)}
     held = [
         Claim(standing[n].record, claim.token)
@@ -259,7 +260,7 @@ def claim_again(
 
 
 def return_lapsed(tables: Tables, limit: int) -> int:
-    """Return at most `limit` messages to their lanes whose leases have ended; return how many there were."""
+    """Return messages whose leases have ended to their lanes, at most `limit`. Return the number of messages."""
     least, too_long = t.tokens_held(tables.now)
     in_doubt = tables.trials.in_doubt()
     query = "SELECT n FROM leases WHERE ns = ? AND token < ? ORDER BY token LIMIT ?"
@@ -270,7 +271,7 @@ def return_lapsed(tables: Tables, limit: int) -> int:
     if ahead and tables.is_righting_over():
         numbers += ahead
     for found in tables.entries(numbers):
-        # A retry that lapsed before its series has left the series' list meanwhile.
+        # An earlier lapse in this loop may have changed this row: if a retry lapses, its series changes. Read it again.
         entry = tables.entries([found.n])[0] if found.n in tables.series_changed else found
         tables.rules.lapse(entry, tables.now)
     return len(numbers)

@@ -1,4 +1,4 @@
-"""Carrying out commands: puts of new ids in bulk, everything else one by one."""
+"""`apply`: carries out commands in a transaction. It inserts puts of new ids in bulk, and runs others one by one."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ def apply(tables: Tables, commands: Sequence[Command], source: SourcePosition | 
     """Carry out commands in order.
 
     Args:
-        tables: If `careful`, each command is undone alone when it fails; with a `source`, all of them are.
-        commands: Any.
-        source: Moves with them; if it stands elsewhere, nothing is done.
+        tables: The tables, in a transaction. If `tables.careful`, a command that fails is undone alone; with a
+            `source`, all commands are undone.
+        commands: The commands.
+        source: The position of an intake, which changes in the same transaction. If the stored position is not the one
+            before it, no command is carried out.
     """
     if source is not None and not _move_position(tables, source):
         return [Refused("passed")] * len(commands)
@@ -73,9 +75,10 @@ def _apply_safely(tables: Tables, command: Command) -> Outcome:
 
 
 def _put_all(tables: Tables, puts: Sequence[Put]) -> list[Outcome]:
-    """Insert puts whose ids nobody has, live or remembered, in one statement; then the rest, one by one.
+    """Insert the puts with new ids in bulk, then carry out the others one by one.
 
-    Numbers are given by position, so that scheduling order is that of the commands either way.
+    An id is new if no message has it and no ended message or answer with it is remembered. Each put gets its number by
+    its position, so the scheduling order is always the order of the commands.
     """
     first = tables.next_n(len(puts))
     last = first + len(puts) - 1
@@ -83,7 +86,7 @@ def _put_all(tables: Tables, puts: Sequence[Put]) -> list[Outcome]:
     stored = {row[1] for row in rows}
     if _insert_new(tables, rows) < len(rows):
         stored = {n for (n,) in tables.execute("SELECT n FROM messages WHERE n BETWEEN ? AND ?", (first, last))}
-    # The rows are still in the cache: to read them back costs less than to bind their places again.
+    # Reading the places of these rows from the cache takes less time than binding them to a second statement.
     query = "INSERT INTO queue (lane, place_ms, n) SELECT lane, place_ms, n FROM messages WHERE n BETWEEN ? AND ?"
     tables.execute(query, (first, last))
     tables.has_new = True
@@ -103,7 +106,7 @@ def _put_all(tables: Tables, puts: Sequence[Put]) -> list[Outcome]:
 
 
 def _insert_new(tables: Tables, rows: Sequence[Row]) -> int:
-    """Insert rows whose ids nobody has; return how many."""
+    """Insert the rows whose ids do not exist yet. Return the number of inserted rows."""
     several = len(rows) - len(rows) % NEW_AT_ONCE
     inserted = 0
     for at in range(0, several, NEW_AT_ONCE):
@@ -113,7 +116,7 @@ def _insert_new(tables: Tables, rows: Sequence[Row]) -> int:
 
 
 def _new_rows(tables: Tables, puts: Sequence[Put], first: int) -> list[Row]:
-    """Return the rows of those puts that are new if their ids are."""
+    """Return the rows of the puts that only need a new id to be inserted. Rules decide about the other puts."""
     ns, now, lane_number = tables.ns, tables.now, tables.lane_number
     remembered = tables.answers.known_among([put.op for put in puts], now)
     ended = _ended_with_version(tables, puts)
@@ -149,7 +152,7 @@ def _new_rows(tables: Tables, puts: Sequence[Put], first: int) -> list[Row]:
 
 
 def _ended_with_version(tables: Tables, puts: Sequence[Put]) -> set[str]:
-    """Return the ids of `newer` puts that may have a tombstone."""
+    """Return the ids of the `newer` puts for which the table `tombstones` has a row."""
     newer = [put.id for put in puts if put.conflict.mode == "newer"]
     if not newer:
         return set()

@@ -1,4 +1,4 @@
-"""One connection to the file: how it is opened, what is checked, and what its errors mean."""
+"""`Database`, a connection to the SQLite file: opening, checks, schema upgrades, and the meaning of errors."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ APPLICATION_ID = 0x61696F64  # "aiod"
 SCHEMA_VERSION = SQLITE_LAYOUT
 LEAST_SQLITE = (3, 35, 0)  # RETURNING
 BUSY_S = 5.0
-"""How long to try for the write lock that another process holds."""
+"""How long to wait for the write lock while another process holds it."""
 CACHE_KIB = 32_768
-# One statement, so that all is of one moment: another process may be creating the tables.
+# Race: another process may be creating the tables. One statement reads all three values at the same moment.
 OWNER = """
     SELECT (SELECT application_id FROM pragma_application_id), (SELECT user_version FROM pragma_user_version),
            (SELECT count(*) FROM sqlite_master)
@@ -47,20 +47,21 @@ OWNER = """
 _MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|VIEW|TRIGGER) (\w+)", re.MULTILINE)
 TABLES = ("namespaces", "lanes", "messages", "queue", "parked", "leases", "ended", "ops", "tombstones", "dead", "holds")
 TRIGGERS = ("schedule_insert", "schedule_delete")
-"""What a file of an older version may have in other words."""
+"""Triggers whose text may differ in files of older versions."""
 
 LATER_COLUMNS = {"earlier_errors": "TEXT", "put_due_ms": "INTEGER"}
-"""Columns of the table `messages` that files of older versions lack, with their types."""
+"""Columns of the table `messages` that files of older versions do not have, with their types."""
 
 
 class Failure(Struct, frozen=True):
-    """Why a transaction came to nothing.
+    """The reason why a transaction failed.
 
     Attributes:
-        reason: For people.
+        reason: The cause, for people.
         is_full: There is no room to write.
-        is_in_doubt: The commit itself failed: it may have been done.
-        too_new: The file uses a feature or a layout that this version does not know; who answers names the store.
+        is_in_doubt: The commit itself failed, so the changes may or may not be in the file.
+        too_new: The error for a file that uses a feature or a layout that this version does not know. It does not name
+            the store yet.
     """
 
     reason: str
@@ -70,9 +71,9 @@ class Failure(Struct, frozen=True):
 
 
 BAD_VALUE = (OverflowError, UnicodeError, sqlite3.DataError)
-"""What a value that no column can hold raises."""
+"""Errors from values that no column can hold."""
 
-# By primary result code: what an operator reads. What is not listed is named by SQLite's own text.
+# The text for operators, by SQLite's primary result code. Other codes show SQLite's own text.
 _MEANING = {
     sqlite3.SQLITE_BUSY: f"another process has kept it locked for {BUSY_S:.0f} s",
     sqlite3.SQLITE_LOCKED: "another process has kept it locked",
@@ -81,17 +82,17 @@ _MEANING = {
     sqlite3.SQLITE_CORRUPT: "the file is damaged",
     sqlite3.SQLITE_NOTADB: "the file is damaged",
     sqlite3.SQLITE_FULL: "no space is left on the disk",
-    sqlite3.SQLITE_CANTOPEN: "the file, or one beside it, cannot be opened",
+    sqlite3.SQLITE_CANTOPEN: "the file, or its -wal or -shm file, cannot be opened",
     sqlite3.SQLITE_NOMEM: "out of memory",
 }
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-# A commit that failed so has certainly not reached its end.
+# If a commit fails with one of these codes, the transaction is certainly not in the file.
 _NOT_COMMITTED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY)
 _ROOM = 1 << 20
 
 
 def failure_of(error: sqlite3.Error, path: str, *, at_commit: bool = False) -> Failure:
-    """Say what an error of SQLite means for the transaction that it ended."""
+    """Return the failure for an SQLite error that ended a transaction."""
     code = getattr(error, "sqlite_errorcode", 0)
     primary = code & 0xFF
     is_full = primary == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR_WRITE and _lacks_room(path))
@@ -100,18 +101,21 @@ def failure_of(error: sqlite3.Error, path: str, *, at_commit: bool = False) -> F
     reason = _MEANING.get(primary, "")
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     text = f"{reason} ({name})" if reason else f"{error} ({name})"
-    # A write that failed ends before the commit mark; a sync that failed may come after it.
+    # A failed write comes before the commit mark in the WAL. A failed sync may come after it.
     in_doubt = at_commit and primary not in _NOT_COMMITTED and code != sqlite3.SQLITE_IOERR_WRITE
     return Failure(text, is_in_doubt=in_doubt)
 
 
 def bad_value(error: Exception) -> Failure:
-    """Say that a value was refused; not which, since it may be a payload's neighbour."""
-    return Failure(f"it holds a value that cannot be stored ({type(error).__name__})")
+    """Return the failure for a value that SQLite refused. It names only the type of the error, not the value."""
+    return Failure(f"the call holds a value that cannot be stored ({type(error).__name__})")
 
 
 def _lacks_room(path: str) -> bool:
-    """Tell a full disk, or a limit on file sizes, from a broken one: SQLite answers both with the same code."""
+    """Return True if the disk is full, or a limit on file sizes is reached.
+
+    SQLite reports this with the same code as a broken disk.
+    """
     try:
         if sys.platform != "win32":
             import resource  # noqa: PLC0415 - there is none on Windows
@@ -127,16 +131,16 @@ def _lacks_room(path: str) -> bool:
 
 
 def message_columns(execute: Callable[[str], sqlite3.Cursor]) -> set[str]:
-    """Return the columns that the table `messages` of a file has."""
+    """Return the columns of the table `messages` in a file."""
     return {name for (name,) in execute("SELECT name FROM pragma_table_info('messages')")}
 
 
 class Database:
-    """A connection, used by one thread.
+    """A connection to the file, for one thread.
 
     Args:
-        path: The file, absolute.
-        query_only: Refuse to write.
+        path: The absolute path of the file.
+        query_only: True: the connection refuses to write.
     """
 
     def __init__(self, path: str, *, query_only: bool = False) -> None:
@@ -162,9 +166,9 @@ class Database:
         connection = self.connection
         self.check_owner()
         if self._patiently("PRAGMA journal_mode = WAL") != "wal":
-            raise StoreMismatchError("sqlite file", repr(self.path), "one on a file system that allows WAL mode")
+            raise StoreMismatchError("sqlite file", repr(self.path), "a file on a file system that allows WAL mode")
         connection.execute("PRAGMA synchronous = FULL")
-        # Some builds overwrite with zeros whatever is deleted; a message's end must not cost more than its beginning.
+        # Some builds of SQLite overwrite deleted rows with zeros. That would make each settlement slower.
         connection.execute("PRAGMA secure_delete = OFF")
         connection.execute("PRAGMA journal_size_limit = 67108864")
         self._patiently("BEGIN IMMEDIATE")
@@ -177,9 +181,9 @@ class Database:
         except BaseException:
             self.rollback()
             raise
-        connection.execute("PRAGMA busy_timeout = 0")  # from here on `_patiently` waits
+        connection.execute("PRAGMA busy_timeout = 0")  # From here on, `_patiently` waits for locks.
         self.check_owner()
-        for table in TABLES:  # a damaged file is better found now than under load
+        for table in TABLES:  # Find a damaged file when the store opens, not under load.
             connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchall()
 
     def _create(self) -> None:
@@ -189,7 +193,10 @@ class Database:
         self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _upgrade(self) -> None:
-        """Add what a file lacks that an older version made; that version can go on using the file."""
+        """Add the columns, triggers and tables that a file of an older version lacks.
+
+        The older version can still use the file.
+        """
         connection = self.connection
         known = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
         made = {found[1]: statement for statement in _statements() if (found := _MADE.search(statement))}
@@ -206,10 +213,13 @@ class Database:
                 connection.execute(statement)
 
     def check_owner(self, *, may_be_new: bool = True) -> None:
-        """Refuse a file that something else wrote.
+        """Refuse a file of another program.
+
+        Args:
+            may_be_new: True: accept an empty file.
 
         Raises:
-            StoreMismatchError: It is another program's, or of a newer schema; or empty, where it may not be.
+            StoreMismatchError: Another program has written the file, its schema is newer, or it is empty.
         """
         owner, version, objects = self.connection.execute(OWNER).fetchone()
         if owner != APPLICATION_ID and (owner or version or objects or not may_be_new):
@@ -220,10 +230,11 @@ class Database:
             )
 
     def _patiently(self, statement: str) -> object:
-        """Execute, waiting for a lock that another process holds.
+        """Execute a statement. If another process holds the lock, wait for it for up to `BUSY_S`.
 
-        The waits are shorter than those of SQLite's busy handler, which grow to 100 ms: a process that commits without
-        a pause would seldom let another in. They are counted, not measured, so that no clock is read here.
+        SQLite's own busy handler waits up to 100 ms at a time. With it, this process would seldom get the lock from a
+        process that commits without pauses, so the waits here are shorter. The method adds up the waits and reads no
+        clock.
         """
         waited = 0.0
         while True:
@@ -242,8 +253,8 @@ class Database:
         """Take the write lock.
 
         Args:
-            is_durable: The commit returns when the disk has it. Otherwise the system may lose it with its power, not
-                with this process.
+            is_durable: True: the commit returns when the disk has the data. False: a power loss may lose the data, but
+                the end of this process does not.
 
         Raises:
             StoreTooNewError: A newer version has changed the schema since this process opened the file.
@@ -262,22 +273,22 @@ class Database:
 
     def rollback(self) -> None:
         """Undo the transaction, if SQLite has not done so already."""
-        with suppress(sqlite3.Error):  # what made the transaction fail is what gets reported
+        with suppress(sqlite3.Error):  # The caller reports the error that made the transaction fail.
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
 
     def make_room(self) -> None:
-        """Merge the WAL into the file and cut it, so that a full disk need not stop what makes room: settlements."""
+        """Merge the WAL into the file and truncate it. On a full disk, settlements can then continue and free room."""
         with suppress(sqlite3.Error):
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
-        """Close; the last connection to a file also merges its WAL."""
+        """Close the connection. The last connection to a file also merges its WAL."""
         self.connection.close()
 
 
 def decoded_anyhow(data: bytes) -> str:
-    """Read a text column that may not be UTF-8 (`text_factory`)."""
+    """Decode a text column whose bytes may not be UTF-8. Used as `text_factory`."""
     return data.decode("utf-8", "surrogateescape")
 
 
@@ -286,7 +297,7 @@ def _opened(path: str, *, may_create: bool) -> sqlite3.Connection:
         raise ConfigurationError("SQLite library", sqlite3.sqlite_version, "3.35.0 or newer")
     uri = file_uri(path, may_create=may_create)
     if may_create:
-        make_private(path)  # SQLite gives the files beside it the same mode
+        make_private(path)  # SQLite gives the -wal and -shm files the same mode.
     try:
         return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, cached_statements=256)
     except sqlite3.Error as error:
@@ -294,7 +305,11 @@ def _opened(path: str, *, may_create: bool) -> sqlite3.Connection:
 
 
 def file_uri(path: str, *, may_create: bool = False) -> str:
-    """Return the file as a URI; a second connection must not make a new file where the first one's was removed."""
+    """Return the URI of the file for `sqlite3.connect`.
+
+    By default the URI does not create a file. Otherwise, if somebody removed the file while a store has it open, the
+    second connection of that store would create an empty file.
+    """
     return f"{Path(path).as_uri()}?mode={'rwc' if may_create else 'rw'}"
 
 
@@ -306,12 +321,12 @@ def _open_error(error: sqlite3.Error, path: str) -> Exception:
 
 
 def _sql_of(statement: str) -> str:
-    """Return what SQLite keeps of a statement that creates something."""
+    """Return the text that SQLite keeps of a CREATE statement."""
     return statement[statement.index("CREATE ") :].rstrip().removesuffix(";")
 
 
 def _statements() -> list[str]:
-    """Return the statements of the schema: `executescript` would commit first."""
+    """Return the statements of the schema one by one, because `executescript` would first commit the transaction."""
     script = files("aiodelay.backends.sqlite").joinpath("schema.sql").read_text(encoding="utf-8")
     statements: list[str] = []
     text = ""

@@ -1,4 +1,4 @@
-"""`Entry`: a row of `messages`, as the tables of the rules find it."""
+"""`Entry`: a row of the table `messages`, as `Tables` returns it to the rules."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ __all__ = ["Entry"]
 
 
 class Entry(Struct, gc=False):
-    """A row of `messages`: its record, its number and place, and the token of its claim (0 = none).
+    """A row of the table `messages`.
 
-    `is_over`: it has ended and is only remembered.
+    Attributes:
+        n: The number of the message: its scheduling order.
+        place_ms: The time of its next attempt, epoch ms.
+        lane: The number of its lane.
+        record: The record.
+        token: The token of its claim; 0 = none.
+        is_over: True if the message has ended, and the row only remembers it.
     """
 
     n: int

@@ -1,4 +1,7 @@
-"""Deleting what need not be remembered any more: a little with every step that adds to it, so that it stays bounded."""
+"""Deletion of ended messages and old answers after the time for which the store must remember them.
+
+Each transaction that adds such rows also deletes some old ones. So the number of old rows stays bounded.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,15 @@ from .tables import Tables
 __all__ = ["PURGED_PER_ENDED", "purge_answers", "purge_ended"]
 
 PURGED_PER_ENDED = 4
-"""For each message or answer to be remembered, so many older ones are looked at: what is over cannot pile up."""
+"""The number of old rows to check for each row that is added. It is above 1, so old rows cannot pile up."""
 FAR_MS = 86_400_000
 
 
 def purge_ended(tables: Tables, limit: int) -> None:
-    """Look at so many messages that have ended, and delete those whose time is up.
+    """Check up to `limit` ended messages, and delete those whose time is over.
 
-    In the order of their numbers, on from where the last look stopped: the lowest number need not have ended first.
+    The function goes through the messages in the order of their numbers, and continues where the last call stopped. It
+    cannot stop at the first message that must stay: a message with a lower number may have ended later.
     """
     now, sweep = tables.now, tables.sweep
     if now < sweep.rest_until_ms <= now + RETRY_WINDOW_MS:
@@ -26,7 +30,7 @@ def purge_ended(tables: Tables, limit: int) -> None:
         sweep.first_ms = now + RETRY_WINDOW_MS
     query = "SELECT n, until_ms FROM ended WHERE ns = ? AND n > ? ORDER BY n LIMIT ?"
     rows = tables.execute(query, (tables.ns, sweep.number, limit)).fetchall()
-    far = now + FAR_MS  # beyond: written before the clock was set back by a day or more
+    far = now + FAR_MS  # A later time was written before the clock stepped back by a day or more.
     over = [n for n, until_ms in rows if until_ms <= now or until_ms > far]
     sweep.first_ms = min([sweep.first_ms, *(until_ms for _, until_ms in rows if until_ms > now)])
     is_last = len(rows) < limit
@@ -40,7 +44,7 @@ def purge_ended(tables: Tables, limit: int) -> None:
 
 
 def purge_answers(tables: Tables, limit: int) -> None:
-    """Look at so many of the oldest answers, of all namespaces, and delete those whose time is up."""
+    """Check the `limit` oldest answers of all namespaces, and delete those whose time is over."""
     query = (
         "DELETE FROM ops WHERE n IN (SELECT n FROM ops ORDER BY n LIMIT :limit)"
         " AND (until_ms <= :now OR until_ms > :far)"

@@ -1,4 +1,4 @@
-"""`Handle`: the file of a store while it is open; all reads and writes of the store go through it."""
+"""`Handle`: opens and closes the file of a store. All reads and writes of the store go through it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class Handle:
-    """The file of one store, which may be closed and opened again.
+    """The file of one store. It may be closed and opened again.
 
     Args:
-        path: The file, an absolute path.
-        name: What error messages call the store.
-        namespace: Which messages of the file.
-        journal: Most entries of the journal to keep; 0 = keep none.
-        clock: Where the store reads the time; also read in its threads.
+        path: The absolute path of the file.
+        name: The name of the store in error messages.
+        namespace: The namespace of the messages.
+        journal: The largest number of journal entries to keep; 0 = keep none.
+        clock: The clock of the store. The store's threads read it too.
     """
 
     path: str
@@ -45,13 +45,13 @@ class Handle:
         """Open the file.
 
         Raises:
-            ConfigurationError: It is open already.
-            StoreUnavailableError, StoreMismatchError: As `Opened.open` raises them.
+            ConfigurationError: The store is open already.
+            StoreUnavailableError, StoreMismatchError: As for `Opened.open`.
         """
         if self.opened is not None:
             self.opened.check()
             raise ConfigurationError("store", "open already", "one 'async with' block at a time")
-        self.clock.now_ms()  # a clock that binds itself to the loop does so here, not in a thread
+        self.clock.now_ms()  # A clock may bind itself to the loop at its first use: use it here, not in a thread.
         opened = Opened(self.path, self.namespace, self.journal, self.clock)
         await opened.open()
         self.opened = opened
@@ -69,7 +69,7 @@ class Handle:
 
         Raises:
             ClosedError: The store is closed.
-            WrongLoopError: It was opened in another loop, thread or process.
+            WrongLoopError: The store was opened in another event loop, thread or process.
         """
         if self.opened is None:
             raise ClosedError("store", "closed")
@@ -77,7 +77,7 @@ class Handle:
         return self.opened
 
     async def read(self, read: Callable[[Reader], T]) -> T:
-        """Run a function on the reading connection, in one snapshot.
+        """Run a function on the reading connection, in one snapshot of the file.
 
         Raises:
             StoreUnavailableError: The file cannot be read.
@@ -97,18 +97,18 @@ class Handle:
         committed: Callable[[T], object] | None = None,
         failed: Callable[[Failure], object] | None = None,
     ) -> T:
-        """Run a function in a transaction.
+        """Run a function in a transaction of the writer's thread, and return its answer.
 
         Args:
-            run: May run twice, if the first time is undone.
-            size: How many messages it is about.
-            is_durable: Return when the disk has it.
-            committed: Called in the writer's thread with the answer.
-            failed: Called there when nothing was written.
+            run: The function. It may run twice, if its first transaction is undone.
+            size: The number of messages that the function handles.
+            is_durable: True: return only when the disk has the data.
+            committed: Called with the answer in the writer's thread, after the commit.
+            failed: Called with the failure, if nothing was written or the outcome is unknown.
 
         Raises:
-            StoreUnavailableError: Nothing was written, or that is not known.
-            StoreTooNewError: Nothing was written: the file uses a feature that this version does not know.
+            StoreUnavailableError: Nothing was written, or the outcome of the commit is unknown.
+            StoreTooNewError: The file uses a feature that this version does not know. Nothing was written.
         """
 
         def refuse(failure: Failure) -> NoReturn:

@@ -1,4 +1,4 @@
-"""`Inspection`: reads a SQLite store without changing it, each time in one snapshot."""
+"""`Inspection`: the read methods of the SQLite store. Each call reads one snapshot of the file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Inspection"]
 
 
 class Inspection:
-    """`Inspectable`, `Recurring` and `Instances`, and the reading half of `DeadLetters` and `Holds`.
+    """`Inspectable`, `Recurring` and `Instances`, and the read methods of `DeadLetters` and `Holds`.
 
     Args:
-        handle: The store's file.
+        handle: The file of the store.
     """
 
     def __init__(self, handle: Handle) -> None:

@@ -1,4 +1,7 @@
-"""The journal, read from any place without opening the store: the file is neither made nor written."""
+"""A reader of the journal that starts at any entry and does not need an open store.
+
+It neither creates the file nor writes to it.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,15 @@ AT_ONCE = 5_000
 
 
 class SqliteTrail:
-    """`Trail` of one part, whose entries are counted: a number that is missing was trimmed.
+    """Reads the journal of a SQLite store, as the Protocol `Trail` asks. The journal has one part.
+
+    The entries have consecutive numbers. If a number is missing, the store has trimmed its entry.
 
     Args:
-        path: The file, absolute.
-        namespace: Which entries of it.
-        name: What error messages call the store.
-        thread: Of one thread, to which the connection belongs.
+        path: The absolute path of the file.
+        namespace: The namespace of the entries.
+        name: The name of the store in error messages.
+        thread: An executor with one thread. The connection belongs to that thread.
     """
 
     def __init__(self, path: str, namespace: str, name: str, thread: ThreadPoolExecutor) -> None:
@@ -38,27 +43,27 @@ class SqliteTrail:
         self._database: Database | None = None
 
     async def open(self) -> None:
-        """Open the file.
+        """Open the file for reading.
 
         Raises:
-            StoreUnavailableError: It is not there, or cannot be opened.
-            StoreMismatchError: It is not ours.
+            StoreUnavailableError: The file does not exist or cannot be opened.
+            StoreMismatchError: The file is not a file of aiodelay.
         """
         self._database = await self._called(lambda: Database(self._path, query_only=True))
 
     async def close(self) -> None:
-        """Close it."""
+        """Close the file, if it is open."""
         if self._database is not None:
             await self._called(self._database.close)
 
     async def spans(self) -> Mapping[int, range]:
-        """Ask for the oldest and the newest number."""
+        """Return the numbers of the entries that the store still keeps, for each part."""
         return {PART: await self._read(lambda reader: reader.journal_span())}
 
     async def entries(
         self, part: int, span: range, trimmed: Callable[[range], object]
     ) -> AsyncIterator[Sequence[JournalEntry]]:
-        """Read the table."""
+        """Yield the entries of a span in order, in batches. Report missing entries to `trimmed`."""
         del part
         following = span.start
         while following < span.stop:
@@ -86,11 +91,11 @@ class SqliteTrail:
 
 @asynccontextmanager
 async def open_trail(path: str, namespace: str, name: str) -> AsyncGenerator[SqliteTrail]:
-    """Open the file for reading.
+    """Open a reader of the journal.
 
     Raises:
-        StoreUnavailableError: It is not there, or cannot be opened.
-        StoreMismatchError: It is not ours.
+        StoreUnavailableError: The file does not exist or cannot be opened.
+        StoreMismatchError: The file is not a file of aiodelay.
     """
     with ThreadPoolExecutor(1, "aiodelay-sqlite-trail") as thread:
         trail = SqliteTrail(path, namespace, name, thread)

@@ -1,4 +1,4 @@
-"""One namespace of the file inside one transaction: its time, its numbers, its lanes and its journal."""
+"""`Namespace`: the time, numbers, lanes and journal of one namespace of the file, inside one transaction."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Namespace", "Sweep"]
 
 @dataclass(slots=True)
 class Sweep:
-    """How far this process has looked through what has ended, for what is over.
+    """How far this process has checked the ended messages for those to delete (`purge_ended`).
 
     Attributes:
-        number: On from here.
-        first_ms: When the first of those looked at so far, and of those that came meanwhile, will be over.
-        rest_until_ms: Nothing is over before; set at the end of a sweep.
+        number: The number of the last checked message; 0 = the start of a sweep.
+        first_ms: The earliest time at which one of the messages of this sweep may be deleted.
+        rest_until_ms: No message can be deleted before this time. Set at the end of a sweep.
     """
 
     number: int = 0
@@ -32,12 +32,12 @@ class Sweep:
 
 
 class Namespace:
-    """What one namespace numbers and notes.
+    """The numbers, lanes and journal of one namespace. All methods but `forget_caches` need an open transaction.
 
     Args:
-        connection: In a transaction whenever a method but `forget_caches` is called.
-        namespace: Created by `open` if need be.
-        journal: Most entries to keep; 0 = keep none.
+        connection: The writing connection.
+        namespace: The name of the namespace. `open` creates the namespace if it does not exist.
+        journal: The largest number of journal entries to keep; 0 = keep none.
     """
 
     execute: Callable[..., sqlite3.Cursor]
@@ -46,9 +46,9 @@ class Namespace:
     now: int
     careful: bool
     has_new: bool
-    """Whether this transaction gave a lane anything."""
+    """True if this transaction has put a message into a lane."""
     new_answers: int
-    """Answers written in this transaction."""
+    """The number of answers that this transaction has written."""
 
     def __init__(self, connection: sqlite3.Connection, namespace: str, journal: int) -> None:
         self.execute, self.executemany = connection.execute, connection.executemany
@@ -60,14 +60,14 @@ class Namespace:
         self.new_answers = 0
         self.sweep: Sweep = Sweep()
         self.series_changed: set[int] = set()
-        """Series of which an occurrence has ended in this transaction: what was read of them before is old."""
+        """Numbers of series of which an occurrence ended in this transaction. Earlier reads of them are outdated."""
         self._next_n: int | None = None
         self._notes: list[tuple[int, str, str, int, Lane, int, int, str]] = []
         self._lane_numbers: dict[Lane, int] = {}
         self._lane_names: dict[int, Lane] = {}
 
     def open(self) -> None:
-        """Find or make the namespace."""
+        """Find the namespace, or create it."""
         self.execute("INSERT OR IGNORE INTO namespaces (name) VALUES (?)", (self._namespace,))
         (self.ns,) = self.execute("SELECT n FROM namespaces WHERE name = ?", (self._namespace,)).fetchone()
 
@@ -75,8 +75,8 @@ class Namespace:
         """Start a transaction.
 
         Args:
-            now: The time of everything in it.
-            careful: Expect rows that cannot be read: look at every column of each.
+            now: The time of the transaction, epoch ms.
+            careful: True: check every column of each row, because some rows may be unreadable.
         """
         self.now, self.careful, self.has_new, self._next_n = now, careful, False, None
         self.new_answers = 0
@@ -85,34 +85,34 @@ class Namespace:
         self._connection.text_factory = decoded_anyhow if careful else str
 
     def count_answer(self) -> None:
-        """Count an answer that was written in this transaction."""
+        """Add 1 to `new_answers`."""
         self.new_answers += 1
 
     def forget_caches(self) -> None:
-        """Forget what was rolled back."""
+        """Clear the caches after a rollback."""
         self._lane_numbers.clear()
         self._lane_names.clear()
 
     # --- features -----------------------------------------------------------------------------------------
 
     def check_features(self) -> None:
-        """Refuse to dispatch while a feature is in use that this version does not know.
+        """Raise an error if the namespace uses a feature that this version does not know.
 
         Raises:
-            StoreTooNewError: Names the feature.
+            StoreTooNewError: The error names the feature.
         """
         found = self.execute("SELECT name, version FROM features WHERE ns = ?", (self.ns,)).fetchall()
         check_known(f"namespace {self._namespace!r}", dict(found))
 
     def switch_on(self, names: Collection[str]) -> None:
-        """Record features that are in use from now on."""
+        """Switch features on: record that the namespace uses them from now on."""
         rows = [(self.ns, name, __version__) for name in names]
         self.executemany("INSERT OR IGNORE INTO features (ns, name, version) VALUES (?, ?, ?)", rows)
 
     # --- numbers ------------------------------------------------------------------------------------------
 
     def next_n(self, count: int = 1) -> int:
-        """Return the first of `count` numbers above those of all messages."""
+        """Return the first of `count` new numbers, which are higher than the numbers of all messages."""
         if self._next_n is None:
             (self._next_n,) = self.execute("SELECT coalesce(max(n), 0) + 1 FROM messages").fetchone()
         first: int = self._next_n
@@ -120,11 +120,11 @@ class Namespace:
         return first
 
     def lane_number(self, lane: Lane) -> int:
-        """Return a lane's number; make one for a new lane."""
+        """Return the number of a lane. Create the lane if it does not exist."""
         return self.known_lane(lane) or self._new_lane(lane)
 
     def known_lane(self, lane: Lane) -> int:
-        """Return a lane's number, 0 for a lane that has never held a message."""
+        """Return the number of a lane; 0 = the lane does not exist."""
         number = self._lane_numbers.get(lane, 0)
         if not number:
             found = self.execute("SELECT n FROM lanes WHERE ns = ? AND name = ?", (self.ns, lane)).fetchone()
@@ -138,7 +138,7 @@ class Namespace:
         return self.known_lane(lane)
 
     def lane_name(self, number: int) -> Lane:
-        """Return the name of a lane that exists."""
+        """Return the name of a lane; "" = no lane has this number."""
         name = self._lane_names.get(number)
         if name is None:
             found = self.execute("SELECT name FROM lanes WHERE n = ?", (number,)).fetchone()
@@ -146,13 +146,17 @@ class Namespace:
         return name
 
     def lanes(self) -> list[tuple[int, Lane]]:
-        """Return all lanes of the namespace."""
+        """Return the numbers and names of all lanes of the namespace."""
         return self.execute("SELECT n, name FROM lanes WHERE ns = ?", (self.ns,)).fetchall()
 
     # --- leases that are too long -------------------------------------------------------------------------
 
     def is_righting_over(self) -> bool:
-        """Say whether holders of leases that are too long, of which there are some, have had time to set them right."""
+        """Return True if the store may now return the leases that are too long.
+
+        A lease is too long after the clock has stepped back. Its worker has `RIGHTING_MS` to renew it with a right end.
+        Call this method only while such a lease exists: it records when the first one was seen.
+        """
         found = self.execute("SELECT ahead_since_ms FROM clock_steps WHERE ns = ?", (self.ns,)).fetchone()
         before = found[0] if found else 0
         since = t.ahead_since(before, self.now)
@@ -164,17 +168,17 @@ class Namespace:
 
     @property
     def keeps_journal(self) -> bool:
-        """Whether `note` has any effect."""
+        """True if the store keeps a journal."""
         return self._journal > 0
 
     def note(self, event: str, record: Record, now: int, detail: str = "") -> None:
-        """Have an entry written to the journal when the transaction ends."""
+        """Add an entry to the journal. `end` writes it. Without a journal, do nothing."""
         if self._journal:
             lane, text = record.envelope.lane, detail.encode("utf-8", "backslashreplace").decode()
             self._notes.append((now, event, record.id, record.revision, lane, record.due_ms, record.attempt, text))
 
     def end(self) -> None:
-        """Finish the transaction, short of its commit: write what was noted, and trim the journal."""
+        """Do the last writes of a transaction before its commit: write the new journal entries and trim the journal."""
         if not self._notes:
             return
         query = "SELECT coalesce(max(number), 0) FROM journal WHERE ns = ?"

@@ -1,4 +1,4 @@
-"""What an open store consists of: the writer, the reader, the watcher, and the loop and process that they belong to."""
+"""`Opened`: the writer, the reader and the watcher of an open store, with the event loop and process they belong to."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 
 class Opened:
-    """One opening of a store, from `open` to `close`.
+    """The threads and connections of a store from `open` to `close`.
 
     Args:
-        path: The file.
-        namespace: Which messages of it.
-        journal: Most entries to keep.
-        clock: The store's.
+        path: The absolute path of the file.
+        namespace: The namespace of the messages.
+        journal: The largest number of journal entries to keep.
+        clock: The clock of the store.
     """
 
     def __init__(self, path: str, namespace: str, journal: int, clock: Clock) -> None:
@@ -51,18 +51,18 @@ class Opened:
         self._file = FileIdentity(self._path)
 
     def loss(self) -> str:
-        """Return how the file was lost; "" while the path leads to it."""
+        """Describe how the file was lost; "" while the path still leads to the opened file."""
         return self._file.loss()
 
     def vanished(self) -> str:
-        """Return how the file was lost, and leave a note of it for other processes; "" while the path leads to it."""
+        """Describe how the file was lost, and write a note for other processes; "" while the path leads to the file."""
         return self._file.vanished()
 
     def check(self) -> None:
-        """Refuse use from elsewhere.
+        """Raise an error unless the caller runs in the process and event loop of this opening.
 
         Raises:
-            WrongLoopError: Another process, loop or thread.
+            WrongLoopError: The caller runs in another process, event loop or thread.
         """
         if os.getpid() != self._pid:
             raise WrongLoopError("store", "process (this one was forked)")
@@ -74,13 +74,13 @@ class Opened:
             raise WrongLoopError("store", "event loop or thread")
 
     def add(self, wakeup: WakeUp) -> None:
-        """Wake this from now on; with the first, other processes are watched."""
+        """Add a wake-up to set when lanes change. The first one starts the watcher of other processes' writes."""
         self._wakeups.add(wakeup)
         if self._watcher is None:
             self._watcher = Watcher(self._path, self._changed)
 
     async def remove(self, wakeup: WakeUp) -> None:
-        """Wake this no more."""
+        """Remove a wake-up. The last one stops the watcher."""
         self._wakeups.discard(wakeup)
         if not self._wakeups and self._watcher is not None:
             watcher, self._watcher = self._watcher, None
@@ -92,12 +92,12 @@ class Opened:
             wakeup.set()
 
     def _changed(self) -> None:
-        """Wake the loop, from the watcher's thread."""
-        with suppress(RuntimeError):  # the loop has been closed
+        """Make the writer check for foreign writes. The watcher's thread calls this."""
+        with suppress(RuntimeError):  # The event loop is closed.
             self._loop.call_soon_threadsafe(self.writer.look_around)
 
     async def read(self, read: Callable[[Reader], T]) -> T:
-        """Run a function on the reading connection, in one snapshot."""
+        """Run a function on the reading connection, in one snapshot of the file."""
         if self._reading is None:
             self._reading = ThreadPoolExecutor(1, "aiodelay-sqlite-reader")
         return await self._loop.run_in_executor(self._reading, self._read, read)
@@ -127,7 +127,7 @@ class Opened:
         closing = self._loop.run_in_executor(executor, self._close_reader)
         executor.shutdown(wait=False)
         await asyncio.shield(closing)
-        executor.shutdown()  # blocks for no longer than the thread takes to notice
+        executor.shutdown()  # This blocks only until the thread notices that it has no more work.
 
     def _close_reader(self) -> None:
         if self._database is not None:

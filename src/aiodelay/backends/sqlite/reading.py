@@ -1,7 +1,7 @@
-"""Looking into the tables on a connection that does not write, so that claims go on meanwhile.
+"""`Reader`: reads the tables on a second connection that does not write, so claims continue meanwhile.
 
-Every function is one transaction's worth of SELECTs. Pages cost the page, not the table: the one exception is said
-where it stands.
+Each method is a few SELECTs of one transaction. The time of a page depends on the page, not on the table, except in
+`Reader.search`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class Reader:
     """Reads one namespace.
 
     Args:
-        connection: For this thread; its text may hold surrogates where other programs wrote no UTF-8.
-        namespace: If it does not exist yet, it is empty.
+        connection: A connection of this thread. If another program wrote text that is not UTF-8, its text has
+            surrogates.
+        namespace: The name of the namespace. A namespace that does not exist is empty.
     """
 
     def __init__(self, connection: sqlite3.Connection, namespace: str) -> None:
@@ -70,7 +71,7 @@ class Reader:
     # --- messages -----------------------------------------------------------------------------------------
 
     def get(self, message_id: str, now: int) -> Snapshot | None:
-        """Return one message."""
+        """Return the pending message with this id, also while it is in flight; None if there is none."""
         ended = "SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n"
         query = f"{SNAPSHOT} WHERE m.ns = ? AND m.id = ? AND NOT EXISTS ({ended})"
         row = self._execute(query, (self._ns(), message_id)).fetchone()
@@ -89,10 +90,10 @@ class Reader:
         return Snapshot(record, state, row[1])
 
     def search(self, query: Query, now: int) -> list[Snapshot]:
-        """List messages by (place, id).
+        """List messages in the order of (place, id).
 
-        The tables are in order of place only: among messages of one and the same place the cost is that of all of
-        them, not of the page.
+        The tables are in the order of the place only. If many messages have the same place, the method reads them all,
+        even if the page is smaller.
         """
         lanes = self._lanes(query.lanes)
         after_ms, after_id = query.after or (FIRST_MS, "")
@@ -112,7 +113,7 @@ class Reader:
         return self._snapshots([n for _, _, n in page], now)
 
     def series(self, after: str | None, limit: int, now: int) -> list[Snapshot]:
-        """List recurring messages by id."""
+        """List recurring messages in the order of their ids."""
         ended = "SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n"
         wanted = "m.ns = ? AND m.rule IS NOT NULL AND m.id > ?"
         query = f"{SNAPSHOT} INDEXED BY messages_series WHERE {wanted} AND NOT EXISTS ({ended}) ORDER BY m.id LIMIT ?"
@@ -121,7 +122,7 @@ class Reader:
         return [self._snapshot(row, lanes, holds, now) for row in rows]
 
     def _places(self, lane: int, first: int, end: int, limit: int) -> list[tuple[int, int]]:
-        """Return (place, n) of a lane's messages from place `first` to before `end`, by place; limit -1 = all."""
+        """Return (place, n) of the messages of a lane from place `first` to before `end`, by place; limit -1 = all."""
         wanted = "WHERE lane = ? AND place_ms >= ? AND place_ms < ? ORDER BY place_ms LIMIT ?"
         sources = (
             f"SELECT place_ms, n FROM queue {wanted}",
@@ -168,7 +169,7 @@ class Reader:
         )
 
     def _pending_of(self, lane: int, address: str | None, now: int) -> tuple[int, int]:
-        """Count what is in the queue, though held: it parks when it comes to the head."""
+        """Count the messages of a paused address that are still in the queue. A claim parks them at the lane's head."""
         query = "SELECT count(*) FROM queue AS q JOIN messages AS m ON m.n = q.n WHERE q.lane = ? AND m.address = ?"
         total = self._one(query, lane, address)
         overdue = self._one(f"{query} AND q.place_ms <= ?", lane, address, now)
@@ -186,7 +187,7 @@ class Reader:
         return [Instance(name, tuple(sorted(_read_lanes(lanes))), seen_ms) for name, lanes, seen_ms in rows]
 
     def load(self, bucket_ms: int, buckets: int, now: int) -> list[LoadBucket]:
-        """Count what comes due in each of the next spans."""
+        """Count the messages that come due from now on, by lane and span of `bucket_ms`."""
         found: dict[tuple[int, Lane], int] = {}
         for lane, name in self._lanes().items():
             for table in ("queue", "parked"):
@@ -201,7 +202,7 @@ class Reader:
     # --- the rest -----------------------------------------------------------------------------------------
 
     def position(self, source: str) -> int | None:
-        """Return an intake's position."""
+        """Return the last position of an intake; None if it has none."""
         query = "SELECT position FROM positions WHERE ns = ? AND source = ?"
         found = self._execute(query, (self._ns(), source)).fetchone()
         return None if found is None else int(found[0])
@@ -213,7 +214,7 @@ class Reader:
         lanes = self._lanes(() if lane is None else (lane,))
         wanted: dict[str, int | str] = {"ns": self._ns()} if lane is None else {"lane": next(iter(lanes), 0)}
         index = ""
-        if message_id is not None:  # else the order in time is followed, through all that is dead
+        if message_id is not None:  # Without an id, SQLite reads the dead letters in the order of time.
             wanted, index = {"ns": self._ns(), "id": message_id, **wanted}, " INDEXED BY dead_key"
         query = (
             f"SELECT lane, id, revision, reason, at_ms, record FROM dead{index}"
@@ -224,13 +225,13 @@ class Reader:
         return [letter for row in rows if (letter := _letter(row, lanes[row[0]])) is not None]
 
     def holds(self) -> list[tuple[Lane, str | None]]:
-        """List what is held."""
+        """List the paused lanes and addresses."""
         lanes = self._lanes()
         found = [(lanes[lane], address) for lane, address in self._holds() if lane in lanes]
         return sorted(found, key=lambda hold: (hold[0], hold[1] is not None, hold[1] or ""))
 
     def journal_span(self) -> range:
-        """Return the numbers from the oldest entry to before the next to be given."""
+        """Return the numbers of the entries of the journal, from the oldest to the newest."""
         query = "SELECT min(number), max(number) FROM journal WHERE ns = ?"
         oldest, newest = self._execute(query, (self._ns(),)).fetchone()
         return range(1, 1) if newest is None else range(oldest, newest + 1)
@@ -258,5 +259,5 @@ def _letter(row: Row, lane: Lane) -> DeadLetter | None:
     try:
         return DeadLetter(decode_record(data, message_id=message_id, lane=lambda _: lane), reason, at_ms)
     except RecordFormatError as error:
-        log.warning("dead letter %s/%d is passed over: %s", message_id, revision, error)
+        log.warning("dead letter %s/%d cannot be read and is not listed: %s", message_id, revision, error)
         return None

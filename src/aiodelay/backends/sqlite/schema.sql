@@ -1,18 +1,21 @@
--- aiodelay on SQLite, schema version 1. Documented in docs/formats.md, "SQLite"; other programs use the view
--- `schedule`, not the tables. Times are epoch ms. Numbers named `ns`, `lane` and `n` are keys of namespaces, lanes and
--- messages. Tables without a rowid are kept in the order of their primary key: they are the indexes.
+-- The tables of aiodelay's SQLite store, schema version 1. docs/formats.md, "SQLite", describes them. Other programs
+-- use the view `schedule`, not the tables. Times are epoch ms. The numbers `ns`, `lane` and `n` are the keys of
+-- namespaces, lanes and messages. SQLite keeps a table WITHOUT ROWID in the order of its primary key, so such a table
+-- is its own index.
 
 CREATE TABLE namespaces (n INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 
--- Features in use, each with the version of aiodelay that switched it on. Who does not know one of them claims nothing.
+-- Features in use, each with the version of aiodelay that switched it on. A process that does not know one of these
+-- features claims nothing.
 CREATE TABLE features (
     ns INTEGER NOT NULL, name TEXT NOT NULL, version TEXT NOT NULL, PRIMARY KEY (ns, name)
 ) WITHOUT ROWID;
 
 CREATE TABLE lanes (n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, name TEXT NOT NULL, UNIQUE (ns, name));
 
--- What was scheduled, until it has ended and its op is forgotten. No row is rewritten on the way through claim and
--- settlement: where it stands is said by `queue`, `parked`, `leases` or `ended`, one of which holds its `n`.
+-- The messages, each until it has ended and its op need not be remembered any more. A claim or a plain settlement does
+-- not rewrite the row. Exactly one of the tables `queue`, `parked`, `leases` and `ended` holds the `n` of a message: it
+-- shows the state of the message.
 CREATE TABLE messages (
     n INTEGER PRIMARY KEY,  -- scheduling order: a new one, the highest, whenever the message enters its lane
     ns INTEGER NOT NULL,
@@ -48,61 +51,65 @@ CREATE UNIQUE INDEX messages_id ON messages (ns, id);
 CREATE INDEX messages_series ON messages (ns, id) WHERE rule IS NOT NULL;
 CREATE INDEX messages_late ON messages (ns, expires_ms) WHERE late > 0;
 
--- Pending, in the order of delivery.
+-- Pending messages that are not in flight and not parked, in the order of delivery.
 CREATE TABLE queue (
     lane INTEGER NOT NULL, place_ms INTEGER NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (lane, place_ms, n)
 ) WITHOUT ROWID;
 
--- Pending, but found at the head of its lane while its address was held; back to `queue` when that is released.
+-- Pending messages of paused addresses. A message moves here when it reaches the head of its lane. It returns to
+-- `queue` when its address is resumed.
 CREATE TABLE parked (
     lane INTEGER NOT NULL, address TEXT NOT NULL, place_ms INTEGER NOT NULL, n INTEGER NOT NULL,
     PRIMARY KEY (lane, address, place_ms, n)
 ) WITHOUT ROWID;
 
--- In flight: `token` says until when, and fences off older claims.
+-- Messages in flight. `token` contains the end of the lease. The store refuses settlements with an older token.
 CREATE TABLE leases (n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, lane INTEGER NOT NULL, token INTEGER NOT NULL);
 CREATE INDEX leases_token ON leases (ns, token);
 
--- Claims on suspects: for how long at a time, and when the process told last that it holds them.
+-- Claims of suspects: the length of the lease, and when the process last recorded that it holds the suspect.
 CREATE TABLE trials (
     n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, worker TEXT NOT NULL, lease_ms INTEGER NOT NULL, beat_ms INTEGER NOT NULL
 );
 
--- The search for killers: size of the last group of suspects, 0 once its process has ended; how many hold a killer.
+-- The search for messages that end their processes. `tried`: the size of the last group of suspects, 0 after its
+-- process has ended. `hot`: the size of the group that contains such a message.
 CREATE TABLE searches (ns INTEGER PRIMARY KEY, tried INTEGER NOT NULL, hot INTEGER NOT NULL);
 
--- When a message last became a suspect, and when the process of the last kill was last heard of.
+-- `suspected_ms`: when a message last became a suspect. `killed_ms`: the last sign of life of the process that a message
+-- ended last.
 CREATE TABLE doubts (ns INTEGER PRIMARY KEY, suspected_ms INTEGER NOT NULL, killed_ms INTEGER NOT NULL);
 
--- Claims on versions that were replaced while they were in flight, each until it is settled or its lease is over.
+-- Superseded claims: the message was replaced while it was in flight. A row stays until the claim is settled or its
+-- lease has ended.
 CREATE TABLE superseded (
     ns INTEGER NOT NULL, id TEXT NOT NULL, revision INTEGER NOT NULL, token INTEGER NOT NULL,
     PRIMARY KEY (ns, id, revision)
 ) WITHOUT ROWID;
 CREATE INDEX superseded_token ON superseded (ns, token);
 
--- Since when leases have been seen that end further ahead than any may: the clock has stepped back.
+-- When a lease was first seen that ends later than any lease may: the clock has stepped back.
 CREATE TABLE clock_steps (ns INTEGER PRIMARY KEY, ahead_since_ms INTEGER NOT NULL);
 
--- Over, but ended so soon after it was put that its op must be remembered; then the message goes too.
+-- Ended messages whose op must still be remembered. After `until_ms`, this row and the row in `messages` are deleted.
 CREATE TABLE ended (
     ns INTEGER NOT NULL, n INTEGER NOT NULL, until_ms INTEGER NOT NULL, PRIMARY KEY (ns, n)
 ) WITHOUT ROWID;
 
--- Answers to commands that no message row remembers: cancel, reschedule, fire, and puts that were replaced.
+-- Answers to commands that no row of `messages` remembers: cancel, reschedule, fire, and replaced puts.
 CREATE TABLE ops (
     n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, op BLOB NOT NULL, answer TEXT NOT NULL, detail TEXT NOT NULL,
     revision INTEGER, due_ms INTEGER, until_ms INTEGER NOT NULL
 );
 CREATE INDEX ops_op ON ops (ns, op);
 
--- Versions of ended messages that carried one.
+-- The versions of ended messages, for messages that had a version.
 CREATE TABLE tombstones (
     ns INTEGER NOT NULL, id TEXT NOT NULL, version INTEGER NOT NULL, until_ms INTEGER NOT NULL, PRIMARY KEY (ns, id)
 ) WITHOUT ROWID;
 CREATE INDEX tombstones_until ON tombstones (ns, until_ms);
 
--- Messages given up; `record` is a record in format 1 (docs/formats.md, "Record").
+-- Dead letters. `record` is a record in format 1 (docs/formats.md, "Record").
 CREATE TABLE dead (
     ns INTEGER NOT NULL, id TEXT NOT NULL, revision INTEGER NOT NULL, lane INTEGER NOT NULL, reason TEXT NOT NULL,
     at_ms INTEGER NOT NULL, record BLOB NOT NULL
@@ -111,20 +118,20 @@ CREATE UNIQUE INDEX dead_key ON dead (ns, id, revision);
 CREATE INDEX dead_time ON dead (ns, at_ms, id, revision);
 CREATE INDEX dead_lane ON dead (lane, at_ms, id, revision);
 
--- Lanes (`address` NULL) and addresses whose delivery is paused.
+-- Paused lanes (`address` is NULL) and paused addresses.
 CREATE TABLE holds (lane INTEGER NOT NULL, address TEXT);
 
--- Dispatching processes and what they serve (JSON array of lane names).
+-- The workers, and the lanes that they serve (JSON array of names).
 CREATE TABLE workers (
     ns INTEGER NOT NULL, worker TEXT NOT NULL, lanes TEXT NOT NULL, seen_ms INTEGER NOT NULL, PRIMARY KEY (ns, worker)
 ) WITHOUT ROWID;
 
--- How far each intake has read.
+-- The position up to which each intake has read its source.
 CREATE TABLE positions (
     ns INTEGER NOT NULL, source TEXT NOT NULL, position INTEGER NOT NULL, PRIMARY KEY (ns, source)
 ) WITHOUT ROWID;
 
--- The last outcomes, if the store was opened with `?journal=`.
+-- The journal, if the store was opened with `?journal=`.
 CREATE TABLE journal (
     ns INTEGER NOT NULL, number INTEGER NOT NULL, at_ms INTEGER NOT NULL, event TEXT NOT NULL, id TEXT NOT NULL,
     revision INTEGER NOT NULL, lane TEXT NOT NULL, due_ms INTEGER NOT NULL, attempt INTEGER NOT NULL,
@@ -132,7 +139,7 @@ CREATE TABLE journal (
 ) WITHOUT ROWID;
 CREATE INDEX journal_id ON journal (ns, id);
 
--- The public face of this file for programs that are not aiodelay: INSERT schedules, DELETE cancels.
+-- The view for programs other than aiodelay. An INSERT schedules a message, a DELETE cancels it.
 CREATE VIEW schedule AS
 SELECT
     s.name AS namespace, m.id, l.name AS lane, m.address, m.type, m.encoding, m.payload, m.key, m.headers, m.version,
@@ -144,7 +151,7 @@ JOIN lanes AS l ON l.n = m.lane
 LEFT JOIN leases AS c ON c.n = m.n
 WHERE NOT EXISTS (SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n);
 
--- The retries of a message that stands: of earlier occurrences of the series that it is, or that had its id before.
+-- The retries of earlier occurrences of a series. The series is the message itself, or an earlier one with the same id.
 -- `token` is NULL unless the retry is in flight.
 CREATE VIEW retries AS
 SELECT s.name AS namespace, m.id AS series, r.n, r.ns, r.id, r.revision, r.lane, r.address, r.place_ms, l.token
@@ -155,7 +162,8 @@ LEFT JOIN leases AS l ON l.n = r.n
 WHERE length(r.id) > length(m.id) + 10 AND substr(r.id, length(m.id) + 2) NOT GLOB '*[^0-9]*'
     AND NOT EXISTS (SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n);
 
--- A put with `Conflict.replace()`. 30000 is RETRY_WINDOW_MS; julianday() is the finest clock of SQLite 3.35.
+-- Schedule a message, as a put with `Conflict.replace()`. 30000 is RETRY_WINDOW_MS. julianday() is the most precise
+-- clock of SQLite 3.35.
 CREATE TRIGGER schedule_insert INSTEAD OF INSERT ON schedule
 BEGIN
     SELECT RAISE(ABORT, 'schedule: id must be text of 1 to 255 characters')
@@ -245,7 +253,7 @@ BEGIN
     INSERT INTO queue SELECT lane, place_ms, n FROM messages WHERE n = (SELECT max(n) FROM messages);
 END;
 
--- A cancel: what is pending ends; what is in flight goes on to the end of this attempt and is not retried.
+-- Cancel a message. If it is not in flight, it ends. If it is in flight, the attempt continues and has no retry.
 CREATE TRIGGER schedule_delete INSTEAD OF DELETE ON schedule
 BEGIN
     UPDATE messages SET no_retry = 1 WHERE n IN (

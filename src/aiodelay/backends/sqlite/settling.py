@@ -1,4 +1,4 @@
-"""Ending and prolonging claims: plain `Done`s in bulk, everything else one by one."""
+"""`settle` and `renew`. `settle` ends plain claims in bulk, and all other claims one by one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_HELD = 20_000
 
 
 class Held(NamedTuple):
-    """What this process knows of a claim that it was given: enough to end it without looking it up."""
+    """A claim that this process holds. With it, `settle` can end the claim without reading the row."""
 
     n: int
     token: int
@@ -25,27 +25,34 @@ class Held(NamedTuple):
 
 
 class HeldClaims:
-    """Claims given out by one `Work`, by id. A cache: what is not here is looked up in the tables."""
+    """The claims that one `SqliteWork` holds, by id.
+
+    This is only a cache. For a claim that is not in it, `settle` reads the tables.
+    """
 
     def __init__(self) -> None:
         self._held: dict[str, Held] = {}
 
     def add(self, claims: Iterable[Claim], numbers: Iterable[int]) -> None:
-        """Note what was given out."""
-        if len(self._held) > MOST_HELD:  # never settled: lost, or lapsed
+        """Add new claims."""
+        if len(self._held) > MOST_HELD:  # These claims were lost or have lapsed: nobody settled them.
             self._held.clear()
         for claim, n in zip(claims, numbers, strict=True):
             self._held[claim.record.envelope.id] = Held(n, claim.token, claim.record)
 
     def renewed(self, renewals: Iterable[Renewal], outcomes: Iterable[RenewOutcome]) -> None:
-        """Note new tokens."""
+        """Store the new tokens of renewed claims."""
         for renewal, outcome in zip(renewals, outcomes, strict=True):
             held = self._held.get(renewal.id)
             if held is not None and outcome in (RenewOutcome.RENEWED, RenewOutcome.CANCELLED):
                 self._held[renewal.id] = held._replace(token=renewal.to)
 
     def plain(self, settlement: Settlement) -> Held | None:
-        """Return the claim if to end it is to delete it: `Done`; no lapse, no rule, no version, not a series' retry."""
+        """Return the claim if the settlement only has to delete the message; otherwise None.
+
+        This is the case if the settlement is `Done`, and the message has never lapsed, does not recur, has no version,
+        and is not a retry of a series.
+        """
         if type(settlement) is not Done:
             return None
         held = self._held.get(settlement.id)
@@ -57,17 +64,17 @@ class HeldClaims:
         return held if is_plain else None
 
     def drop(self, settlements: Iterable[Settlement]) -> None:
-        """Forget what was settled."""
+        """Remove settled claims."""
         for settlement in settlements:
             self._held.pop(settlement.id, None)
 
 
 def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) -> list[SettleOutcome]:
-    """End claims; one outcome per settlement, in order."""
+    """End claims. Return one outcome per settlement, in order."""
     plain: dict[int, Held] = {}
     by_index: dict[int, int] = {}
     if len({settlement.id for settlement in settlements}) < len(settlements):
-        held = HeldClaims()  # one claim settled twice: in order, then
+        held = HeldClaims()  # One claim is settled twice. Use no cache: the rules handle the settlements in order.
     for i, settlement in enumerate(settlements):
         claim = held.plain(settlement)
         if claim is not None:
@@ -89,11 +96,11 @@ def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) 
 
 
 def _end_leases(tables: Tables, plain: Mapping[int, Held]) -> list[int]:
-    """Delete those leases that still have the token we know; return their numbers."""
+    """Delete the leases whose token is still the token of the claim. Return the numbers of their messages."""
     query = "DELETE FROM leases WHERE n IN (SELECT value FROM json_each(?)) RETURNING n, ns, lane, token"
     rows = tables.execute(query, (object_text(list(plain)),)).fetchall()
     others = [row for row in rows if plain[row[0]].token != row[3]]
-    if others:  # a number that was ours, and has come to another message since
+    if others:  # The number of an earlier message now belongs to another one: restore the lease of that message.
         tables.executemany("INSERT INTO leases (n, ns, lane, token) VALUES (?, ?, ?, ?)", others)
         gone = {row[0] for row in others}
         rows = [row for row in rows if row[0] not in gone]
@@ -101,7 +108,7 @@ def _end_leases(tables: Tables, plain: Mapping[int, Held]) -> list[int]:
 
 
 def _end(tables: Tables, numbers: Sequence[int], held: Mapping[int, Held]) -> None:
-    """End messages; their rows stay for a while, without payloads that are large."""
+    """End messages. Their rows stay until `purge_ended` deletes them, without large payloads."""
     if not numbers:
         return
     tables.execute(
@@ -115,5 +122,5 @@ def _end(tables: Tables, numbers: Sequence[int], held: Mapping[int, Held]) -> No
 
 
 def renew(tables: Tables, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
-    """Prolong leases; one outcome per renewal, in order."""
+    """Renew leases. Return one outcome per renewal, in order."""
     return [tables.rules.renew(renewal) for renewal in renewals]

@@ -1,4 +1,7 @@
-"""`sqlite:///file`: the durable store that needs no server. Its rules are those of `memory`, carried out in SQL."""
+"""`SqliteStore`, the durable store of `sqlite:///file`, which needs no server.
+
+It follows the same rules as the memory store (`core/rules.py`), and carries them out in SQL.
+"""
 
 from __future__ import annotations
 
@@ -60,14 +63,14 @@ MAX_JOURNAL = 10_000_000
 
 
 class SqliteStore(Inspection):
-    """Keeps messages in a file, for any number of processes of this machine. May be closed and opened again.
+    """Keeps messages in a file, for any number of processes on this machine. It may be closed and opened again.
 
     Args:
-        path: The file; made if it is not there, its directory is not.
-        namespace: Which messages of the file.
-        clock: Where the store reads the time; also read in its threads.
-        journal: Most entries of the journal to keep; 0 = keep none.
-        name: What error messages call it.
+        path: The path of the file. The store creates the file if it does not exist, but not its directory.
+        namespace: The namespace of the messages in the file.
+        clock: The clock of the store; None = the system clock. The store's threads read it too.
+        journal: The largest number of journal entries to keep; 0 = keep none.
+        name: The name of the store in error messages; None = its URL.
     """
 
     traits = _TRAITS
@@ -89,7 +92,7 @@ class SqliteStore(Inspection):
         return self._handle.clock.now_ms()
 
     def seconds_until(self, at_ms: int) -> float:
-        """Return how long until an instant of the store's clock, for timers."""
+        """Return the seconds from now until an instant of the store's clock."""
         return self._handle.clock.seconds_until(at_ms)
 
     async def __aenter__(self) -> Self:
@@ -102,9 +105,9 @@ class SqliteStore(Inspection):
     # --- commands -----------------------------------------------------------------------------------------
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
-        """Carry out commands in order; refuse all of them when the file was deleted or replaced."""
+        """Carry out commands in order. If the file was deleted or replaced, refuse all commands."""
         opened = self._handle.checked()
-        if loss := opened.loss():  # the deleted file would end with this process, and the commands with it
+        if loss := opened.loss():  # This process still has the deleted file open. Writes to it end with the process.
             return [Refused("unavailable", loss)] * len(commands)
         return await opened.writer.do(
             Job(
@@ -115,7 +118,7 @@ class SqliteStore(Inspection):
         )
 
     async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
-        """Store versioned messages, a transaction for every so many of them."""
+        """Store versioned messages, in transactions of up to `MAX_CLAIM_MESSAGES` messages."""
         loads = t.loads_of(puts)
         outcomes: list[Outcome] = []
         for at in range(0, len(loads), MAX_CLAIM_MESSAGES):
@@ -124,7 +127,7 @@ class SqliteStore(Inspection):
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
-        """Open the dispatching role."""
+        """Register a worker, and yield the object with which it claims and settles messages."""
         opened = self._handle.checked()
         poll_ms = self.traits.safety_poll_ms
         work = SqliteWork(
@@ -142,7 +145,7 @@ class SqliteStore(Inspection):
         finally:
             await opened.remove(work.wakeup)
             if self._handle.opened is opened:
-                with suppress(StoreUnavailableError):  # it is forgotten after its window
+                with suppress(StoreUnavailableError):  # Without this, the row of the worker expires.
                     await self._handle.write(lambda tables: upkeep.leave(tables, worker), is_durable=False)
 
     # --- features -----------------------------------------------------------------------------------------
@@ -152,15 +155,15 @@ class SqliteStore(Inspection):
         return await self._handle.read(Reader.features)
 
     async def switch_on(self, names: Collection[str]) -> None:
-        """Record features as in use."""
+        """Switch features on: record that the namespace uses them from now on."""
         await self._handle.write(lambda tables: tables.switch_on(names))
 
     async def vanished(self) -> str:
-        """Return what happened to the file that this store was opened on; "" while the path leads to it."""
+        """Describe how the opened file was lost; "" while the path still leads to it."""
         return self._handle.checked().vanished()
 
     async def vanished_elsewhere(self) -> str:
-        """Return what another process has noted of its file within the last minute."""
+        """Describe the loss of the file that another process has noted within the last minute; "" if none."""
         return note_of(self.path)
 
     # --- holds --------------------------------------------------------------------------------------------
@@ -171,7 +174,7 @@ class SqliteStore(Inspection):
     async def release(self, lane: Lane, address: str | None = None) -> bool:
         if not await self._handle.write(lambda tables: upkeep.release(tables, lane, address)):
             return False
-        # In steps, so that others are served in between; what a crash leaves parked, `tidy` returns.
+        # Return parked messages in steps, so that other writes run in between. After a crash, `tidy` returns the rest.
         while address is not None and await self._handle.write(
             lambda tables: upkeep.unpark(tables, lane, address), size=STEP_SIZE
         ):
@@ -187,7 +190,7 @@ class SqliteStore(Inspection):
         return await self._handle.read(lambda reader: reader.journal(message_id, after, limit))
 
     def trail(self) -> AbstractAsyncContextManager[SqliteTrail]:
-        """Open the journal alone."""
+        """Open a reader of the journal. It works without opening the store."""
         self._check_journal()
         return open_trail(self.path, self._handle.namespace, self.name)
 
@@ -214,7 +217,7 @@ class SqliteStore(Inspection):
         return scan_part(File(self.path, self.name, self._handle.namespace), scan, part, self.now_ms())
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        if loss := self._handle.checked().loss():  # the messages stay where the source keeps them
+        if loss := self._handle.checked().loss():  # After the error, the source keeps the messages.
             raise StoreUnavailableError(self.name, loss)
         return await self._handle.write(lambda tables: upkeep.put_back(tables, messages), size=len(messages))
 
@@ -229,7 +232,7 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> SqliteStore:
     """Open `sqlite:///delay.db` (relative) or `sqlite:////var/lib/delay.db` (absolute), `?journal=1000`.
 
     Raises:
-        ConfigurationError: The URL is not of these forms, or an option is unknown.
+        ConfigurationError: The URL has none of these forms, or an option is unknown.
     """
     options = UrlOptions(url)
     journal = options.integer("journal", 0, 0, MAX_JOURNAL)
@@ -242,5 +245,5 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> SqliteStore:
 
 
 def _is_file_name(path: str) -> bool:
-    """Tell whether a file system can have it: no NUL, at which SQLite would cut it off, and no lone surrogate."""
+    """Return True if a file can have this name: no NUL, at which SQLite would cut the name, and no lone surrogate."""
     return "\0" not in path and path == path.encode(errors="ignore").decode()

@@ -1,4 +1,4 @@
-"""The parts of the table of the rules in SQL that outlive a message: answers, superseded claims, letters, trials."""
+"""The parts of `Tables` that outlive a message: answers, superseded claims, dead letters, and trials of suspects."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ REMEMBERED = f"SELECT op FROM ops WHERE ns = ? AND until_ms > ? AND op IN ({', '
 
 
 class Answers:
-    """`Answers` in the tables `ops` and `tombstones`, and in the rows of messages that are over.
+    """The answers to earlier commands, in the tables `ops` and `tombstones` and in the rows of ended messages.
 
     Attributes:
-        ended: Rows that are over, by the ids for which `Tables.find` has looked in this transaction.
+        ended: The rows of ended messages that `Tables.find` has found in this transaction, by id.
     """
 
     def __init__(self, tables: Namespace) -> None:
@@ -77,7 +77,7 @@ class Answers:
             self.add(record.op, t.first_answer(record), until_ms=until_ms)
 
     def last_revision(self, message_id: str, now: int) -> int | None:
-        del now  # a revision that is remembered for too long does no harm
+        del now  # The revision may be remembered longer than necessary. That does no harm.
         ended = self.ended.get(message_id)
         return None if ended is None else ended.record.revision
 
@@ -93,7 +93,7 @@ class Answers:
         )
 
     def known_among(self, ops: Sequence[bytes], now: int) -> set[bytes]:
-        """Return those ops whose answer is remembered."""
+        """Return the ops whose answers are still remembered."""
         tables = self._tables
         if not tables.execute("SELECT 1 FROM ops WHERE ns = ? LIMIT 1", (tables.ns,)).fetchone():
             return set()
@@ -106,7 +106,7 @@ class Answers:
 
 
 class SupersededClaims:
-    """`SupersededClaims` in the table `superseded`."""
+    """The claims on replaced messages, in the table `superseded`."""
 
     def __init__(self, tables: Namespace) -> None:
         self._tables = tables
@@ -137,7 +137,7 @@ class SupersededClaims:
         return self._tables.execute(query, (self._tables.ns, message_id, revision, token)).rowcount > 0
 
     def forget(self, limit: int) -> None:
-        """Forget claims on replaced versions that nobody has settled in time."""
+        """Delete superseded claims whose leases have ended, at most `limit`."""
         tables = self._tables
         least, too_long = t.tokens_held(tables.now)
         query = "SELECT id, revision FROM superseded WHERE ns = ? AND token < ? LIMIT ?"
@@ -151,7 +151,7 @@ class SupersededClaims:
 
 
 class Letters:
-    """`Letters` in the table `dead`."""
+    """The dead letters, in the table `dead`."""
 
     def __init__(self, tables: Namespace) -> None:
         self._tables = tables
@@ -184,13 +184,13 @@ class Letters:
 
 
 class Trials:
-    """`TrialTable` in the tables `trials`, `searches` and `doubts`."""
+    """The trials of suspects, in the tables `trials`, `searches` and `doubts`."""
 
     def __init__(self, tables: Namespace) -> None:
         self._tables = tables
 
     def begin(self, rows: Sequence[Entry], worker: str, lease_ms: int) -> None:
-        """Keep who tries rows that were claimed together."""
+        """Record that a worker tries these suspects, which it has claimed together."""
         tables = self._tables
         tables.executemany(
             "INSERT OR REPLACE INTO trials (n, ns, worker, lease_ms, beat_ms) VALUES (?, ?, ?, ?, ?)",
@@ -220,7 +220,7 @@ class Trials:
         return int(size)
 
     def is_trying(self) -> bool:
-        """Say whether suspects are being tried. A lone one in doubt, whose lease is over, keeps no others waiting."""
+        """Return True if a trial runs. A suspect that is tried alone does not count after the end of its lease."""
         query = """
             SELECT 1 FROM trials AS t JOIN leases AS l ON l.n = t.n JOIN messages AS m ON m.n = t.n
             WHERE t.ns = ? AND (m.alone = 0 OR l.token >= ?) LIMIT 1
@@ -229,7 +229,10 @@ class Trials:
         return self._tables.execute(query, (self._tables.ns, least)).fetchone() is not None
 
     def in_doubt(self) -> set[int]:
-        """Return lone suspects whose processes may hold them still: they are known, and confirmed it not long ago."""
+        """Return the numbers of suspects tried alone whose processes may still hold them.
+
+        Such a process is registered, and has recorded not long ago that it holds its suspect (`beat`).
+        """
         query = """
             SELECT t.n, t.beat_ms, t.lease_ms FROM trials AS t JOIN workers AS w ON w.ns = t.ns AND w.worker = t.worker
             JOIN messages AS m ON m.n = t.n
@@ -239,7 +242,7 @@ class Trials:
         return {n for n, beat_ms, lease_ms in trials if not t.is_silent(beat_ms, lease_ms, self._tables.now)}
 
     def beat(self, worker: str, ids: Collection[str]) -> None:
-        """Note that a process lives and holds these claims."""
+        """Record that a worker is alive and holds these suspects."""
         tables = self._tables
         query = "UPDATE workers SET seen_ms = ? WHERE ns = ? AND worker = ?"
         tables.execute(query, (tables.now, tables.ns, worker))
@@ -272,12 +275,12 @@ class Trials:
 
 
 def around_occurrences(series_id: str) -> tuple[str, str]:
-    """Return two texts between which the ids of a series' occurrences lie, and few others."""
-    return f"{series_id}~", f"{series_id}~:"  # which follows the digits
+    """Return two texts. The ids of the occurrences of a series, and few other ids, sort between them."""
+    return f"{series_id}~", f"{series_id}~:"  # ":" follows the digits in ASCII.
 
 
 def _encodable(record: Record) -> Record:
-    """Return the record with its times in the range that format 1 can write: u48."""
+    """Return the record with its times limited to the range of format 1: u48."""
     times = {"revision": record.revision, "due_ms": record.due_ms, "expires_ms": record.expires_ms}
     wrong = {name: min(max(ms, 0), MAX_MS) for name, ms in times.items() if not 0 <= ms <= MAX_MS}
     return replace(record, **wrong) if wrong else record

@@ -1,4 +1,7 @@
-"""Reading whole tables of the file in ranges of ids: an id stays where it is in their indexes, whatever moves."""
+"""Scans of whole tables of the file, in ranges of ids. They do not need an open store.
+
+The id of a message never changes, so a message that moves during the scan stays in its range.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +54,12 @@ _LAST = (1 << 63) - 1
 
 
 class Part(Struct, frozen=True):
-    """A range of ids, as bytes; or some of them.
+    """A part of a table: a range of ids, or a list of ids.
 
     Attributes:
-        after: Of what comes after this; None = from the first.
-        up_to: And up to this; None = to the last.
-        ids: Only these.
+        after: The id before the range, as bytes; None = the range begins at the first id.
+        up_to: The last id of the range, as bytes; None = the range ends at the last id.
+        ids: The ids to read; None = all ids of the range.
     """
 
     after: bytes | None = None
@@ -65,7 +68,7 @@ class Part(Struct, frozen=True):
 
 
 class File(NamedTuple):
-    """What is read: the file, what messages call it, and which namespace of it."""
+    """The file to scan: its path, its name in error messages, and the namespace."""
 
     path: str
     name: str
@@ -89,7 +92,10 @@ def scan_parts(file: File, scan: Scan) -> list[Part]:
 
 
 def scan_part(file: File, scan: Scan, part: Part, now: int) -> Iterator[Columns]:
-    """Read a part; see `ports.Scannable`. Every batch is a transaction of its own, so that the WAL can be merged."""
+    """Read a part; see `ports.Scannable`.
+
+    Each batch is a separate transaction. A longer one would prevent SQLite from merging the WAL into the file.
+    """
     with closing(_opened(file)) as database:
         scanner = _Scanner(database.connection, file.namespace)
         try:
@@ -113,7 +119,7 @@ def _opened(file: File) -> Database:
 
 class _Scanner(Reader):
     def bounds(self, scan: Scan) -> list[bytes]:
-        """Return the ids at which parts end."""
+        """Return the last id of each part, except of the last part."""
         table = _TABLES[scan.table]
         (rows,) = self._execute(f"SELECT count(*) FROM {table} WHERE ns = ?", (self._ns(),)).fetchone()
         size = -(-rows // parts_for(scan, rows))
@@ -123,7 +129,7 @@ class _Scanner(Reader):
         return [_as_bytes(message_id) for (message_id,) in found]
 
     def batches(self, scan: Scan, part: Part, now: int) -> Iterator[Columns]:
-        """Read a part in the order of ids."""
+        """Yield the rows of a part as columns, in batches."""
         if part.ids is not None:
             for at in range(0, len(part.ids), IDS_AT_ONCE):
                 yield from self._ranges(scan, Part(ids=part.ids[at : at + IDS_AT_ONCE]), now)
@@ -146,7 +152,7 @@ class _Scanner(Reader):
             after = _as_bytes(last[_id_at(scan)]), last[1]
 
     def _page(self, scan: Scan, part: Part, after: tuple[Any, ...]) -> tuple[list[Row], bool]:
-        """Return the next rows, of a bounded size, and whether there are no more."""
+        """Return the next rows, up to a limit of rows and bytes, and True if they are the last rows of the part."""
         where: dict[str, tuple[Any, ...]] = {"m.ns = ?": (self._ns(),)}
         if after:
             where[_AFTER[scan.table]] = after if scan.table == "dead" else after[:1]
@@ -215,7 +221,7 @@ class _Scanner(Reader):
 
 
 def _needs_no_record(scan: Scan) -> bool:
-    """Say whether a scan of dead letters wants, and chooses rows by, nothing that only their records tell."""
+    """Return True if a scan of dead letters needs no record, neither for its columns nor to choose its rows."""
     return _LETTER_ONLY.issuperset(scan.columns) and scan.from_ms is scan.to_ms is None
 
 
@@ -228,5 +234,5 @@ def _as_bytes(message_id: str) -> bytes:
 
 
 def _text(message_id: str) -> str:
-    """Return an id as Arrow takes it, also where another program wrote no UTF-8."""
+    """Return an id as valid Unicode for Arrow. Another program may have written bytes that are not UTF-8."""
     return message_id if message_id.isascii() else message_id.encode(errors="backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""`Tables`: the table of the rules in SQL, of one namespace and inside one transaction.
+"""`Tables`: the Protocol `Table` of the rules, carried out in SQL for one namespace inside one transaction.
 
-`core/rules.py` decides; this module carries it out. `table_parts.py` holds the parts that outlive a message. The
-writer's thread alone uses both.
+`core/rules.py` decides what a command or settlement changes. This module makes the changes. `table_parts.py` holds the
+parts that outlive a message. Only the writer's thread uses the two modules.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from .table_parts import Answers, Letters, SupersededClaims, Trials, around_occu
 __all__ = ["Place", "Tables"]
 
 Place: TypeAlias = tuple[int, str, int, int]
-"""Where a parked message stands: lane, address, place, number."""
+"""The place of a parked message: lane, address, time of the next attempt, number."""
 
 LARGE_BYTES = 1_000
-"""An ended message that must be remembered gives up a payload larger than this at once."""
+"""When a message ends, its row stays for a while. A payload larger than this is deleted at once."""
 FIND = f"""
     SELECT {ROW}, l.token, (SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n)
     FROM messages AS m LEFT JOIN leases AS l ON l.n = m.n
@@ -49,7 +49,7 @@ _TOGETHER = nullcontext()
 
 
 class Tables(Namespace):
-    """`Table` of one namespace, used inside a transaction."""
+    """The messages of one namespace, for the rules. Use it only inside a transaction."""
 
     has_new: bool
 
@@ -74,18 +74,18 @@ class Tables(Namespace):
     # --- finding ------------------------------------------------------------------------------------------
 
     def find(self, message_id: str) -> Entry | None:
-        """Return the message that stands under an id."""
+        """Return the pending message with an id; None if there is none."""
         found = self._found(f"{FIND} WHERE m.ns = ? AND m.id = ?", (self.ns, message_id))
         row = found[0] if found else None
         if row is not None and row.is_over:
             self.answers.ended[message_id] = row
             return None
-        # An earlier call of this transaction may have purged a row that was over: its number may be another message's.
+        # An earlier call in this transaction may have purged the ended row, and another message may have its number.
         self.answers.ended.pop(message_id, None)
         return row
 
     def entries(self, numbers: Iterable[int]) -> list[Entry]:
-        """Return messages by number, in the order of numbers."""
+        """Return the messages with these numbers, in the order of numbers."""
         wanted = object_text(list(numbers))
         if wanted == "[]":
             return []
@@ -111,7 +111,7 @@ class Tables(Namespace):
     # --- changing -----------------------------------------------------------------------------------------
 
     def reserve_n(self, n: int) -> None:
-        """Set the number of the next message that is inserted; 0 = above all others."""
+        """Set the number of the next inserted message; 0 = a number above all others."""
         self._reserved_n = n
 
     def insert(self, record: Record, place_ms: int) -> None:
@@ -146,23 +146,24 @@ class Tables(Namespace):
         row.token = token
 
     def remove(self, row: Entry) -> None:
-        self.next_n(0)  # while its row counts: a message that takes its place gets a higher number
+        # Read the highest number before the row is deleted, so that a message that replaces it gets a higher number.
+        self.next_n(0)
         self._unplace(row)
         self.execute("DELETE FROM messages WHERE n = ?", (row.n,))
 
     def retire(self, row: Entry, now: int) -> None:
-        """End a message; its row stays for a while, and keeps its op, answer and revision."""
+        """End a message. Its row keeps the op, the answer and the revision until `purge_ended` deletes it."""
         self._unplace(row)
         self.execute("INSERT INTO ended (ns, n, until_ms) VALUES (?, ?, ?)", (self.ns, row.n, now + RETRY_WINDOW_MS))
         if len(row.record.envelope.payload) > LARGE_BYTES:
             self.execute("UPDATE messages SET payload = x'' WHERE n = ?", (row.n,))
 
     def changing(self, row: Entry) -> AbstractContextManager[object]:
-        del row  # the transaction joins all calls
+        del row  # The transaction already makes all calls one step.
         return _TOGETHER
 
     def _unplace(self, row: Entry) -> None:
-        """Take a message out of wherever it stands; its row stays."""
+        """Remove a message from `leases`, `queue` or `parked`. Its row in `messages` stays."""
         if row.token:
             self.execute("DELETE FROM leases WHERE n = ?", (row.n,))
             self.trials.end(row)
@@ -176,7 +177,7 @@ class Tables(Namespace):
     # --- holds --------------------------------------------------------------------------------------------
 
     def park(self, places: Sequence[Place]) -> None:
-        """Move messages whose address is held out of their lane's way."""
+        """Move messages of paused addresses from the queue to `parked`, so that a claim does not read them again."""
         if places:
             self.executemany(
                 "DELETE FROM queue WHERE lane = ? AND place_ms = ? AND n = ?",
@@ -185,14 +186,17 @@ class Tables(Namespace):
             self.executemany("INSERT INTO parked (lane, address, place_ms, n) VALUES (?, ?, ?, ?)", places)
 
     def holds(self) -> dict[int, set[str | None]]:
-        """Return holds, by lane; None = the whole lane."""
+        """Return the paused addresses by lane number; None = the whole lane is paused."""
         found: dict[int, set[str | None]] = {}
         for lane, address in self.execute("SELECT lane, address FROM holds"):
             found.setdefault(lane, set()).add(address)
         return found
 
     def head_ms(self, lane: int, held: Collection[str]) -> int | None:
-        """Return the place of a lane's first message that is not held at its address; such are parked on the way."""
+        """Return the place of the first message of a lane whose address is not paused. Park the messages before it.
+
+        If `PARKED_AT_ONCE` messages were parked, return the place of the last one, so that the caller comes back soon.
+        """
         if not held:
             query = "SELECT place_ms FROM queue WHERE lane = ? ORDER BY place_ms LIMIT 1"
             first = self.execute(query, (lane,)).fetchone()
@@ -206,4 +210,4 @@ class Tables(Namespace):
         self.park(passed)
         if len(passed) < len(places):
             return places[len(passed)][2]
-        return passed[-1][2] if len(passed) == PARKED_AT_ONCE else None  # look again then: the next look goes on
+        return passed[-1][2] if len(passed) == PARKED_AT_ONCE else None

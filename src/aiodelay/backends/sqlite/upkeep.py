@@ -1,4 +1,4 @@
-"""Housekeeping, holds and dead letters, as far as they write."""
+"""The write operations of housekeeping, pauses and dead letters. Each runs in a transaction of the writer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _read_lanes = msgspec.json.Decoder(list[str]).decode
 
 
 def tidy(tables: Tables, worker: str, lanes: Collection[Lane], limit: int) -> Tidied:
-    """Do a bounded step over all lanes of the namespace."""
+    """Do a bounded step of housekeeping for all lanes of the namespace."""
     serve(tables, worker, lanes)
     lapsed = return_lapsed(tables, limit)
     expired = _expire_late(tables, limit)
@@ -70,7 +70,7 @@ def _has_held(tables: Tables, lane: int) -> bool:
 
 
 def _expire_late(tables: Tables, limit: int) -> int:
-    """End what is late, also in lanes that nobody serves; what is held waits until it is released."""
+    """End late messages, also in lanes that no worker serves. Paused messages stay until they are resumed."""
     query = """
         SELECT m.n FROM messages AS m
         WHERE m.ns = ? AND m.late > 0 AND m.expires_ms < ? AND m.place_ms <= ? AND m.rule IS NULL
@@ -88,7 +88,7 @@ def _expire_late(tables: Tables, limit: int) -> int:
 
 
 def _purge_memory(tables: Tables, limit: int) -> None:
-    """Forget what is past its window."""
+    """Delete ended messages, answers, tombstones and workers after the time for which they are remembered."""
     purge_ended(tables, limit)
     purge_answers(tables, limit)
     tables.execute(
@@ -101,7 +101,7 @@ def _purge_memory(tables: Tables, limit: int) -> None:
 
 
 def serve(tables: Tables, worker: str, lanes: Collection[Lane]) -> None:
-    """Note that a worker is alive and serves these lanes."""
+    """Record that a worker is alive and serves these lanes."""
     tables.execute(
         "INSERT OR REPLACE INTO workers (ns, worker, lanes, seen_ms) VALUES (?, ?, ?, ?)",
         (tables.ns, worker, object_text(sorted(lanes)), tables.now),
@@ -109,12 +109,12 @@ def serve(tables: Tables, worker: str, lanes: Collection[Lane]) -> None:
 
 
 def leave(tables: Tables, worker: str) -> None:
-    """Forget a worker."""
+    """Delete the row of a worker."""
     tables.execute("DELETE FROM workers WHERE ns = ? AND worker = ?", (tables.ns, worker))
 
 
 def served_lanes(tables: Tables) -> set[Lane]:
-    """Return the lanes of live workers."""
+    """Return the lanes that live workers serve."""
     query = "SELECT lanes FROM workers WHERE ns = ? AND seen_ms > ?"
     rows = tables.execute(query, (tables.ns, tables.now - SERVED_WINDOW_MS))
     return {lane for (lanes,) in rows for lane in _read_lanes(lanes)}
@@ -124,7 +124,7 @@ def served_lanes(tables: Tables) -> set[Lane]:
 
 
 def hold(tables: Tables, lane: Lane, address: str | None) -> bool:
-    """Pause a lane or an address; say whether that is new."""
+    """Pause a lane or an address. Return True if it was not paused before."""
     number = tables.lane_number(lane)
     query = "SELECT 1 FROM holds WHERE lane = ? AND address IS ?"
     if tables.execute(query, (number, address)).fetchone():
@@ -134,14 +134,14 @@ def hold(tables: Tables, lane: Lane, address: str | None) -> bool:
 
 
 def release(tables: Tables, lane: Lane, address: str | None) -> bool:
-    """Resume a lane or an address; say whether it was held. What was parked follows by `unpark`."""
+    """Resume a lane or an address. Return True if it was paused. `unpark` then returns the parked messages."""
     tables.has_new = True
     query = "DELETE FROM holds WHERE lane = ? AND address IS ?"
     return tables.execute(query, (tables.known_lane(lane), address)).rowcount > 0
 
 
 def unpark(tables: Tables, lane: Lane, address: str) -> bool:
-    """Return parked messages of an address to the queue, so many at once; say whether there may be more."""
+    """Return up to `UNPARKED_AT_ONCE` parked messages of an address to the queue. Return True if there may be more."""
     return _unpark(tables, tables.known_lane(lane), address) == UNPARKED_AT_ONCE
 
 
@@ -159,7 +159,7 @@ def _unpark(tables: Tables, lane: int, address: str) -> int:
 
 
 def _unpark_released(tables: Tables) -> None:
-    """Return what is parked without a hold: its release was cut short."""
+    """Return parked messages whose address is no longer paused: a crash interrupted the resume."""
     at: tuple[int, str] | None = (0, "")
     query = "SELECT lane, address FROM parked WHERE (lane, address) > (?, ?) ORDER BY lane, address LIMIT 1"
     held = "SELECT 1 FROM holds WHERE lane = ? AND address = ?"
@@ -172,15 +172,15 @@ def _unpark_released(tables: Tables) -> None:
 
 
 def redrive(tables: Tables, keys: Sequence[DeadKey]) -> list[Outcome]:
-    """Give dead letters a new life; one outcome per key, in order."""
+    """Schedule dead letters again. Return one outcome per key, in order."""
     return [tables.rules.redrive(key, tables.now) for key in keys]
 
 
 def purge(tables: Tables, keys: Sequence[DeadKey]) -> int:
-    """Delete dead letters; return how many there were."""
+    """Delete dead letters. Return the number of deleted ones."""
     return sum(tables.letters.remove(key) for key in keys)
 
 
 def put_back(tables: Tables, messages: Sequence[PutBack]) -> list[Stored]:
-    """Store messages that had left; one answer each, in order."""
+    """Store messages again that had left the store. Return one answer per message, in order."""
     return [tables.rules.put_back(message, tables.now) for message in messages]

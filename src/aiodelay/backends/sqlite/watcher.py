@@ -1,4 +1,7 @@
-"""Noticing what other processes write: a thread that asks `PRAGMA data_version`, which costs no more than a lock."""
+"""`Watcher`: a thread that notices writes of other processes.
+
+It reads `PRAGMA data_version`, which is about as fast as taking a lock.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ POLL_S = 0.05
 
 
 class Watcher:
-    """Calls `changed`, in its own thread, within 50 ms of a commit by another connection.
+    """Calls `changed` in its own thread within 50 ms of a commit by another connection.
 
-    The store's own writer counts as such; it knows better whose commits those were.
+    The writer of this store is another connection too. `Writer.look_around` finds out whose commit it was.
 
     Args:
-        path: The file.
-        changed: Must not block.
+        path: The path of the file.
+        changed: The function to call. It must not block.
     """
 
     def __init__(self, path: str, changed: Callable[[], object]) -> None:
@@ -30,11 +33,11 @@ class Watcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Have the thread end."""
+        """Ask the thread to end."""
         self._stop.set()
 
     def join(self) -> None:
-        """Wait until it has ended: a few ms after `stop`."""
+        """Wait until the thread has ended, which is a few ms after `stop`."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -45,12 +48,12 @@ class Watcher:
                     self._watch(connection)
                 finally:
                     connection.close()
-            except sqlite3.Error:  # the safety poll goes on; perhaps the file can be opened again
+            except sqlite3.Error:  # Try to open the file again. Meanwhile the safety poll finds due messages.
                 self._stop.wait(1)
 
     def _watch(self, connection: sqlite3.Connection) -> None:
         (seen,) = connection.execute("PRAGMA data_version").fetchone()
-        self._changed()  # what was written before this connection was there
+        self._changed()  # Race: another process may have written before this connection read its first version.
         while not self._stop.wait(POLL_S):
             (version,) = connection.execute("PRAGMA data_version").fetchone()
             if version != seen:

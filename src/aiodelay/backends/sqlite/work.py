@@ -1,4 +1,4 @@
-"""One worker's side of the store."""
+"""`SqliteWork`: the claims, settlements and housekeeping of one worker."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = ["STEP_SIZE", "SqliteWork", "Write"]
 T = TypeVar("T")
 
 STEP_SIZE = 500
-"""What a claim and a step of housekeeping count for in a batch."""
+"""The size of a claim, or of a step of housekeeping, in a batch of the writer."""
 
 
 class Write(Protocol):
-    """Runs something in a transaction; see `Handle.write`."""
+    """Runs a function in a transaction; see `Handle.write`."""
 
     async def __call__(
         self,
@@ -45,20 +45,23 @@ class Write(Protocol):
         committed: Callable[[T], object] | None = None,
         failed: Callable[[Failure], object] | None = None,
     ) -> T:
-        """Run it."""
+        """Run the function."""
         ...
 
 
 class SqliteWork:
-    """`Work` on SQLite. What another thread touches here is touched by the writer's alone.
+    """The claims, settlements and housekeeping of one worker on SQLite.
+
+    The methods run on the event loop. The functions that they pass to `write` run in the writer's thread, which is the
+    only other thread that changes this object.
 
     Args:
-        write: Runs something in a transaction.
-        write_apart: Does so for another thread, which waits for it.
-        worker: Names this process among its peers.
-        clock: The store's.
-        counter: The process's.
-        poll_ms: Longest wait.
+        write: Runs a function in a transaction.
+        write_apart: Runs a function in a transaction for a caller in another thread, which blocks until it is done.
+        worker: The worker id.
+        clock: The clock of the store.
+        counter: The numbers for the tokens of this process's claims.
+        poll_ms: The longest wait.
     """
 
     def __init__(
@@ -164,7 +167,10 @@ class SqliteWork:
 
 
 class _Given:
-    """The last claim's answer, for a repeat of its request; `is_certain` False: its commit failed in doubt."""
+    """The answer to the last claim, for a repetition of its request.
+
+    `is_certain` is False if the commit of the claim failed, so that the leases may or may not be in the file.
+    """
 
     __slots__ = ("claims", "is_certain", "numbers", "request")
 

@@ -1,6 +1,7 @@
-"""The thread that writes: what gathers while one transaction is under way is the next, and shares its fsync.
+"""`Writer`: the thread that runs all write transactions of an open store.
 
-Everything on the loop's side is callbacks of `run_in_executor`'s futures: no task is created here.
+Jobs that arrive during a transaction form the next transaction together, so they share one fsync. On the event loop
+there are only callbacks of the futures of `run_in_executor`: this module creates no task.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ MOST_MESSAGES = 2_000
 
 
 class Job(Generic[T]):
-    """One call of the store.
+    """One write call of the store.
 
     Args:
-        run: What to do in the transaction; done again from the start, alone and carefully, when a batch fails.
-        failed: Makes the answer, or raises the error, when nothing was written.
-        size: Messages it is about.
-        is_durable: The answer waits for the disk.
-        committed: Called in the writer's thread with the answer, also when the caller was cancelled meanwhile.
+        run: The function to run in the transaction. If the transaction of a batch fails, it runs again in a transaction
+            of its own, with `careful` set.
+        failed: Returns the answer for a failure, or raises an error.
+        size: The number of messages that the job handles.
+        is_durable: True: the answer waits until the disk has the data.
+        committed: Called with the answer in the writer's thread, even if the caller was cancelled meanwhile.
     """
 
     __slots__ = ("answer", "committed", "error", "failed", "future", "is_durable", "run", "size")
@@ -65,7 +67,7 @@ class Job(Generic[T]):
         self.error: BaseException | None = None
 
     def finish(self) -> None:
-        """Hand the answer to the caller, on the loop."""
+        """Give the answer or the error to the caller. Call this on the event loop."""
         if self.future is None or self.future.done():
             return
         if self.error is not None:
@@ -74,27 +76,28 @@ class Job(Generic[T]):
             self.future.set_result(self.answer)  # type: ignore[arg-type]
 
     def give_up(self, failure: Failure, cause: BaseException) -> None:
-        """Answer that nothing was written."""
+        """Set the answer or the error of a job whose transaction failed."""
         if not isinstance(cause, (sqlite3.Error, StoreTooNewError, *BAD_VALUE)):
-            self.error = cause  # a fault of ours: as it is
+            self.error = cause  # A bug in aiodelay: raise the error unchanged.
             return
         try:
             self.answer = self.failed(failure)
-        except Exception as error:  # noqa: BLE001 - it is the caller's
+        except Exception as error:  # noqa: BLE001 - `finish` raises it for the caller
             error.__cause__ = cause
             self.error = error
 
 
 class Writer:
-    """Runs jobs in batches, in the order in which they came, on a thread of its own.
+    """Runs jobs in batches on its own thread, in the order in which they arrive.
 
     Args:
-        path: The file.
-        namespace: Whose tables the jobs see.
-        journal: Most entries to keep.
-        clock: Read in the thread, once the lock is held: a time read before may be seconds old by then.
-        woken: Called on the loop when lanes may have an earlier head: after a batch that gave them something, and
-            after others wrote to the file.
+        path: The absolute path of the file.
+        namespace: The namespace that the jobs read and write.
+        journal: The largest number of journal entries to keep.
+        clock: The clock of the store. The thread reads it after it has taken the write lock: it may have waited for the
+            lock for seconds.
+        woken: Called on the event loop when a lane may have an earlier head: after a batch that put messages into
+            lanes, and after a write of another process.
     """
 
     def __init__(self, path: str, namespace: str, journal: int, clock: Clock, woken: Callable[[], object]) -> None:
@@ -107,17 +110,17 @@ class Writer:
         self._idle: asyncio.Future[None] | None = None
 
     async def open(self) -> None:
-        """Open the file, making it if need be.
+        """Open the file. Create it if it does not exist.
 
         Raises:
-            StoreUnavailableError: It cannot be opened.
-            StoreMismatchError: It is not ours, damaged, or newer.
+            StoreUnavailableError: The file cannot be opened.
+            StoreMismatchError: The file belongs to another program, is damaged, or has a newer schema.
         """
         opening = self._loop.run_in_executor(self._executor, self._open)
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
-            opening.add_done_callback(_look)
+            opening.add_done_callback(_ignore_result)
             self._abandon()
             raise
         except Exception:
@@ -138,9 +141,10 @@ class Writer:
             raise
 
     async def do(self, job: Job[T]) -> T:
-        """Queue a job and wait for its answer.
+        """Queue a job and return its answer.
 
-        Cancelled before it started, it is withdrawn; later, it goes on without its caller.
+        If the caller is cancelled before the job starts, the job does not run. If it is cancelled later, the job runs
+        to its end.
 
         Raises:
             ClosedError: The store is closing.
@@ -164,7 +168,7 @@ class Writer:
         self._is_running = True
         try:
             running = self._loop.run_in_executor(self._executor, self._run, jobs)
-        except RuntimeError:  # abandoned meanwhile, or the interpreter is ending
+        except RuntimeError:  # The executor was shut down meanwhile, or the interpreter is ending.
             self._refuse([*jobs, *self._waiting])
             return
         running.add_done_callback(lambda done: self._finished(jobs, done))
@@ -184,7 +188,7 @@ class Writer:
             if jobs and size + job.size > MOST_MESSAGES:
                 break
             self._waiting.popleft()
-            if job.future is not None and not job.future.done():  # else its caller has withdrawn it
+            if job.future is not None and not job.future.done():  # A done future: its caller was cancelled.
                 jobs.append(job)
                 size += job.size
         return jobs
@@ -200,15 +204,18 @@ class Writer:
         self._start()
 
     def write_apart(self, run: Callable[[Tables], object]) -> None:
-        """Run something in a transaction of its own, for another thread, which waits for it; a failure is ignored."""
+        """Run a function in its own transaction, and block until it is done. Ignore a failure.
+
+        Call this from a thread other than the event loop's.
+        """
         job: Job[object] = Job(run, lambda _: None, is_durable=False)
-        with suppress(RuntimeError):  # the writer's thread has ended
+        with suppress(RuntimeError):  # The writer's thread has ended.
             self._executor.submit(self._run, [job]).result()
 
     def look_around(self) -> None:
-        """Find out, without waiting, whether others wrote; then have the loop woken.
+        """Find out whether another process has written to the file. If so, call `woken`. This method does not wait.
 
-        Asked of the writing connection, for which its own commits do not count.
+        The check runs on the writing connection, whose `data_version` does not change with its own commits.
         """
         if not self._is_closed:
             self._loop.run_in_executor(self._executor, self._has_foreign).add_done_callback(self._looked)
@@ -223,11 +230,11 @@ class Writer:
         return bool(before != version)
 
     async def join(self, end: Callable[[], object]) -> None:
-        """Wait in the thread for something else to end."""
+        """Run a blocking function in the writer's thread, and wait for it."""
         await self._loop.run_in_executor(self._executor, end)
 
     async def close(self) -> None:
-        """Wait for what was queued, then close the file and end the thread."""
+        """Wait for the queued jobs, then close the file and end the thread."""
         self._is_closed = True
         try:
             while self._is_running:
@@ -240,9 +247,9 @@ class Writer:
         self._executor.shutdown()
 
     def _abandon(self) -> None:
-        """Let the thread close the file and end by itself, after what it is doing now."""
+        """Tell the thread to close the file and to end after its current work. Do not wait for it."""
         self._is_closed = True
-        self._loop.run_in_executor(self._executor, self._close).add_done_callback(_look)
+        self._loop.run_in_executor(self._executor, self._close).add_done_callback(_ignore_result)
         self._executor.shutdown(wait=False)
 
     def _close(self) -> None:
@@ -252,10 +259,12 @@ class Writer:
     # --- in the thread ------------------------------------------------------------------------------------
 
     def _run(self, jobs: Sequence[Job[Any]]) -> bool:
-        """Do all jobs in one transaction; if that fails, each in one of its own, so that none harms another.
+        """Run all jobs in one transaction. If it fails, run each job in its own transaction.
+
+        So a job that fails does not make others fail.
 
         Returns:
-            Whether lanes were given anything.
+            True if messages were put into lanes, or may have been.
         """
         failed = self._attempt(jobs, careful=False)
         if failed is None:
@@ -282,7 +291,7 @@ class Writer:
             self._tables.end()
             step = "commit"
             self._database.commit()
-        except Exception as error:  # noqa: BLE001 - it is answered, job by job
+        except Exception as error:  # noqa: BLE001 - every job answers it
             self._database.rollback()
             self._tables.forget_caches()
             return self._judged(error, step, careful=careful)
@@ -300,19 +309,19 @@ class Writer:
             failure = failure_of(error, self._path, at_commit=step == "commit")
             return _Failed(failure, error, is_common=step == "begin" or failure.is_in_doubt)
         if careful:
-            log.error("a transaction failed unexpectedly; it was undone", exc_info=error)
+            log.error("a transaction failed because of a bug in aiodelay; it was undone", exc_info=error)
         return _Failed(Failure(f"{type(error).__name__} in aiodelay itself"), error, is_common=False)
 
 
 class _Failed(NamedTuple):
-    """A transaction that came to nothing; `is_common`: it would be no better for each job alone."""
+    """A failed transaction. `is_common` is True if a transaction of each single job would fail too."""
 
     failure: Failure
     error: Exception
     is_common: bool
 
 
-def _look(done: asyncio.Future[None]) -> None:
-    """Take note of a result that nobody waits for."""
+def _ignore_result(done: asyncio.Future[None]) -> None:
+    """Read the result of a future that nobody awaits, so that asyncio does not log it as never retrieved."""
     if not done.cancelled():
         done.exception()
