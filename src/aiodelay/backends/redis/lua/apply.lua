@@ -1,27 +1,30 @@
--- apply: carries out commands in order; each has an answer of its own.
+-- apply: carries out commands in order, and returns one answer per command.
 --@ base record memory moves
--- ARGV[4] to ARGV[6]: a source, the position from which the commands were read, and the next one; '' without a source.
--- If another position is stored: all answer 'P'.
--- From ARGV[7] on, 8 arguments a command: what, id, op (8 bytes), lane, due, late, version, body.
---   what    put: 'r' replace, 'k' keep, 'e' error, 'n' newer, 'i' if it has a revision; then '*' if it recurs, '-' if
---           not; for 'n', the version to compare, u64; for 'i', the revision, u48. Others: 'c' cancel, 'm' reschedule, 'f' fire; what is not named below is ''.
---   op      all zero: not remembered; then only a version guards it against being repeated
---   id      byte 1 + 16 bytes of a UUIDv7, or byte 2 + text, or byte 3 + a series' id + its occurrence's due time, u48
---   due     epoch ms, or '+' and ms from now; '' for fire; for cancel '', or what the message must have
---   late    '' deliver, '1:<ms>' drop, '2:<ms>' dead letter: so many ms past its due time
+-- ARGV[4] to ARGV[6]: an intake's source, the position before these commands, and the position after them; '' without a
+-- source. If another position is stored, no command is carried out and every answer is 'P'.
+-- From ARGV[7] on, 8 arguments per command: what, id, op (8 bytes), lane, due, late, version, body.
+--   what    for a put: 'r' replace, 'k' keep, 'e' error, 'n' newer, 'i' if_revision; then '*' if the message recurs, '-'
+--           if not; then for 'n' the version to compare, u64, and for 'i' the revision, u48.
+--           Other commands: 'c' cancel, 'm' reschedule, 'f' fire. Arguments that they do not use are ''.
+--   id      byte 1 + 16 bytes of a UUIDv7, or byte 2 + text, or byte 3 + the id of a series + the due time u48
+--   op      all zero: the answer is not remembered, so only a version protects the command against a repetition
+--   due     epoch ms, or '+' and ms from now; for fire ''; for cancel '' or the due time that the message must have
+--   late    '' deliver, '1:<ms>' drop, '2:<ms>' dead letter, after that many ms past the due time
 --   version u64, or ''
---   body    the MessagePack map of docs/formats.md; for cancel, as due: '', or the revision
--- Returns now, then the answers; fewer than there are commands if those took long, and no source is given: the others were
--- not carried out, and are to be sent again. Done: a letter, revision u48, due u48: 's' stored, 'r' replaced, 'R' replaced
--- while an older version is in flight, 'k' kept, 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired. Refused: 'D'
--- duplicate, 'O' outdated: revision and due of what stands, 0 if nothing does; for 'n' then the version, u64, 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' no lane is left.
+--   body    the MessagePack map of docs/formats.md; for cancel '' or the revision that the message must have
+-- Returns now, then the answers. If the commands take long and there is no source, there are fewer answers than commands:
+-- the other commands were not carried out, and the caller sends them again.
+--   Done: a letter, revision u48, due u48: 's' stored, 'r' replaced, 'R' replaced while an older version is in flight,
+--   'k' kept, 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired.
+--   Refused: a letter: 'D' duplicate, 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' there are too many lanes.
+--   'O' outdated: with the revision and due time of the stored message (0 if there is none), and for 'n' its version u64.
 local FIRST, STRIDE = 7, 8
-local BLOCK = 32 -- so many records are read at once; those of a whole batch might be far too much
-local MOST_COST, CHANGE_COST, CHANGE_BYTES = 500, 6, 4096 -- a new id costs 1; what changes a record more, and by its size
+local BLOCK = 32 -- The number of records to read in one call: the records of a whole batch may be too large.
+local MOST_COST, CHANGE_COST, CHANGE_BYTES = 500, 6, 4096 -- A new id costs 1. A change costs 6 and more for large records.
 local count = (#ARGV - FIRST + 1) / STRIDE
 local answers, cost = { text(now) }, 0
 
-local dues = {} -- by what is written; most of a batch are often the same
+local dues = {} -- A cache by the argument `due`: many commands of a batch often have the same.
 local function due_of(written)
   local due = dues[written]
   if not due then
@@ -55,7 +58,7 @@ local function new_entry(a, lane, revision, due)
     expires = expiry(a, due), attempt = 0, lapses = 0, kills = 0, op = ARGV[a + 2], version = version, body = ARGV[a + 7] }
 end
 
--- New ids that nothing is known of are gathered, and written in a few calls.
+-- Puts of new ids are collected, and flush() writes them with a few calls.
 local fresh, records, places, expiring, n_records = {}, {}, {}, {}, 0
 local function flush()
   if n_records == 0 then return end
@@ -88,7 +91,7 @@ local function outdated(e, version)
   return 'O' .. u48(e and e.revision or 0) .. u48(e and e.due or 0) .. (version or '')
 end
 
--- Returns what a put comes to: a letter, or why it is outdated.
+-- Returns the answer letter of a put by its conflict mode; for 'O' the whole answer.
 local function verdict_on(a, e)
   local mode = sub(ARGV[a], WHAT.VERB_FIRST, WHAT.VERB_LAST)
   if mode == 'n' then
@@ -122,7 +125,8 @@ local function put(a, e)
   if e then
     end_retries(e, true)
     superseded.add(e)
-    if e.version and #ARGV[a + 6] > 0 and is_newer(ARGV[a + 6], e.version) then e.version = nil end -- the next tells it
+    -- The new message has a newer version, so the old version need not be remembered.
+    if e.version and #ARGV[a + 6] > 0 and is_newer(ARGV[a + 6], e.version) then e.version = nil end
     finish_off(e)
   end
   local id, due = ARGV[a + 1], due_of(ARGV[a + 4])
@@ -195,7 +199,8 @@ local function carry_out(a, what_of_op)
   return answer
 end
 
-local function check() -- all that is given, before anything is written
+-- Checks all arguments before the first write.
+local function check()
   if count ~= floor(count) then error('apply: the number of arguments is wrong') end
   for a = FIRST, #ARGV, STRIDE do
     local what = byte(ARGV[a])
@@ -229,7 +234,7 @@ end
 
 local function carry_all_out()
   if ARGV[4] ~= '' and call('HSET', SRC, ARGV[4], ARGV[6]) == 1 then
-    call('HSET', META, 'sources', call('HLEN', SRC))  -- for `present`
+    call('HSET', META, 'sources', call('HLEN', SRC)) -- The script `present` compares this count.
   end
   for from = 0, count - 1, BLOCK do
     if cost >= MOST_COST and ARGV[4] == '' then break end
@@ -240,8 +245,8 @@ local function carry_all_out()
   flush()
 end
 
--- WAIT and WAITAOF look at what their own connection wrote last: an answer that rests on what another one wrote, such as
--- that to a repeated command, must write as well, or it would not be waited for.
+-- Writes something even if no command has. WAIT and WAITAOF wait only for the last write of their own connection. The
+-- answer to a repeated command depends on a write of another connection; without this write, WAIT would not wait for it.
 local function write_something()
   if counted.sequence then return end
   open_gate()

@@ -1,10 +1,11 @@
--- base: keys, time, numbers, lanes, sequence, journal and wake-ups; part of every script.
+-- base: keys, time, numbers, lanes, sequence numbers, journal and wake-ups. Every script of a store contains this part.
 --
 -- KEYS, the same for every script: lanes msg dead graves done src holds late late:held parked workers wake journal
--- meta, each behind the tag "{namespace:00}:". Keys of lanes, windows and workers are derived from that tag.
+-- meta. Each key begins with the hash tag "{namespace:00}:". Scripts build the keys of lanes, windows and workers
+-- from that tag.
 -- ARGV[1] now, epoch ms; '' = the server's TIME
--- ARGV[2] most entries of the journal; 0 = none is kept
--- ARGV[3] who writes: readers of `wake` skip what they wrote themselves
+-- ARGV[2] the largest number of journal entries to keep; 0 = no journal
+-- ARGV[3] the name of the writing process: a reader of `wake` skips its own entries
 local call, sub, byte, floor = redis.call, string.sub, string.byte, math.floor
 local pack, unpack_bytes, format = struct.pack, struct.unpack, string.format
 local KEYS, ARGV, unpack, tonumber = KEYS, ARGV, unpack, tonumber
@@ -13,7 +14,7 @@ local SRC, HOLDS, LATE, LATE_HELD, PARKED = KEYS[6], KEYS[7], KEYS[8], KEYS[9], 
 local WORKERS, WAKE, JOURNAL, META = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local TAG = sub(LANES, 1, -#'lanes' - 1)
 
--- A newer version may have changed the layout of the keys since the caller has opened the namespace.
+-- Race: a newer version may have changed the layout of the keys after the caller opened the namespace.
 do
   local layout = call('HGET', META, 'schema')
   if layout and layout ~= MARKER.LAYOUT then return redis.error_reply('NEWER layout ' .. layout) end
@@ -28,7 +29,7 @@ if not now then
   now = time[1] * 1000 + floor(time[2] / 1000)
 end
 
--- Never tostring or '..' on a time or a token: they round it. As an argument of redis.call a number is written exactly.
+-- Use this for times and tokens: tostring() and '..' would round them. redis.call writes a number argument exactly.
 local function text(n)
   return format('%.0f', n)
 end
@@ -37,11 +38,12 @@ local function u48(n)
   return pack('>I6', n)
 end
 
--- Numbers of lanes are small: '..' writes them as they are.
+-- Lane numbers are small, so '..' writes them exactly.
 local function due_key(n) return TAG .. 'due:' .. n end
 local function leased_key(n) return TAG .. 'leased:' .. n end
 
--- Under OOM a script may write only if its first write frees memory; this one does nothing and opens the way.
+-- Call this before the first write. If the server is out of memory, a script may write only if its first command frees
+-- memory. This ZREM removes nothing, but the server then allows the later writes.
 local is_open = false
 local function open_gate()
   if not is_open then
@@ -74,13 +76,14 @@ local function any_holds()
   return has_holds
 end
 
-local function is_held(n, address) -- the lane, or one address of it
+-- Returns true if the lane is paused; with an address, true if that address of the lane is paused.
+local function is_held(n, address)
   if not any_holds() then return false end
   if not address then return call('SISMEMBER', HOLDS, text(n)) == 1 end
   return call('SISMEMBER', HOLDS, text(n) .. ':' .. address) == 1
 end
 
--- What is counted on while the script runs, and written by finish().
+-- Counters and lane heads that change while the script runs. finish() writes them to the keys.
 local counted = { sequence = nil, entries = nil, is_first = false }
 local heads, earliest = {}, {}
 
@@ -92,15 +95,17 @@ function counted.last_sequence()
   return counted.sequence
 end
 
--- It is odd for what does not stand at its due time: who reads the others' places knows when they are due. `parity` in
--- META says that this holds for all that is there: versions that did not heed it have left none.
+-- Returns a new sequence number. It is odd if the message's place is not its due time, else even. So a scan knows the due
+-- time of an even message from its place alone. `parity` in META is set if all messages follow this rule: versions before
+-- the rule have left no messages.
 local function next_sequence(is_elsewhere)
   local last = counted.last_sequence()
   counted.sequence = last + (last % 2 == (is_elsewhere and 1 or 0) and 2 or 1)
   return counted.sequence
 end
 
-local function earlier(n, place) -- call it before the lane gets something at `place`
+-- Call this before a message enters a lane at `place`. finish() then wakes other processes if it is the lane's new head.
+local function earlier(n, place)
   if heads[n] == nil then
     heads[n] = tonumber(call('ZRANGE', due_key(n), 0, 0, 'WITHSCORES')[2]) or false
   end

@@ -1,19 +1,20 @@
--- claim: leases due messages, an equal share for each demand first, then what the others left.
+-- claim: leases due messages. Each demand first gets an equal share, then the share that others have left.
 --@ base known record memory moves heads
--- ARGV[4] how long a lease lasts, ms
+-- ARGV[4] length of the leases, ms
 -- ARGV[5] worker
--- ARGV[6] request; repeated, it gives what it gave, as far as it is still leased
--- ARGV[7] '1' if this request has been answered before, so that it must lease nothing more
--- ARGV[8] most lapses that a message may have
--- ARGV[9] how many lanes the caller only watches; then their names
--- Then the demands, whose turn it is first: messages, bytes, how many lanes, their names.
--- Returns now, when to look again ('' = these lanes are empty), the token, the numbers of the lanes in the order of
--- their names (0 = there is none), when to look at the watched ones, then id and value of each message.
+-- ARGV[6] request id; a repetition returns the messages of the first claim that still have its lease
+-- ARGV[7] '1' if the caller has already received an answer to this request: the script then leases nothing new
+-- ARGV[8] the most lapses that a claimed message may have
+-- ARGV[9] number of lanes that the caller only watches, followed by their names
+-- Then the demands, in the order of their turn: messages, bytes, number of lanes, names of the lanes.
+-- Returns now, the time of the next possible claim ('' = the lanes are empty), the token, the numbers of the demanded
+-- lanes in the order of the arguments (0 = the lane does not exist), the time of the next possible move in the watched
+-- lanes, then id and value of each message.
 local MOST, MOST_PASSED = 500, 100
-local BLOCK = 32 -- so many values are read at once; more of them might be far more than may be claimed
+local BLOCK = 32 -- The number of values to read in one call: more may be much larger than a claim may take.
 local groups, lanes, numbers = {}, {}, {}
 local messages, bytes, passed = 0, 0, 0
--- Whether suspects alone are taken, and at most how many; how many messages are stepped over.
+-- is_on: this claim takes only suspects. most: the largest number of suspects. aside: the number of skipped messages.
 local trial = { is_on = false, most = nil, aside = 0, MOST_ASIDE = 2000, MOST_LAPSES = tonumber(ARGV[8]) }
 
 local function read_demands()
@@ -44,7 +45,7 @@ local function read_values(lane)
   for i, value in ipairs(call('HMGET', MSG, unpack(ids, from, to))) do values[from + i - 1] = value end
 end
 
--- Returns the lane's next member, its id and its value.
+-- Returns the next member of the lane, its id and its value.
 local function next_member(lane, wanted)
   if lane.at > #lane.members then
     if lane.is_last then return nil end
@@ -59,7 +60,8 @@ local function next_member(lane, wanted)
   return lane.members[at], lane.ids[at], lane.values[at]
 end
 
--- Reads a value that needs no closer look, which is several times as fast: in order, its flags 0, never lapsed.
+-- Reads a message in the most frequent form: readable, no flags, never lapsed, at its due time. This is several times
+-- faster than readable() and pass(). Returns nil for any other message.
 local function as_most_are(lane, name, id, value)
   local version, flags = byte(value, VALUE.FORMAT_FIRST, VALUE.FLAGS_FIRST)
   if version ~= FORMAT or flags ~= 0 or byte(value, VALUE.LAPSES_FIRST) ~= 0 then return nil end
@@ -71,7 +73,8 @@ local function as_most_are(lane, name, id, value)
   return e.size and e
 end
 
-local function first_of(lane, wanted) -- the lane's first message that may be claimed, left where it is
+-- Returns the first message of the lane that may be claimed. The message stays in the lane.
+local function first_of(lane, wanted)
   while not lane.first and not lane.is_over do
     local name, id, value = next_member(lane, wanted)
     if not name or passed >= MOST_PASSED then
@@ -106,7 +109,8 @@ local function first_due(group)
   return found
 end
 
-local function keep(lane) -- step over its first message, which stays in the lane for now
+-- Goes to the next message of the lane. The first one stays in the lane; lease() removes it if it is taken.
+local function keep(lane)
   lane.kept, lane.first = lane.kept + 1, nil
 end
 
@@ -115,7 +119,8 @@ local function fits(size, group, share)
   return #group.taken == 0 or group.size + size <= group.bytes
 end
 
--- Says whether a message may join: a message that has ended a process on its own is tried alone again.
+-- Returns true if this claim may take the message. A claim takes either suspects or other messages. A suspect that was
+-- blamed for the end of a process is tried alone again.
 function trial.takes(e)
   local is_suspect = e.lapses >= SUSPECT_LAPSES
   if messages == 0 then
@@ -181,7 +186,8 @@ local function lease(taken)
   return token
 end
 
-local function taken_before(token) -- in the order in which they were given
+-- Returns the messages that an earlier call leased with this token, in the same order.
+local function taken_before(token)
   local found = {}
   for _, lane in ipairs(lanes) do
     for _, id in ipairs(call('ZRANGEBYSCORE', leased_key(lane.n), token, token)) do
@@ -200,7 +206,8 @@ local function taken_before(token) -- in the order in which they were given
   return found
 end
 
--- Returns the place of the first message behind the stepped-over suspects, or the time to look for suspects again.
+-- Returns when a claim should read this lane again: at the place of the first message behind the skipped suspects, or when
+-- a trial of suspects may begin, whichever is sooner.
 function trial.behind(lane)
   if lane.first then return now end
   local next = call('ZRANGEBYSCORE', due_key(lane.n), '(' .. text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]

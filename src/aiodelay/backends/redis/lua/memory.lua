@@ -1,8 +1,9 @@
--- memory: what is remembered of commands and ids that are gone, in hashes by the time at which it may be forgotten.
+-- memory: remembers the answers of commands, and the revisions and versions of ended messages, for a limited time.
 --
--- done:<k> holds what may be forgotten at k * 30 s: 'o' + op -> until u48, answer; 'r' + id -> until u48, revision u48.
--- ended:<k> holds what may be forgotten at k * 1 h: id -> until u48, version u64.
--- `done` lists these hashes: 'o' or 'v', then k -> when. A hash past its time is unlinked whole.
+-- Each entry is in a hash (a *window*) that is deleted as a whole at the end of its time:
+-- done:<k>, deleted at k * 30 s: 'o' + op -> until u48, answer; 'r' + id -> until u48, revision u48.
+-- ended:<k>, deleted at k * 1 h: id -> until u48, version u64.
+-- The sorted set `done` lists the windows: 'o' or 'v', then k -> the time of the deletion, epoch ms.
 local WINDOW, TOMBSTONE_WINDOW = 30000, 86400000
 local STEP = { o = 30000, v = 3600000 }
 local NAME = { o = 'done:', v = 'ended:' }
@@ -45,13 +46,13 @@ local function window_for(kind, ends)
   return key
 end
 
-local recalled = {} -- by 'o' + op and 'r' + id: false where nothing is remembered
+local recalled = {} -- A cache: 'o' + op or 'r' + id -> content; false = nothing is remembered.
 local function remember(what, ends, value)
   call('HSET', window_for('o', ends), what, u48(ends) .. value)
   recalled[what] = nil
 end
 
--- Reads what is remembered of many ops and ids, in one call per window.
+-- Reads the entries of many ops and ids into the cache, with one call per window.
 local function prefetch(things)
   for _, what in ipairs(things) do recalled[what] = false end
   for _, key in ipairs(known_windows().o) do
@@ -76,7 +77,8 @@ local function recall_revision(id)
   return known and unpack_bytes('>I6', known) or nil
 end
 
-local function is_newer(a, b) -- versions of 8 bytes; a double does not hold them
+-- Compares versions of 8 bytes. A Lua number cannot hold them exactly.
+local function is_newer(a, b)
   local a1, a2 = unpack_bytes('>I4I4', a)
   local b1, b2 = unpack_bytes('>I4I4', b)
   return a1 > b1 or (a1 == b1 and a2 > b2)
@@ -109,7 +111,8 @@ end
 
 local function remember_end(e)
   remember_answer(e)
-  if byte(e.id) ~= ID.OWN then remember('r' .. e.id, now + WINDOW, u48(e.revision)) end -- own ids are never met again
+  -- An id that aiodelay made itself is never used again, so its revision need not be remembered.
+  if byte(e.id) ~= ID.OWN then remember('r' .. e.id, now + WINDOW, u48(e.revision)) end
   if e.version then
     local version = recall_version(e.id)
     if not version or is_newer(e.version, version) then version = e.version end
@@ -118,8 +121,8 @@ local function remember_end(e)
   end
 end
 
--- As remember_end() does, of many without a version, in a few calls. `memories` holds pairs: 'o' + op, until u48 and answer;
--- or 'r' + id, revision u48.
+-- Does the work of remember_end() for many messages without a version, with few calls. `memories` holds pairs:
+-- 'o' + op, then until u48 and answer; or 'r' + id, then revision u48.
 local function remember_all(memories)
   local ops, lists, of_ids = {}, {}, u48(now + WINDOW)
   for i = 1, #memories, 2 do if byte(memories[i]) == 111 then ops[#ops + 1] = memories[i] end end

@@ -1,8 +1,8 @@
--- moves: the steps that everything else is made of; the decisions are those of aiodelay/transitions.py.
+-- moves: the common steps of commands, claims and settlements. They follow the rules of core/transitions.py.
 local SUSPECT_LAPSES, KILLS_TO_DEATH = 2, 3
 local MAX_LEASE = 60000
 local TOKEN_EPOCH, COUNTERS = 1735689600000, 4096
--- So much of records a script reads, and one record more.
+-- A script stops reading records after this many bytes; it may exceed the limit by one record.
 local MOST_BYTES = 1048576
 
 local loaded = {}
@@ -37,7 +37,7 @@ local function park(e)
   call('ZADD', parked_key(e), e.place, member(e))
 end
 
--- An address that its sink finds full or broken, by the lane's number: when it is tried next, and why it takes nothing.
+-- Blocked addresses of lane n. The sorted set blocked:<n> holds when each is tried next; the hash why:<n> holds the reason.
 local function blocked_key(n) return TAG .. 'blocked:' .. n end
 local function why_key(n) return TAG .. 'why:' .. n end
 
@@ -68,28 +68,33 @@ local function leave_lane(e)
   end
 end
 
--- Trials of suspects: id -> 'a' alone or 'g' in a group, how long a lease lasts in ms, when the process told last that it
--- holds it, and the worker.
+-- Trials of suspects. A trial finds the *killer*, the message that ends its process. The hash `trials` maps the id of a
+-- suspect to: 'a' (tried alone) or 'g' (in a group), the length of the lease in ms, the last time at which the process
+-- said that it holds the suspect, and the worker.
 local trials = { KEY = TAG .. 'trials', MOST = 500, FIRST = 1000, LONGEST = 60000, SILENT_LEASES = 4, DEAD_LEASES = 2 }
 
 function trials.write(id, kind, lease, worker)
   call('HSET', trials.KEY, id, string.format('%s %d %.0f %s', kind, lease, now, worker))
 end
 
--- META holds how large the last group was, 0 once its process has ended, and how many, the first of their lanes when it
--- was taken, hold a killer.
-function trials.hot() -- the suspects that hold a killer, without the group that came through the last trial
+-- META holds two numbers of the search. `tried`: the size of the last group, 0 after its process has ended. `hot`: the
+-- number of suspects, counted from the heads of their lanes, that contain a killer.
+--
+-- Returns `hot` without the group that passed the last trial.
+function trials.hot()
   local known = call('HMGET', META, 'tried', 'hot')
   return math.max(tonumber(known[2] or 0) - tonumber(known[1] or 0), 0)
 end
 
-function trials.most() -- half of the suspects that hold a killer, or all if none is known to
+-- Returns the largest size of the next group: half of the suspects that contain a killer; trials.MOST if none is known.
+function trials.most()
   local hot = trials.hot()
   return hot > 0 and floor((hot + 1) / 2) or trials.MOST
 end
 
--- META also holds when a message last became a suspect, and when the process of the last kill was last heard of. If that
--- message became a suspect later, it may have ended the process.
+-- META also holds two times. `suspected`: when a message last became a suspect. `killed`: the last sign of life of the
+-- process that ended last during a trial. If `suspected` is later, that new suspect may have ended the process: then this
+-- returns true, and the suspect that was blamed is not guilty.
 function trials.are_kills_void()
   local known = call('HMGET', META, 'suspected', 'killed')
   return tonumber(known[1] or 0) > tonumber(known[2] or 0)
@@ -108,7 +113,8 @@ function trials.begin(taken, lease, worker)
   end
 end
 
-function trials.note_death() -- a lease of the group has ended: the group holds a killer
+-- Records that the lease of a group has ended: the group contains a killer.
+function trials.note_death()
   if call('HGET', META, 'tried') == '0' then return end
   local left = 0
   for _, value in ipairs(call('HVALS', trials.KEY)) do
@@ -121,7 +127,8 @@ function trials.stop(e)
   if e.lapses >= SUSPECT_LAPSES then call('HDEL', trials.KEY, e.id) end
 end
 
-function trials.seen(worker) -- when anything was heard of a worker, nil if it is not known
+-- Returns the last sign of life of a worker, epoch ms; nil if the worker is not registered.
+function trials.seen(worker)
   local is_read, serves = pcall(cmsgpack.unpack, call('HGET', WORKERS, worker) or '')
   return is_read and type(serves) == 'table' and tonumber(serves[1]) or nil
 end
@@ -133,12 +140,15 @@ end
 
 function trials.of(id) return trials.parse(call('HGET', trials.KEY, id) or '') end
 
-function trials.is_in_doubt(id) -- its process may hold it still: it is known, and was heard of not long ago
+-- Returns true if a suspect is tried alone and its process may still hold it, although its lease is over: the process is
+-- registered and has recently said that it holds the suspect.
+function trials.is_in_doubt(id)
   local kind, lease, beat, worker = trials.of(id)
   return kind == 'a' and trials.seen(worker) and math.abs(now - beat) < trials.SILENT_LEASES * lease
 end
 
-function trials.has_died(id) -- the process that had claimed it has ended
+-- Returns true if the process that tried this suspect has ended.
+function trials.has_died(id)
   local _, lease, _, worker = trials.of(id)
   local seen = lease and trials.seen(worker)
   return not seen or math.abs(now - seen) >= trials.DEAD_LEASES * lease
@@ -162,7 +172,7 @@ local function take_out(e)
   e.token = false
 end
 
--- Fields of hashes that hold parts of one length, side by side.
+-- Functions for hash fields whose values are lists: parts of the same length, one after the other.
 local parts = {}
 
 function parts.add(key, field, part)
@@ -179,15 +189,16 @@ function parts.remove(key, field, part)
   if left == '' then call('HDEL', key, field) else call('HSET', key, field, left) end
 end
 
--- Occurrences of series that are tried again. A series lists its own. LEFT: those that no series lists: its id -> their
--- due times, u48 each.
+-- Retries of occurrences of a series. A series lists the due times of its retries in its body. After the series has ended,
+-- the hash LEFT lists them: id of the series -> due times, u48 each.
 local occurrences = { LEFT = TAG .. 'retries' }
 
-function occurrences.id(series_id, due) -- the due time as u48
+-- `due` is the due time as u48.
+function occurrences.id(series_id, due)
   return string.char(OCCURRENCE) .. series_id .. due
 end
 
--- Returns an occurrence's series, nil if there is none any more, and the occurrence's due time.
+-- Returns the series of an occurrence (nil if it does not exist any more), and the due time of the occurrence.
 function occurrences.series(id)
   if byte(id) ~= OCCURRENCE then return nil end
   local series = load(sub(id, OCCURRENCE_ID.SERIES_FIRST, OCCURRENCE_ID.SERIES_LAST))
@@ -199,7 +210,8 @@ function occurrences.list(series, live)
   store(series)
 end
 
-function occurrences.strike(id) -- one has ended: it is listed no more
+-- Removes an ended occurrence from the lists.
+function occurrences.strike(id)
   parts.remove(
     occurrences.LEFT, sub(id, OCCURRENCE_ID.SERIES_FIRST, OCCURRENCE_ID.SERIES_LAST), sub(id, OCCURRENCE_ID.DUE_FIRST)
   )
@@ -210,25 +222,29 @@ function occurrences.strike(id) -- one has ended: it is listed no more
   if #left < #live then occurrences.list(series, left) end
 end
 
-function occurrences.list_apart(id) -- one is tried again that no series lists
+-- Adds the retry of an occurrence to LEFT, because no series lists it.
+function occurrences.list_apart(id)
   parts.add(
     occurrences.LEFT, sub(id, OCCURRENCE_ID.SERIES_FIRST, OCCURRENCE_ID.SERIES_LAST), sub(id, OCCURRENCE_ID.DUE_FIRST)
   )
 end
 
-function occurrences.leave(series) -- it has ended
+-- Moves the retries of an ended series to LEFT.
+function occurrences.leave(series)
   local is_readable, live = pcall(live_of, series)
   for _, due in ipairs(is_readable and live or {}) do parts.add(occurrences.LEFT, series.id, u48(due)) end
 end
 
-function occurrences.of(e) -- the due times, u48, of those that go on beside a message
+-- Returns the due times, u48, of all retries of a series, also of an earlier series with the same id.
+function occurrences.of(e)
   local dues, left = {}, call('HGET', occurrences.LEFT, e.id) or ''
   for at = 1, #left, OCCURRENCE_ID.DUE_SIZE do dues[#dues + 1] = sub(left, at, at + OCCURRENCE_ID.DUE_SIZE - 1) end
   for _, due in ipairs(has(e, RECURRING) and live_of(e) or {}) do dues[#dues + 1] = u48(due) end
   return dues
 end
 
-local function forget(e) -- it was taken out, and nothing takes its place
+-- Ends a message that was removed from its lane and is not replaced.
+local function forget(e)
   call('HDEL', MSG, e.id)
   loaded[e.id] = false
   if byte(e.id) == OCCURRENCE then occurrences.strike(e.id) else remember_end(e) end
@@ -251,14 +267,14 @@ local function as_occurrence(e)
   o.id, o.op = occurrences.id(e.id, u48(e.due)), NO_OP
   unset(o, RECURRING)
   body_of(o)
-  pcall(rewrite, o, { [BODY.RULE] = false, [BODY.LIVE] = false }) -- else it is given up because its body cannot be read
+  pcall(rewrite, o, { [BODY.RULE] = false, [BODY.LIVE] = false }) -- An unreadable body stays: the message is given up.
   return o
 end
 
--- Of dead letters: one table, as a script may have no more than 200 locals.
+-- Functions of dead letters. They are in one table because a script may have at most 200 local variables.
 local graves = { BY_ID = TAG .. 'graves:ids' }
 
--- All keys of one id, which have one length, stand side by side.
+-- The size first: in this order, the keys of one id are neighbours in the index, because they have the same size.
 function graves.by_id(key) return pack('>H', #key) .. key end
 
 function graves.add(key)
@@ -275,7 +291,7 @@ local function bury(e, reason)
   note('dead', e, reason)
 end
 
--- A value that cannot be read is set aside whole, under reason '?': the mark, lane u16, then the value.
+-- Makes a dead letter of a value that cannot be read: the mark, lane u16, then the whole value. It has no reason.
 local function set_aside(lane, id, value)
   local key = id .. u48(0)
   if call('HSET', DEAD, key, string.char(UNREADABLE_LETTER.MARK) .. pack('>H', lane) .. value) == 1 then
@@ -296,13 +312,16 @@ local function contains(list, value)
   return false
 end
 
-local function keep_put_due(e) -- for its delivery id; the occurrences of a series are told by their due times
+-- Keeps the first due time of a message for its delivery id. An occurrence of a series does not need it: its due time
+-- already distinguishes it.
+local function keep_put_due(e)
   if has(e, RECURRING) or field(e, BODY.PUT_DUE_MS) then return end
   rewrite(e, { [BODY.PUT_DUE_MS] = pack('>BI8', 0xcf, e.due) })
 end
 
-local function move(e, due) -- its due time, and the time from which it is late with it
-  pcall(keep_put_due, e) -- else it is given up because its body cannot be read
+-- Changes the due time of a message, and by the same amount the time after which it is late.
+local function move(e, due)
+  pcall(keep_put_due, e) -- An unreadable body stays: the message is given up later.
   local live = has(e, RECURRING) and live_of(e) or {}
   while contains(live, due) do due = due + 1 end
   if e.expires ~= 0 then e.expires = e.expires - e.due + due end
@@ -313,7 +332,8 @@ local count_attempt
 do
   local EARLIER_ERRORS = 4
 
-  local function earlier_errors(e, last) -- as they are written, with the last one so far at their end
+  -- Returns the encoded list of earlier errors, with `last`, the last error so far, at its end.
+  local function earlier_errors(e, last)
     local written, kept = field(e, BODY.EARLIER_ERRORS), {}
     if written then
       local count, at = items(written, 1)
@@ -345,7 +365,7 @@ do
     e.lapses, e.kills = 0, 0
     unset(e, ALONE)
     local is_readable, changes = pcall(written_end, e, error_text, trace, traceback)
-    if is_readable then rewrite(e, changes) end -- else it is given up because its body cannot be read
+    if is_readable then rewrite(e, changes) end -- An unreadable body stays: the message is given up later.
   end
 end
 
@@ -387,14 +407,16 @@ local function lapse(e)
   end
 end
 
-local tokens = { RIGHTING = 20000 } -- one table, as a script may have no more than 200 locals
+local tokens = { RIGHTING = 20000 } -- One table: a script may have at most 200 local variables.
 
 function tokens.at(deadline, counter) return (deadline - TOKEN_EPOCH) * COUNTERS + counter % COUNTERS end
 
--- The first token of a lease that is not over, and the first of one that is too long: the clock has stepped back since.
+-- LEAST: the smallest token of a lease that has not ended. TOO_LONG: the smallest token of a lease that ends later than any
+-- lease may. Such a lease shows that the clock has stepped back.
 tokens.LEAST, tokens.TOO_LONG = tokens.at(now + 1, 0), tokens.at(now + MAX_LEASE + 1, 0)
 
--- Says whether holders of leases that are too long, of which there are some, have had the time to set them right.
+-- Returns true if leases that are too long may be returned: live workers have had the time to renew them with a right end.
+-- Call this only if there is such a lease: it records when one was first seen.
 function tokens.is_righting_over()
   local since = tonumber(call('HGET', META, 'ahead') or 0)
   if since > now or now > since + 2 * tokens.RIGHTING then
@@ -405,7 +427,8 @@ function tokens.is_righting_over()
   return since + tokens.RIGHTING <= now
 end
 
-function tokens.over(key, limit) -- the members of a zset of tokens whose leases are over
+-- Returns the members of a sorted set of tokens whose leases have ended.
+function tokens.over(key, limit)
   local found = call('ZRANGEBYSCORE', key, '-inf', '(' .. text(tokens.LEAST), 'LIMIT', 0, limit)
   local ahead = call('ZRANGEBYSCORE', key, text(tokens.TOO_LONG), '+inf', 'LIMIT', 0, limit - #found)
   if #ahead > 0 and tokens.is_righting_over() then
@@ -414,8 +437,8 @@ function tokens.over(key, limit) -- the members of a zset of tokens whose leases
   return found
 end
 
--- Says whether suspects are being tried; a lone one whose lease is over, and which is in doubt, keeps none waiting.
--- A failover has left an entry that is older than any trial.
+-- Returns true if a trial runs. A suspect that is tried alone does not count after the end of its lease, even if it is in
+-- doubt. An entry that is older than any trial may be is left over from a failover: this deletes it.
 function trials.are_on()
   local known, are_on = call('HGETALL', trials.KEY), false
   for i = 1, #known, 2 do
@@ -430,18 +453,21 @@ function trials.are_on()
   return are_on
 end
 
-local LAPSED_AT_ONCE = 60 -- so many cost a claim as much as all else that it does
+local LAPSED_AT_ONCE = 60 -- Returning this many takes a claim as long as all its other work.
 
--- Claims on versions that were replaced while they were in flight, each until it is settled or its lease is over. Those on
--- retries are listed under the id of their series, with the due time of the occurrence.
+-- Superseded claims: the message was replaced while it was in flight. CLAIMS holds the tokens, each until the claim is
+-- settled or its lease has ended. VERSIONS lists them by id; the claim of a retry is listed under the id of its series,
+-- with the due time of the occurrence.
 local superseded = { CLAIMS = TAG .. 'superseded', VERSIONS = TAG .. 'superseded:ids', ITSELF = string.rep('\255', OCCURRENCE_ID.DUE_SIZE) }
 
-function superseded.split(id) -- the id under which it is listed, and the due time of an occurrence
+-- Returns the id under which a message is listed in VERSIONS, and the due time of an occurrence (ITSELF if it is none).
+function superseded.split(id)
   if byte(id) ~= OCCURRENCE then return id, superseded.ITSELF end
   return sub(id, OCCURRENCE_ID.SERIES_FIRST, OCCURRENCE_ID.SERIES_LAST), sub(id, OCCURRENCE_ID.DUE_FIRST)
 end
 
-function superseded.add(e) -- before it is taken out
+-- Records the claim of a message that is replaced. Call this before the message is removed from `leased`.
+function superseded.add(e)
   if not token_of(e) then return end
   local id, due = superseded.split(e.id)
   call('ZADD', superseded.CLAIMS, text(e.token), u48(e.revision) .. e.id)
@@ -461,20 +487,23 @@ function superseded.is_any(id)
   return false
 end
 
-function superseded.forget(name) -- a revision and an id
+-- `name` is a revision u48 and an id.
+function superseded.forget(name)
   local id, due = superseded.split(sub(name, SUPERSEDED.ID_FIRST))
   call('ZREM', superseded.CLAIMS, name)
   parts.remove(superseded.VERSIONS, id, sub(name, SUPERSEDED.REVISION_FIRST, SUPERSEDED.REVISION_LAST) .. due)
 end
 
-function superseded.settle(id, revision, token) -- says whether it was held
+-- Ends a superseded claim. Returns true if it existed with this token.
+function superseded.settle(id, revision, token)
   local name = u48(revision) .. id
   local is_held = tonumber(call('ZSCORE', superseded.CLAIMS, name)) == token
   if is_held then superseded.forget(name) end
   return is_held
 end
 
-function superseded.renew(id, revision, token, to) -- says whether it is held
+-- Renews a superseded claim. Returns true if it existed with this token.
+function superseded.renew(id, revision, token, to)
   local name = u48(revision) .. id
   local held = tonumber(call('ZSCORE', superseded.CLAIMS, name))
   if held ~= token and held ~= to then return false end
@@ -486,7 +515,7 @@ function superseded.forget_lapsed(limit)
   for _, name in ipairs(tokens.over(superseded.CLAIMS, limit)) do superseded.forget(name) end
 end
 
--- Puts back what was claimed and not settled in time.
+-- Returns lapsed messages of a lane to the lane, at most `limit`. Returns their number.
 local function return_lapsed(n, limit)
   local key = leased_key(n)
   local suspects = call('HLEN', trials.KEY)
@@ -509,8 +538,8 @@ local function return_lapsed(n, limit)
   return #ids
 end
 
--- Ends the retries that go on beside a message; says whether one is in flight. A replacement fences that one off, a cancel
--- lets it run for the last time.
+-- Ends the retries of a series that is replaced or cancelled. Returns true if one is in flight. A replacement supersedes
+-- the claim of that retry; a cancel lets the retry run for the last time.
 local function end_retries(e, is_replaced)
   local in_flight = false
   for _, due in ipairs(occurrences.of(e)) do
@@ -528,7 +557,8 @@ local function end_retries(e, is_replaced)
   return in_flight
 end
 
--- Returns the first message of a lane that is not held, parking what is; `score` nil if there is none.
+-- Returns the place of the first message of a lane that is not paused; nil if there is none. Parks the paused messages
+-- before it. After `most_parked` of them it returns now, so that the caller comes back.
 local function head_of(n, most_parked)
   if is_held(n) then return nil end
   local key = due_key(n)

@@ -1,8 +1,12 @@
--- moving: moves due messages of one lane to where they are addressed: first delivered, then what was delivered is removed.
+-- moving: the common part of `transfer`, `transfer_logs` and `transfer_topics`: moves due messages of one lane to their
+-- addresses. It delivers messages first, then removes them from the store, all in one script.
 --
--- `destination` is what the part before it says of them. look_at(t) returns why one takes nothing, if so, and for how many
--- messages it has room; it may set `key`, `is_raw`, and `cost`, of which a script spends MOST_COST or one message.
--- append(t, elements) delivers, or returns why not. FULL is said of one without room.
+-- The part before this one (`lists`, `logs` or `topics`) defines the table `destination`:
+--   look_at(t)           returns the reason why the address takes nothing (or nil), and its room in messages. It may set
+--                        t.key, t.is_raw and t.cost.
+--   append(t, elements)  delivers elements; returns nil, or the reason why it could not
+--   FULL                 the reason of an address without room
+--   MOST_COST            the sum of t.cost that one script may reach; one message is always allowed
 local MOST = 500
 local N, NOW = known_lane(ARGV[4]), text(now)
 local most, most_bytes = math.min(tonumber(ARGV[5]), MOST), math.min(tonumber(ARGV[6]), MOST_BYTES)
@@ -35,11 +39,12 @@ local function why_not(t)
   return t.broken or rooms[t.key] <= 0 and destination.FULL or nil
 end
 
--- --- what a list holds of a message: id, prefix, body with the time of its push; or the payload alone --------------
+-- --- list elements: id, prefix, and body with the time of the push; or the payload alone ----------------------------
 
 local written, written_plain
 do
-  local HEADS, MAPS = {}, {} -- what a binary of so many bytes begins with; a map that has one value more
+  -- HEADS: size -> first bytes of a MessagePack binary. MAPS: first byte of a map -> first byte with one more key.
+  local HEADS, MAPS = {}, {}
   for first = 0x80, 0x8e do MAPS[first] = string.char(first + 1) end
 
   local function head_of_bin(size)
@@ -55,7 +60,7 @@ do
     local body_at = size + 1
     local map = byte(record, body_at)
     local head = head_of_bin(#e.id) .. e.id .. head_of_bin(size) .. sub(record, 1, size)
-    if not MAPS[map] then return head .. sub(record, body_at) end -- no room for one more key
+    if not MAPS[map] then return head .. sub(record, body_at) end -- One byte cannot count one more key: omit the time.
     return head .. MAPS[map] .. sub(record, body_at + 1) .. PUSHED
   end
 
@@ -71,7 +76,8 @@ do
     return t.is_raw and payload_of(e) or element_of(e)
   end
 
-  function written_plain(id, value) -- of a value without flags that stands at its due time; one concatenation, no calls
+  -- Returns the element of a value without flags whose place is its due time: one concatenation, no function calls.
+  function written_plain(id, value)
     return (HEADS[#id] or head_of_bin(#id)) .. id .. RECORD.BIN .. sub(value, VALUE.FORMAT_FIRST, VALUE.OP_LAST)
       .. MAPS[byte(value, VALUE.BODY_FIRST)] .. sub(value, VALUE.BODY_FIRST + 1) .. PUSHED
   end
@@ -90,7 +96,8 @@ do
     if byte(e.id) == OCCURRENCE then occurrences.strike(e.id) else remember_end(e) end
   end
 
-  local function remove(t) -- the messages first: whatever fails after that doubles none
+  -- Removes the messages before all else: an error after that cannot make a later call deliver them twice.
+  local function remove(t)
     for key, members in pairs(t.from) do call('ZREM', key, unpack(members)) end
     call('HDEL', MSG, unpack(t.ids))
     for _, e in ipairs(t.others) do
@@ -121,14 +128,14 @@ do
   end
 end
 
--- --- looking -----------------------------------------------------------------------------------------------------
+-- --- reading due messages ----------------------------------------------------------------------------------------
 
 local walk, try_blocked
 do
   local MOST_READ, MOST_TRIED, MOST_SERIES, MOST_TARGETS, GROWTH = 1000, 20, 100, 250, 20
 
-  -- Reads the address and the size of the usual value: no flags, at its due time, a body of a few texts and bytes, no key
-  -- and no headers. Returns nil for any other, which goes the long way.
+  -- Returns the address and the size of a value of the most frequent form: no flags, its place is its due time, a body of
+  -- a few texts and binaries, no key, no headers. Returns nil for any other value: look() then decodes the whole record.
   local function plain(s)
     if byte(s) >= VALUE.PLACED_BYTE or byte(s, VALUE.FORMAT_FIRST) ~= FORMAT then return nil end
     if byte(s, VALUE.FLAGS_FIRST) ~= 0 then return nil end
@@ -186,7 +193,8 @@ do
     return nil
   end
 
-  -- Returns 'gone' if the message left `key`, 'stop' if no more shall be read, else nil: it stands there for now.
+  -- Handles one due message. Returns 'gone' if the message has left `key`, 'stop' if the caller must read no more, or nil
+  -- if the message stays in `key` until push() or leave().
   local function look(key, name, id, value, trying)
     if read >= MOST_READ or read_bytes > MOST_BYTES then return 'stop' end
     read, read_bytes = read + 1, read_bytes + (value and #value or 0)
@@ -219,7 +227,8 @@ do
     return nil
   end
 
-  local function next_limit() -- so many as may be read, were they as large as those before
+  -- Returns the number of messages to read next, if they are about as large as the messages so far.
+  local function next_limit()
     if read == 0 then return 1 end
     local fits = floor((MOST_BYTES - read_bytes) / (read_bytes / read + 1))
     return math.max(1, math.min(read * GROWTH, MOST, fits))
@@ -243,7 +252,8 @@ do
     end
   end
 
-  function try_blocked() -- with half of what may be moved: the other half is for what nothing holds up
+  -- Tries the blocked addresses again. They may use half of the messages to move; the other half is for the lane.
+  function try_blocked()
     local most_before = most
     most = math.max(1, floor(most / 2))
     for _, address in ipairs(call('ZRANGEBYSCORE', blocked_key(N), '-inf', NOW, 'LIMIT', 0, MOST_TRIED)) do
@@ -263,11 +273,12 @@ end
 
 local end_occurrence
 do
-  local function push_occurrence(e) -- says whether it may end as delivered
+  -- Pushes an occurrence of a series. Returns true if the occurrence may end as delivered.
+  local function push_occurrence(e)
     local t = target_of(address_of(e))
     if not why_not(t) then
       local cost = destination.cost + t.cost
-      if cost > t.cost and cost > destination.MOST_COST then return false end -- the next call is told of it again
+      if cost > t.cost and cost > destination.MOST_COST then return false end -- The next call returns it again.
       t.broken = destination.append(t, { written(t, as_occurrence(e)) })
       if not t.broken then
         rooms[t.key], t.has_moved, moved, destination.cost = rooms[t.key] - 1, true, moved + 1, cost
@@ -310,7 +321,7 @@ do
     call('SADD', PARKED, N .. ':' .. t.address)
   end
 
-  -- Says when an address is tried again: soon if it took something, else later each time.
+  -- Sets when an address is tried again: soon if it took something, otherwise after twice the last wait.
   local function block(t)
     local why, wait = why_not(t), 0
     if why then

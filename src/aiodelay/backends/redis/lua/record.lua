@@ -1,8 +1,8 @@
--- record: reads and writes the value that stands under an id in `msg`: a head, then the record of docs/formats.md.
+-- record: reads and writes the values of the hash `msg`: a head, then the record of docs/formats.md.
 --
--- Head: sequence u48, its top bit set if a place u48 follows; otherwise the message stands at its due time.
--- Names that begin with RECORD, VALUE, BODY or another layout, and a point, are constants of aiodelay/redis/layouts.py.
--- A script is put together with numbers and strings in their place.
+-- Head: sequence u48. If its top bit is set, the message's place u48 follows; otherwise the place is the due time.
+-- Names that begin with RECORD, VALUE, BODY or another layout, and a point, are constants of records/layouts.py.
+-- Python replaces them by numbers and strings when it composes a script.
 local PREFIX, HEADED = RECORD.PREFIX, VALUE.PREFIX
 local FORMAT = RECORD.FORMAT_VERSION
 local RECURRING, ALONE, NO_RETRY, VERSIONED = FLAG.RULE, FLAG.ALONE, FLAG.NO_RETRY, FLAG.VERSION
@@ -18,7 +18,7 @@ local function set(e, flag) e.flags = bor(e.flags, flag) end
 local function unset(e, flag) if has(e, flag) then e.flags = e.flags - flag end end
 local function late_of(e) return rshift(band(e.flags, FLAG.LATE), LATE_SHIFT) end
 
--- Returns nil for a value that cannot be read: cut short, or of another format.
+-- Returns the entry of a value, with the fields of its record; nil if the value is truncated or has another format.
 local function parse(id, value)
   if #value < VALUE.SIZE then return nil end
   local at, place = VALUE.FORMAT_FIRST, nil
@@ -69,7 +69,7 @@ local FIXED = { [0xc0] = 1, [0xc2] = 1, [0xc3] = 1, [0xca] = 5, [0xcb] = 9, [0xc
   [0xcf] = 9, [0xd0] = 2, [0xd1] = 3, [0xd2] = 5, [0xd3] = 9 }
 local MANY = { [0xdc] = 2, [0xdd] = 4, [0xde] = 2, [0xdf] = 4 }
 
--- Returns where the bytes of the text or binary at `at` begin, and how many they are.
+-- Returns the position and the number of the bytes of the text or binary at `at`.
 local function blob(s, at)
   local b = byte(s, at)
   if b >= 0xa0 and b < 0xc0 then return at + 1, b - 0xa0 end
@@ -77,7 +77,8 @@ local function blob(s, at)
   return at + 1 + size, count_at(s, at + 1, size)
 end
 
-local function items(s, at) -- of a map or list: how many values, and where the first begins
+-- Returns the number of values of the map or list at `at` (keys count too), and the position of the first.
+local function items(s, at)
   local b = byte(s, at)
   if b >= 0x80 and b < 0x90 then return 2 * (b - 0x80), at + 1 end
   if b >= 0x90 and b < 0xa0 then return b - 0x90, at + 1 end
@@ -86,7 +87,8 @@ local function items(s, at) -- of a map or list: how many values, and where the 
   return b >= 0xde and 2 * count or count, at + 1 + size
 end
 
-local function skip(s, at) -- the position after the value at `at`
+-- Returns the position after the value at `at`.
+local function skip(s, at)
   local b = byte(s, at)
   if b < 0x80 or b >= 0xe0 then return at + 1 end
   if FIXED[b] then return at + FIXED[b] end
@@ -100,7 +102,7 @@ local function skip(s, at) -- the position after the value at `at`
   return at
 end
 
--- Returns the fields in order: {key, where it begins, where its value begins, where the next begins}.
+-- Returns the fields of the body in order, each as {key, position of the key, position of the value, position after it}.
 local function fields(e)
   local body = body_of(e)
   local count, at = items(body, 1)
@@ -114,7 +116,7 @@ local function fields(e)
   return found
 end
 
--- Returns where the value of a one-letter key begins in the map at `at`, nil if it has none.
+-- Returns the position of the value of a one-letter key in the map at `at`; nil if the map does not have the key.
 local function value_at(s, at, key)
   local count
   count, at = items(s, at)
@@ -127,15 +129,16 @@ local function value_at(s, at, key)
   return nil
 end
 
-local function field(e, key) -- the field's value as it is written, or nil
+-- Returns the encoded value of a field of the body; nil if there is none.
+local function field(e, key)
   local body = body_of(e)
   local at = value_at(body, 1, byte(key))
   return at and sub(body, at, skip(body, at) - 1)
 end
 
--- Replaces fields: `changes` maps keys to written values, or to false to leave them out.
+-- Replaces fields of the body. `changes` maps a key to its new encoded value, or to false to remove the field.
 local function rewrite(e, changes)
-  local kept, count, from, ends = '', 0, nil, nil -- what stays is taken over in runs
+  local kept, count, from, ends = '', 0, nil, nil -- Neighbouring unchanged fields are copied together.
   for _, f in ipairs(fields(e)) do
     if changes[f[1]] == nil then
       from = from or f[2]
@@ -180,7 +183,7 @@ local function address_of(e)
   return e.address
 end
 
--- Bytes that count against demand: payload, key and headers, which stand first in the body.
+-- Returns the number of bytes that count against the demand: payload, key and headers, the first fields of the body.
 local function measured(s, at)
   if skip(s, at) ~= #s + 1 then error('the body is cut short') end
   local count, size = nil, 0
@@ -205,10 +208,11 @@ local function measured(s, at)
 end
 
 local ENCODINGS = { [BODY.ENCODING_KEY .. '\164json'] = true, [BODY.ENCODING_KEY .. '\167msgpack'] = true }
-local function size_of(e) -- nil if the body cannot be read
+-- Returns the size of a message as measured() does; nil if the body cannot be read.
+local function size_of(e)
   local s, at = e.value, e.body_at
   local map, a1, p, c4, length = byte(s, at, at + 4)
-  if a1 == 0xa1 and p == BODY.PAYLOAD_BYTE and c4 == 0xc4 then -- a short payload, alone or with an encoding
+  if a1 == 0xa1 and p == BODY.PAYLOAD_BYTE and c4 == 0xc4 then -- The fast way: a short payload, at most an encoding.
     local ends = at + 4 + length
     if map == 0x81 and ends == #s then return length end
     if map == 0x82 and ENCODINGS[sub(s, ends + 1)] then return length end
@@ -217,7 +221,8 @@ local function size_of(e) -- nil if the body cannot be read
   return is_readable and size or nil
 end
 
-local function same_rule(a, b) -- two rules as written; the order of their keys does not count
+-- Returns true if two encoded rules are equal. The order of their keys does not matter.
+local function same_rule(a, b)
   if a == b then return true end
   if not a or not b then return false end
   a, b = cmsgpack.unpack(a), cmsgpack.unpack(b)

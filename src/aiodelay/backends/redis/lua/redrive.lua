@@ -1,9 +1,10 @@
--- redrive: gives dead letters a new life, due now, or deletes them for good.
+-- redrive: schedules dead letters again, due now, or deletes them.
 --@ base record memory moves
 -- ARGV[4] 'redrive' or 'purge'
--- From ARGV[5] on, 2 arguments each: id, revision.
--- Returns an answer each, as apply does: 's' + revision u48 + due u48, 'N' not found, 'E' exists, 'F' of a format that
--- this version cannot read; purge: 's' or 'N'. Fewer than are given, if they are large: send the others again.
+-- From ARGV[5] on, 2 arguments per dead letter: id, revision.
+-- Returns one answer per dead letter, in order. redrive: 's' + revision u48 + due u48, 'N' not found, 'E' the id exists,
+-- 'F' this version cannot read its format. purge: 's' deleted, or 'N'. If the dead letters are large, there are fewer
+-- answers: the caller sends the others again.
 local answers, bytes = {}, 0
 
 local function unearth(key, lane)
@@ -13,7 +14,7 @@ local function unearth(key, lane)
   call('HINCRBY', META, 'dead:' .. text(lane), -1)
 end
 
-local function record_at(value) return LETTER.REASON_FIRST + byte(value) end -- behind the reason
+local function record_at(value) return LETTER.REASON_FIRST + byte(value) end -- The record follows the reason.
 
 local function lane_of(value)
   local is_raw = byte(value) == UNREADABLE_LETTER.MARK

@@ -1,8 +1,8 @@
--- renew: sets leases from one token to another, unless somebody else has taken the message.
+-- renew: replaces the tokens of leases, unless another worker has claimed the message.
 --@ base record memory moves
--- From ARGV[4] on, 5 arguments each: id, revision, token, new token, '1' if the trial of a suspect is over.
--- Returns now, and a letter for each, in order: 'r' renewed, 'c' renewed but cancelled, 'u' superseded, 'l' lost; fewer
--- than are given, if their messages are large: send the others again.
+-- From ARGV[4] on, 5 arguments per lease: id, revision, token, new token, '1' if the trial of a suspect is over.
+-- Returns now, and a string with a letter per lease, in order: 'r' renewed, 'c' renewed but cancelled, 'u' superseded,
+-- 'l' lost. If the messages are large, there are fewer letters than leases: the caller sends the others again.
 local answers, bytes = {}, 0
 
 open_gate()

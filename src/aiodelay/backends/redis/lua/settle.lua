@@ -1,23 +1,23 @@
--- settle: ends claims, each in one step with what follows from it.
+-- settle: ends claims, and in the same step reschedules, retries or buries their messages.
 --@ base record memory moves
--- ARGV[4] how many lists of plain ones come first: messages that are over, neither recurring nor an occurrence, without
---   a version, whose record the sender has. Each list: lane's number, token, how many, their ids.
--- Then how many arguments say what must be remembered of them, and these: 'o' + op, until u48 + answer; or 'r' + id,
---   revision u48.
--- Then 10 arguments each: id, revision, token, what, due, attempt, error, then, trace, traceback.
---   what  'd' + outcome done, 'a' again, 'x' + reason dead
---   due   of 'a', epoch ms
---   error 'e' + text, '' = none
---   then  the next occurrence's due time, '' = the series ends
---   trace what its key 'c' is from now on, '' = what it was
---   traceback of 'x', '' = none
--- Returns a letter for each, in order: 's' settled, 'u' superseded, 'g' gone; 'n' a plain one that is not held under its
--- token, to be sent again as one of the others.
+-- ARGV[4] number of lists of plain claims, followed by the lists. A plain claim is settled as `Done`, and its message is
+--   neither recurring nor an occurrence and has no version. Each list: number of the lane, token, number of ids, ids.
+-- Then the number of arguments with memories of the plain claims, and these arguments in pairs: 'o' + op, until u48 +
+--   answer; or 'r' + id, revision u48.
+-- Then 10 arguments per other claim: id, revision, token, what, due, attempt, error, then, trace, traceback.
+--   what      'd' + outcome: done; 'a': again; 'x' + reason: dead
+--   due       for 'a': the due time of the retry, epoch ms
+--   error     'e' + text; '' = none
+--   then      the due time of the next occurrence of a series; '' = the series ends
+--   trace     the new value of the key 'c' of the body; '' = no change
+--   traceback for 'x'; '' = none
+-- Returns a letter per claim, in order: 's' settled, 'u' superseded, 'g' gone. 'n': a plain claim does not exist with its
+-- token; the caller sends it again as one of the other claims.
 local answers, plain_ends = {}, {}
 
 open_gate()
 
--- Ends those of a list that are held under its token; returns where the next list begins.
+-- Ends the plain claims of a list that still have its token. Returns the index of the next list in ARGV.
 local function end_plain(a)
   local n, token, count = tonumber(ARGV[a]), tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2])
   local written, ended = ARGV[a + 1], {}
@@ -37,7 +37,8 @@ local function end_plain(a)
   return a + 3 + count
 end
 
--- Remembers ops, and the revisions of what has just ended. A claim that is not held tells an older revision of its id.
+-- Stores the memories of plain claims. A revision is stored only if its claim has just ended: otherwise it may be older
+-- than the present revision of the id.
 local function remember_plain(from, to)
   local memories = {}
   for a = from, to, 2 do
@@ -64,7 +65,8 @@ local function retry(e, a, beside)
   note('again', failed, sub(ARGV[a + 6], LETTERED.REST_FIRST))
 end
 
-local function end_attempt(e, a, beside) -- says whether it is tried again
+-- Does what the settlement says. Returns true if the message is tried again.
+local function end_attempt(e, a, beside)
   local what = sub(ARGV[a + 3], LETTERED.LETTER_FIRST, LETTERED.LETTER_LAST)
   if what == 'a' and not has(e, NO_RETRY) then
     retry(e, a, beside)

@@ -1,11 +1,11 @@
--- tidy: a bounded step of housekeeping over all lanes.
+-- tidy: does a bounded step of housekeeping for all lanes.
 --@ base known record memory moves
--- ARGV[4] most messages to touch
+-- ARGV[4] the most messages to change
 -- ARGV[5] worker
--- ARGV[6] what it serves, a MessagePack list: its time in ms, then names of lanes
--- ARGV[7] workers not heard of for so many ms are forgotten
--- Returns now, how many lapsed, how many expired, {worker, what it serves, ...}, {lane, place of its first overdue
--- message or '', ...} of every lane that holds messages.
+-- ARGV[6] the lanes that it serves, a MessagePack list: a time in ms (replaced by now), then names of lanes
+-- ARGV[7] workers without a sign of life for this many ms are deleted
+-- Returns now, the number of lapsed messages, the number of expired messages, {worker, its MessagePack list, ...} of the
+-- live workers, {lane, place of its first overdue message or '', ...} of every lane that holds messages.
 local LIMIT = tonumber(ARGV[4])
 local MOST_MOVED, MOST_PARKED, MOST_UNTRIED, MOST_BLOCKED = 500, 100, 60000, 100
 
@@ -30,12 +30,14 @@ local function forget_workers()
   return alive
 end
 
-local function is_tried(n, address) -- a transfer looks after what waits for it
+-- Returns true if a transfer still tries this blocked address regularly, and so returns its parked messages itself.
+local function is_tried(n, address)
   local next_try = call('ZSCORE', blocked_key(n), address)
   return next_try and tonumber(next_try) > now - MOST_UNTRIED
 end
 
-local function unpark_released() -- what a release that was cut short has left, or a process that transferred
+-- Returns parked messages whose address is neither paused nor tried: a crash interrupted the resume or the transfer.
+local function unpark_released()
   local left = MOST_MOVED
   for _, name in ipairs(call('SMEMBERS', PARKED)) do
     local n, address = string.match(name, '^(%d+):(.*)$')
@@ -76,7 +78,7 @@ local function expire_late()
   return expired
 end
 
--- Returns the first place among the messages of a lane that wait for their addresses to take them.
+-- Returns the first place among the messages of a lane that are parked because their addresses are blocked.
 local function first_blocked(n)
   local found = nil
   for _, address in ipairs(call('ZRANGE', blocked_key(n), 0, MOST_BLOCKED - 1)) do
@@ -87,7 +89,7 @@ local function first_blocked(n)
 end
 
 local function oldest_of(n)
-  local first = head_of(n, MOST_PARKED) -- which may park
+  local first = head_of(n, MOST_PARKED) -- This may park messages, so call it before first_blocked().
   local blocked = not is_held(n) and first_blocked(n) or nil
   return blocked and (not first or blocked < first) and blocked or first
 end
@@ -110,7 +112,7 @@ local function lane_states(lanes)
 end
 
 open_gate()
-note_worker() -- first, as what lapses asks whether its process lives
+note_worker() -- First: a lapse of a suspect checks whether its worker is alive.
 local lanes = call('HGETALL', LANES)
 local lapsed = 0
 for i = 2, #lanes, 2 do

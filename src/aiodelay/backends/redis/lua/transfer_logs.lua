@@ -1,5 +1,5 @@
--- transfer_logs: moves due messages of one lane into logs of this namespace; all but ARGV[7] is as of `transfer`.
+-- transfer_logs: moves due messages of one lane into logs of this namespace. Arguments as for `transfer`, except ARGV[7].
 --@ base known record memory moves heads log logs moving
--- ARGV[7] most messages that a log may keep, for how many ms, and whether what all its consumers have passed is dropped, 1 or
---   0: with spaces between them
+-- ARGV[7] three numbers with spaces between them: the most messages that a log keeps, the largest age in ms (0 = no limit),
+--   and 1 if the log drops the entries that all its consumers have passed, else 0
 -- Returns what `transfer` returns.
