@@ -1,4 +1,5 @@
--- again: has one consumer of a topic get messages that it has taken once more, later, each as an element of its own.
+-- again: ends messages that a consumer of a topic has taken, and schedules a retry of each for the same consumer.
 --@ plain topic taken trying
--- From ARGV[3] on, 3 arguments each: number, ms until then, element without the time of its push.
--- Returns a letter for each, in order: 's' settled, 'g' gone: the consumer holds it no more.
+-- KEYS and ARGV[1], ARGV[2] as in `plain` and `taken`.
+-- From ARGV[3] on, 3 arguments per message: its number, the delay in ms, the new element without the time of the push.
+-- Returns a string with a letter per message, in order: 's' settled, 'g' gone: the consumer does not hold it any more.

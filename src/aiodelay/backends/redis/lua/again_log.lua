@@ -1,3 +1,3 @@
--- again_log: has one consumer of a log get messages that it has taken once more.
+-- again_log: ends messages that a consumer of a log has taken, and schedules a retry of each for the same consumer.
 --@ plain log taken trying
--- Returns what `again` returns; all is as there.
+-- Returns what `again` returns. The arguments are the same.

@@ -1,14 +1,15 @@
 -- append: appends messages to a log, or gives them to one of its consumers.
 --@ plain log once
 -- KEYS[1] the log
--- KEYS[2] the logs of the namespace
--- ARGV[2] whom, '' = the log
--- ARGV[3] most messages that the log may keep, 0 = any number
--- ARGV[4] for how long, ms, 0 = for ever
--- ARGV[5] '1': what all its consumers have passed is dropped
--- From ARGV[6] on, 2 arguments each: delivery id, '' = none: what was appended under it within 10 minutes is not appended
---   again; element, without the time of its push.
--- Returns the last index before them, and a letter for each: 'n' appended, 'k' it was known; or why nothing can be.
+-- KEYS[2] the set of the logs of the namespace
+-- ARGV[2] the consumer; '' = the log
+-- ARGV[3] the most entries that the log keeps; 0 = no limit
+-- ARGV[4] the largest age of an entry, ms; 0 = no limit
+-- ARGV[5] '1' = drop the entries that all consumers have passed
+-- From ARGV[6] on, 2 arguments per message: delivery id and element without the time of the push. A delivery id that
+--   was appended within the last 10 minutes is not appended again; '' = no delivery id.
+-- Returns the last index before these messages, and a string with a letter per message: 'n' appended, 'k' already
+-- known; or the reason why the log takes nothing.
 local p, name = topic.of(KEYS[1]), ARGV[2]
 local first, fault = topic.ends(p)
 if not first then return fault end

@@ -3,8 +3,8 @@
 -- ARGV[4] to ARGV[6]: an intake's source, the position before these commands, and the position after them; '' without a
 -- source. If another position is stored, no command is carried out and every answer is 'P'.
 -- From ARGV[7] on, 8 arguments per command: what, id, op (8 bytes), lane, due, late, version, body.
---   what    for a put: 'r' replace, 'k' keep, 'e' error, 'n' newer, 'i' if_revision; then '*' if the message recurs, '-'
---           if not; then for 'n' the version to compare, u64, and for 'i' the revision, u48.
+--   what    for a put: 'r' replace, 'k' keep, 'e' error, 'n' newer, 'i' if_revision; then '*' if the message recurs,
+--           '-' if not; then for 'n' the version to compare, u64, and for 'i' the revision, u48.
 --           Other commands: 'c' cancel, 'm' reschedule, 'f' fire. Arguments that they do not use are ''.
 --   id      byte 1 + 16 bytes of a UUIDv7, or byte 2 + text, or byte 3 + the id of a series + the due time u48
 --   op      all zero: the answer is not remembered, so only a version protects the command against a repetition
@@ -12,15 +12,15 @@
 --   late    '' deliver, '1:<ms>' drop, '2:<ms>' dead letter, after that many ms past the due time
 --   version u64, or ''
 --   body    the MessagePack map of docs/formats.md; for cancel '' or the revision that the message must have
--- Returns now, then the answers. If the commands take long and there is no source, there are fewer answers than commands:
--- the other commands were not carried out, and the caller sends them again.
+-- Returns now, then the answers. If the commands take long and there is no source, there are fewer answers than
+-- commands: the other commands were not carried out, and the caller sends them again.
 --   Done: a letter, revision u48, due u48: 's' stored, 'r' replaced, 'R' replaced while an older version is in flight,
 --   'k' kept, 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired.
---   Refused: a letter: 'D' duplicate, 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' there are too many lanes.
---   'O' outdated: with the revision and due time of the stored message (0 if there is none), and for 'n' its version u64.
+--   Refused: a letter: 'D' duplicate, 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' too many lanes.
+--   'O' outdated: then revision u48 and due u48 of the stored message (0 = none), and for 'n' its version u64.
 local FIRST, STRIDE = 7, 8
 local BLOCK = 32 -- The number of records to read in one call: the records of a whole batch may be too large.
-local MOST_COST, CHANGE_COST, CHANGE_BYTES = 500, 6, 4096 -- A new id costs 1. A change costs 6 and more for large records.
+local MOST_COST, CHANGE_COST, CHANGE_BYTES = 500, 6, 4096 -- A new id costs 1; a change costs 6, large records more.
 local count = (#ARGV - FIRST + 1) / STRIDE
 local answers, cost = { text(now) }, 0
 
@@ -246,7 +246,7 @@ local function carry_all_out()
 end
 
 -- Writes something even if no command has. WAIT and WAITAOF wait only for the last write of their own connection. The
--- answer to a repeated command depends on a write of another connection; without this write, WAIT would not wait for it.
+-- answer to a repeated command depends on a write of another connection. Without this write, WAIT would return at once.
 local function write_something()
   if counted.sequence then return end
   open_gate()

@@ -1,7 +1,7 @@
--- back: stores messages that had left, under the revision that they have.
+-- back: stores messages again that had left the store, with their revisions unchanged.
 --@ base record memory moves
--- From ARGV[4] on, 5 arguments each: id, lane, place, reason ('' = it is tried again, else a dead letter), record.
--- Returns an answer each, as apply does: 's' stored or 'k' kept, revision u48, due u48; 'L' no lane is left.
+-- From ARGV[4] on, 5 arguments per message: id, lane, place, reason ('' = a retry, else a dead letter), record.
+-- Returns one answer per message: 's' stored or 'k' kept, with revision u48 and due u48; 'L' there are too many lanes.
 local answers = {}
 
 local function answer(letter, e) return letter .. u48(e.revision) .. u48(e.due) end
@@ -26,7 +26,7 @@ local function put_back(a)
   return answer('s', e)
 end
 
-for a = 4, #ARGV, 5 do -- all that is given, before anything is written
+for a = 4, #ARGV, 5 do -- Check all records before the first write.
   if not parse(ARGV[a], u48(0) .. ARGV[a + 4]) then error('back: a record cannot be read') end
 end
 for a = 4, #ARGV, 5 do answers[#answers + 1] = put_back(a) end

@@ -95,16 +95,17 @@ function counted.last_sequence()
   return counted.sequence
 end
 
--- Returns a new sequence number. It is odd if the message's place is not its due time, else even. So a scan knows the due
--- time of an even message from its place alone. `parity` in META is set if all messages follow this rule: versions before
--- the rule have left no messages.
+-- Returns a new sequence number. It is odd if the message's place is not its due time, else even. So a scan knows the
+-- due time of an even message from its place alone. `parity` in META is set if all messages follow this rule: versions
+-- before the rule have left no messages.
 local function next_sequence(is_elsewhere)
   local last = counted.last_sequence()
   counted.sequence = last + (last % 2 == (is_elsewhere and 1 or 0) and 2 or 1)
   return counted.sequence
 end
 
--- Call this before a message enters a lane at `place`. finish() then wakes other processes if it is the lane's new head.
+-- Call this before a message enters a lane at `place`. finish() then wakes other processes if it is the lane's new
+-- head.
 local function earlier(n, place)
   if heads[n] == nil then
     heads[n] = tonumber(call('ZRANGE', due_key(n), 0, 0, 'WITHSCORES')[2]) or false

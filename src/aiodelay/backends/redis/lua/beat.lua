@@ -1,7 +1,7 @@
--- beat: notes that a worker lives and holds claims on suspects, though their leases may be over.
+-- beat: records that a worker is alive and holds these suspects, even if their leases have ended.
 --@ base record memory moves
 -- ARGV[4] worker
--- Then ids.
+-- Then the ids of the suspects.
 -- Returns nothing.
 local serves = call('HGET', WORKERS, ARGV[4])
 local is_read, known = pcall(cmsgpack.unpack, serves or '')

@@ -1,4 +1,4 @@
--- beat_source: notes that a consumer's process lives and holds the suspects that it tries, though its lease may be over.
+-- beat_source: records that the process of a consumer is alive and holds its suspects, even if its lease has ended.
 --@ plain taken
 -- Returns nothing.
 call('ZREM', CONSUMERS, '')

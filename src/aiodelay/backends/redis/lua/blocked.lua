@@ -1,6 +1,6 @@
--- blocked: which addresses take nothing, and why; writes nothing.
+-- blocked: lists the addresses that take nothing now. It writes nothing.
 --@ base record memory moves
--- Returns {lane, address, why, how many messages wait for it} of each.
+-- Returns {lane, address, reason, number of waiting messages} per address.
 local answer = {}
 local lanes = call('HGETALL', LANES)
 for i = 1, #lanes, 2 do

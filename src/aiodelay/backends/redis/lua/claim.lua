@@ -206,8 +206,8 @@ local function taken_before(token)
   return found
 end
 
--- Returns when a claim should read this lane again: at the place of the first message behind the skipped suspects, or when
--- a trial of suspects may begin, whichever is sooner.
+-- Returns when a claim should read this lane again: at the place of the first message behind the skipped suspects, or
+-- when a trial of suspects may begin, whichever is sooner.
 function trial.behind(lane)
   if lane.first then return now end
   local next = call('ZRANGEBYSCORE', due_key(lane.n), '(' .. text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]

@@ -1,7 +1,8 @@
--- counts: how many messages of each lane stand where; writes nothing.
+-- counts: counts the messages of each lane by state. It writes nothing.
 --@ base
--- Returns now, {worker, what it serves, ...}, what is held, {parked address (as in `parked`), how many, ...}, then for
--- each lane its name, its number, how many wait ahead, overdue, leased, and dead.
+-- Returns now, {worker, its entry in `workers`, ...}, the members of `holds`, {member of `parked`, number of messages,
+-- ...}, then for each lane its name, its number, and its numbers of scheduled, overdue and leased messages and of dead
+-- letters.
 local parked = {}
 for _, name in ipairs(call('SMEMBERS', PARKED)) do
   parked[#parked + 1] = name

@@ -1,5 +1,6 @@
--- drop: ends what a consumer has taken: it is over, or goes back to the head of the list.
+-- drop: ends elements that a consumer has taken: it deletes them, or returns them to the head of the list.
 --@ plain topic taken dropping
--- ARGV[3] how many numbers of those that are over come first; then those that go back.
--- Returns a letter for each, in order: 's' settled, 'g' gone: the consumer holds it no more, 'm' for another call: one may
--- move no more.
+-- KEYS and ARGV[1], ARGV[2] as in `plain` and `taken`.
+-- ARGV[3] the number of elements to delete, followed by their numbers; then the numbers of the elements to return
+-- Returns a string with a letter per element, in order: 's' settled, 'g' gone: the consumer does not hold it any more,
+-- 'm' not yet returned, because one call returns a bounded number: the caller sends it again.

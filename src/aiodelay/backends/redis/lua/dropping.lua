@@ -1,4 +1,4 @@
--- dropping: ends what a consumer has taken; what `drop`, of lists and fan-outs, and `drop_log` have in common.
+-- dropping: the common part of `drop`, for lists and fan-out topics, and `drop_log`.
 local OVER = tonumber(ARGV[3])
 local letters, over, back = {}, {}, {}
 

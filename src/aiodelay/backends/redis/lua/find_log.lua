@@ -1,10 +1,10 @@
--- find_log: narrows down from where on entries of a log were appended at or after a time.
+-- find_log: searches for the first entry of a log that was appended at or after a time, in steps.
 --@ plain log
 -- KEYS[1] the log
 -- ARGV[2] the time, epoch ms
--- ARGV[3] '' at first, then the two indexes that the last call returned
--- ARGV[4] the second of them
--- Returns two indexes, which are equal once it is found; or why it cannot be.
+-- ARGV[3], ARGV[4] the two indexes that the last call returned; '' in the first call
+-- Returns two indexes between which the entry is. If they are equal, this is the index of the entry. If the key is not
+-- a log, an error.
 local p = topic.of(KEYS[1])
 local first, last = topic.ends(p)
 if not first then return redis.error_reply(last) end

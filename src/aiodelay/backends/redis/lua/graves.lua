@@ -1,7 +1,7 @@
--- graves: makes the index of dead letters by id complete, where versions before it have left some out; a step at a time.
+-- graves: completes the index of dead letters by id, in steps of 500. Versions before the index have left some out.
 --@ base record memory moves
--- ARGV[4] where to go on, as a step before has returned; '' = from the latest letter
--- Returns where to go on; nothing where all are indexed.
+-- ARGV[4] the result of the previous step; '' = the first step
+-- Returns the argument of the next step; nil if the index is complete.
 local AT_ONCE = 500
 local last = tonumber(ARGV[4])
 if not last then
@@ -10,7 +10,8 @@ if not last then
   last = count - 1
 end
 if last < 0 then return false end
--- From the last to the first: so none is missed because others are purged meanwhile.
+-- Race: a purge between two steps moves the later letters to lower ranks. The steps go from the last rank to the first,
+-- so they miss no letter.
 local first = math.max(last - AT_ONCE + 1, 0)
 local members = {}
 for _, key in ipairs(call('ZRANGE', GRAVES, first, last)) do

@@ -1,9 +1,10 @@
--- hold: pauses and resumes a lane or an address, a bounded step at a time.
+-- hold: pauses or resumes a lane or an address.
 --@ base record memory moves
--- ARGV[4] 'hold', 'release', or 'return': put back some of what was parked or set aside while it was held
+-- ARGV[4] 'hold' pauses, 'release' resumes. 'return' returns up to 500 messages that were parked during the pause, and
+--   up to 500 entries of `late:held`; call it again until it returns 0.
 -- ARGV[5] lane
 -- ARGV[6] ':' + address; '' = the whole lane
--- Returns 1 if that changed anything ('return': if there may be more), else 0.
+-- Returns 1 if the pause changed, else 0; for 'return', 1 if there may be more to return.
 local MOST_MOVED = 500
 
 local function hold()
@@ -57,6 +58,7 @@ else
   local more = n and ARGV[6] ~= '' and put_back(n)
   if put_back_late() or more then changed = 1 end
 end
-if changed == 1 and ARGV[4] ~= 'return' then call('HSET', META, 'holds', call('SCARD', HOLDS)) end  -- for `present`
+-- The script `present` compares this count.
+if changed == 1 and ARGV[4] ~= 'return' then call('HSET', META, 'holds', call('SCARD', HOLDS)) end
 finish()
 return changed

@@ -1,8 +1,9 @@
--- keep: renews a consumer's lease, as far as it still holds what it names.
+-- keep: renews the lease of a consumer, and reports which elements it still holds.
 --@ plain taken
--- ARGV[3] how long the lease shall last from now on, ms; no longer than allowed
--- From ARGV[4] on: numbers; with 'a' before that of a suspect whose trial is over.
--- Returns a letter for each, in order: 'r' renewed, 'l' lost.
+-- KEYS and ARGV[1], ARGV[2] as in `plain` and `taken`.
+-- ARGV[3] the new length of the lease from now on, ms; at most 60,000
+-- From ARGV[4] on: numbers of elements, with 'a' before the number of a suspect whose trial is over.
+-- Returns a string with a letter per element, in order: 'r' renewed, 'l' lost.
 local letters = {}
 
 local function end_trial(number)

@@ -1,5 +1,6 @@
--- known: refuses to dispatch while a feature is in use that these scripts do not know; part of the scripts that dispatch.
--- Returns an error then: NEWER features, and each of these as <name>=<version of aiodelay that switched it on>.
+-- known: refuses to dispatch while the namespace uses a feature that this version does not know. Part of the scripts
+-- that dispatch. The error is: NEWER features, then each unknown one as <name>=<version of aiodelay that switched it
+-- on>.
 do
   local known, unknown = MARKER.KNOWN, {}
   for name, version in string.gmatch(call('HGET', META, 'features') or '', '(%S+)=(%S+)') do

@@ -1,6 +1,7 @@
--- lag: how far consumers of a topic are behind.
+-- lag: reads the state and the lag of consumers of a topic.
 --@ plain topic lagging
--- KEYS[1] the topic's content
--- From ARGV[2] on: names of consumers, a bounded number at a time.
--- Returns a list for each: ordered, when it was registered, how many it missed, how many wait, are in flight, are to be
--- tried again, bytes that its keys take, of a log its cursor, and when an instance last asked for messages ('' = never).
+-- KEYS[1] the content of the topic
+-- From ARGV[2] on: names of consumers.
+-- Returns a list per consumer: ordered ('1' or not), time of its registration, number of missed messages, of waiting
+-- ones, of those in flight, and of those that wait for a retry, bytes of its keys, its cursor (only for a log), and
+-- when an instance last asked for messages ('' = never).

@@ -1,3 +1,4 @@
--- lag_log: how far consumers of a log are behind.
+-- lag_log: reads the state and the lag of consumers of a log.
 --@ plain log lagging
--- Returns what `lag` returns; all is as there.
+-- KEYS[1] the log
+-- Returns what `lag` returns. The other arguments are the same.

@@ -1,4 +1,4 @@
--- lists: a list as a destination; ARGV[7] is how many elements it may hold.
+-- lists: the `destination` of `transfer`, a list. ARGV[7] is the most elements that a list may hold; 0 = no limit.
 local destination = { FULL = 'full: ' .. ARGV[7] .. ' elements', MOST_COST = 0, cost = 0 }
 
 function destination.look_at(t)

@@ -1,7 +1,7 @@
--- log: the entries of a log, and how its consumers go through them; part of the scripts that append, take and look.
+-- log: the entries of a log, and the positions of its consumers. Part of the scripts of logs.
 --
--- The entries are a stream, `p`, whose ids are 0-<index>; docs/formats.md lists what an entry holds, and the other keys.
--- What scripts of fan-outs have in common with those of logs calls the functions that `topic` has there too.
+-- `p` is the key of the entries: a stream with the ids 0-<index>. docs/formats.md lists the fields of an entry and the
+-- other keys. Some functions have the same names as in `topic`: `taking`, `dropping`, `trying` and `lagging` call them.
 local topic = { CHUNK = 32, MOST_CONSUMERS = 2000, NOBODY = 'no such consumer is registered' }
 do
   local DROPPED_AT_ONCE, char = 1000, string.char
@@ -28,7 +28,7 @@ do
 
   local function map(size) return size < 16 and char(0x80 + size) or struct.pack('>BI2', 0xde, size) end
 
-  -- Returns what a list would hold of an entry that another program appended field by field.
+  -- Returns the list element for an entry that another program has appended field by field.
   local function plain_element(p, index, fields)
     local body, headers, at, n = {}, {}, 0, 1
     local value = { payload = '' }
@@ -68,7 +68,7 @@ do
 
   function topic.contents(p, indexes)
     local contents, i = {}, 1
-    while i <= #indexes do -- those that follow one another in one call
+    while i <= #indexes do -- Read consecutive indexes with one call.
       local index, n = tonumber(indexes[i]), 1
       while n < topic.CHUNK and tonumber(indexes[i + n]) == index + n do n = n + 1 end
       local found, elements = read(p, index, n)
@@ -81,7 +81,8 @@ do
     return contents
   end
 
-  -- Returns the first and the last index, last = first - 1 of an empty log; or what is wrong, in the server's words.
+  -- Returns the first and the last index; last = first - 1 for an empty log. If the key is not a log, returns nil and
+  -- the reason.
   function topic.ends(p)
     local info = redis.pcall('XINFO', 'STREAM', p)
     if info.err then
@@ -97,7 +98,7 @@ do
     return first or last + 1, tonumber(last)
   end
 
-  -- Appends elements; returns the last index before them, nil and why if it cannot be done.
+  -- Appends elements. Returns the last index before them; nil and the reason if it failed.
   function topic.append(p, elements)
     local _, last = topic.ends(p)
     if not _ then return nil, last end
@@ -108,11 +109,11 @@ do
     return last
   end
 
-  -- --- the end of what is kept ---------------------------------------------------------------------------------------
+  -- --- retention -----------------------------------------------------------------------------------------------------
 
-  -- Narrows down where the first entry is of which it is not known that it was appended before `time`: from `low` on,
-  -- `high` at most; the two are equal once it is found, which takes more than one call if more bytes would be read. An
-  -- entry that does not say when counts as not before.
+  -- Searches the indexes from `low` to `high` for the first entry that was appended at or after `time`. An entry
+  -- without a time counts as appended after it. Returns a smaller range; its two ends are equal when the entry is
+  -- found. One call reads about `most_bytes`, so the search may need several calls.
   function topic.search(p, time, low, high, most_bytes)
     local bytes = 0
     while low < high and bytes <= most_bytes do
@@ -135,8 +136,8 @@ do
     return low, high
   end
 
-  -- Drops entries beyond `most`, those older than `max_age`, and those that all consumers have passed, 0 = not so; a bounded
-  -- number at a time. Returns whether nothing is left to be dropped.
+  -- Drops entries beyond the number `most`, entries older than `max_age`, and with `passed` > 0 the entries that all
+  -- consumers have passed; 0 = no limit. Drops a bounded number. Returns true if there is nothing more to drop.
   function topic.trim(p, most, max_age, passed)
     if most == 0 and max_age == 0 and passed == 0 then return true end
     local first, last = topic.ends(p)
@@ -149,7 +150,7 @@ do
     return drop < bound or bound > last
   end
 
-  -- What follows each append. Where it fails, what was appended stands: it would be appended once more.
+  -- Runs after each append. An error here is ignored: the caller would take the append for failed, and repeat it.
   function topic.tend(...) pcall(topic.trim, ...) end
 
   -- --- consumers -----------------------------------------------------------------------------------------------------
@@ -158,14 +159,14 @@ do
 
   local function name_of(p) return sub(KEYS[2], #p + #'@' + 1, -#':consumers' - 1) end
 
-  -- Moves the cursor to before the first that has not ended.
+  -- Moves the cursor of a consumer to the index before its first entry that has not ended.
   function topic.move_cursor(p, name)
     local open = call('ZRANGE', p .. '@' .. name .. ':open', 0, 0)[1]
     local cursor = math.min(open and tonumber(open) or math.huge, next_of(p, name)) - 1
     call('ZADD', p .. ':consumers', 'XX', text(cursor), name)
   end
 
-  -- Has a consumer go on with an index, 'oldest' or 'now', if wanted only forward; returns with which.
+  -- Moves a consumer to an index, 'oldest' or 'now'; with `is_forward`, only forward. Returns its next index.
   function topic.place(p, name, start, is_forward)
     local first, last = topic.ends(p)
     local index = start == 'oldest' and first or start == 'now' and last + 1 or tonumber(start)
@@ -177,7 +178,7 @@ do
     return index
   end
 
-  -- A consumer has no more use for these.
+  -- Records that a consumer does not need these entries any more.
   function topic.release(p, entries)
     local indexes = {}
     for i = 1, #entries do
@@ -188,7 +189,7 @@ do
     topic.move_cursor(p, name_of(p))
   end
 
-  -- Returns entries that the consumer has not had yet, and what they stand for; each call those behind the last.
+  -- Returns the next entries of the log for the consumer, and their elements. Each call continues after the last one.
   function topic.ahead(p, limit)
     next_read = next_read or next_of(p, name_of(p))
     first_read = first_read or next_read
@@ -197,7 +198,7 @@ do
     return indexes, elements
   end
 
-  -- Notes that the last `n` of `entries` came from ahead, and what was dropped before they could.
+  -- Records that the last `n` of `entries` were read from the log, and counts the entries dropped before as missed.
   function topic.go_on(p, entries, n)
     if n <= 0 then return end
     local name, open = name_of(p), {}
@@ -212,7 +213,8 @@ do
     topic.move_cursor(p, name)
   end
 
-  -- Returns how many wait for a consumer, how many were dropped since it last took, where its cursor stands, and bytes.
+  -- Returns the number of waiting messages of a consumer, the number dropped since it last took any, its cursor, and
+  -- bytes.
   function topic.standing(p, name)
     local own, after = p .. '@' .. name, next_of(p, name)
     local first, last = topic.ends(p)

@@ -1,5 +1,4 @@
--- logs: a log, or one of its consumers, as a destination; ARGV[7] is as ARGV[3] to ARGV[5] of `append`, with spaces between
--- them.
+-- logs: the `destination` of `transfer_logs`, a log or one of its consumers. ARGV[7] is described there.
 local destination = { MOST_COST = 0, cost = 0 }
 do
   local most_kept, max_age, passed = string.match(ARGV[7], '^(%d+) (%d+) (%d)$')

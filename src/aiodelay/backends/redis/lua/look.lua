@@ -1,8 +1,8 @@
--- look: reads messages as they stand; writes nothing.
+-- look: reads messages by id. It writes nothing.
 --@ base record memory moves
 -- From ARGV[4] on: ids.
--- Returns now, what is held (as in `holds`) or takes nothing, then the value ('' = there is none) and the token ('' = it is not leased)
--- of each; of fewer than are asked for, if they are large: ask again for the others.
+-- Returns now, the members of `holds` and the blocked addresses in the same form, then value ('' = no such message) and
+-- token ('' = not leased) per id. If the messages are large, it returns fewer: the caller asks again for the others.
 local held, seen = call('SMEMBERS', HOLDS), {}
 local answer = { text(now), held }
 

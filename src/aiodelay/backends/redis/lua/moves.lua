@@ -37,7 +37,8 @@ local function park(e)
   call('ZADD', parked_key(e), e.place, member(e))
 end
 
--- Blocked addresses of lane n. The sorted set blocked:<n> holds when each is tried next; the hash why:<n> holds the reason.
+-- Blocked addresses of lane n. The sorted set blocked:<n> holds when each is tried next; the hash why:<n> holds the
+-- reason.
 local function blocked_key(n) return TAG .. 'blocked:' .. n end
 local function why_key(n) return TAG .. 'why:' .. n end
 
@@ -93,8 +94,8 @@ function trials.most()
 end
 
 -- META also holds two times. `suspected`: when a message last became a suspect. `killed`: the last sign of life of the
--- process that ended last during a trial. If `suspected` is later, that new suspect may have ended the process: then this
--- returns true, and the suspect that was blamed is not guilty.
+-- process that ended last during a trial. If `suspected` is later, that new suspect may have ended the process: then
+-- this returns true, and the suspect that was blamed is not guilty.
 function trials.are_kills_void()
   local known = call('HMGET', META, 'suspected', 'killed')
   return tonumber(known[1] or 0) > tonumber(known[2] or 0)
@@ -140,8 +141,8 @@ end
 
 function trials.of(id) return trials.parse(call('HGET', trials.KEY, id) or '') end
 
--- Returns true if a suspect is tried alone and its process may still hold it, although its lease is over: the process is
--- registered and has recently said that it holds the suspect.
+-- Returns true if a suspect is tried alone and its process may still hold it, although its lease is over: the process
+-- is registered and has recently said that it holds the suspect.
 function trials.is_in_doubt(id)
   local kind, lease, beat, worker = trials.of(id)
   return kind == 'a' and trials.seen(worker) and math.abs(now - beat) < trials.SILENT_LEASES * lease
@@ -189,8 +190,8 @@ function parts.remove(key, field, part)
   if left == '' then call('HDEL', key, field) else call('HSET', key, field, left) end
 end
 
--- Retries of occurrences of a series. A series lists the due times of its retries in its body. After the series has ended,
--- the hash LEFT lists them: id of the series -> due times, u48 each.
+-- Retries of occurrences of a series. A series lists the due times of its retries in its body. After the series has
+-- ended, the hash LEFT lists them: id of the series -> due times, u48 each.
 local occurrences = { LEFT = TAG .. 'retries' }
 
 -- `due` is the due time as u48.
@@ -411,12 +412,12 @@ local tokens = { RIGHTING = 20000 } -- One table: a script may have at most 200 
 
 function tokens.at(deadline, counter) return (deadline - TOKEN_EPOCH) * COUNTERS + counter % COUNTERS end
 
--- LEAST: the smallest token of a lease that has not ended. TOO_LONG: the smallest token of a lease that ends later than any
--- lease may. Such a lease shows that the clock has stepped back.
+-- LEAST: the smallest token of a lease that has not ended. TOO_LONG: the smallest token of a lease that ends later than
+-- any lease may. Such a lease shows that the clock has stepped back.
 tokens.LEAST, tokens.TOO_LONG = tokens.at(now + 1, 0), tokens.at(now + MAX_LEASE + 1, 0)
 
--- Returns true if leases that are too long may be returned: live workers have had the time to renew them with a right end.
--- Call this only if there is such a lease: it records when one was first seen.
+-- Returns true if leases that are too long may be returned: live workers have had the time to renew them with a right
+-- end. Call this only if there is such a lease: it records when one was first seen.
 function tokens.is_righting_over()
   local since = tonumber(call('HGET', META, 'ahead') or 0)
   if since > now or now > since + 2 * tokens.RIGHTING then
@@ -437,8 +438,8 @@ function tokens.over(key, limit)
   return found
 end
 
--- Returns true if a trial runs. A suspect that is tried alone does not count after the end of its lease, even if it is in
--- doubt. An entry that is older than any trial may be is left over from a failover: this deletes it.
+-- Returns true if a trial runs. A suspect that is tried alone does not count after the end of its lease, even if it is
+-- in doubt. An entry older than the longest possible trial was left by a failover: this function deletes it.
 function trials.are_on()
   local known, are_on = call('HGETALL', trials.KEY), false
   for i = 1, #known, 2 do
@@ -538,8 +539,8 @@ local function return_lapsed(n, limit)
   return #ids
 end
 
--- Ends the retries of a series that is replaced or cancelled. Returns true if one is in flight. A replacement supersedes
--- the claim of that retry; a cancel lets the retry run for the last time.
+-- Ends the retries of a series that is replaced or cancelled. Returns true if one is in flight. A replacement
+-- supersedes the claim of that retry; a cancel lets the retry run for the last time.
 local function end_retries(e, is_replaced)
   local in_flight = false
   for _, due in ipairs(occurrences.of(e)) do

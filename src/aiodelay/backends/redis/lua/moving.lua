@@ -2,7 +2,8 @@
 -- addresses. It delivers messages first, then removes them from the store, all in one script.
 --
 -- The part before this one (`lists`, `logs` or `topics`) defines the table `destination`:
---   look_at(t)           returns the reason why the address takes nothing (or nil), and its room in messages. It may set
+--   look_at(t)           returns the reason why the address takes nothing (or nil), and its room in messages. It may
+--   set
 --                        t.key, t.is_raw and t.cost.
 --   append(t, elements)  delivers elements; returns nil, or the reason why it could not
 --   FULL                 the reason of an address without room
@@ -134,8 +135,9 @@ local walk, try_blocked
 do
   local MOST_READ, MOST_TRIED, MOST_SERIES, MOST_TARGETS, GROWTH = 1000, 20, 100, 250, 20
 
-  -- Returns the address and the size of a value of the most frequent form: no flags, its place is its due time, a body of
-  -- a few texts and binaries, no key, no headers. Returns nil for any other value: look() then decodes the whole record.
+  -- Returns the address and the size of a value of the most frequent form: no flags, its place is its due time, a body
+  -- of a few texts and binaries, no key, no headers. Returns nil for any other value: look() then decodes the whole
+  -- record.
   local function plain(s)
     if byte(s) >= VALUE.PLACED_BYTE or byte(s, VALUE.FORMAT_FIRST) ~= FORMAT then return nil end
     if byte(s, VALUE.FLAGS_FIRST) ~= 0 then return nil end
@@ -193,8 +195,8 @@ do
     return nil
   end
 
-  -- Handles one due message. Returns 'gone' if the message has left `key`, 'stop' if the caller must read no more, or nil
-  -- if the message stays in `key` until push() or leave().
+  -- Handles one due message. Returns 'gone' if the message has left `key`, 'stop' if the caller must read no more, or
+  -- nil if the message stays in `key` until push() or leave().
   local function look(key, name, id, value, trying)
     if read >= MOST_READ or read_bytes > MOST_BYTES then return 'stop' end
     read, read_bytes = read + 1, read_bytes + (value and #value or 0)

@@ -1,8 +1,9 @@
--- once: what was published under a delivery id within 10 minutes is not published again; part of the scripts that publish.
+-- once: recognises delivery ids that were published within the last 10 minutes, so that nothing is published twice.
+-- Part of `publish` and `append`.
 
--- Returns the elements that are new, with the time at their end, of `count` pairs of delivery id ('' = always new) and element
--- that stand in ARGV from `from` on; a letter for each, 'n' new or 'k' known; and what remembers the ids beside `p`, to be
--- called once they are published.
+-- Reads `count` pairs from ARGV[from] on: delivery id ('' = always new) and element. Returns three values: the new
+-- elements, with the time of the push at their ends; a string with a letter per pair, 'n' new or 'k' known; and a
+-- function that remembers the new ids. Call that function after the elements are published.
 local function new_elements(p, from, count)
   local SEEN_MS = 300000
   local function seen_key(n) return p .. ':seen:' .. text(math.floor(now / SEEN_MS) - n) end

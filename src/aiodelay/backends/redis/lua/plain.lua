@@ -1,4 +1,4 @@
--- plain: time and numbers; part of the scripts that are not a store's.
+-- plain: time and numbers. Part of the scripts of lists, topics and logs.
 --
 -- ARGV[1] now, epoch ms; '' = the server's TIME
 local call, sub, byte, char = redis.call, string.sub, string.byte, string.char

@@ -1,11 +1,13 @@
--- present: compares the namespace with that of a process's opening, and its keys with each other.
+-- present: finds out whether data of the namespace have disappeared since a process opened it.
 --@ base
--- ARGV[4] the `uuid` that was found at the opening
--- Returns now, the present `uuid` or '', the number of stored messages and dead letters, and the number that the sorted
--- sets list; the noted and the present number of pauses; those of the sources whose positions are kept. The numbers of a
--- pair differ only after somebody deleted a key.
+-- ARGV[4] the `uuid` of the namespace when the process opened it
+-- Returns now, the `uuid` now ('' = none), then three pairs of numbers:
+--   stored messages and dead letters; messages and dead letters that the sorted sets list
+--   pauses as counted in `meta`; pauses in `holds`
+--   sources as counted in `meta`; sources in `src`
+-- The two numbers of a pair differ only if somebody has deleted a key.
 --
--- A process that finds another namespace, or none, notes the time in `meta`, for `aiodelay check` to read.
+-- If the `uuid` is another one, the script writes the time into `meta`, for `aiodelay check`.
 local MOST_PARKED = 1000
 
 local stored, placed = call('HLEN', MSG) + call('HLEN', DEAD), call('ZCARD', GRAVES)

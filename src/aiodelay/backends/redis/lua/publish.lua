@@ -1,13 +1,13 @@
--- publish: gives messages to a topic's consumers, to all or to one; each message to all of them or to none.
+-- publish: gives messages to all consumers of a topic, or to one. Each message reaches all of them or none.
 --@ plain topic once
--- KEYS[1] the topic's content
--- ARGV[2] whom, '' = all consumers
--- ARGV[3] most messages that the topic may keep, 0 = any number
--- ARGV[4] for how long, ms, 0 = for ever
--- ARGV[5] elements smaller than so many bytes are given to each consumer themselves
--- From ARGV[6] on, 2 arguments each: delivery id, '' = none: what was published under it within 10 minutes is not
---   published again; element, without the time of its push.
--- Returns how many are published, the first of those given; or why nothing can be.
+-- KEYS[1] the content of the topic
+-- ARGV[2] the consumer; '' = all consumers
+-- ARGV[3] the most messages that the topic keeps; 0 = no limit
+-- ARGV[4] the largest age of a message, ms; 0 = no limit
+-- ARGV[5] the size in bytes below which each consumer gets its own copy of an element
+-- From ARGV[6] on, 2 arguments per message: delivery id and element without the time of the push. A delivery id that
+--   was published within the last 10 minutes is not published again; '' = no delivery id.
+-- Returns the number of published messages, counted from the first; or the reason why the topic takes nothing.
 local p = topic.of(KEYS[1])
 local fault = topic.fault_of(p)
 if fault then return fault end

@@ -1,11 +1,11 @@
--- push: appends elements to a list, as many as it may hold.
+-- push: appends elements to a list until the list is full.
 -- KEYS[1] the list
--- ARGV[1] most elements that it may hold, 0 = any number
--- ARGV[2] 'raw': elements as they are; '': the time of the push, u64, is added at the end of each
+-- ARGV[1] the most elements that the list may hold; 0 = no limit
+-- ARGV[2] 'raw' = push the elements unchanged; '' = add the time of the push, u64, at the end of each
 -- From ARGV[3] on: elements.
--- Returns how many were pushed, the first of those given.
+-- Returns the number of pushed elements, counted from the first.
 local length, most = redis.pcall('LLEN', KEYS[1]), tonumber(ARGV[1])
-if type(length) == 'table' then return length end -- what is wrong, in the server's words alone
+if type(length) == 'table' then return length end -- An error of the server.
 local count = #ARGV - 2
 if most > 0 then count = math.min(count, most - length) end
 if count <= 0 then return 0 end

@@ -1,12 +1,15 @@
--- range: names messages by place, or dead letters by time, a bounded number at a time; writes nothing.
+-- range: lists the ids of messages by place, or of dead letters by time. It reads a bounded part, and writes nothing.
 --@ base record memory moves
--- ARGV[4] 'lanes', 'graves', or 'left': what an answer has left
--- ARGV[5] everything at this ms as well, '' = nothing more
--- ARGV[6], ARGV[7] from and to, as ZRANGEBYSCORE takes them
--- ARGV[8] so many of each set, and all that stand at the ms of the last
--- From ARGV[9] on: lanes, none = all; or what was left.
--- Returns now, {what is left to be read: set, ms, where to go on, ...}, then id (or key in `dead`) and ms of each, in no
--- order. Those of one ms are read from the last to the first: so nothing is missed because the first are claimed meanwhile.
+-- ARGV[4] 'lanes' = messages, 'graves' = dead letters, 'left' = the rest of an earlier answer
+-- ARGV[5] a ms of which all members are listed too; '' = none
+-- ARGV[6], ARGV[7] the first and the last ms, in the form of ZRANGEBYSCORE
+-- ARGV[8] the number of members of each set; the set is then read to the end of the last member's ms
+-- From ARGV[9] on: names of lanes (none = all lanes); or for 'left', the rest of an earlier answer.
+-- Returns now, {the rest: set, ms, where to continue, ...}, then id (or field name in `dead`) and ms of each, in no
+-- order.
+--
+-- Race: claims between two calls remove the first members of a ms. So the members of one ms are read from the last to
+-- the first, and none is missed.
 local left = {}
 local answer = { text(now), left }
 local FROM, TO, LIMIT = ARGV[6], ARGV[7], tonumber(ARGV[8])
@@ -52,7 +55,7 @@ local function is_within(place)
   return TO == '+inf' or place < tonumber(to)
 end
 
--- A claim's messages, which have one token, are read together: no more than a claim may take.
+-- Lists the leased messages of a lane. The messages of one claim have the same token, and are listed in one call.
 local function add_leased(set, token)
   local from = token == '' and '-inf' or '(' .. token
   local leased = call('ZRANGEBYSCORE', TAG .. set, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 2 * MOST)

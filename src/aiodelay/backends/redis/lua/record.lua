@@ -102,7 +102,8 @@ local function skip(s, at)
   return at
 end
 
--- Returns the fields of the body in order, each as {key, position of the key, position of the value, position after it}.
+-- Returns the fields of the body in order, each as {key, position of the key, position of the value, position after
+-- it}.
 local function fields(e)
   local body = body_of(e)
   local count, at = items(body, 1)

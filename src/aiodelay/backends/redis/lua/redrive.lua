@@ -2,8 +2,9 @@
 --@ base record memory moves
 -- ARGV[4] 'redrive' or 'purge'
 -- From ARGV[5] on, 2 arguments per dead letter: id, revision.
--- Returns one answer per dead letter, in order. redrive: 's' + revision u48 + due u48, 'N' not found, 'E' the id exists,
--- 'F' this version cannot read its format. purge: 's' deleted, or 'N'. If the dead letters are large, there are fewer
+-- Returns one answer per dead letter, in order. redrive: 's' + revision u48 + due u48, 'N' not found, 'E' the id
+-- exists, 'F' this version cannot read its format. purge: 's' deleted, or 'N'. If the dead letters are large, there are
+-- fewer
 -- answers: the caller sends the others again.
 local answers, bytes = {}, 0
 

@@ -1,15 +1,17 @@
--- register: makes a consumer known to a topic, or changes whether it keeps order; repeated until its answer is not 'more'.
+-- register: registers a consumer with a topic, or changes whether a registered consumer keeps order.
 --@ plain topic
--- KEYS[1] the topic's content
--- KEYS[2] the topics of the namespace
+-- KEYS[1] the content of the topic
+-- KEYS[2] the set of the topics of the namespace
 -- ARGV[2] the consumer
--- ARGV[3] '1': it keeps order: one message is in flight at a time
--- ARGV[4] 'oldest': it begins with what is kept, else with what is published from now on; of one that is known, nothing
--- Returns 'new' or 'known'; 'more' if it is to be called again; 'full' if the topic has as many as may be.
+-- ARGV[3] '1' = the consumer keeps order: one message is in flight at a time
+-- ARGV[4] 'oldest' = a new consumer also gets the messages that the topic keeps; else only those published from now on
+-- Returns 'new', 'known' if the consumer was registered, 'more' if the caller must call again, or 'full' if the topic
+-- has the largest number of consumers.
 local p, name = topic.of(KEYS[1]), ARGV[2]
 local state, answer = p .. '@' .. name .. ':state', 'known'
 
-call('SREM', p .. ':leaving', '') -- under OOM a script may write only if its first write frees memory
+-- If the server is out of memory, a script may write only if its first command frees memory. This one changes nothing.
+call('SREM', p .. ':leaving', '')
 if call('SISMEMBER', p .. ':leaving', name) == 1 and not topic.leave(p, name) then return 'more' end
 if call('SISMEMBER', p .. ':consumers', name) == 0 then
   if call('SCARD', p .. ':consumers') >= topic.MOST_CONSUMERS then return 'full' end

@@ -1,15 +1,17 @@
--- register_log: makes a consumer known to a log, or changes whether it keeps order.
+-- register_log: registers a consumer with a log, or changes whether a registered consumer keeps order.
 --@ plain log
 -- KEYS[1] the log
--- KEYS[2] the logs of the namespace
+-- KEYS[2] the set of the logs of the namespace
 -- ARGV[2] the consumer
--- ARGV[3] '1': it keeps order: one message is in flight at a time
--- ARGV[4] the index with which it begins, 'oldest' or 'now'; of one that is known, nothing
--- Returns 'new', 'known', or 'full' if the log has as many as may be; or why it cannot be.
+-- ARGV[3] '1' = the consumer keeps order: one message is in flight at a time
+-- ARGV[4] where a new consumer begins: an index, 'oldest' or 'now'
+-- Returns 'new', 'known' if the consumer was registered, 'full' if the log has the largest number of consumers, or the
+-- reason why the key is not a log.
 local p, name, start = topic.of(KEYS[1]), ARGV[2], ARGV[4]
 local state, is_known = p .. '@' .. name .. ':state', topic.is_known(p, name)
 
-call('SREM', KEYS[2], '') -- under OOM a script may write only if its first write frees memory
+-- If the server is out of memory, a script may write only if its first command frees memory. This one changes nothing.
+call('SREM', KEYS[2], '')
 if not is_known then
   local first, last = topic.ends(p)
   if not first then return last end

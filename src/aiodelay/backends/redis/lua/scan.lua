@@ -1,9 +1,10 @@
--- scan: names what stands in one set from a place on, however much stands at one place; writes nothing.
+-- scan: lists the members of one set from a place and sequence number on, even if many have the same place. It writes
+-- nothing.
 --@ base
--- ARGV[4] the set behind the tag: due:<lane>, or parked:<lane>:<address>
--- ARGV[5], ARGV[6] from which place on, epoch ms, and from which sequence on of what stands there
--- ARGV[7] so many, at most
--- Returns members and places by turns, in their order.
+-- ARGV[4] the name of the set after the tag: due:<lane>, or parked:<lane>:<address>
+-- ARGV[5], ARGV[6] the first place, epoch ms, and the first sequence number at that place
+-- ARGV[7] the most members to list
+-- Returns members and places alternately, in their order.
 local KEY, PLACE, SEQUENCE, MOST = TAG .. ARGV[4], ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
 
 local low, high = call('ZCOUNT', KEY, '-inf', '(' .. PLACE), call('ZCOUNT', KEY, '-inf', PLACE)

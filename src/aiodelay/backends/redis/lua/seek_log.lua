@@ -1,10 +1,10 @@
--- seek_log: has a consumer of a log go on elsewhere; what it has taken, or is to try again, goes on beside that.
+-- seek_log: moves a consumer of a log to another index. Messages in flight and retries are not affected.
 --@ plain log
 -- KEYS[1] the log
 -- ARGV[2] the consumer
--- ARGV[3] the index with which it goes on, 'oldest' or 'now'
--- ARGV[4] '1': only forward, by the consumer itself
--- Returns the index, '' if nobody of that name is registered; or why it cannot be.
+-- ARGV[3] its next index, 'oldest' or 'now'
+-- ARGV[4] '1' = a commit of the consumer itself: move it only forward
+-- Returns the next index; '' if no consumer of that name is registered. If the key is not a log, an error.
 local p, name = topic.of(KEYS[1]), ARGV[2]
 local first, fault = topic.ends(p)
 if not first then return redis.error_reply(fault) end

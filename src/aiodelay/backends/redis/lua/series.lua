@@ -1,8 +1,9 @@
--- series: lists recurring messages by their index, in the order of their ids as Redis holds them; a bounded number at a time.
+-- series: lists recurring messages from their index, in the order of the encoded ids.
 --@ base record
--- ARGV[4] the id behind which to begin; '' = at the first
--- ARGV[5] how many to look at
--- Returns where to go on, '' = that was all; then ids. It takes ids out of the index that do not recur any more.
+-- ARGV[4] the id after which to begin; '' = begin with the first
+-- ARGV[5] the number of ids to check
+-- Returns the id after which the next call begins ('' = these were all), then the ids of recurring messages. The script
+-- removes ids from the index that do not recur any more.
 local SERIES = TAG .. 'series'
 local ids = call('ZRANGE', SERIES, ARGV[4] == '' and '-' or '(' .. ARGV[4], '+', 'BYLEX', 'LIMIT', 0, ARGV[5])
 local answer, over = { #ids == tonumber(ARGV[5]) and ids[#ids] or '' }, {}

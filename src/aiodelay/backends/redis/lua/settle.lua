@@ -1,7 +1,7 @@
--- settle: ends claims, and in the same step reschedules, retries or buries their messages.
+-- settle: ends claims, and in the same step deletes their messages, schedules retries, or makes dead letters.
 --@ base record memory moves
--- ARGV[4] number of lists of plain claims, followed by the lists. A plain claim is settled as `Done`, and its message is
---   neither recurring nor an occurrence and has no version. Each list: number of the lane, token, number of ids, ids.
+-- ARGV[4] number of lists of plain claims, followed by the lists. A plain claim is settled as `Done`, and its message
+--   is neither recurring nor an occurrence and has no version. Each list: lane number, token, number of ids, ids.
 -- Then the number of arguments with memories of the plain claims, and these arguments in pairs: 'o' + op, until u48 +
 --   answer; or 'r' + id, revision u48.
 -- Then 10 arguments per other claim: id, revision, token, what, due, attempt, error, then, trace, traceback.
@@ -11,8 +11,8 @@
 --   then      the due time of the next occurrence of a series; '' = the series ends
 --   trace     the new value of the key 'c' of the body; '' = no change
 --   traceback for 'x'; '' = none
--- Returns a letter per claim, in order: 's' settled, 'u' superseded, 'g' gone. 'n': a plain claim does not exist with its
--- token; the caller sends it again as one of the other claims.
+-- Returns a letter per claim, in order: 's' settled, 'u' superseded, 'g' gone. 'n': a plain claim does not exist with
+-- its token; the caller sends it again as one of the other claims.
 local answers, plain_ends = {}, {}
 
 open_gate()

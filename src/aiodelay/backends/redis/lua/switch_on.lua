@@ -1,8 +1,8 @@
--- switch_on: records features as in use from now on; a feature that is in use already keeps its record.
+-- switch_on: records that the namespace uses features from now on. A feature that is already in use keeps its record.
 --@ base
--- ARGV[4] the version of aiodelay that switches them on
--- From ARGV[5] on: their names.
--- Returns all that are in use now, as `meta` holds them.
+-- ARGV[4] the version of aiodelay that switches the features on
+-- From ARGV[5] on: the names of the features.
+-- Returns all features that are in use now, in the form of the field `features` of `meta`.
 local features = call('HGET', META, 'features') or ''
 local recorded = {}
 for name in string.gmatch(features, '(%S+)=') do recorded[name] = true end

@@ -1,3 +1,3 @@
--- take_log: moves a log's messages to what a consumer has taken; they are its own until its lease ends.
+-- take_log: takes messages of a log for a consumer. The consumer holds them until its lease ends.
 --@ plain log taken taking
--- Returns what `take` returns; all is as there.
+-- Returns what `take` returns. The arguments are the same.

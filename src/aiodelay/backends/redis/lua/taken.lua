@@ -1,21 +1,25 @@
--- taken: what consumers have taken from a list, and its return when a lease ends; part of the scripts of sources.
+-- taken: the elements that consumers have taken from a list, and their return when a lease ends. Part of the scripts of
+-- sources.
 --
 -- KEYS[1] the list
--- KEYS[2] its consumers -> epoch ms at which the lease of each ends
--- KEYS[3] what the consumer has taken: number -> element; those of others are derived from KEYS[2]
--- KEYS[4] of a fan-out only: the topic's content. The list then holds references beside elements, each an index, or index,
---   flags, lapses and kills with a space between them; the list's consumers are the instances of a topic's one
+-- KEYS[2] sorted set of the list's consumers: name -> end of its lease, epoch ms
+-- KEYS[3] hash of the elements that this consumer has taken: number -> element. Scripts build the keys of other
+--   consumers from KEYS[2].
+-- KEYS[4] only for topics and logs: the content of the topic, or the log. The list then holds elements and references.
+--   A reference is an index, or an index, flags, lapses and kills with spaces between them. The consumers of the list
+--   are then the instances of one consumer of the topic.
 -- ARGV[2] the consumer
 local LIST, CONSUMERS, TAKEN, CONTENT = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local MOST, MOST_BYTES, MOST_CONSUMERS = 500, 1048576, 4
 local MAX_LEASE, RIGHTING, SUSPECT_LAPSES, KILLS_TO_DEATH = 60000, 20000, 2, 3
 local FORMAT, ALONE = RECORD.FORMAT_VERSION, FLAG.ALONE
 local FLAGS_AT, LAPSES_AT, KILLS_AT = RECORD.FLAGS_OFFSET, RECORD.LAPSES_OFFSET, RECORD.KILLS_OFFSET
-local TRIED = 64 -- a flag that only taken elements have: the trial is not over
+local TRIED = 64 -- A flag that only taken elements have: their trial runs.
 
 local function taken_key(consumer) return sub(CONSUMERS, 1, -#'consumers' - 1) .. 'taken:' .. consumer end
 
-local function prefix_at(s) -- where an element's prefix begins, 0 of a reference; nil if it has none that we know
+-- Returns the position of the record's prefix in an element; 0 for a reference; nil if it has no prefix of format 1.
+local function prefix_at(s)
   if CONTENT and byte(s) < 58 then return 0 end
   local at = 1
   local kind, high, low = byte(s, at, at + 2)
@@ -46,7 +50,7 @@ local function has(flags, flag) return math.floor(flags / flag) % 2 == 1 end
 
 local function without(flags, flag) return has(flags, flag) and flags - flag or flags end
 
--- Returns an element whose trial is over.
+-- Returns an element without the flags of a trial.
 local function untried(s)
   local p = prefix_at(s)
   if not p then return s end
@@ -55,9 +59,10 @@ local function untried(s)
   return left == flags and s or with_state(s, p, left, lapses, kills)
 end
 
--- Trials of suspects. The hash holds of each consumer that tries some, under '@' and its name: how long its lease lasts in
--- ms, when its process told last that it lives, the first and the last number, and 'd' once the lease of a lone suspect is
--- over. Beside these it holds what META of a store does: `tried`, `hot`, `suspected`, `killed`.
+-- Trials of suspects, by the same rules as in a store (`moves`). The hash holds an entry per consumer that tries
+-- suspects, under '@' and its name: the length of its lease in ms, the last sign of life of its process, the numbers of
+-- the first and the last suspect, and 'd' (in doubt) after the lease of a suspect that is tried alone has ended. The
+-- hash also holds the fields `tried`, `hot`, `suspected` and `killed`, which a store has in `meta`.
 local trials = { KEY = sub(CONSUMERS, 1, -#'consumers' - 1) .. 'trials', SILENT_LEASES = 4, STALE = 120000 }
 
 function trials.of(consumer)
@@ -70,7 +75,8 @@ function trials.write(consumer, lease, beat, first, last, doubt)
   call('HSET', trials.KEY, '@' .. consumer, string.format('%d %.0f %.0f %.0f %s', lease, beat, first, last, doubt))
 end
 
-function trials.size(consumer, first, last) -- how many of these numbers are still tried
+-- Returns how many elements with these numbers are still in the trial.
+function trials.size(consumer, first, last)
   local numbers, size = {}, 0
   for number = first, last do numbers[#numbers + 1] = text(number) end
   for _, element in ipairs(call('HMGET', taken_key(consumer), unpack(numbers))) do
@@ -80,8 +86,8 @@ function trials.size(consumer, first, last) -- how many of these numbers are sti
   return size
 end
 
--- Returns the number of a lone suspect that a consumer may hold though its lease is over, and until when it may: its
--- process was heard of not long ago.
+-- Returns the number of the suspect that a consumer tries alone and may still hold after the end of its lease, and
+-- until when it may hold it. Returns nil if there is none, or if its process has given no sign of life for too long.
 function trials.in_doubt(consumer)
   local lease, beat, first, last, doubt = trials.of(consumer)
   if not lease or first < last or math.abs(now - beat) >= trials.SILENT_LEASES * lease then return nil end
@@ -90,14 +96,15 @@ function trials.in_doubt(consumer)
   return first, math.min(beat + trials.SILENT_LEASES * lease, now + MAX_LEASE)
 end
 
-function trials.note_death(consumer) -- the lease of a group has ended: the group holds a killer
+-- Records that the lease of a group has ended: the group contains a killer.
+function trials.note_death(consumer)
   local _, _, first, last = trials.of(consumer)
   if not first or first == last or call('HGET', trials.KEY, 'tried') == '0' then return end
   local size = trials.size(consumer, first, last)
   if size > 0 then call('HSET', trials.KEY, 'tried', 0, 'hot', size) end
 end
 
--- Returns an element after its lease has ended.
+-- Returns the changed element after the end of its lease: it counts the lapse, or the end of the process that tried it.
 function trials.after_lapse(consumer, s)
   local p = prefix_at(s)
   if not p then return s end
@@ -106,7 +113,7 @@ function trials.after_lapse(consumer, s)
   if not is_tried then
     lapses = lapses + 1
     if lapses == SUSPECT_LAPSES then call('HSET', trials.KEY, 'suspected', text(now)) end
-  elseif is_alone and consumer ~= ARGV[2] then -- its process has ended
+  elseif is_alone and consumer ~= ARGV[2] then -- The process that tried this suspect alone has ended.
     local _, beat = trials.of(consumer)
     kills = kills + 1
     call('HSET', trials.KEY, 'killed', text(beat or now))
@@ -123,8 +130,8 @@ end
 
 local given, given_bytes = 0, 0
 
--- Gives elements back to the head of the list, as `changed` returns them, those with the highest numbers first: so they
--- stand as they stood. No more than one script may move: the rest stays taken.
+-- Returns elements to the head of the list. changed(element) is the element to push. The elements with the highest
+-- numbers come first, so that the old order is restored. One script returns a bounded number: the others stay taken.
 local function give_back(consumer, numbers, changed)
   local key = taken_key(consumer)
   table.sort(numbers, function(a, b) return a > b end)
@@ -144,7 +151,7 @@ local function give_back(consumer, numbers, changed)
   leave_if_empty(consumer)
 end
 
--- Shortens leases that end further ahead than any may, as the clock has stepped back: who lives renews them meanwhile.
+-- Shortens leases that end later than any lease may, because the clock has stepped back. Live consumers renew theirs.
 local function set_right()
   local ahead = call('ZRANGEBYSCORE', CONSUMERS, '(' .. text(now + MAX_LEASE), '+inf', 'LIMIT', 0, MOST)
   for _, consumer in ipairs(ahead) do call('ZADD', CONSUMERS, text(now + RIGHTING), consumer) end

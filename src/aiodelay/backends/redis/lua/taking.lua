@@ -1,4 +1,4 @@
--- taking: moves elements to what a consumer has taken; what `take`, of lists and fan-outs, and `take_log` have in common.
+-- taking: the common part of `take`, for lists and fan-out topics, and `take_log`.
 local FIRST, MOST_MISSED, POLL, SEEN_EVERY, CHUNK = tonumber(ARGV[3]), 2000, 1000, 10000, topic.CHUNK
 local MOST_ASIDE_BYTES, MOST_LAPSES = 8 * MOST_BYTES, tonumber(ARGV[9] or 255)
 local most, most_bytes = math.min(tonumber(ARGV[4]), MOST), math.min(tonumber(ARGV[5]), MOST_BYTES)
@@ -7,7 +7,8 @@ local STATE, LATER = OWN .. ':state', OWN .. ':later'
 local p = CONTENT and topic.of(CONTENT)
 local is_ordered = false
 
--- Returns what entries stand for; false for a reference to what is kept no more.
+-- Returns the contents of entries of the list: an element itself, or the content of a reference; false if the topic
+-- does not keep that content any more.
 local function contents_of(entries)
   if not CONTENT then return entries end
   local contents, places, indexes = {}, {}, {}
@@ -23,7 +24,8 @@ local function contents_of(entries)
   return contents
 end
 
-local function shown(entry, content) -- a content, with the state of the reference to it; nobody is told what is tried
+-- Returns the element for the consumer: the content, with the flags, lapses and kills of its entry, without TRIED.
+local function shown(entry, content)
   local at = prefix_at(entry)
   if not at then return entry end
   local flags, lapses, kills = state_of(entry, at)
@@ -52,11 +54,12 @@ local function taken_before()
   return { unpack(entries, 1, last) }
 end
 
--- --- trials: the rules of a store, for what one list or one consumer has -------------------------------------------
+-- --- trials: the rules of a store, for the elements of one list or one consumer ------------------------------------
 
 local trial = { is_on = false, most = nil }
 
-local function lapses_of(entry) -- and kills; those of what is given up, whoever takes it, do not count
+-- Returns the lapses and the kills of an entry. Returns 0, 0 for an entry that its consumer will give up in any case.
+local function lapses_of(entry)
   local at = prefix_at(entry)
   if not at then return 0, 0 end
   local _, lapses, kills = state_of(entry, at)
@@ -64,12 +67,14 @@ local function lapses_of(entry) -- and kills; those of what is given up, whoever
   return lapses, kills
 end
 
-function trials.hot() -- the suspects that hold a killer, without the group that came through the last trial
+-- Returns the number of suspects that contain a killer, without the group that passed the last trial.
+function trials.hot()
   local known = call('HMGET', trials.KEY, 'tried', 'hot')
   return math.max(tonumber(known[2] or 0) - tonumber(known[1] or 0), 0)
 end
 
-function trials.most() -- half of the suspects that hold a killer, or all if none is known to
+-- Returns the largest size of the next group: half of the suspects that contain a killer; MOST if none is known.
+function trials.most()
   local hot = trials.hot()
   return hot > 0 and math.floor((hot + 1) / 2) or MOST
 end
@@ -90,7 +95,7 @@ function trials.are_on()
   return are_on
 end
 
--- Returns the entries of a trial, each with the flags of a tried element.
+-- Begins a trial of these entries. Returns them with the flags of a trial.
 function trials.begin(entries)
   local _, kills = lapses_of(entries[1])
   local known = call('HMGET', trials.KEY, 'suspected', 'killed')
@@ -107,7 +112,8 @@ function trials.begin(entries)
   return tried
 end
 
--- Says whether an entry joins so many that were taken. A suspect that has ended a process alone is tried alone again.
+-- Returns true if the entry may be taken together with the `taken` entries so far. A call takes either suspects or
+-- others. A suspect that was blamed for the end of a process is tried alone again.
 function trial.takes(entry, taken)
   local lapses, kills = lapses_of(entry)
   local is_suspect = lapses >= SUSPECT_LAPSES
@@ -124,7 +130,8 @@ end
 
 -- --- the list ------------------------------------------------------------------------------------------------------
 
--- Returns entries behind so many of the list, and what they stand for; behind the last, what a log has ahead.
+-- Returns the entries of the list after the first `leaving` ones, and their contents. After the last one of the list,
+-- it returns the next entries of the log, if there is a log.
 local function next_entries(leaving, limit)
   local chunk = redis.pcall('LRANGE', LIST, leaving, leaving + limit - 1)
   if chunk.err then return chunk end
@@ -132,13 +139,15 @@ local function next_entries(leaving, limit)
   return topic.ahead(p, limit)
 end
 
--- Finds the first entries that may be taken: `entries`, and what they stand for, `contents`. `gone` stand for nothing, and
--- `aside` are stepped over, unless the consumer takes all in order. So many are `leaving` the head, those aside as well.
+-- Finds the first entries that may be taken. Returns a table: `entries` and their `contents`; `gone`, the references
+-- whose content was dropped; `aside`, the skipped entries (none if the consumer keeps order); `leaving`, the number of
+-- entries to remove from the head of the list, including the skipped ones.
 local function first_entries()
   local head = { entries = {}, contents = {}, gone = {}, aside = {}, leaving = 0, has_waiting = false }
   local entries, aside, bytes, aside_bytes = head.entries, head.aside, 0, 0
   while #entries < most and head.leaving - #entries < MOST_MISSED and aside_bytes < MOST_ASIDE_BYTES do
-    local fits = #entries > 0 and math.floor((most_bytes - bytes) / (bytes / #entries + 1)) or 1 -- were all of a size
+    -- Estimated from the average size.
+    local fits = #entries > 0 and math.floor((most_bytes - bytes) / (bytes / #entries + 1)) or 1
     local limit = #aside > 0 and CHUNK or math.max(1, math.min(CHUNK, most - #entries, fits))
     local chunk, contents = next_entries(head.leaving, limit)
     if chunk.err then return chunk end
@@ -164,7 +173,8 @@ end
 
 local function lease() call('ZADD', CONSUMERS, text(now + tonumber(ARGV[6])), ARGV[2]) end
 
-local function behead(head) -- returns the answer of LTRIM; what was stepped over stands at the head of the list again
+-- Removes the entries from the head of the list, and pushes the skipped ones back. Returns the reply to LTRIM.
+local function behead(head)
   local trimmed = redis.pcall('LTRIM', LIST, head.leaving, -1)
   if trimmed.err or #head.aside == 0 then return trimmed end
   local back = {}
@@ -173,8 +183,9 @@ local function behead(head) -- returns the answer of LTRIM; what was stepped ove
   return trimmed
 end
 
--- The lease first, the list last: whatever fails, no element is nowhere, and none without a lease. Returns what was taken,
--- whether more of the list may be taken at once, and whether some of it waits for a trial or for the end of one.
+-- Takes elements. It writes the lease first and trims the list last: if a step fails, no element is lost, and none is
+-- taken without a lease. Returns the elements, true if the caller may take more at once, and true if some entries wait
+-- for a trial or for its end.
 local function take()
   local head = first_entries()
   if head.err then return head end
@@ -210,9 +221,10 @@ local function next_end()
   return ''
 end
 
--- --- of a topic ---------------------------------------------------------------------------------------------------
+-- --- topics and logs ----------------------------------------------------------------------------------------------
 
-local function bring_back() -- retries that are due now; says whether there were any
+-- Moves the retries that are due to the head of the list. Returns true if there were any.
+local function bring_back()
   local due = call('ZRANGEBYSCORE', LATER, '-inf', text(now), 'LIMIT', 0, math.min(most, CHUNK))
   local bytes = 0
   for i = 1, #due do
@@ -229,7 +241,7 @@ end
 
 local function next_later() return call('ZRANGE', LATER, 0, 0, 'WITHSCORES')[2] end
 
--- Says whether nothing may be taken now, and when that may be otherwise.
+-- Returns '' if the consumer may take elements; otherwise 'w' or 'u' (see `take`), and when it may next take elements.
 local function withheld()
   if not topic.is_known(p, sub(OWN, #p + #'@' + 1)) then return 'u', now + POLL end
   if math.abs(now - tonumber(call('HGET', STATE, 'seen') or 0)) >= SEEN_EVERY then call('HSET', STATE, 'seen', text(now)) end
@@ -246,7 +258,8 @@ end
 
 -- --- the answer --------------------------------------------------------------------------------------------------
 
-call('ZREM', CONSUMERS, '') -- under OOM a script may write only if its first write frees memory
+-- If the server is out of memory, a script may write only if its first command frees memory. This one changes nothing.
+call('ZREM', CONSUMERS, '')
 local elements, has_more, has_waiting, why, next_look = ARGV[7] == '1' and taken_before() or {}, false, false, '', ''
 if #elements > 0 then
   lease()

@@ -4,8 +4,8 @@
 -- ARGV[5] worker
 -- ARGV[6] the lanes that it serves, a MessagePack list: a time in ms (replaced by now), then names of lanes
 -- ARGV[7] workers without a sign of life for this many ms are deleted
--- Returns now, the number of lapsed messages, the number of expired messages, {worker, its MessagePack list, ...} of the
--- live workers, {lane, place of its first overdue message or '', ...} of every lane that holds messages.
+-- Returns now, the number of lapsed messages, the number of expired messages, {worker, its MessagePack list, ...} of
+-- the live workers, {lane, place of its first overdue message or '', ...} of every lane that holds messages.
 local LIMIT = tonumber(ARGV[4])
 local MOST_MOVED, MOST_PARKED, MOST_UNTRIED, MOST_BLOCKED = 500, 100, 60000, 100
 

@@ -1,6 +1,7 @@
--- topic: what a fan-out's topic keeps, and its end; part of the scripts that publish and take.
+-- topic: the messages that a fan-out topic keeps, and their retention. Part of the scripts that publish and take.
 --
--- A topic's keys begin with what `p` stands for, those of a consumer with p@<name>; docs/formats.md lists them.
+-- `p` is the common beginning of a topic's keys. The keys of a consumer begin with p@<name>. docs/formats.md lists
+-- them.
 local topic = { MOST_CONSUMERS = 2000, REFS_AT_ONCE = 20000, CHUNK = 32, NOBODY = 'no such consumer is registered' }
 do
   local DROPPED_AT_ONCE, READ_AT_ONCE, SWEPT_AT_ONCE, CHUNK = 1000, 1048576, 8, topic.CHUNK
@@ -14,7 +15,7 @@ do
 
   function topic.is_reference(entry) return entry and byte(entry) < 58 end
 
-  -- A consumer has no more use for these: frees what was its last.
+  -- Records that a consumer does not need these entries any more. Deletes contents that no other consumer needs.
   function topic.release(p, entries)
     local indexes, gone, fewer = {}, {}, {}
     for i = 1, #entries do
@@ -36,13 +37,15 @@ do
     if #fewer > 0 then call('HSET', p .. ':left', unpack(fewer)) end
   end
 
-  -- Returns how many wait for a consumer; of a log also how many were dropped, where its cursor stands, and bytes.
+  -- Returns the number of waiting messages of a consumer; then, only for a log: dropped messages, cursor, bytes of its
+  -- keys.
   function topic.standing(p, name) return call('LLEN', p .. '@' .. name .. ':refs'), 0, '', 0 end
 
-  -- Counts what a consumer missed, unless its key was spoilt.
+  -- Adds to the number of messages that a consumer missed. Another program may have overwritten the key: then do
+  -- nothing.
   function topic.missed(p, name, n) redis.pcall('HINCRBY', p .. '@' .. name .. ':state', 'missed', n) end
 
-  -- Says what is wrong with a topic's keys, in the server's words; nil if nothing is.
+  -- Returns the server's error if a key of the topic has the wrong type; otherwise nil.
   function topic.fault_of(p)
     for _, key in ipairs({ ':content', ':left', ':meta' }) do
       local length = redis.pcall('HLEN', p .. key)
@@ -52,8 +55,9 @@ do
     return type(count) == 'table' and count.err or nil
   end
 
-  -- Says which right is missing: what failed midway would be lost, or doubled. Redis before 7.0 is asked by what changes
-  -- nothing: on a key of another type, on a member that is there, on a key that is not.
+  -- Returns an error if the user lacks a right to publish. Without this check, publishing could stop halfway: messages
+  -- would be lost or doubled. Redis before 7.0 has no acl_check_cmd: there, the check runs commands that change
+  -- nothing, because their key has another type, their member exists already, or their key does not exist.
   function topic.missing_right(p, name)
     local refs, consumers = p .. '@' .. name .. ':refs', p .. ':consumers'
     local needed = { RPUSH = refs, HSET = p .. ':content', SADD = p .. ':seen:0', PEXPIRE = p .. ':seen:0' }
@@ -70,7 +74,8 @@ do
     end
   end
 
-  -- Gives each consumer a reference to each element, or the element itself if it is smaller than `inline`.
+  -- Gives each consumer a reference to each element. An element of fewer than `inline` bytes is copied to each
+  -- consumer.
   function topic.publish(p, names, elements, inline)
     local last, entries, content, left = tonumber(call('HGET', p .. ':meta', 'last') or 0), {}, {}, {}
     for i, element in ipairs(elements) do
@@ -89,21 +94,22 @@ do
     end
     local own = p .. '@'
     for _, name in ipairs(names) do
-      if type(redis.pcall('RPUSH', own .. name .. ':refs', unpack(entries))) == 'table' then -- it is no list
+      if type(redis.pcall('RPUSH', own .. name .. ':refs', unpack(entries))) == 'table' then -- The key is no list.
         topic.missed(p, name, #entries)
         topic.release(p, entries)
       end
     end
   end
 
-  -- --- the end of what is kept -----------------------------------------------------------------------------------------
+  -- --- retention -------------------------------------------------------------------------------------------------------
 
   local function was_pushed_before(element, oldest)
     return oldest > 0 and sub(element, ELEMENT.PUSHED_KEY_FIRST, ELEMENT.PUSHED_KEY_LAST) == PUSHED
       and struct.unpack('>I8', sub(element, ELEMENT.PUSHED_MS_FIRST)) < oldest
   end
 
-  -- Drops content beyond `most`, and what was published before `oldest`, 0 = neither; returns the first index that is left.
+  -- Drops contents beyond the number `most` and contents published before `oldest`; 0 = no limit. Returns the first
+  -- index that may still be kept.
   local function retain(p, most, oldest)
     local first, last = unpack(call('HMGET', p .. ':meta', 'first', 'last'))
     first, last = tonumber(first or 1), tonumber(last or 0)
@@ -127,11 +133,12 @@ do
     return first
   end
 
-  -- Takes from the head of a consumer's list what `is_over` says, some at a time; returns how many those were.
+  -- Removes entries from the head of a consumer's list while is_over(entry, n) is true, a bounded number. Returns their
+  -- number.
   local function behead(p, name, is_over)
     local key, total, read = p .. '@' .. name .. ':refs', 0, 0
     while total < DROPPED_AT_ONCE and read <= READ_AT_ONCE do
-      local fits = total > 0 and math.floor(READ_AT_ONCE / (read / total + 1)) or 1 -- were all of a size
+      local fits = total > 0 and math.floor(READ_AT_ONCE / (read / total + 1)) or 1 -- An estimate by average size.
       local entries, n = call('LRANGE', key, 0, math.max(1, math.min(CHUNK, fits)) - 1), 0
       while n < #entries and is_over(entries[n + 1], total + n) do n, read = n + 1, read + #entries[n + 1] end
       if n == 0 then break end
@@ -143,7 +150,7 @@ do
     return total
   end
 
-  -- Counts for one consumer what retention has dropped before it took it.
+  -- Removes dropped messages from the list of one consumer, and counts them as missed.
   local function sweep(p, name, first, most, oldest)
     local over = most > 0 and call('LLEN', p .. '@' .. name .. ':refs') - most or 0
     local dropped = behead(p, name, function(entry, n)
@@ -154,7 +161,8 @@ do
     if dropped > 0 then topic.missed(p, name, dropped) end
   end
 
-  -- Does so for some, each time for others; a key of theirs that was spoilt holds up no other.
+  -- Sweeps some consumers, in turn. If another program has overwritten a key of one consumer, the others are still
+  -- swept.
   local function sweep_some(p, names, ...)
     local at = tonumber(call('HGET', p .. ':meta', 'swept') or 0)
     for _ = 1, math.min(SWEPT_AT_ONCE, #names) do
@@ -164,7 +172,7 @@ do
     call('HSET', p .. ':meta', 'swept', at)
   end
 
-  -- Frees what a consumer that has left had, a bounded part at a time; says whether nothing is left.
+  -- Deletes a bounded part of the data of a removed consumer. Returns true if nothing is left.
   function topic.leave(p, name)
     local own = p .. '@' .. name
     behead(p, name, function() return true end)
@@ -194,11 +202,12 @@ do
     if #leaving > 0 then topic.leave(p, leaving[now % #leaving + 1]) end
   end
 
-  -- What follows each publishing: retention, and the end of consumers that have left. Where it fails, what was published
-  -- stands: it would be published once more.
+  -- Runs after each publishing: retention, and the removal of consumers. An error here is ignored: the caller would
+  -- take the publishing for failed, and publish the messages again.
   function topic.tend(...) pcall(tend, ...) end
 
-  -- Gives a consumer that begins with the oldest what is kept, the newest first; says whether nothing is left.
+  -- Gives a new consumer references to a bounded part of the kept messages, the newest first. Returns true if none is
+  -- left.
   function topic.fill(p, name)
     local state = p .. '@' .. name .. ':state'
     local at = tonumber(call('HGET', state, 'fill') or 0)

@@ -1,5 +1,4 @@
--- topics: a fan-out's topic, or one of its consumers, as a destination; ARGV[7] is as ARGV[3] to ARGV[5] of `publish`, with
--- spaces between them.
+-- topics: the `destination` of `transfer_topics`, a fan-out topic or one of its consumers. ARGV[7] is described there.
 local destination = { MOST_COST = topic.REFS_AT_ONCE, cost = 0 }
 do
   local most_kept, max_age, inline = string.match(ARGV[7], '^(%d+) (%d+) (%d+)$')

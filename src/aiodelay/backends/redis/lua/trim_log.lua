@@ -1,10 +1,11 @@
--- trim_log: drops entries from a log's head, a bounded number at a time.
+-- trim_log: drops the oldest entries of a log, a bounded number per call.
 --@ plain log
 -- KEYS[1] the log
--- ARGV[2] most messages to keep, 0 = any number
--- ARGV[3] for how long, ms, 0 = for ever
--- ARGV[4] '1': what all its consumers have passed is dropped
--- Returns the first and the last index, and 1 if nothing more is to be dropped; or why it cannot be.
+-- ARGV[2] the most entries to keep; 0 = no limit
+-- ARGV[3] the largest age of an entry, ms; 0 = no limit
+-- ARGV[4] '1' = drop the entries that all consumers have passed
+-- Returns the first and the last index, and 1 if there is nothing more to drop, else 0. If the key is not a log, an
+-- error.
 local p = topic.of(KEYS[1])
 local first, fault = topic.ends(p)
 if not first then return redis.error_reply(fault) end

@@ -1,4 +1,4 @@
--- trying: has one consumer of a topic get messages once more; what `again`, of a fan-out, and `again_log` have in common.
+-- trying: the common part of `again`, for fan-out topics, and `again_log`.
 local p, own = topic.of(CONTENT), sub(CONSUMERS, 1, -#':consumers' - 1)
 local letters = {}
 

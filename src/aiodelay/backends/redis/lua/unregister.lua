@@ -1,9 +1,10 @@
--- unregister: forgets a consumer: at once it is given nothing more, and what only it had not settled is freed.
+-- unregister: removes a consumer of a topic, and deletes the messages that no other consumer needs.
 --@ plain topic
--- KEYS[1] the topic's content
--- KEYS[2] the topics of the namespace
+-- KEYS[1] the content of the topic
+-- KEYS[2] the set of the topics of the namespace
 -- ARGV[2] the consumer
--- Returns 'gone' or 'unknown'; 'more' if it is to be called again, though publishing goes on with it as well.
+-- Returns 'gone', 'unknown', or 'more' if the caller must call again. If it does not, later publishing finishes the
+-- removal.
 local p, name = topic.of(KEYS[1]), ARGV[2]
 local is_known = call('SREM', p .. ':consumers', name) == 1
 

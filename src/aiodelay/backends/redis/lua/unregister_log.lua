@@ -1,7 +1,7 @@
--- unregister_log: forgets a consumer of a log, with what it had taken and was to try again.
+-- unregister_log: removes a consumer of a log, with the messages that it has taken and with its retries.
 --@ plain log
 -- KEYS[1] the log
--- KEYS[2] the logs of the namespace
+-- KEYS[2] the set of the logs of the namespace
 -- ARGV[2] the consumer
 -- Returns 'gone' or 'unknown'.
 local p, own = topic.of(KEYS[1]), topic.of(KEYS[1]) .. '@' .. ARGV[2]
