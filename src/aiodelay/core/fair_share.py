@@ -11,7 +11,7 @@ from . import transitions as t
 from .table import Row
 from .values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Demand, Lane, Record
 
-__all__ = ["MOST_ASIDE", "FairShare", "Heads"]
+__all__ = ["MOST_ASIDE", "FairShare", "Head", "Heads"]
 
 MOST_ASIDE = 2_000
 """Most messages that one claim skips: suspects that others try, or other messages in a trial."""
@@ -19,19 +19,27 @@ MOST_ASIDE = 2_000
 R = TypeVar("R", bound=Row)
 
 
-class Heads(Protocol[R]):
-    """The due messages of some lanes, each lane read from its head."""
+class Head(Protocol[R]):
+    """The due messages of some lanes, read from the earliest on."""
 
-    def first(self, lanes: Sequence[Lane]) -> R | None:
-        """Return the first due message of these lanes, and leave it where it is."""
+    def first(self) -> R | None:
+        """Return the first due message, and leave it where it is."""
         ...
 
-    def take(self, row: R) -> None:
+    def take(self) -> None:
         """Take the message that `first` has just returned."""
         ...
 
-    def step_over(self, row: R) -> None:
+    def step_over(self) -> None:
         """Skip the message that `first` has just returned. The next `first` returns the message behind it."""
+        ...
+
+
+class Heads(Protocol[R]):
+    """The lanes of one claim."""
+
+    def of(self, lanes: Sequence[Lane]) -> Head[R]:
+        """Return the head of these lanes together. Heads of the same lanes share their position."""
         ...
 
 
@@ -75,22 +83,22 @@ class FairShare(Generic[R]):
 
     def _fill(self, group: _Group[R], parts: int) -> None:
         """Take a group's messages, up to one of `parts` equal shares of a claim."""
-        heads, taken = self._heads, group.taken
+        head, taken = self._heads.of(group.lanes), group.taken
         most, share = min(group.demand.messages, max(1, MAX_CLAIM_MESSAGES // parts)), MAX_CLAIM_BYTES // parts
         while len(taken) < most and self._messages < MAX_CLAIM_MESSAGES:
-            row = heads.first(group.lanes)
+            row = head.first()
             if row is None:
                 return
             if not self._takes(row.record):
                 self._stepped_over += 1
                 if self._stepped_over > MOST_ASIDE or (self.is_trial and self._messages == self._most > 0):
                     return
-                heads.step_over(row)
+                head.step_over()
                 continue
             size = row.record.envelope.size
             if self._messages and not self._fits(size, group, share):
                 return
-            heads.take(row)
+            head.take()
             taken.append(row)
             group.bytes += size
             self._messages += 1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 
 from aiodelay.core import transitions as t
-from aiodelay.core.fair_share import FairShare
+from aiodelay.core.fair_share import FairShare, Head
 from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Claimed, Demand, Lane
 from aiodelay.errors import RecordFormatError
 
@@ -156,18 +157,32 @@ class _Heads:
                 self._by_lane[name] = _Head(tables, number, addresses)
         self.all: list[_Head] = list(self._by_lane.values())
 
-    def first(self, lanes: Sequence[Lane]) -> Entry | None:
-        if len(lanes) == 1:
-            head = self._by_lane.get(lanes[0])
-            return None if head is None else head.first()
-        found = [first for lane in lanes if (head := self._by_lane.get(lane)) and (first := head.first())]
-        return min(found, key=lambda entry: (entry.place_ms, entry.n), default=None)
+    def of(self, lanes: Sequence[Lane]) -> Head[Entry]:
+        heads = [head for lane in lanes if (head := self._by_lane.get(lane))]
+        return heads[0] if len(heads) == 1 else _MergedHead(heads)
 
-    def take(self, row: Entry) -> None:
-        self._by_lane[row.record.envelope.lane].take()
 
-    def step_over(self, row: Entry) -> None:
-        self._by_lane[row.record.envelope.lane].step_over()
+class _MergedHead:
+    """The heads of several lanes as one: the earliest message of all comes first."""
+
+    def __init__(self, heads: Sequence[_Head]) -> None:
+        self._heads = heads
+        self._earliest: _Head | None = None
+
+    def first(self) -> Entry | None:
+        found = [(first.place_ms, first.n, first, head) for head in self._heads if (first := head.first()) is not None]
+        if not found:
+            return None
+        _, _, first, self._earliest = min(found, key=itemgetter(0, 1))
+        return first
+
+    def take(self) -> None:
+        if self._earliest is not None:
+            self._earliest.take()
+
+    def step_over(self) -> None:
+        if self._earliest is not None:
+            self._earliest.step_over()
 
 
 def claim(

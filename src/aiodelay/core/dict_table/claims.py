@@ -63,27 +63,41 @@ class LaneHeads:
         return min((place_ms for place_ms in waiting if place_ms <= now), default=None)
 
 
+class _ClaimHead:
+    """`Head` of some lanes of one claim."""
+
+    def __init__(self, heads: _ClaimHeads, lanes: Sequence[Lane]) -> None:
+        self._heads, self._lanes = heads, lanes
+        self._first: Entry | None = None
+
+    def first(self) -> Entry | None:
+        self._first = self._heads.order.first_due(self._lanes, self._heads.now)
+        return self._first
+
+    def take(self) -> None:
+        if self._first is not None:
+            self._heads.table.lanes[self._first.record.envelope.lane].take_first()
+
+    def step_over(self) -> None:
+        if self._first is not None:
+            self.take()
+            self._heads.aside.append(self._first)
+
+
 class _ClaimHeads:
     """`Heads` of one claim."""
 
     def __init__(self, table: DictTable, order: LaneOrder, now: int) -> None:
-        self._table, self._order, self._now = table, order, now
+        self.table, self.order, self.now = table, order, now
         self.aside: list[Entry] = []
 
-    def first(self, lanes: Sequence[Lane]) -> Entry | None:
-        return self._order.first_due(lanes, self._now)
-
-    def take(self, row: Entry) -> None:
-        self._table.lanes[row.record.envelope.lane].take_first()
-
-    def step_over(self, row: Entry) -> None:
-        self.take(row)
-        self.aside.append(row)
+    def of(self, lanes: Sequence[Lane]) -> _ClaimHead:
+        return _ClaimHead(self, lanes)
 
     def put_back(self) -> None:
         """Put the skipped messages back into their lanes."""
         for entry in self.aside:
-            self._table.lanes[entry.record.envelope.lane].add(entry)
+            self.table.lanes[entry.record.envelope.lane].add(entry)
 
 
 class DictClaiming:
