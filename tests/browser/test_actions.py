@@ -315,12 +315,12 @@ async def test_pause_and_resume(script: bool, watch: Watch, store: SceneStore) -
         await expect(page.get_by_text("Nothing is called")).to_have_count(0)
         await press(page, "Pause 1 destination")
         await expect(page.get_by_role("row", name="paused 1")).to_be_visible()
-        assert ("CheckPayment", None) in await store.holds()
+        assert ("CheckPayment", None) in await store.paused()
         await page.get_by_role("link", name="Back").click()
         await page.get_by_role("listitem").filter(has_text="CheckPayment").get_by_role("button", name="Resume").click()
         await press(page, "Resume 1 destination")
         await expect(page.get_by_role("row", name="resumed 1")).to_be_visible()
-    assert await store.holds() == [("webhook", "us-1")]
+    assert await store.paused() == [("webhook", "us-1")]
 
 
 # --- who may ------------------------------------------------------------------------------------------------

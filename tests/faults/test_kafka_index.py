@@ -85,7 +85,7 @@ async def fill(kafka: str, schedules: str, folder: Path, *, n: int = 500) -> lis
         await store.apply([put(i, target, now_ms()) for i in range(n + 5, n + 10)])
         await moved(store, 5)
         await store.apply([Cancel(new_op(), "m1"), put(2, target, far_ahead)])
-        await store.hold("kafka", "held")
+        await store.pause("kafka", "held")
         return list(await store.search(Query(limit=1000)))
 
 
@@ -98,7 +98,7 @@ async def test_f38_a_restart_reads_the_tail_alone_and_finds_what_a_whole_read_fi
     async with opened(kafka, schedules, tmp_path) as store:
         assert len(was_read) <= 5 + 1 + FEW  # what is near, the hold, and what is written at a start
         assert list(await store.search(Query(limit=1000))) == left
-        assert await store.holds() == [("kafka", "held")]
+        assert await store.paused() == [("kafka", "held")]
         PlainClient(kafka, schedules).cancel(b"m7")
         (cancelled,) = await store.apply([Cancel(new_op(), "m8")])
         assert isinstance(cancelled, Stored)

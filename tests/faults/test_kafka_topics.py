@@ -302,11 +302,11 @@ async def test_what_one_process_holds_is_held_by_all_of_every_topic(kafka: str) 
     topics, target = [new_name("first"), new_name("second")], await create_topic(kafka, new_name())
     members = [url_of(kafka, *topics, options=f"&members=2&member={member}") for member in (0, 1)]
     async with opened(members[0]) as one, opened(members[1]) as other:
-        assert await one.hold("kafka", target)
+        assert await one.pause("kafka", target)
         async with asyncio.timeout(30):
-            while not await other.holds():  # noqa: ASYNC110 - as a user would look
+            while not await other.paused():  # noqa: ASYNC110 - as a user would look
                 await asyncio.sleep(0.01)
-        assert not await other.hold("kafka", target)
+        assert not await other.pause("kafka", target)
         for topic in topics:
             async with KafkaStore(url_of(kafka, topic)) as producer:
                 await producer.apply([put(f"m{i}", b"%d" % i, After(0), target) for i in range(20)])
@@ -334,11 +334,11 @@ async def test_holding_is_said_to_have_failed_where_it_may_have(kafka: str) -> N
     topic = new_name("schedules")
     async with KafkaStore(url_of(kafka, topic)) as producer:
         with pytest.raises(UnsupportedByStoreError):
-            await producer.hold("kafka")
+            await producer.pause("kafka")
     async with opened(url_of(kafka, topic, options="&timeout_ms=1000")) as store:
         await delete(kafka, topic)
         with pytest.raises(StoreUnavailableError, match=r"the pause is in some partitions or in none|is deleted"):
-            await store.hold("kafka")
+            await store.pause("kafka")
 
 
 async def test_an_address_that_was_blocked_does_not_bring_back_what_was_cancelled_meanwhile(kafka: str) -> None:

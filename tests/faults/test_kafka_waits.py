@@ -177,7 +177,7 @@ async def test_r1_closing_that_is_cancelled_leaves_nothing_open(kafka: str) -> N
 
     async def use() -> None:
         async with KafkaStore(url_of(kafka, new_name("schedules"))) as store, store.work("w", []):
-            await store.hold("kafka")
+            await store.pause("kafka")
             await store._parts.targets.inspect([new_name()])
             is_used.set()
             await asyncio.Event().wait()

@@ -223,8 +223,8 @@ async def test_f9_a_server_that_lost_everything_gives_lanes_other_numbers_and_no
                 "mb": "lane b",
                 "mc": "lane c",
             }
-            await store.hold("lane b")
-            assert await store.holds() == [("lane b", None)]
+            await store.pause("lane b")
+            assert await store.paused() == [("lane b", None)]
             assert {(each.record.id, each.record.envelope.lane) for each in await store.search(Query())} == {
                 ("ma", "lane a"),
                 ("mb", "lane b"),

@@ -36,8 +36,8 @@ def totals(scheduler: Scheduler) -> tuple[int, int, int]:
     async def read() -> tuple[int, int, int]:
         async with scheduler:
             store, meter = scheduler.opened_store(), ActivityMeter()
-            async with store.trail() as trail:
-                await meter.read(trail, now_ms=store.now_ms())
+            async with store.journal_reader() as reader:
+                await meter.read(reader, now_ms=store.now_ms())
             minutes = meter.last_hour(store.now_ms()).minutes
         parts = [(each.delivered, each.retried, each.given_up) for each in minutes]
         delivered, retried, given_up = zip(*parts, strict=True)

@@ -360,7 +360,8 @@ async def test_what_is_paused_is_held_until_it_is_resumed(url: str) -> None:
         pause = {"what": "work"}
         assert (await client.post("/v1/pause", json=pause)).json() == {"id": "work", "outcome": "paused"}
         assert (await client.post("/v1/pause", json=pause)).json()["outcome"] == "was_paused"
-        assert (await client.get("/v1/holds")).json() == {"paused": ["work"], "blocked": []}
+        for path in ("/v1/pauses", "/v1/holds"):  # the former name goes on working
+            assert (await client.get(path)).json() == {"paused": ["work"], "blocked": []}
         assert list(await scheduler.paused()) == ["work"]
         assert (await client.post("/v1/resume", json=pause)).json()["outcome"] == "resumed"
         assert (await client.post("/v1/resume", json=pause)).json()["outcome"] == "was_not_paused"
@@ -777,7 +778,7 @@ async def test_answers_are_what_the_document_says(url: str) -> None:
             ("/v1/load?bucket=1h", models.LoadOut),
             ("/v1/lateness", models.LatenessOut),
             ("/v1/journal", models.JournalOut),
-            ("/v1/holds", models.HoldsOut),
+            ("/v1/pauses", models.PausesOut),
             ("/v1/stores", models.StoresOut),
             ("/v1/dead", models.DeadListOut),
         ):

@@ -461,7 +461,7 @@ async def test_what_fails_unexpectedly_is_told_to_the_log_and_not_to_the_client(
         async def counts(self) -> Any:  # noqa: ANN401 - it never returns
             raise KeyError("something private")
 
-        async def holds(self) -> Any:  # noqa: ANN401 - it never returns
+        async def paused(self) -> Any:  # noqa: ANN401 - it never returns
             raise StoreUnavailableError("memory://", "gone")
 
     async with Scheduler(Broken(), dispatch=False) as scheduler, serving_api(scheduler, **ALL) as client:
@@ -469,7 +469,7 @@ async def test_what_fails_unexpectedly_is_told_to_the_log_and_not_to_the_client(
         problem_of(answer, 500, "InternalError")
         assert "private" not in answer.text
         assert answer.headers["x-content-type-options"] == "nosniff"
-        away = await client.get("/v1/holds")
+        away = await client.get("/v1/pauses")
         problem_of(away, 503, "StoreUnavailableError")
         assert away.headers["retry-after"] == "1"
         assert (await client.get("/v1/stores")).status_code == 200, "it goes on"

@@ -104,7 +104,7 @@ def test_what_waits_aside_returns_a_bounded_number_at_a_time(url: str) -> None:
     async def play() -> None:
         async with Watched(url, namespace="aside") as store, store.work("w", [LANE]) as work:
             for i in range(40):
-                await store.hold(LANE, f"a{i}")
+                await store.pause(LANE, f"a{i}")
                 await put(store, 50, 1, f"a{i}")
             await store.command("DEL", "{aside:00}:holds")
             counts: list[int] = []
@@ -120,10 +120,10 @@ def test_what_waits_aside_returns_a_bounded_number_at_a_time(url: str) -> None:
 def test_a_release_that_was_cut_short_goes_on_when_it_is_repeated(url: str) -> None:
     async def play() -> None:
         async with Watched(url, namespace="cut") as store:
-            await store.hold(LANE, "a")
+            await store.pause(LANE, "a")
             await put(store, 2_000, 1, "a")
             await store.run("hold", ["release", LANE, ":a"])
-            assert await store.release(LANE, "a") is False
+            assert await store.resume(LANE, "a") is False
             assert (await store.counts())[LANE].overdue == 2_000
 
     asyncio.run(play())
@@ -148,7 +148,7 @@ def test_what_comes_due_at_one_instant_is_listed_a_part_at_a_time(url: str) -> N
                 assert len((await work.claim({LANE: Demand(500)}, request=f"r{i}", lease_ms=15_000)).claims) == 500
             assert await pages(store, 1_000) == names
             for i in range(20):
-                await store.hold(LANE, f"{i}")
+                await store.pause(LANE, f"{i}")
                 await put(store, 100, 1, f"{i}")
             assert await pages(store, 900) == sorted([*names, *(f"{i}-{j}" for i in range(20) for j in range(100))])
             assert store.most("range") <= 2 + 2 * 2_000
@@ -193,7 +193,7 @@ def test_the_load_of_many_addresses_is_counted_a_part_at_a_time(url: str) -> Non
         clock = VirtualClock()
         async with Watched(url, namespace="load", clock=clock) as store:
             for i in range(60):
-                await store.hold(LANE, f"{i}")
+                await store.pause(LANE, f"{i}")
                 envelopes = (Envelope(f"{i}-{j}", LANE, f"{i}") for j in range(100))
                 await store.apply([Put(new_op(), each, After(j * 10)) for j, each in enumerate(envelopes)])
             load = await store.load(bucket_ms=100, buckets=50)

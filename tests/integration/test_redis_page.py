@@ -141,12 +141,12 @@ async def work_through(store: RedisStore, work: Work) -> None:
 async def use(url: str) -> None:
     """Use what a store can do; raises if anything of it does not work."""
     async with RedisStore(f"{url}?journal=10", namespace="default") as store, store.work("w", [LANE]) as work:
-        await store.hold(LANE, "held")
+        await store.pause(LANE, "held")
         await do(store, put("a"), put("b"), put("c"), put("d", 1000), put("h", 0, "held"), put("s", 0, "", {"e": 1000}))
         await do(store, Put(new_op(), Envelope("plain", LANE), After(0)))
         await do(store, put("d"), Reschedule(new_op(), "d", After(5000)), Cancel(new_op(), "d"))
         await work_through(store, work)
-        await store.release(LANE, "held")
+        await store.resume(LANE, "held")
         tidied = await work.tidy([LANE], limit=100)
         assert [each.lane for each in tidied.lanes] == [LANE]
         assert (await store.counts())[LANE].in_flight == 3
@@ -154,7 +154,7 @@ async def use(url: str) -> None:
         assert len(await store.journal()) == 10
         assert await store.get("s") is not None
         assert await store.position("nowhere") is None
-        assert await store.holds() == []
+        assert await store.paused() == []
         assert (await store.vanished(), await store.vanished_elsewhere()) == ("", "")
     async with RedisStore(url, namespace="default") as store, store.work("w", ["other"]) as work:
         await do(

@@ -273,9 +273,9 @@ async def test_namespaces_share_a_file_and_nothing_else(tmp_path: Path) -> None:
             claimed = await work.claim({"lane": Demand(9)}, request="1", lease_ms=1000)
             assert [claim.record.envelope.payload for claim in claimed.claims] == [payload]
         assert list(await ours.counts()) == ["lane"]
-        assert await ours.release("lane") is False
-        await theirs.hold("lane")
-        assert list(await ours.holds()) == []
+        assert await ours.resume("lane") is False
+        await theirs.pause("lane")
+        assert list(await ours.paused()) == []
 
 
 # --- opening and closing ----------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ async def test_namespaces_share_a_file_and_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_a_closed_store_says_so_and_may_be_opened_again(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "delay.db")
-    for call in (store.apply([put()]), store.get("m"), store.hold("lane")):
+    for call in (store.apply([put()]), store.get("m"), store.pause("lane")):
         with pytest.raises(ClosedError):
             await call
     async with store:

@@ -156,7 +156,7 @@ async def test_commands_and_plain_sql_see_each_other(tmp_path: Path) -> None:
         execute(path, put("'a', 'lane', 9000000000000, 'x', 5", "id, lane, due_ms, payload, version"))
         outcomes: list[Outcome] = list(await store.apply([Fire(b"fire....", "a")]))
         assert [each.answer for each in outcomes if isinstance(each, Stored)] == ["fired"]
-        await store.hold("lane", "there")
+        await store.pause("lane", "there")
         execute(path, put("'b', 'lane', 'there', 1, 'x', 2, 2", "id, lane, address, due_ms, payload, late, expires_ms"))
         claims = (await work.claim({"lane": Demand(9)}, request="1", lease_ms=1_000)).claims
         assert [each.record.id for each in claims] == ["a"]

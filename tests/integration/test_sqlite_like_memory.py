@@ -210,12 +210,12 @@ class Walk:
 
     async def hold(self) -> None:
         lane, address = self.choose(*LANES), self.choose(None, *ADDRESSES)
-        self.same(await self.memory.hold(lane, address), await self.sqlite.hold(lane, address))
-        self.same(await self.memory.holds(), await self.sqlite.holds())
+        self.same(await self.memory.pause(lane, address), await self.sqlite.pause(lane, address))
+        self.same(await self.memory.paused(), await self.sqlite.paused())
 
     async def release(self) -> None:
         lane, address = self.choose(*LANES), self.choose(None, *ADDRESSES)
-        self.same(await self.memory.release(lane, address), await self.sqlite.release(lane, address))
+        self.same(await self.memory.resume(lane, address), await self.sqlite.resume(lane, address))
 
     async def redrive(self) -> None:
         keys = await self.some_dead()

@@ -138,7 +138,7 @@ async def test_what_this_store_writes_itself_is_no_news_from_others(tmp_path: Pa
     async with SqliteStore(tmp_path / "delay.db") as store, store.work("w", ["lane"]) as work:
         await store.apply([put(1)])
         await settled_down(work)
-        await store.hold("other")  # wakes nobody: it gives no lane anything
+        await store.pause("other")  # wakes nobody: it gives no lane anything
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await work.wait(until_ms=None)

@@ -162,7 +162,7 @@ async def test_a_number_that_came_to_another_message_in_the_same_transaction_doe
         file.clock.move(RETRY_WINDOW_MS)
         again = Put(b"newer 2.", Envelope("m", "lane", version=2), After(0), Conflict.newer(2))
         await asyncio.gather(
-            file.store.hold("busy", None),  # The other calls gather meanwhile, and share a transaction.
+            file.store.pause("busy", None),  # The other calls gather meanwhile, and share a transaction.
             file.store.apply([Cancel(b"cancel..", "m")]),  # It finds the row of `m`, which is over, and purges it.
             file.store.apply([put(2)]),
             file.store.apply([again]),
@@ -226,7 +226,7 @@ async def test_a_series_that_lapses_in_the_same_step_in_which_its_retry_is_given
 @pytest.mark.asyncio
 async def test_what_a_held_address_parks_is_seen_counted_and_comes_back(tmp_path: Path) -> None:
     async with opened(tmp_path) as file:
-        await file.store.hold("lane", "there")
+        await file.store.pause("lane", "there")
         there = [Put(i.to_bytes(8, "big"), Envelope(f"t{i}", "lane", "there"), After(i * 1000)) for i in range(4)]
         await file.store.apply([*there, put(9)])
         assert [claim.record.id for claim in await file.claim()] == ["m9"]
@@ -237,7 +237,7 @@ async def test_what_a_held_address_parks_is_seen_counted_and_comes_back(tmp_path
         load = await file.store.load(bucket_ms=2000, buckets=2)
         assert [bucket.messages for bucket in load] == [3, 2]
         assert len(await file.store.search(Query())) == 6
-        await file.store.release("lane", "there")
+        await file.store.resume("lane", "there")
         counts = (await file.store.counts())["lane"]
         assert (counts.held, counts.overdue, counts.scheduled, counts.in_flight) == (0, 2, 3, 1)
 
@@ -245,7 +245,7 @@ async def test_what_a_held_address_parks_is_seen_counted_and_comes_back(tmp_path
 @pytest.mark.asyncio
 async def test_l1_what_was_parked_when_its_release_was_cut_short_is_returned_by_tidying(tmp_path: Path) -> None:
     async with opened(tmp_path) as file:
-        await file.store.hold("lane", "there")
+        await file.store.pause("lane", "there")
         await file.store.apply([Put(b"12345678", Envelope("m", "lane", "there"), After(0))])
         assert await file.claim() == []
         file.write("DELETE FROM holds")
@@ -258,11 +258,11 @@ async def test_l1_what_was_parked_when_its_release_was_cut_short_is_returned_by_
 async def test_a_release_of_very_many_is_done_in_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "UNPARKED_AT_ONCE", 10)
     async with opened(tmp_path) as file:
-        await file.store.hold("lane", "there")
+        await file.store.pause("lane", "there")
         puts = [Put(i.to_bytes(8, "big"), Envelope(f"m{i}", "lane", "there"), After(0)) for i in range(35)]
         await file.store.apply(puts)
         assert await file.claim() == []
-        assert await file.store.release("lane", "there")
+        assert await file.store.resume("lane", "there")
         assert [claim.record.id for claim in await file.claim()] == [f"m{i}" for i in range(35)]
 
 
@@ -403,7 +403,7 @@ async def test_no_statement_of_the_writer_reads_a_whole_table_of_messages(
 
     monkeypatch.setattr(Database, "begin", traced)
     async with opened(tmp_path) as file:
-        await file.store.hold("lane", "held")
+        await file.store.pause("lane", "held")
         await file.store.apply([put(i) for i in range(1, 100)])
         await file.store.apply([put(1, b"again"), Cancel(b"cancel..", "m2"), Fire(b"fire....", "m3")])
         claims = await file.claim()

@@ -197,7 +197,7 @@ async def test_sqlite_changes_nothing_in_a_file_of_a_newer_layout(tmp_path: Path
             await work.claim({"mail": Demand(1)}, request="1", lease_ms=15_000)
         assert "has layout 2 now" in work.status().why
         with pytest.raises(StoreTooNewError, match="has layout 2 now"):
-            await store.hold("mail")
+            await store.pause("mail")
         set_version(features.SQLITE_LAYOUT)
         assert not isinstance((await store.apply([put]))[0], Refused)
         claimed = await work.claim({"mail": Demand(1)}, request="2", lease_ms=15_000)
@@ -221,7 +221,7 @@ async def test_redis_changes_nothing_in_a_namespace_of_another_layout(redis: str
             await work.claim({"mail": Demand(1)}, request="1", lease_ms=15_000)
         assert "has layout 2 now" in work.status().why
         with pytest.raises((StoreTooNewError, StoreUnavailableError), match="has layout 2 now"):
-            await store.hold("mail")
+            await store.pause("mail")
         assert {key: client.type(key) for key in client.keys(f"{{{namespace}:00}}:*")} == before
         client.hset(meta, "schema", features.REDIS_LAYOUT)
         assert not isinstance((await store.apply([put]))[0], Refused)

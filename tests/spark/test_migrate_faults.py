@@ -72,7 +72,7 @@ def test_all_of_a_message_moves_and_what_is_held_or_in_the_way_stays(
 
     async def hold() -> None:
         async with open_store(first, namespace=namespace, clock=None) as store:
-            await store.hold("paused")
+            await store.pause("paused")
 
     asyncio.run(hold())
     before = stored(first, namespace)

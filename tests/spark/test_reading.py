@@ -259,8 +259,8 @@ def test_states_and_retries_are_told(url: str) -> None:
 
     async def look(opened: Store) -> list[dict[str, Any]]:
         async with opened.work("w", ["work", "other"]) as work:
-            await opened.hold("work", "held")
-            await opened.hold("aside")
+            await opened.pause("work", "held")
+            await opened.pause("aside")
             claims = (await work.claim({"work": Demand(9)}, request="1", lease_ms=15_000)).claims
             record = claims[1].record
             assert record.id == "retried"

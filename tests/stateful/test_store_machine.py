@@ -355,12 +355,12 @@ class StoreMachine(RuleBasedStateMachine):
             self.reopen()
 
     def hold(self, place: tuple[Lane, str | None]) -> None:
-        assert self.do(self.store.hold(*place)) is (place not in self.model.held)
+        assert self.do(self.store.pause(*place)) is (place not in self.model.held)
         self.model.held.add(place)
 
     def release(self, place: tuple[Lane, str | None]) -> None:
-        assert self.do(self.store.release(*place))
-        assert not self.do(self.store.release(*place))
+        assert self.do(self.store.resume(*place))
+        assert not self.do(self.store.resume(*place))
         self.model.held.remove(place)
 
     def redrive(self, key: DeadKey) -> None:
@@ -379,7 +379,7 @@ class StoreMachine(RuleBasedStateMachine):
         snapshots = self.do(self.store.search(Query(limit=1000)))
         letters = self.do(self.store.dead_letters(limit=1000))
         self.model.check(snapshots, letters, self.now)
-        assert set(self.do(self.store.holds())) == self.model.held
+        assert set(self.do(self.store.paused())) == self.model.held
         assert self.do(self.store.position("source")) == self.model.position
 
 

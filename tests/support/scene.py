@@ -199,7 +199,7 @@ async def _standing(made: _Maker, work: Work, random: Random, now: int) -> None:
         await made.put(f"now-{n}", "SendReceipt", now - 2_004, {"order": 70 + n})
     made.until(now - 2_000)
     assert len(await made.claim(work, "SendReceipt")) == 3
-    await made.store.hold("webhook", "us-1")
+    await made.store.pause("webhook", "us-1")
 
 
 async def _order(made: _Maker, work: Work, now: int) -> None:

@@ -160,7 +160,7 @@ class Play:
     def hold(self) -> None:
         """Pause the address `PARKED` of both lanes."""
         for lane in self.lanes:
-            self.inspection.hold(lane, PARKED)
+            self.inspection.pause(lane, PARKED)
 
     def step(self, name: str, make: Callable[[Play], Action]) -> None:
         """Play a step, and note what it asks and what the rulebook answers."""

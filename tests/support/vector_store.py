@@ -218,7 +218,7 @@ class _Player:
     async def _hold(self) -> None:
         if any(playing.case.is_paused for playing in self.playing.values()):
             for lane in self.lanes:
-                await self.store.hold(lane, PARKED)
+                await self.store.pause(lane, PARKED)
 
     async def _step(self, from_end: int) -> None:
         """Carry out the steps that are so far from the end."""

@@ -49,7 +49,7 @@ from aiodelay.blocking import BlockingScheduler
 from aiodelay.core.event_codecs import Codec, JsonCodec, MessagePackCodec
 from aiodelay.core.values import JournalEntry, LaneCounts, LoadBucket, Outcome
 from aiodelay.memory import MemoryStore
-from aiodelay.ports import DeadLetters, Holds, Inspectable, Journal, Sink, Store
+from aiodelay.ports import DeadLetters, Inspectable, Journal, Pauses, Sink, Store
 from aiodelay.reactive import Publisher, Subscription
 from aiodelay.sqlite import SqliteStore
 
@@ -255,7 +255,7 @@ def ports(memory: MemoryStore, sqlite: SqliteStore) -> None:
     stores: list[Store] = [memory, sqlite]
     inspectable: list[Inspectable] = [memory, sqlite]
     dead_letters: list[DeadLetters] = [memory, sqlite]
-    holds: list[Holds] = [memory, sqlite]
+    holds: list[Pauses] = [memory, sqlite]
     journals: list[Journal] = [memory, sqlite]
     sink: Sink = StdoutSink()
     codecs: list[Codec] = [JsonCodec(), MessagePackCodec()]

@@ -57,32 +57,32 @@ async def test_every_minute_is_counted_by_what_happened() -> None:
 
 async def test_a_long_journal_is_read_backwards_until_an_hour_is_covered() -> None:
     journal = entries(*((minute, "delivered") for minute in range(120) for _ in range(50)))
-    trail, meter = Parts({0: journal, 1: entries((59, "dead"))}), ActivityMeter()
-    await meter.read(trail, now_ms=NOW, most=500)
+    reader, meter = Parts({0: journal, 1: entries((59, "dead"))}), ActivityMeter()
+    await meter.read(reader, now_ms=NOW, most=500)
     found = meter.last_hour(NOW)
     assert found.since_ms == NOW - 9 * MINUTE
     assert found.delivered_per_minute() == 50
     for _ in range(20):
-        await meter.read(trail, now_ms=NOW, most=500)
+        await meter.read(reader, now_ms=NOW, most=500)
     found = meter.last_hour(NOW)
     assert found.since_ms is None
     assert {each.delivered for each in found.minutes} == {50}
     assert found.minutes[0].given_up == 1
-    assert trail.asked < 60 * 50 + 1_000, "it goes no further back than it must"
+    assert reader.asked < 60 * 50 + 1_000, "it goes no further back than it must"
 
 
 async def test_what_is_written_later_is_counted_once_and_a_gap_begins_anew() -> None:
     journal = entries((2, "delivered"))
-    trail, meter = Parts({0: journal}), ActivityMeter()
+    reader, meter = Parts({0: journal}), ActivityMeter()
     for n in range(1, 4):
-        await meter.read(trail, now_ms=NOW, most=10)
+        await meter.read(reader, now_ms=NOW, most=10)
         assert sum(each.delivered for each in meter.last_hour(NOW).minutes) == n
         journal.append(JournalEntry(n + 1, NOW, "delivered", "id", 1, "lane", 0, 1))
     journal += [JournalEntry(n, NOW, "delivered", "id", 1, "lane", 0, 1) for n in range(5, 55)]
-    await meter.read(trail, now_ms=NOW, most=10)
+    await meter.read(reader, now_ms=NOW, most=10)
     assert sum(each.delivered for each in meter.last_hour(NOW).minutes) == 10
     for _ in range(6):
-        await meter.read(trail, now_ms=NOW, most=10)
+        await meter.read(reader, now_ms=NOW, most=10)
     assert sum(each.delivered for each in meter.last_hour(NOW).minutes) == 54
 
 

@@ -192,7 +192,7 @@ async def _holds_and_series(index: PendingIndex, world: World) -> tuple[Sequence
     )
     rows = [row for each in KEYS if (row := index.state.far.find(records.key_of(each))) is not None]
     assert not [row for row in rows if records.HEADER["rule"] in dict(world.log[row.offset].headers)]
-    return index.inspection.holds(), found
+    return index.inspection.paused(), found
 
 
 @settings(max_examples=200, deadline=None)

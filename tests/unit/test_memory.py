@@ -38,7 +38,7 @@ def test_what_a_replaced_message_leaves_behind_is_swept(late: Late) -> None:
 def test_what_is_held_and_cancelled_leaves_nothing_behind() -> None:
     async def play() -> None:
         store = MemoryStore(clock=VirtualClock())
-        await store.hold(LANE, "address")
+        await store.pause(LANE, "address")
         async with store.work("w", (LANE,)) as work:
             for number in range(10):
                 await store.apply([put(2 * number, "m", After(0)), Cancel((2 * number + 1).to_bytes(8, "big"), "m")])

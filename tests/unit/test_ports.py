@@ -23,13 +23,14 @@ PUBLIC = [
     "Feed",
     "Followed",
     "Guarded",
-    "Holds",
     "Identified",
     "Inspectable",
     "Instances",
     "Journal",
+    "JournalReader",
     "Lists",
     "Loads",
+    "Pauses",
     "PutsBack",
     "Recurring",
     "Registry",
@@ -38,7 +39,6 @@ PUBLIC = [
     "Source",
     "Store",
     "StoreTraits",
-    "Trail",
     "Transfer",
     "Transferring",
     "Upgradable",
@@ -72,8 +72,8 @@ class StoreWithoutJournal(MemoryStore):
 
 
 PARTS = (
-    "counts, dead_letters, get, hold, holds, instances, journal, load, position, purge, put_back, redrive, release, "
-    "search, series, trail"
+    "counts, dead_letters, get, instances, journal, journal_reader, load, pause, paused, position, purge, put_back, "
+    "redrive, resume, search, series"
 )
 
 

@@ -90,7 +90,7 @@ async def _lines(scheduler: Scheduler, place: Place) -> AsyncIterator[dict[str, 
         "namespace": place.namespace,
         "at": time_shape(store.now_ms()),
     }
-    for lane, address in await store.holds():
+    for lane, address in await store.paused():
         yield {"kind": "hold", "lane": lane, "address": address}
     async for snapshot in scheduler.pending():
         if not snapshot.record.no_retry:  # a message that was cancelled in flight: its last attempt runs here

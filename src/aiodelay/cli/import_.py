@@ -183,7 +183,7 @@ class _Import:
                 if isinstance(found, PutBack):
                     messages.append(found)
                 elif isinstance(found, tuple):
-                    self._note(is_new=await self._store.hold(*found))
+                    self._note(is_new=await self._store.pause(*found))
                 else:
                     self._is_whole = True
             except InputError as error:

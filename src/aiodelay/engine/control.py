@@ -120,17 +120,17 @@ class Control:
             what: An event class, former names included; or one name: `"payment.check"`, `"stdout"`, `"stdout:audit"`.
         """
         lanes, address = lanes_and_address(what)
-        return any([await self.opened_store().hold(lane, address) for lane in lanes])
+        return any([await self.opened_store().pause(lane, address) for lane in lanes])
 
     async def resume(self, what: type | str) -> bool:
         """Resume a paused lane or destination; return whether it was paused."""
         lanes, address = lanes_and_address(what)
-        return any([await self.opened_store().release(lane, address) for lane in lanes])
+        return any([await self.opened_store().resume(lane, address) for lane in lanes])
 
     async def paused(self) -> Sequence[str]:
         """List the paused lanes and destinations: `"payment.check"`, `"stdout:audit"`."""
-        holds = await self.opened_store().holds()
-        return [lane if address is None else f"{lane}:{address}" for lane, address in holds]
+        paused = await self.opened_store().paused()
+        return [lane if address is None else f"{lane}:{address}" for lane, address in paused]
 
     async def blocked(self) -> Sequence[Blocked]:
         """List blocked destinations, each with the reason and the number of messages that wait for it.

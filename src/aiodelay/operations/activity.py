@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from aiodelay.core.values import JournalEntry
-from aiodelay.ports import Trail
+from aiodelay.ports import JournalReader
 
 __all__ = ["FIRST", "MINUTES", "MINUTE_MS", "Activity", "ActivityMeter", "Minute", "drain_ms"]
 
@@ -67,27 +67,27 @@ class ActivityMeter:
         self._oldest_ms: dict[int, int] = {}  # by part: the time of the oldest counted entry
         self._begins: dict[int, int] = {}  # by part: the number of the oldest entry that the store still has
 
-    async def read(self, trail: Trail, *, now_ms: int, most: int = 5_000) -> None:
+    async def read(self, reader: JournalReader, *, now_ms: int, most: int = 5_000) -> None:
         """Count the new entries of a journal, and some of the older ones.
 
         Args:
-            trail: The journal. It must always belong to the same store.
+            reader: The journal. It must always belong to the same store.
             now_ms: The time of the store.
             most: The most new entries, and the most older entries, to read of each part of the journal.
 
         Raises:
             StoreUnavailableError: The store did not answer.
         """
-        spans = await trail.spans()
+        spans = await reader.spans()
         if any(part in self._read and span.stop - self._read[part].stop > most for part, span in spans.items()):
             self._forget()  # too many new entries since the last read: start again with the newest ones
         for part, span in spans.items():
             self._begins[part] = span.start
             known = self._read.get(part, range(span.stop, span.stop))
-            await self._count(trail, part, range(max(known.stop, span.stop - most), span.stop), now_ms)
+            await self._count(reader, part, range(max(known.stop, span.stop - most), span.stop), now_ms)
             known = self._read.get(part, known)
             if self._oldest_ms.get(part, now_ms) > now_ms - MINUTES * MINUTE_MS:
-                await self._count(trail, part, range(max(span.start, known.start - most), known.start), now_ms)
+                await self._count(reader, part, range(max(span.start, known.start - most), known.start), now_ms)
         oldest = self._minute(now_ms) - MINUTES
         self._counts = {minute: counts for minute, counts in self._counts.items() if minute > oldest}
 
@@ -95,10 +95,10 @@ class ActivityMeter:
         for each in (self._counts, self._read, self._oldest_ms, self._begins):
             each.clear()
 
-    async def _count(self, trail: Trail, part: int, span: range, now_ms: int) -> None:
+    async def _count(self, reader: JournalReader, part: int, span: range, now_ms: int) -> None:
         if span.start >= span.stop:
             return
-        async for entries in trail.entries(part, span, lambda _: None):
+        async for entries in reader.entries(part, span, lambda _: None):
             for entry in entries:
                 self._note(entry)
             if entries:

@@ -62,14 +62,14 @@ class Around(Struct, frozen=True):
 
     Attributes:
         now_ms: The time of the store.
-        holds: The paused lanes, and the lane and address of paused destinations.
+        paused: The paused lanes, and the lane and address of paused destinations.
         blocked: The blocked destinations.
         counts: The counts of messages by lane.
         journal_from_ms: The time of the oldest entry of the whole journal; None without entries.
     """
 
     now_ms: int
-    holds: Collection[tuple[Lane, str | None]]
+    paused: Collection[tuple[Lane, str | None]]
     blocked: Sequence[Blocked]
     counts: Mapping[Lane, LaneCounts]
     journal_from_ms: int | None
@@ -93,7 +93,7 @@ async def story_of(scheduler: Scheduler, message_id: str) -> Story:
     store = scheduler.opened_store()
     around = Around(
         store.now_ms(),
-        await store.holds(),
+        await store.paused(),
         await scheduler.blocked(),
         await scheduler.counts() if snapshot else {},
         from_ms,
@@ -138,7 +138,7 @@ def _of_stored(snapshot: Snapshot, around: Around) -> tuple[Cause, str, str]:
         end = "; it was cancelled, so this attempt is the last" if record.no_retry else ""
         return "in_flight", f"attempt {record.attempt + 1} is being delivered now{end}", ""
     for held in ((lane, None), (lane, envelope.address)):
-        if held in around.holds or (snapshot.state is State.HELD and held[1] is None and not envelope.address):
+        if held in around.paused or (snapshot.state is State.HELD and held[1] is None and not envelope.address):
             name = lane if held[1] is None else f"{lane}:{held[1]}"
             return "paused", f"{name} is paused, so its messages are not delivered", f"aiodelay resume {name}"
     is_read = not around.counts.get(lane, LaneCounts()).read_by_nobody

@@ -17,7 +17,7 @@ from msgspec import Struct
 from aiodelay.core.validation import check_letters_id
 from aiodelay.core.values import DeadKey, DeadLetter, DeadReason, JournalEntry, Lane, Query, Snapshot, State
 from aiodelay.errors import InputError, UnsupportedByStoreError
-from aiodelay.ports import Store, Trail
+from aiodelay.ports import JournalReader, Store
 from aiodelay.scheduler import Scheduler
 
 from .activity import FIRST
@@ -352,15 +352,15 @@ class LatenessMeter:
             StoreUnavailableError: The store did not answer.
         """
         store = scheduler.opened_store()
-        async with store.trail() as trail:
-            for part, span in (await trail.spans()).items():
-                await self._read_on(trail, part, span, most, store.now_ms())
+        async with store.journal_reader() as reader:
+            for part, span in (await reader.spans()).items():
+                await self._read_on(reader, part, span, most, store.now_ms())
         since_ms = store.now_ms() - LATENESS_WINDOW_MS
         samples = [lateness_ms for at_ms, lateness_ms in self._begun.values() if at_ms >= since_ms]
         is_complete = self._gap_ms is None or self._gap_ms < since_ms
         return lateness_of(samples, is_complete=is_complete)
 
-    async def _read_on(self, trail: Trail, part: int, span: range, most: int, now_ms: int) -> None:
+    async def _read_on(self, reader: JournalReader, part: int, span: range, most: int, now_ms: int) -> None:
         following = self._next.get(part, span.start)
         first = max(following, span.stop - most)
         was_trimmed = part not in self._next and span.start > FIRST and first < span.stop
@@ -370,7 +370,7 @@ class LatenessMeter:
             nonlocal has_gap
             has_gap = True
 
-        async for entries in trail.entries(part, range(first, span.stop), trimmed):
+        async for entries in reader.entries(part, range(first, span.stop), trimmed):
             if has_gap and entries:
                 self._gap_ms, has_gap = max(self._gap_ms or 0, entries[0].at_ms), False
             for entry in entries:

@@ -4,11 +4,11 @@ Begin with `store`: every process uses `Store`, and processes that dispatch also
 """
 
 from .bulk import BulkLoad, Scannable
-from .control import DeadLetters, Holds, PutsBack
+from .control import DeadLetters, Pauses, PutsBack
 from .endpoints import Endpoints
 from .feed import Feed
 from .inspection import Inspectable, Instances, Recurring
-from .journal import Followed, Journal, Trail
+from .journal import Followed, Journal, JournalReader
 from .optional import Bounded, Guarded, Identified, Lists, Loads, Registry, Restricted, Upgradable
 from .sink import Sink
 from .source import Source
@@ -23,13 +23,14 @@ __all__ = [
     "Feed",
     "Followed",
     "Guarded",
-    "Holds",
     "Identified",
     "Inspectable",
     "Instances",
     "Journal",
+    "JournalReader",
     "Lists",
     "Loads",
+    "Pauses",
     "PutsBack",
     "Recurring",
     "Registry",
@@ -39,7 +40,6 @@ __all__ = [
     "Source",
     "Store",
     "StoreTraits",
-    "Trail",
     "Transfer",
     "Transferring",
     "Upgradable",

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from aiodelay.core.values import DeadKey, DeadLetter, Lane, Outcome, PutBack, Stored
 
-__all__ = ["DeadLetters", "Holds", "PutsBack"]
+__all__ = ["DeadLetters", "Pauses", "PutsBack"]
 
 
 @runtime_checkable
@@ -42,18 +42,18 @@ class DeadLetters(Protocol):
 
 
 @runtime_checkable
-class Holds(Protocol):
+class Pauses(Protocol):
     """The part of a store that pauses delivery. A paused message stays stored, and can be cancelled."""
 
-    async def hold(self, lane: Lane, address: str | None = None) -> bool:
+    async def pause(self, lane: Lane, address: str | None = None) -> bool:
         """Pause a lane, or one address of it; return whether it was not paused before."""
         ...
 
-    async def release(self, lane: Lane, address: str | None = None) -> bool:
+    async def resume(self, lane: Lane, address: str | None = None) -> bool:
         """Resume a lane, or one address of it; return whether it was paused."""
         ...
 
-    async def holds(self) -> Sequence[tuple[Lane, str | None]]:
+    async def paused(self) -> Sequence[tuple[Lane, str | None]]:
         """List what is paused: each lane, with its address or None."""
         ...
 

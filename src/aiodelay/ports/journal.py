@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from aiodelay.core.values import JournalEntry
 
-__all__ = ["Followed", "Journal", "Trail"]
+__all__ = ["Followed", "Journal", "JournalReader"]
 
 
 @runtime_checkable
@@ -26,7 +26,7 @@ class Journal(Protocol):
         ...
 
 
-class Trail(Protocol):
+class JournalReader(Protocol):
     """A journal, open for reading only. It has parts, and the entries of a part are numbered upwards from 0 or 1."""
 
     async def spans(self) -> Mapping[int, range]:
@@ -57,7 +57,7 @@ class Trail(Protocol):
 class Followed(Protocol):
     """The part of a store that reads its journal without opening the store. Reading writes nothing."""
 
-    def trail(self) -> AbstractAsyncContextManager[Trail]:
+    def journal_reader(self) -> AbstractAsyncContextManager[JournalReader]:
         """Open the journal.
 
         Raises:

@@ -35,7 +35,7 @@ from aiodelay.core.values import (
     WorkStatus,
 )
 
-from .control import DeadLetters, Holds, PutsBack
+from .control import DeadLetters, Pauses, PutsBack
 from .feed import Feed
 from .inspection import Inspectable, Instances, Recurring
 from .journal import Followed, Journal
@@ -97,7 +97,7 @@ class Work(Feed, Protocol):
         ...
 
 
-class Store(Inspectable, Recurring, Instances, DeadLetters, Holds, Journal, Followed, PutsBack, Protocol):
+class Store(Inspectable, Recurring, Instances, DeadLetters, Pauses, Journal, Followed, PutsBack, Protocol):
     """Keeps messages until they are due.
 
     Every store has every method, including the inherited ones. If a store cannot serve a method as it was opened, the

@@ -16,7 +16,7 @@ from aiodelay.backends.registry import open_store
 from aiodelay.core.validation import check_namespace
 from aiodelay.core.values import JournalEntry
 from aiodelay.errors import ConfigurationError, UnsupportedByStoreError, masked_url, shortened
-from aiodelay.ports import Store, Trail
+from aiodelay.ports import JournalReader, Store
 
 from .following import Follower, Following, Piece, following_of
 from .options import Options, store_url
@@ -64,15 +64,15 @@ class EventReader(Follower):
     def spans(self) -> Mapping[int, range]:
         """Return the numbers that the journal has now, by part."""
 
-        async def ask(trail: Trail) -> Mapping[int, range]:
-            return await trail.spans()
+        async def ask(reader: JournalReader) -> Mapping[int, range]:
+            return await reader.spans()
 
         return _run(self._settings, ask)
 
     async def batches(self, piece: Piece) -> AsyncGenerator[pa.RecordBatch]:
         """Yield the entries of a piece in record batches."""
-        async with _trail(self._settings) as trail:
-            async for entries in trail.entries(piece.part, piece.span, lambda gone: self.lost(piece.part, gone)):
+        async with _journal_reader(self._settings) as reader:
+            async for entries in reader.entries(piece.part, piece.span, lambda gone: self.lost(piece.part, gone)):
                 if entries:
                     yield _batch(piece.part, entries, self._columns)
 
@@ -95,7 +95,7 @@ def stream_reader_of(given: Mapping[str, str], schema: StructType) -> EventReade
         **following_of(options),
     )
     options.finish()
-    _followed(settings).trail()
+    _followed(settings).journal_reader()
     return EventReader(settings, _checked(schema))
 
 
@@ -133,14 +133,14 @@ def _followed(settings: _Settings) -> Store:
 
 
 @asynccontextmanager
-async def _trail(settings: _Settings) -> AsyncGenerator[Trail]:
-    async with _followed(settings).trail() as trail:
-        yield trail
+async def _journal_reader(settings: _Settings) -> AsyncGenerator[JournalReader]:
+    async with _followed(settings).journal_reader() as reader:
+        yield reader
 
 
-def _run(settings: _Settings, ask: Callable[[Trail], Coroutine[Any, Any, T]]) -> T:
+def _run(settings: _Settings, ask: Callable[[JournalReader], Coroutine[Any, Any, T]]) -> T:
     async def asked() -> T:
-        async with _trail(settings) as trail:
-            return await ask(trail)
+        async with _journal_reader(settings) as reader:
+            return await ask(reader)
 
     return asyncio.run(asked())

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 
 from aiodelay.backends.kafka.client.options import Cluster
 from aiodelay.backends.kafka.records import readable
-from aiodelay.backends.kafka.store.journal_reader import open_trail
+from aiodelay.backends.kafka.store.journal_reader import open_journal
 from aiodelay.backends.kafka.topics.observing import answering, observer
 from aiodelay.backends.kafka.topics.topic import history_partitions
 from aiodelay.core.durations import LAST_MS
@@ -72,8 +72,8 @@ class TopicReader(Follower):
         """Return the offsets that the topic has now, by partition."""
 
         async def ask() -> Mapping[int, range]:
-            async with open_trail(*self._place()) as trail:
-                return await trail.spans()
+            async with open_journal(*self._place()) as reader:
+                return await reader.spans()
 
         return asyncio.run(ask())
 
@@ -102,8 +102,8 @@ class TopicReader(Follower):
 
     async def batches(self, piece: Piece) -> AsyncGenerator[pa.RecordBatch]:
         """Yield the records of a piece in record batches."""
-        async with open_trail(*self._place()) as trail:
-            async for found in trail.records(piece.part, piece.span, lambda gone: self.lost(piece.part, gone)):
+        async with open_journal(*self._place()) as reader:
+            async for found in reader.records(piece.part, piece.span, lambda gone: self.lost(piece.part, gone)):
                 if found:
                     yield _batch(found)
 

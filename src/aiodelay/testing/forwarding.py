@@ -22,7 +22,7 @@ from aiodelay.core.values import (
     SourcePosition,
     Stored,
 )
-from aiodelay.ports import Store, StoreTraits, Trail, Work
+from aiodelay.ports import JournalReader, Store, StoreTraits, Work
 
 __all__ = ["ForwardingStore"]
 
@@ -119,17 +119,17 @@ class ForwardingStore:
         """Delete dead letters."""
         return await self._store.purge(keys)
 
-    async def hold(self, lane: Lane, address: str | None = None) -> bool:
+    async def pause(self, lane: Lane, address: str | None = None) -> bool:
         """Pause a lane, or one address in a lane."""
-        return await self._store.hold(lane, address)
+        return await self._store.pause(lane, address)
 
-    async def release(self, lane: Lane, address: str | None = None) -> bool:
+    async def resume(self, lane: Lane, address: str | None = None) -> bool:
         """Resume a lane, or one address in a lane."""
-        return await self._store.release(lane, address)
+        return await self._store.resume(lane, address)
 
-    async def holds(self) -> Sequence[tuple[Lane, str | None]]:
+    async def paused(self) -> Sequence[tuple[Lane, str | None]]:
         """List the holds."""
-        return await self._store.holds()
+        return await self._store.paused()
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
         """Store messages under the revision that they have."""
@@ -143,6 +143,6 @@ class ForwardingStore:
         """List entries of the journal."""
         return await self._store.journal(message_id=message_id, after=after, limit=limit)
 
-    def trail(self) -> AbstractAsyncContextManager[Trail]:
+    def journal_reader(self) -> AbstractAsyncContextManager[JournalReader]:
         """Open the journal for reading alone."""
-        return self._store.trail()
+        return self._store.journal_reader()

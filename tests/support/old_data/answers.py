@@ -142,7 +142,7 @@ async def _look(stage: Stage, told: Told) -> Mapping[str, Any]:
         "dead of an id": [each.key for each in await store.dead_letters(message_id="dead rejected")],
         "journal": [astuple(each) for each in await store.journal(limit=1000) if _is_old(each, stage, told)],
         "journal of an id": [each.event for each in await store.journal(message_id="failed")],
-        "holds": sorted(await store.holds(), key=str),
+        "holds": sorted(await store.paused(), key=str),
         "positions": {source: await store.position(source) for source in SOURCES},
         "instances": [(each.name, each.lanes, each.seen_ms) for each in await store.instances()],
     }
@@ -289,8 +289,8 @@ def _repeat(stage: Stage, kind: str, message_id: str, op: str) -> Command:
 
 async def _deliver(stage: Stage, told: Told) -> Mapping[str, Any]:
     """Release what is paused, and claim everything, as time passes: in which order, and how often it was tried."""
-    for lane, address in await stage.store.holds():
-        await stage.store.release(lane, address)
+    for lane, address in await stage.store.paused():
+        await stage.store.resume(lane, address)
     found: dict[str, Any] = {}
     for name, ms in (("now", 0), ("after the leases", 5 * LEASE_MS), ("a day later", DAY_MS)):
         stage.move(ms)

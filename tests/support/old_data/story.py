@@ -219,8 +219,8 @@ async def _command(stage: Stage, given: list[Command]) -> None:
 
 async def _pause(stage: Stage) -> None:
     """Pause a lane and an address, so that messages wait aside; the `Late` policy of one applies meanwhile."""
-    await stage.store.hold(BILLS)
-    await stage.store.hold(STDOUT, "online")
+    await stage.store.pause(BILLS)
+    await stage.store.pause(STDOUT, "online")
     await stage.stored(
         stage.put("in a paused lane", lane=BILLS),
         stage.put("to a paused address", lane=STDOUT, address="online"),

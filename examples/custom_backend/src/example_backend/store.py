@@ -177,11 +177,11 @@ class LogStore(MemoryStore):
     async def purge(self, keys: Sequence[DeadKey]) -> int:
         return await self.log(super().purge, keys)  # type: ignore[no-any-return]
 
-    async def hold(self, lane: Lane, address: str | None = None) -> bool:
-        return await self.log(super().hold, lane, address)  # type: ignore[no-any-return]
+    async def pause(self, lane: Lane, address: str | None = None) -> bool:
+        return await self.log(super().pause, lane, address)  # type: ignore[no-any-return]
 
-    async def release(self, lane: Lane, address: str | None = None) -> bool:
-        return await self.log(super().release, lane, address)  # type: ignore[no-any-return]
+    async def resume(self, lane: Lane, address: str | None = None) -> bool:
+        return await self.log(super().resume, lane, address)  # type: ignore[no-any-return]
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from aiodelay.core.values import JournalEntry
 
-__all__ = ["MemoryTrail"]
+__all__ = ["MemoryJournalReader"]
 
 PART = 0
 
 
-class MemoryTrail:
-    """Reads the journal of a memory store, as the Protocol `Trail` asks.
+class MemoryJournalReader:
+    """Reads the journal of a memory store, as the Protocol `JournalReader` asks.
 
     Args:
         journal: The journal of the store. The store adds entries while this object reads.

@@ -47,7 +47,7 @@ from aiodelay.errors import UnsupportedByStoreError
 from aiodelay.ports import StoreTraits, Work
 from aiodelay.ports.clock import Clock, SystemClock
 
-from .journal_reader import MemoryTrail
+from .journal_reader import MemoryJournalReader
 
 __all__ = ["MemoryStore", "open_store"]
 
@@ -178,25 +178,25 @@ class MemoryStore:
         """List dead letters, oldest first."""
         return self._inspection.dead_letters(lane, message_id, after, limit)
 
-    # --- holds --------------------------------------------------------------------------------------------
+    # --- pauses -------------------------------------------------------------------------------------------
 
-    async def hold(self, lane: Lane, address: str | None = None) -> bool:
+    async def pause(self, lane: Lane, address: str | None = None) -> bool:
         """Pause a lane, or one address of the lane."""
-        if (lane, address) in self._inspection.holds():
+        if (lane, address) in self._inspection.paused():
             return False
-        self._inspection.hold(lane, address)
+        self._inspection.pause(lane, address)
         return True
 
-    async def release(self, lane: Lane, address: str | None = None) -> bool:
+    async def resume(self, lane: Lane, address: str | None = None) -> bool:
         """Resume a lane, or one address of the lane."""
-        if (lane, address) not in self._inspection.holds():
+        if (lane, address) not in self._inspection.paused():
             return False
-        self._inspection.release(lane, address)
+        self._inspection.resume(lane, address)
         return True
 
-    async def holds(self) -> Sequence[tuple[Lane, str | None]]:
+    async def paused(self) -> Sequence[tuple[Lane, str | None]]:
         """List the paused lanes and addresses."""
-        return self._inspection.holds()
+        return self._inspection.paused()
 
     # --- journal ------------------------------------------------------------------------------------------
 
@@ -208,9 +208,9 @@ class MemoryStore:
         return list(islice(found, limit))
 
     @asynccontextmanager
-    async def trail(self) -> AsyncIterator[MemoryTrail]:
+    async def journal_reader(self) -> AsyncIterator[MemoryJournalReader]:
         """Open a reader of the journal."""
-        yield MemoryTrail(self._kept_journal())
+        yield MemoryJournalReader(self._kept_journal())
 
     def _kept_journal(self) -> deque[JournalEntry]:
         if self._table.journal is None:

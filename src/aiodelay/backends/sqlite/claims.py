@@ -146,12 +146,12 @@ class _Heads:
     """
 
     def __init__(self, tables: Tables, demand: Mapping[Lane, Demand]) -> None:
-        holds = tables.holds()
+        paused = tables.paused()
         names = [name for lane, each in demand.items() if each.messages > 0 for name in (lane, *each.aliases)]
         self.numbers = {name: number for name in names if (number := tables.known_lane(name))}
         self._by_lane: dict[Lane, _Head] = {}
         for name, number in self.numbers.items():
-            held = holds.get(number, ())
+            held = paused.get(number, ())
             if None not in held:
                 addresses = frozenset(address for address in held if address is not None)
                 self._by_lane[name] = _Head(tables, number, addresses)

@@ -13,7 +13,7 @@ __all__ = ["Inspection"]
 
 
 class Inspection:
-    """`Inspectable`, `Recurring` and `Instances`, and the read methods of `DeadLetters` and `Holds`.
+    """`Inspectable`, `Recurring` and `Instances`, and the read methods of `DeadLetters` and `Pauses`.
 
     Args:
         handle: The file of the store.
@@ -49,8 +49,8 @@ class Inspection:
     async def position(self, source: str) -> int | None:
         return await self._handle.read(lambda reader: reader.position(source))
 
-    async def holds(self) -> Sequence[tuple[Lane, str | None]]:
-        return await self._handle.read(Reader.holds)
+    async def paused(self) -> Sequence[tuple[Lane, str | None]]:
+        return await self._handle.read(Reader.paused)
 
     async def dead_letters(
         self,

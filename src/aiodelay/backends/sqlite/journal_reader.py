@@ -19,15 +19,15 @@ from aiodelay.errors import StoreUnavailableError
 from .connection import Database, failure_of
 from .reading import Reader
 
-__all__ = ["SqliteTrail", "open_trail"]
+__all__ = ["SqliteJournalReader", "open_journal"]
 
 T = TypeVar("T")
 PART = 0
 AT_ONCE = 5_000
 
 
-class SqliteTrail:
-    """Reads the journal of a SQLite store, as the Protocol `Trail` asks. The journal has one part.
+class SqliteJournalReader:
+    """Reads the journal of a SQLite store, as the Protocol `JournalReader` asks. The journal has one part.
 
     The entries have consecutive numbers. If a number is missing, the store has trimmed its entry.
 
@@ -90,17 +90,17 @@ class SqliteTrail:
 
 
 @asynccontextmanager
-async def open_trail(path: str, namespace: str, name: str) -> AsyncGenerator[SqliteTrail]:
+async def open_journal(path: str, namespace: str, name: str) -> AsyncGenerator[SqliteJournalReader]:
     """Open a reader of the journal.
 
     Raises:
         StoreUnavailableError: The file does not exist or cannot be opened.
         StoreMismatchError: The file is not a file of aiodelay.
     """
-    with ThreadPoolExecutor(1, "aiodelay-sqlite-trail") as thread:
-        trail = SqliteTrail(path, namespace, name, thread)
-        await trail.open()
+    with ThreadPoolExecutor(1, "aiodelay-sqlite-journal") as thread:
+        reader = SqliteJournalReader(path, namespace, name, thread)
+        await reader.open()
         try:
-            yield trail
+            yield reader
         finally:
-            await trail.close()
+            await reader.close()

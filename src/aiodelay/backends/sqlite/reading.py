@@ -61,7 +61,7 @@ class Reader:
         rows = self._execute("SELECT n, name FROM lanes WHERE ns = ?", (self._ns(),))
         return {n: name for n, name in rows if not names or name in names}
 
-    def _holds(self) -> set[tuple[int, str | None]]:
+    def _paused(self) -> set[tuple[int, str | None]]:
         return set(self._execute("SELECT lane, address FROM holds"))
 
     def features(self) -> dict[str, str]:
@@ -75,15 +75,15 @@ class Reader:
         ended = "SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n"
         query = f"{SNAPSHOT} WHERE m.ns = ? AND m.id = ? AND NOT EXISTS ({ended})"
         row = self._execute(query, (self._ns(), message_id)).fetchone()
-        return None if row is None else self._snapshot(row, self._lanes(), self._holds(), now)
+        return None if row is None else self._snapshot(row, self._lanes(), self._paused(), now)
 
     def _snapshot(
-        self, row: Row, lanes: Mapping[int, Lane], holds: Collection[tuple[int, str | None]], now: int
+        self, row: Row, lanes: Mapping[int, Lane], paused: Collection[tuple[int, str | None]], now: int
     ) -> Snapshot:
         record = _read(row[:-1], lanes[row[2]])
         if row[-1]:
             state = State.IN_FLIGHT
-        elif (row[2], None) in holds or (row[2], record.envelope.address) in holds:
+        elif (row[2], None) in paused or (row[2], record.envelope.address) in paused:
             state = State.HELD
         else:
             state = State.OVERDUE if row[1] <= now else State.SCHEDULED
@@ -118,8 +118,8 @@ class Reader:
         wanted = "m.ns = ? AND m.rule IS NOT NULL AND m.id > ?"
         query = f"{SNAPSHOT} INDEXED BY messages_series WHERE {wanted} AND NOT EXISTS ({ended}) ORDER BY m.id LIMIT ?"
         rows = self._execute(query, (self._ns(), after or "", limit)).fetchall()
-        lanes, holds = self._lanes(), self._holds()
-        return [self._snapshot(row, lanes, holds, now) for row in rows]
+        lanes, paused = self._lanes(), self._paused()
+        return [self._snapshot(row, lanes, paused, now) for row in rows]
 
     def _places(self, lane: int, first: int, end: int, limit: int) -> list[tuple[int, int]]:
         """Return (place, n) of the messages of a lane from place `first` to before `end`, by place; limit -1 = all."""
@@ -134,22 +134,22 @@ class Reader:
 
     def _snapshots(self, numbers: Sequence[int], now: int) -> list[Snapshot]:
         query = f"{SNAPSHOT} WHERE m.n IN (SELECT value FROM json_each(?))"
-        lanes, holds = self._lanes(), self._holds()
+        lanes, paused = self._lanes(), self._paused()
         found = {row[0]: row for row in self._execute(query, (object_text(list(numbers)),))}
-        return [self._snapshot(found[n], lanes, holds, now) for n in numbers if n in found]
+        return [self._snapshot(found[n], lanes, paused, now) for n in numbers if n in found]
 
     # --- counts -------------------------------------------------------------------------------------------
 
     def counts(self, now: int) -> dict[Lane, LaneCounts]:
         """Count messages by lane and state."""
-        holds, served = self._holds(), self._served(now)
+        paused, served = self._paused(), self._served(now)
         counts: dict[Lane, LaneCounts] = {}
         for lane, name in sorted(self._lanes().items(), key=lambda each: each[1]):
             scheduled, overdue = self._pending(lane, now)
             held = self._one("SELECT count(*) FROM parked WHERE lane = ?", lane)
-            if (lane, None) in holds:
+            if (lane, None) in paused:
                 scheduled, overdue, held = 0, 0, held + scheduled + overdue
-            for address in [address for number, address in holds if number == lane and (lane, None) not in holds]:
+            for address in [address for number, address in paused if number == lane and (lane, None) not in paused]:
                 later, now_due = self._pending_of(lane, address, now)
                 scheduled, overdue, held = scheduled - later, overdue - now_due, held + later + now_due
             in_flight = self._one("SELECT count(*) FROM leases WHERE lane = ?", lane)
@@ -224,10 +224,10 @@ class Reader:
         rows = self._execute(query, (*wanted.values(), *(after or (FIRST_MS, "", FIRST_MS)), limit)).fetchall()
         return [letter for row in rows if (letter := _letter(row, lanes[row[0]])) is not None]
 
-    def holds(self) -> list[tuple[Lane, str | None]]:
+    def paused(self) -> list[tuple[Lane, str | None]]:
         """List the paused lanes and addresses."""
         lanes = self._lanes()
-        found = [(lanes[lane], address) for lane, address in self._holds() if lane in lanes]
+        found = [(lanes[lane], address) for lane, address in self._paused() if lane in lanes]
         return sorted(found, key=lambda hold: (hold[0], hold[1] is not None, hold[1] or ""))
 
     def journal_span(self) -> range:

@@ -42,7 +42,7 @@ from .connection import Failure
 from .file_identity import note_of
 from .handle import Handle
 from .inspection import Inspection
-from .journal_reader import SqliteTrail, open_trail
+from .journal_reader import SqliteJournalReader, open_journal
 from .reading import Reader
 from .table_scan import File, Part, scan_part, scan_parts
 from .tables import Tables
@@ -166,13 +166,13 @@ class SqliteStore(Inspection):
         """Describe the loss of the file that another process has noted within the last minute; "" if none."""
         return note_of(self.path)
 
-    # --- holds --------------------------------------------------------------------------------------------
+    # --- pauses -------------------------------------------------------------------------------------------
 
-    async def hold(self, lane: Lane, address: str | None = None) -> bool:
-        return await self._handle.write(lambda tables: upkeep.hold(tables, lane, address))
+    async def pause(self, lane: Lane, address: str | None = None) -> bool:
+        return await self._handle.write(lambda tables: upkeep.pause(tables, lane, address))
 
-    async def release(self, lane: Lane, address: str | None = None) -> bool:
-        if not await self._handle.write(lambda tables: upkeep.release(tables, lane, address)):
+    async def resume(self, lane: Lane, address: str | None = None) -> bool:
+        if not await self._handle.write(lambda tables: upkeep.resume(tables, lane, address)):
             return False
         # Return parked messages in steps, so that other writes run in between. After a crash, `tidy` returns the rest.
         while address is not None and await self._handle.write(
@@ -189,10 +189,10 @@ class SqliteStore(Inspection):
         self._check_journal()
         return await self._handle.read(lambda reader: reader.journal(message_id, after, limit))
 
-    def trail(self) -> AbstractAsyncContextManager[SqliteTrail]:
+    def journal_reader(self) -> AbstractAsyncContextManager[SqliteJournalReader]:
         """Open a reader of the journal. It works without opening the store."""
         self._check_journal()
-        return open_trail(self.path, self._handle.namespace, self.name)
+        return open_journal(self.path, self._handle.namespace, self.name)
 
     def _check_journal(self) -> None:
         if not self._handle.journal:

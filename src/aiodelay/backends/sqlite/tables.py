@@ -185,7 +185,7 @@ class Tables(Namespace):
             )
             self.executemany("INSERT INTO parked (lane, address, place_ms, n) VALUES (?, ?, ?, ?)", places)
 
-    def holds(self) -> dict[int, set[str | None]]:
+    def paused(self) -> dict[int, set[str | None]]:
         """Return the paused addresses by lane number; None = the whole lane is paused."""
         found: dict[int, set[str | None]] = {}
         for lane, address in self.execute("SELECT lane, address FROM holds"):

@@ -16,12 +16,12 @@ from .tables import Tables
 
 __all__ = [
     "SERVED_WINDOW_MS",
-    "hold",
     "leave",
+    "pause",
     "purge",
     "put_back",
     "redrive",
-    "release",
+    "resume",
     "serve",
     "served_lanes",
     "tidy",
@@ -51,11 +51,11 @@ def tidy(tables: Tables, worker: str, lanes: Collection[Lane], limit: int) -> Ti
 
 def _lane_states(tables: Tables) -> list[LaneState]:
     """Return the state of every lane that holds messages."""
-    served, holds = served_lanes(tables), tables.holds()
+    served, paused = served_lanes(tables), tables.paused()
     leased = {lane for (lane,) in tables.execute("SELECT DISTINCT lane FROM leases WHERE ns = ?", (tables.ns,))}
     states: list[LaneState] = []
     for number, lane in tables.lanes():
-        held = holds.get(number, set())
+        held = paused.get(number, set())
         head_ms = None if None in held else tables.head_ms(number, {address for address in held if address is not None})
         is_empty = head_ms is None and number not in leased and not _has_held(tables, number)
         if not is_empty:
@@ -120,10 +120,10 @@ def served_lanes(tables: Tables) -> set[Lane]:
     return {lane for (lanes,) in rows for lane in _read_lanes(lanes)}
 
 
-# --- holds ------------------------------------------------------------------------------------------------
+# --- pauses -----------------------------------------------------------------------------------------------
 
 
-def hold(tables: Tables, lane: Lane, address: str | None) -> bool:
+def pause(tables: Tables, lane: Lane, address: str | None) -> bool:
     """Pause a lane or an address. Return True if it was not paused before."""
     number = tables.lane_number(lane)
     query = "SELECT 1 FROM holds WHERE lane = ? AND address IS ?"
@@ -133,7 +133,7 @@ def hold(tables: Tables, lane: Lane, address: str | None) -> bool:
     return True
 
 
-def release(tables: Tables, lane: Lane, address: str | None) -> bool:
+def resume(tables: Tables, lane: Lane, address: str | None) -> bool:
     """Resume a lane or an address. Return True if it was paused. `unpark` then returns the parked messages."""
     tables.has_new = True
     query = "DELETE FROM holds WHERE lane = ? AND address IS ?"

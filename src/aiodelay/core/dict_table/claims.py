@@ -227,7 +227,7 @@ class DictClaiming:
             if not (entry.place_ms <= now and t.ends_by_itself(entry.record, now)):
                 break
             expiring.pop()
-            if self._table.lanes[entry.record.envelope.lane].holds(entry):
+            if self._table.lanes[entry.record.envelope.lane].is_paused(entry):
                 self._expiring_held.append(entry)
             else:
                 self._rules.expire(entry, now)

@@ -126,7 +126,7 @@ class LaneQueue:
         """Remove a parked entry that will not return to the lane."""
         del self._parked[entry.record.envelope.address][entry.sequence]
 
-    def holds(self, entry: Entry) -> bool:
+    def is_paused(self, entry: Entry) -> bool:
         """Return whether the entry's lane or address is paused."""
         return self.is_held or entry.record.envelope.address in self.held
 

@@ -32,7 +32,7 @@ class DictInspection:
         lane = self._table.lanes[entry.record.envelope.lane]
         if entry.token:
             state = State.IN_FLIGHT
-        elif lane.holds(entry) or lane.parks(entry):
+        elif lane.is_paused(entry) or lane.parks(entry):
             state = State.HELD
         else:
             state = State.OVERDUE if entry.place_ms <= now else State.SCHEDULED
@@ -99,7 +99,7 @@ class DictInspection:
 
     # --- pause and resume ---------------------------------------------------------------------------------
 
-    def holds(self) -> list[tuple[Lane, str | None]]:
+    def paused(self) -> list[tuple[Lane, str | None]]:
         """List paused lanes and addresses."""
         found: list[tuple[Lane, str | None]] = []
         for name, lane in sorted(self._table.lanes.items()):
@@ -107,14 +107,14 @@ class DictInspection:
             found += [(name, address) for address in sorted(lane.held)]
         return found
 
-    def hold(self, lane: Lane, address: str | None) -> None:
+    def pause(self, lane: Lane, address: str | None) -> None:
         """Pause a lane, or one address of the lane."""
         if address is None:
             self._table.lanes[lane].is_held = True
         else:
             self._table.lanes[lane].held.add(address)
 
-    def release(self, lane: Lane, address: str | None) -> None:
+    def resume(self, lane: Lane, address: str | None) -> None:
         """Resume a lane, or one address of the lane."""
         if address is None:
             self._table.lanes[lane].is_held = False

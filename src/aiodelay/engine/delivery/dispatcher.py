@@ -88,7 +88,7 @@ class Dispatcher:
 
     Args:
         work: The store's dispatching side.
-        book: Holds the claims.
+        book: Pauses the claims.
         subscriptions: The subscriptions by lane. Each round reads them again, since handlers come and go.
         lease_ms: How long a claim lasts.
         may_claim: Says whether anything may be claimed now: not while the event loop lags, or while a trial begins.

@@ -19,12 +19,12 @@ from .models import (
     ConsumerOut,
     ConsumersOut,
     CountsOut,
-    HoldsOut,
     JournalOut,
     LatenessBucketOut,
     LatenessOut,
     LoadOut,
     OutcomeOut,
+    PausesOut,
     StoresOut,
     WhatIn,
 )
@@ -36,12 +36,12 @@ __all__ = [
     "changing",
     "consumers",
     "counts",
-    "holds",
     "journal",
     "lateness",
     "list_stores",
     "load",
     "pause",
+    "pauses",
     "reading",
     "resume",
 ]
@@ -50,7 +50,7 @@ reading: APIRouter = APIRouter(prefix="/v1", tags=["overview"], route_class=need
 changing: APIRouter = APIRouter(prefix="/v1", tags=["overview"], route_class=needs("operate"))
 
 MOST_BUCKETS = 1_000
-ABILITIES_OF_ALL = ("Inspectable", "DeadLetters", "Holds", "Journal")
+ABILITIES_OF_ALL = ("Inspectable", "DeadLetters", "Pauses", "Journal")
 """Every store has these abilities. They were optional once, so clients of the API may still check for them."""
 ABILITIES_OF_SOME = (ports.Transfer, ports.Registry)
 
@@ -133,8 +133,9 @@ async def journal(
     return Json({"entries": [journal_shape(each) for each in entries], "after": last})
 
 
-@reading.get("/holds", summary="List paused lanes and blocked destinations", **documents(HoldsOut))
-async def holds(store: Store) -> Response:
+@reading.get("/holds", include_in_schema=False)  # the former name
+@reading.get("/pauses", summary="List paused lanes and blocked destinations", **documents(PausesOut))
+async def pauses(store: Store) -> Response:
     """Their messages stay in the store, where they can be cancelled. They do not delay other messages."""
     blocked = [blocked_shape(each) for each in await store.scheduler.blocked()]
     return Json({"paused": await store.scheduler.paused(), "blocked": blocked})

@@ -28,7 +28,6 @@ __all__ = [
     "Etf1Kafka",
     "Etf1Schedule",
     "FilterIn",
-    "HoldsOut",
     "JournalEntryOut",
     "JournalOut",
     "LaneOut",
@@ -43,6 +42,7 @@ __all__ = [
     "MessageOut",
     "MovedOut",
     "OutcomeOut",
+    "PausesOut",
     "Problem",
     "PurgedOut",
     "RecordOut",
@@ -419,7 +419,7 @@ class BlockedOut(Struct, frozen=True):
     messages: int
 
 
-class HoldsOut(Struct, frozen=True):
+class PausesOut(Struct, frozen=True):
     """The paused lanes and destinations, and the blocked destinations."""
 
     paused: list[str]

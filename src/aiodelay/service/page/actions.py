@@ -180,7 +180,7 @@ def _to_type(plan: Plan) -> str:
 async def _unknown(store: Opened, plan: Plan, lanes: list[str]) -> dict[str, list[str]]:
     """Return the destinations of a plan whose names are unknown to the store, each with similar known names."""
     scheduler = store.scheduler
-    held = [lane for lane, _ in await scheduler.opened_store().holds()]
+    held = [lane for lane, _ in await scheduler.opened_store().paused()]
     served = [lane for each in await instances_of(store) for lane in each.lanes or ()]
     known = {*lanes, *served, *scheduler.demand(), *scheduler.sinks, *held}
     names = {each: lanes_and_address(each)[0] for each in plan.names}

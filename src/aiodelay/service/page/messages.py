@@ -156,8 +156,8 @@ async def message(request: Request) -> Response:
     letters = [] if snapshot else await _letters(scheduler, message_id)
     if snapshot is None and not letters and not entries:
         raise not_found(message_id)
-    holds = await scheduler.opened_store().holds()
-    around = Around(facts.now_ms, holds, await scheduler.blocked(), facts.lanes, entries[0].at_ms if entries else None)
+    paused = await scheduler.opened_store().paused()
+    around = Around(facts.now_ms, paused, await scheduler.blocked(), facts.lanes, entries[0].at_ms if entries else None)
     cause, text, advice = cause_of(message_id, snapshot, letters, entries, around)
     record = snapshot.record if snapshot else letters[-1].record if letters else None
     return shown(

@@ -114,8 +114,8 @@ class Shared:
 async def _activity(store: Opened) -> Activity | None:
     opened = store.scheduler.opened_store()
     try:
-        async with opened.trail() as trail:
-            await store.activity.read(trail, now_ms=opened.now_ms())
+        async with opened.journal_reader() as reader:
+            await store.activity.read(reader, now_ms=opened.now_ms())
     except (UnsupportedByStoreError, StoreMismatchError):
         return None
     return store.activity.last_hour(opened.now_ms())

@@ -140,7 +140,7 @@ class DispatchRules(Bench):
         await stage.stored(stage.put("ahead", After(HOUR_MS)), stage.put(rule=RULE))
         claim = await stage.claim_one()
         if what == "release":
-            await stage.store.hold(LANE)
+            await stage.store.pause(LANE)
         if what == "redrive":
             await stage.end(dead(claim))
         letters = await stage.dead() if what == "redrive" else []
@@ -149,7 +149,7 @@ class DispatchRules(Bench):
             "later put": lambda: stage.do(stage.put("new", After(2 * HOUR_MS))),
             "fire": lambda: stage.do(Fire(stage.op(), "ahead")),
             "reschedule": lambda: stage.do(Reschedule(stage.op(), "ahead", After(1))),
-            "release": lambda: stage.store.release(LANE),
+            "release": lambda: stage.store.resume(LANE),
             "redrive": lambda: stage.store.redrive([letter.key for letter in letters]),
             "again": lambda: stage.end(again(claim, stage.now)),
             "rearm": lambda: stage.end(done(claim, then=stage.now + 1)),
@@ -261,12 +261,12 @@ class DispatchRules(Bench):
     async def test_late_what_is_held_is_judged_only_once_it_is_released(
         self, stage: Stage, address: str | None
     ) -> None:
-        await stage.store.hold(LANE, address)
+        await stage.store.pause(LANE, address)
         await stage.stored(stage.put(address="address", late=Late.drop("1s")))
         stage.move(HOUR_MS)
         assert ((await stage.tidy()).expired, await stage.claim()) == (0, [])
         assert await stage.get() is not None
-        await stage.store.release(LANE, address)
+        await stage.store.resume(LANE, address)
         assert (await stage.tidy()).expired == 1
 
     # --- holds --------------------------------------------------------------------------------------------
@@ -276,29 +276,29 @@ class DispatchRules(Bench):
     async def test_held_messages_are_kept_and_come_back_in_order(self, stage: Stage, address: str | None) -> None:
         puts = [stage.put(f"m{i}", After(i % 2), address="held") for i in range(6)]
         await stage.stored(*puts[:3])
-        assert await stage.store.hold(LANE, address)
+        assert await stage.store.pause(LANE, address)
         await stage.stored(*puts[3:])
         stage.move(10)
         claimed = await stage.claimed()
         assert (list(claimed.claims), claimed.next_due_ms) == ([], None)
         assert [each.state for each in await stage.messages()] == [State.HELD] * 6
         await stage.do(Cancel(stage.op(), "m0"))
-        assert await stage.store.release(LANE, address)
+        assert await stage.store.resume(LANE, address)
         assert (await stage.claimed({LANE: Demand(0)})).next_due_ms is None
         assert await stage.ids() == ["m2", "m4", "m1", "m3", "m5"]
 
     @staged
     async def test_hold_and_release_say_whether_they_changed_anything(self, stage: Stage) -> None:
         for address in (None, "", "a"):
-            assert [await stage.store.hold(LANE, address), await stage.store.hold(LANE, address)] == [True, False]
-        assert list(await stage.store.holds()) == [(LANE, None), (LANE, ""), (LANE, "a")]
+            assert [await stage.store.pause(LANE, address), await stage.store.pause(LANE, address)] == [True, False]
+        assert list(await stage.store.paused()) == [(LANE, None), (LANE, ""), (LANE, "a")]
         for address in (None, "", "a"):
-            assert [await stage.store.release(LANE, address), await stage.store.release(LANE, address)] == [True, False]
-        assert not await stage.store.holds()
+            assert [await stage.store.resume(LANE, address), await stage.store.resume(LANE, address)] == [True, False]
+        assert not await stage.store.paused()
 
     @staged
     async def test_other_addresses_flow_past_a_held_one(self, stage: Stage) -> None:
-        await stage.store.hold(LANE, "held")
+        await stage.store.pause(LANE, "held")
         for first in range(0, 2000, 500):
             await stage.stored(*[stage.put(f"h{first + i}", address="held") for i in range(500)])
         stage.move(1)
@@ -309,7 +309,7 @@ class DispatchRules(Bench):
 
     @staged
     async def test_other_lanes_flow_past_a_held_one(self, stage: Stage) -> None:
-        await stage.store.hold(LANE)
+        await stage.store.pause(LANE)
         await stage.stored(stage.put("held"), stage.put("free", lane=OTHER))
         assert ids_of((await stage.claimed()).claims) == ["free"]
 
@@ -317,19 +317,19 @@ class DispatchRules(Bench):
     async def test_a_message_in_flight_is_not_held_until_it_returns(self, stage: Stage) -> None:
         await stage.stored(stage.put("a"), stage.put("b"))
         claims = await stage.claim()
-        await stage.store.hold(LANE)
+        await stage.store.pause(LANE)
         assert {each.state for each in await stage.messages()} == {State.IN_FLIGHT}
         await stage.end(done(claims[0]))
         await stage.end(again(claims[1], stage.now))
         assert await stage.claim() == []
-        await stage.store.release(LANE)
+        await stage.store.resume(LANE)
         await stage.claim_one()
 
     @pytest.mark.parametrize("kind", ["reschedule", "fire", "replace"])
     @staged
     async def test_held_messages_can_be_changed_and_stay_held(self, stage: Stage, kind: str) -> None:
         await stage.stored(stage.put("m", address="held"))
-        await stage.store.hold(LANE, "held")
+        await stage.store.pause(LANE, "held")
         assert await stage.claim() == []
         commands: dict[str, Command] = {
             "reschedule": Reschedule(stage.op(), "m", After(0)),
@@ -338,6 +338,6 @@ class DispatchRules(Bench):
         }
         await stage.do(commands[kind])
         assert await stage.claim() == []
-        await stage.store.release(LANE, "held")
+        await stage.store.resume(LANE, "held")
         await stage.claim_one()
         assert await stage.claim() == []

@@ -117,7 +117,7 @@ class LookingRules(Bench):
         await stage.end(dead(claims[0]))
         await stage.stored(stage.put("scheduled", After(1)), stage.put("held", lane=OTHER))
         await stage.stored(stage.put("alone", After(1), lane=UNSERVED))
-        await stage.store.hold(OTHER)
+        await stage.store.pause(OTHER)
         assert dict(await stage.store.counts()) == {
             LANE: LaneCounts(scheduled=1, overdue=2, in_flight=1, dead=1),
             OTHER: LaneCounts(held=1),
@@ -197,7 +197,7 @@ class LookingRules(Bench):
     @staged
     async def test_tidy_does_not_call_held_messages_overdue(self, stage: Stage, address: str | None) -> None:
         await stage.stored(stage.put("held", address="held"))
-        await stage.store.hold(LANE, address)
+        await stage.store.pause(LANE, address)
         stage.move(1000)
         assert list((await stage.tidy()).lanes) == [LaneState(LANE, None, served=True)]
         if address is not None:

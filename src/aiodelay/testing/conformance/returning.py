@@ -112,7 +112,7 @@ class ReturningRules(Bench):
     @staged
     async def test_what_is_put_back_is_held_like_any_other(self, stage: Stage) -> None:
         record = await self._left(stage)
-        await stage.store.hold(LANE)
+        await stage.store.pause(LANE)
         await _put_back(stage, PutBack(record, stage.now))
         assert await stage.claim() == []
         assert [each.state for each in await stage.messages()] == [State.HELD]

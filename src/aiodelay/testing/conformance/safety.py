@@ -123,11 +123,11 @@ class SafetyRules(Bench):
     @staged
     async def test_s2_holds_survive_reopening(self, stage: Stage) -> None:
         for address in (None, "", "é ✓"):
-            await stage.store.hold("held", address)
-        await stage.store.hold("released")
-        await stage.store.release("released")
+            await stage.store.pause("held", address)
+        await stage.store.pause("released")
+        await stage.store.resume("released")
         await stage.reopen()
-        assert list(await stage.store.holds()) == [("held", None), ("held", ""), ("held", "é ✓")]
+        assert list(await stage.store.paused()) == [("held", None), ("held", ""), ("held", "é ✓")]
 
     @staged
     async def test_s2_positions_survive_reopening(self, stage: Stage) -> None:

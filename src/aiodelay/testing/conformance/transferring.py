@@ -365,13 +365,13 @@ class TransferConformance(Bench):
         moves = self.moves(stage)
         await moves.stored(moves.put("ahead", HOUR_MS))
         if what == "release":
-            await stage.store.hold(moves.sink.name)
+            await stage.store.pause(moves.sink.name)
         with moves.store.transferring(moves.sink) as transfer:
             actions: dict[str, Callable[[], Awaitable[object]]] = {
                 "put": lambda: stage.do(moves.put("new")),
                 "fire": lambda: stage.do(Fire(stage.op(), "ahead")),
                 "reschedule": lambda: stage.do(Reschedule(stage.op(), "ahead", After(1))),
-                "release": lambda: stage.store.release(moves.sink.name),
+                "release": lambda: stage.store.resume(moves.sink.name),
                 "wake": lambda: _wake(transfer),
             }
             transfer.clear()
@@ -401,12 +401,12 @@ class TransferConformance(Bench):
         moves = self.moves(stage)
         lane, address = moves.sink.name, None if holds == "sink" else moves.here
         await moves.stored(moves.put("m0"), moves.put("m2", 2))
-        await stage.store.hold(lane, address)
+        await stage.store.pause(lane, address)
         await moves.stored(moves.put("m1"), moves.put("other", address=moves.there))
         stage.move(5)
         assert await moves.move_all() == (address is not None)
         assert await moves.ids() == []
-        await stage.store.release(lane, address)
+        await stage.store.resume(lane, address)
         await moves.move_all()
         assert (await moves.ids(), await moves.ids(moves.there)) == (["m0", "m1", "m2"], ["other"])
 
@@ -625,7 +625,7 @@ class TransferConformance(Bench):
         elif change == "reschedule":
             await stage.do(Reschedule(stage.op(), "s", After(0)))
         else:
-            await stage.store.hold(moves.sink.name, moves.here)
+            await stage.store.pause(moves.sink.name, moves.here)
         before = await stage.messages()
         assert (await moves.move(settlements=[_ended(series, stage.now + 60_000)])).moved == 0
         assert (await stage.messages(), await moves.ids()) == (before, [])

@@ -103,7 +103,7 @@ class DueMessages:
             return None
         record, queue = entry.record, self._table.lanes[entry.record.envelope.lane]
         is_same = (record.revision, record.due_ms) == (settlement.revision, settlement.token)
-        return entry if is_same and not queue.holds(entry) and not queue.parks(entry) else None
+        return entry if is_same and not queue.is_paused(entry) and not queue.parks(entry) else None
 
     def next_due_ms(self, lane: Lane, now: int) -> int | None:
         """Return the next time at which a message of a lane may be moved."""

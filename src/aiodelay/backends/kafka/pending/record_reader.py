@@ -94,7 +94,7 @@ class RecordReader:
             self._read_mark(records.mark_of(read.value))
         elif glance.kind is Kind.HOLD:
             self._keep_at(key, read)
-            change_pause = self._inspection.release if read.value is None else self._inspection.hold
+            change_pause = self._inspection.resume if read.value is None else self._inspection.pause
             change_pause(*cast("tuple[Lane, str | None]", records.held_in(key)))
         elif key.startswith(records.KEEP):
             self._read_asked(read, key.removeprefix(records.KEEP), glance)

@@ -10,7 +10,7 @@ from aiodelay.backends.kafka.topics.observing import observer
 from aiodelay.core.version import __version__
 
 from .broadcast import all_places, write_everywhere
-from .journal_reader import KafkaJournal
+from .journal_reader import KafkaJournalReader
 from .store_parts import StorePort
 
 __all__ = ["FeatureMarkers"]
@@ -28,7 +28,7 @@ class FeatureMarkers(StorePort):
         cluster = self._parts.cluster
         async with observer(cluster) as consumer:
             for topic in self._parts.options.topics:
-                found |= await _features_in(KafkaJournal(cluster, topic, consumer))
+                found |= await _features_in(KafkaJournalReader(cluster, topic, consumer))
         return found
 
     async def switch_on(self, names: Collection[str]) -> None:
@@ -45,7 +45,7 @@ class FeatureMarkers(StorePort):
             await write_everywhere(self._parts, wire, places[others:], f"the feature {name}")
 
 
-async def _features_in(topic: KafkaJournal) -> dict[str, str]:
+async def _features_in(topic: KafkaJournalReader) -> dict[str, str]:
     found: dict[str, str] = {}
     async with aclosing(topic.records(0, ALL_OFFSETS, lambda _: None)) as batches:
         async for batch in batches:

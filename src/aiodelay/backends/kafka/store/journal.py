@@ -9,7 +9,7 @@ from aiodelay.core.values import JournalEntry
 from aiodelay.errors import UnsupportedByStoreError
 
 from .history import read_history
-from .journal_reader import KafkaJournal, open_trail
+from .journal_reader import KafkaJournalReader, open_journal
 from .store_parts import StorePort
 
 __all__ = ["HistoryJournal"]
@@ -26,9 +26,9 @@ class HistoryJournal(StorePort):
         cluster, topic = self._parts.cluster, self._history()
         return await read_history(cluster, topic, message_id=message_id, after=after, limit=limit)
 
-    def trail(self) -> AbstractAsyncContextManager[KafkaJournal]:
+    def journal_reader(self) -> AbstractAsyncContextManager[KafkaJournalReader]:
         """Open the history topic without opening the store; the numbers of entries are offsets."""
-        return open_trail(self._parts.cluster, self._history())
+        return open_journal(self._parts.cluster, self._history())
 
     def _history(self) -> str:
         history = self._parts.options.history

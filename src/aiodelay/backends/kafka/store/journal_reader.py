@@ -1,4 +1,4 @@
-"""`KafkaJournal`: reads a topic from any offset without opening a store, such as the history topic.
+"""`KafkaJournalReader`: reads a topic from any offset without opening a store, such as the history topic.
 
 The numbers of entries are offsets, and the parts are partitions.
 """
@@ -19,11 +19,11 @@ from aiodelay.backends.kafka.topics.observing import answering, next_records, ob
 from aiodelay.backends.kafka.topics.topic import history_partitions
 from aiodelay.core.values import JournalEntry
 
-__all__ = ["KafkaJournal", "open_trail"]
+__all__ = ["KafkaJournalReader", "open_journal"]
 
 
-class KafkaJournal:
-    """The port `Trail` over a topic, with a part for each partition. Not every offset has an entry.
+class KafkaJournalReader:
+    """The port `JournalReader` over a topic, with a part for each partition. Not every offset has an entry.
 
     Kafka also puts a marker at an offset where a transaction ends.
 
@@ -81,11 +81,11 @@ class KafkaJournal:
 
 
 @asynccontextmanager
-async def open_trail(cluster: Cluster, topic: str) -> AsyncGenerator[KafkaJournal]:
+async def open_journal(cluster: Cluster, topic: str) -> AsyncGenerator[KafkaJournalReader]:
     """Connect to the cluster of a topic.
 
     Raises:
         StoreUnavailableError: The cluster does not answer.
     """
     async with observer(cluster) as consumer:
-        yield KafkaJournal(cluster, topic, consumer)
+        yield KafkaJournalReader(cluster, topic, consumer)

@@ -14,23 +14,23 @@ __all__ = ["Pauses"]
 
 
 class Pauses(StorePort):
-    """The port `Holds` over the partitions of a store: the owner of a partition reads there which lanes are paused."""
+    """The port `Pauses` over the partitions of a store: the owner of a partition reads there which lanes are paused."""
 
-    async def hold(self, lane: Lane, address: str | None = None) -> bool:
+    async def pause(self, lane: Lane, address: str | None = None) -> bool:
         """Pause a lane, or one of its addresses; say whether that changed anything."""
         return await self._set_pause(lane, address, is_paused=True)
 
-    async def release(self, lane: Lane, address: str | None = None) -> bool:
+    async def resume(self, lane: Lane, address: str | None = None) -> bool:
         """Resume a lane, or one of its addresses; say whether that changed anything."""
         return await self._set_pause(lane, address, is_paused=False)
 
-    async def holds(self) -> Sequence[tuple[Lane, str | None]]:
+    async def paused(self) -> Sequence[tuple[Lane, str | None]]:
         """List the lanes and addresses that are paused."""
-        found = {paused for partition in self._parts.lookup.owned() for paused in partition.index.inspection.holds()}
+        found = {paused for partition in self._parts.lookup.owned() for paused in partition.index.inspection.paused()}
         return sorted(found, key=lambda paused: (paused[0], paused[1] is not None, paused[1] or ""))
 
     async def _set_pause(self, lane: Lane, address: str | None, *, is_paused: bool) -> bool:
-        was_paused = (lane, address) in await self.holds()
+        was_paused = (lane, address) in await self.paused()
         wire = records.encode_hold(lane, address, is_held=is_paused)
         what = "the pause" if is_paused else "the end of the pause"
         await write_everywhere(self._parts, wire, all_places(self._parts), what)

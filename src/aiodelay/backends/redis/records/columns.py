@@ -54,7 +54,7 @@ class Known:
         """True if any lane or address is paused or blocked."""
         return bool(self._held)
 
-    def holds(self, lane_number: int, address: str) -> bool:
+    def is_paused(self, lane_number: int, address: str) -> bool:
         """Return True if the lane, or this address of the lane, is paused or blocked."""
         number = b"%d" % lane_number
         return number in self._held or b"%b:%b" % (number, address.encode()) in self._held
@@ -140,7 +140,7 @@ def _states(found: dict[str, Sequence[Any]], known: Known, now_ms: int) -> Seque
     if not known.any_held:
         return states
     return [
-        State.HELD.value if known.holds(lane, address) else state
+        State.HELD.value if known.is_paused(lane, address) else state
         for state, lane, address in zip(states, found["lane"], found["address"], strict=True)
     ]
 
@@ -152,7 +152,7 @@ def snapshot_of(member: bytes, value: bytes, known: Known, now_ms: int, *, is_le
         log.warning("message %r cannot be read: %s", record.id, problem)
     if is_leased:
         state = State.IN_FLIGHT
-    elif known.holds(lane_number(value), record.envelope.address):
+    elif known.is_paused(lane_number(value), record.envelope.address):
         state = State.HELD
     else:
         state = State.OVERDUE if place_ms <= now_ms else State.SCHEDULED

@@ -1,3 +1,3 @@
-"""The Redis store. Read the modules `store` (commands) and `work` (claims and settlements) first."""
+"""The Redis store. Begin with `store` (commands) and `work` (claims and settlements)."""
 
 __all__: list[str] = []

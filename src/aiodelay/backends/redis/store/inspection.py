@@ -56,7 +56,7 @@ SPANS_AT_ONCE = 200
 
 
 class Inspection(Base):
-    """The store's methods for operators: `Inspectable`, `Holds`, `DeadLetters` and `Journal`."""
+    """The store's methods for operators: `Inspectable`, `Pauses`, `DeadLetters` and `Journal`."""
 
     # --- messages -----------------------------------------------------------------------------------------
 
@@ -183,11 +183,11 @@ class Inspection(Base):
 
     # --- holds --------------------------------------------------------------------------------------------
 
-    async def hold(self, lane: Lane, address: str | None = None) -> bool:
+    async def pause(self, lane: Lane, address: str | None = None) -> bool:
         """Pause a lane, or one address of the lane. Return True if it was not paused before."""
         return bool(await self.run("hold", ["hold", lane, _place(address)]))
 
-    async def release(self, lane: Lane, address: str | None = None) -> bool:
+    async def resume(self, lane: Lane, address: str | None = None) -> bool:
         """Resume a lane, or one address of the lane. Return True if it was paused."""
         changed = bool(await self.run("hold", ["release", lane, _place(address)]))
         # Return parked messages in steps, so that the server can serve other clients in between. After a crash here,
@@ -197,7 +197,7 @@ class Inspection(Base):
         self.waiters.wake()
         return changed
 
-    async def holds(self) -> Sequence[tuple[Lane, str | None]]:
+    async def paused(self) -> Sequence[tuple[Lane, str | None]]:
         """List the paused lanes and addresses."""
         found: list[tuple[Lane, str | None]] = []
         members = await self.command("SMEMBERS", self._keys.key("holds"))

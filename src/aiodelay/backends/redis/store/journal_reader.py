@@ -15,14 +15,14 @@ from aiodelay.backends.redis.records.reading import journal_entry, lanes_in
 from aiodelay.core.values import JournalEntry
 from aiodelay.errors import StoreUnavailableError
 
-__all__ = ["RedisTrail", "open_trail"]
+__all__ = ["RedisJournalReader", "open_journal"]
 
 PART = 0
 AT_ONCE = 2_000
 
 
-class RedisTrail:
-    """Reads the journal of a Redis store, as the Protocol `Trail` asks. The journal has one part.
+class RedisJournalReader:
+    """Reads the journal of a Redis store, as the Protocol `JournalReader` asks. The journal has one part.
 
     The entries have consecutive numbers. If a number is missing, the server has trimmed its entry.
 
@@ -68,11 +68,11 @@ class RedisTrail:
 
 
 @asynccontextmanager
-async def open_trail(options: Options, keys: Keys) -> AsyncGenerator[RedisTrail]:
+async def open_journal(options: Options, keys: Keys) -> AsyncGenerator[RedisJournalReader]:
     """Open a reader of the journal. Its client connects at the first read."""
     client = Client(options)
     try:
-        yield RedisTrail(client, keys, options.name)
+        yield RedisJournalReader(client, keys, options.name)
     finally:
         await client.aclose()
 

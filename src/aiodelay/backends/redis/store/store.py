@@ -26,7 +26,7 @@ from aiodelay.ports import StoreTraits, Work
 from aiodelay.ports.clock import Clock
 
 from .commands import BAD_VALUE, answer_of, arguments_of, chunk_size, outcome_of
-from .journal_reader import RedisTrail, open_trail
+from .journal_reader import RedisJournalReader, open_journal
 from .table_scan import Part, Scanner
 from .transfer import Transfers
 from .waiting import first_dues
@@ -157,10 +157,10 @@ class RedisStore(Transfers):
         """Switch features on: record that the namespace uses them from now on."""
         await self.run("switch_on", [__version__, *sorted(names)])
 
-    def trail(self) -> AbstractAsyncContextManager[RedisTrail]:
+    def journal_reader(self) -> AbstractAsyncContextManager[RedisJournalReader]:
         """Open a reader of the journal. It works without opening the store."""
         self.check_journal()
-        return open_trail(self._options, self._keys)
+        return open_journal(self._options, self._keys)
 
     # --- whole tables -------------------------------------------------------------------------------------
 
