@@ -1,6 +1,6 @@
 """The SQLite store, `sqlite:///file`: an embedded, durable store that needs no server.
 
-Read the module `store` first. `schema.sql` defines the tables. Only the thread of `writer` writes to them.
+Begin with `store`. `schema.sql` defines the tables. Only the thread of `writer` writes to them.
 """
 
 from __future__ import annotations
