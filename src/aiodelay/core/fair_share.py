@@ -17,12 +17,13 @@ MOST_ASIDE = 2_000
 """Most messages that one claim skips: suspects that others try, or other messages in a trial."""
 
 R = TypeVar("R", bound=Row)
+R_co = TypeVar("R_co", bound=Row, covariant=True)
 
 
-class Head(Protocol[R]):
+class Head(Protocol[R_co]):
     """The due messages of some lanes, read from the earliest on."""
 
-    def first(self) -> R | None:
+    def first(self) -> R_co | None:
         """Return the first due message, and leave it where it is."""
         ...
 
@@ -35,10 +36,10 @@ class Head(Protocol[R]):
         ...
 
 
-class Heads(Protocol[R]):
+class Heads(Protocol[R_co]):
     """The lanes of one claim."""
 
-    def of(self, lanes: Sequence[Lane]) -> Head[R]:
+    def of(self, lanes: Sequence[Lane]) -> Head[R_co]:
         """Return the head of these lanes together. Heads of the same lanes share their position."""
         ...
 

@@ -193,7 +193,7 @@ class _Scanner(Reader):
         if _DUE_ONLY.issuperset(scan.columns):
             each = {"id": [_text(row[0]) for row in rows], "due_ms": [row[2] for row in rows]}
             return {name: each[name] for name in scan.columns}
-        lanes, holds = self._lanes(), self._holds()
+        lanes, holds = self._lanes(), self._paused()
         return columns_of_messages([self._snapshot(row, lanes, holds, now) for row in rows], scan.columns)
 
     def _dead_columns(self, scan: Scan, rows: list[Row]) -> Columns:
