@@ -27,7 +27,7 @@ continues."""
 
 
 class ClaimCounter:
-    """Gives a different number to each claim, so that the tokens of claims at the same instant differ.
+    """Gives each claim a number, so that the tokens of claims at the same instant differ.
 
     Each process starts at a random number. If two processes use the same number, the claims still differ in the number
     of the message, which changes whenever a message returns to its lane.
@@ -107,7 +107,7 @@ class _Head:
         self._is_read = False
 
     def next_ms(self) -> int | None:
-        """Return the place of the first message behind the messages that were stepped over; None if there is none."""
+        """Return the place of the first message behind the skipped messages; None if there is none."""
         if (first := self.first()) is not None:
             return first.place_ms
         query = "SELECT place_ms FROM queue WHERE lane = ? AND place_ms > ? ORDER BY place_ms LIMIT 1"

@@ -13,9 +13,9 @@ CREATE TABLE features (
 
 CREATE TABLE lanes (n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, name TEXT NOT NULL, UNIQUE (ns, name));
 
--- The messages, each until it has ended and its op need not be remembered any more. A claim or a plain settlement does
--- not rewrite the row. Exactly one of the tables `queue`, `parked`, `leases` and `ended` holds the `n` of a message: it
--- shows the state of the message.
+-- The messages. A row stays until its message has ended and its op may be forgotten. A claim or a plain settlement does
+-- not rewrite the row. Exactly one of the tables `queue`, `parked`, `leases` and `ended` holds the `n` of a message.
+-- That table shows the state of the message.
 CREATE TABLE messages (
     n INTEGER PRIMARY KEY,  -- scheduling order: a new one, the highest, whenever the message enters its lane
     ns INTEGER NOT NULL,
@@ -76,8 +76,8 @@ CREATE TABLE trials (
 -- process has ended. `hot`: the size of the group that contains such a message.
 CREATE TABLE searches (ns INTEGER PRIMARY KEY, tried INTEGER NOT NULL, hot INTEGER NOT NULL);
 
--- `suspected_ms`: when a message last became a suspect. `killed_ms`: the last sign of life of the process that a message
--- ended last.
+-- `suspected_ms`: when a message last became a suspect. `killed_ms`: the last sign of life of the last process that a
+-- message ended.
 CREATE TABLE doubts (ns INTEGER PRIMARY KEY, suspected_ms INTEGER NOT NULL, killed_ms INTEGER NOT NULL);
 
 -- Superseded claims: the message was replaced while it was in flight. A row stays until the claim is settled or its

@@ -229,7 +229,7 @@ def _outcome_of(failure: Failure) -> Outcome:
 
 
 def open_store(url: str, *, namespace: str, clock: Clock | None) -> SqliteStore:
-    """Open `sqlite:///delay.db` (relative) or `sqlite:////var/lib/delay.db` (absolute), `?journal=1000`.
+    """Open `sqlite:///delay.db` (a relative path) or `sqlite:////var/lib/delay.db` (absolute), with `?journal=1000`.
 
     Raises:
         ConfigurationError: The URL has none of these forms, or an option is unknown.

@@ -52,7 +52,7 @@ async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
         if fault.reason.startswith("MOVED "):
             owner = fault.reason.rpartition(" ")[2]
             raise StoreMismatchError(
-                f"node of {options.name}", "a node of a cluster", f"the one that holds {keys.tag}*, which is {owner}"
+                f"node of {options.name}", "a node of a cluster", f"the node that holds {keys.tag}*, which is {owner}"
             ) from fault
         if fault.is_damage:
             raise StoreMismatchError(
@@ -116,7 +116,7 @@ async def _check_settings(client: Client, options: Options, info: dict[str, str]
         raise StoreMismatchError(f"version of {options.name}", f"Redis {shown}", "7.2 or later with durability=fsynced")
     if info.get("aof_enabled") == "0" and level == "fsynced":
         raise StoreMismatchError(
-            f"appendonly of {options.name}", "no, so that nothing can be fsynced", "yes, or durability=memory"
+            f"appendonly of {options.name}", "no, so nothing can be fsynced", "yes, or durability=memory"
         )
     if info.get("aof_enabled") == "0":
         problem = "appendonly is off; acknowledged messages are lost when the server ends"

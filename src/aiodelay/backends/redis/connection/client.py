@@ -64,7 +64,7 @@ class Client:
         options = self._options
         kwargs = {
             **options.connection,
-            # `_call` sets the time limits. Those of redis-py use asyncio.wait_for, which loses cancellations in 3.11.
+            # `_call` sets the time limits. redis-py's limits use asyncio.wait_for, which loses cancellations in 3.11.
             "socket_timeout": None,
             "retry": Retry(NoBackoff(), 0),
             "health_check_interval": 0,

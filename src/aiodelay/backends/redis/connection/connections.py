@@ -88,7 +88,7 @@ class ConnectedSink(Connected, ABC):
             except SinkUnavailableError:
                 if not any(isinstance(outcome, Sent) for outcome in outcomes):
                     raise
-                break  # An error would make the scheduler send all messages again, also those that were sent.
+                break  # After an error, the scheduler would send all messages again, also the messages already sent.
             for i, outcome in zip(places, sent, strict=True):
                 outcomes[i] = outcome
         return outcomes

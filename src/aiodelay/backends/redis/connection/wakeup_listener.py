@@ -173,7 +173,7 @@ class LogListener(AskedReader):
 
 @asynccontextmanager
 async def listening(reader: BlockingReader, name: str) -> AsyncIterator[None]:
-    """Run a reader during a block. An error of the block is raised as it is, not inside an exception group."""
+    """Run a reader during a block. An error of the block is raised unchanged, not inside an exception group."""
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(reader.run(), name=name)

@@ -86,7 +86,7 @@ class PublishingEnd(ConnectedSink):
         The topic may have forgotten the first attempt, so a second attempt could publish the message twice.
         """
         before_s = asyncio.get_running_loop().time() - REMEMBERED_S
-        error = f"whether it was published has been unknown for more than {REMEMBERED_S:.0f} s"
+        error = f"it has been unknown for more than {REMEMBERED_S:.0f} s whether the message was published"
         failed = Failed(error, retryable=False, reason="outcome_unknown")
         return {
             each.delivery_id: failed for each in deliveries if self._unknown.get(each.delivery_id, before_s) < before_s

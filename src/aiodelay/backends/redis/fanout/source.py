@@ -39,8 +39,8 @@ class RedisFanoutSource(Connected):
     """Takes the messages of a topic's consumer. All processes that name the same consumer share its messages.
 
     The address is `<topic>?consumer=<name>`. The first claim registers the consumer. It then gets the messages that are
-    published from that time on; with `&from=oldest`, also those that the topic keeps. With `&ordered=true`, one message
-    is in flight at a time over all processes, including retries.
+    published from that time on; with `&from=oldest`, also the messages that the topic keeps. With `&ordered=true`, one
+    message is in flight at a time over all processes, including retries.
 
     A process holds the messages that it has taken until its lease ends. Then they return to the head of the consumer's
     list. Retries return to the consumer, and dead letters go to the scheduler's store.

@@ -279,7 +279,7 @@ class LogTopics(TopicEnd):
             raise StoreUnavailableError(self.options.name, fault.reason) from fault
         index = await self._run("seek_log", [keys.entries], ["", name, at, int(is_forward)])
         if not index:
-            raise TargetError("consumer", shortened(consumer), f"one that is registered with {topic!r}")
+            raise TargetError("consumer", shortened(consumer), f"a consumer that is registered with {topic!r}")
         return int(index)
 
     async def consumers(self, topic: str) -> Sequence[LogConsumer]:

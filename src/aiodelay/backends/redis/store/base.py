@@ -54,7 +54,7 @@ class _ServerTime:
 
 
 class _Opened:
-    """One opening of a store."""
+    """The client and the times of a store between its opening and its close."""
 
     def __init__(self, options: Options, keys: Keys) -> None:
         self.loop, self.pid = asyncio.get_running_loop(), os.getpid()

@@ -18,7 +18,7 @@ __all__ = ["Held", "LeaseCache", "plain_arguments"]
 
 MOST_HELD = 20_000
 SLACK_MS = 1_000
-"""How far the server's clock may be behind this process's estimate of it."""
+"""How far the server's clock may be behind this process's estimate of the server's time."""
 
 
 class Held(Struct, frozen=True, gc=False):

@@ -100,7 +100,7 @@ class _Page(Struct, frozen=True):
         return msgspec.json.decode(b"[%b]" % b",".join(self.scores), type=list[int])
 
     def within(self, first: Place, end: Place | None, last_sequence: int) -> _Page:
-        """Return the members between two places, without those that have a later sequence number."""
+        """Return the members between two places. Leave out members with a sequence number after `last_sequence`."""
         rows = range(len(self.names))
         start = bisect_left(rows, first, key=self.place)
         stop = len(rows) if end is None else bisect_left(rows, end, key=self.place)
@@ -357,7 +357,7 @@ class Scanner:
         return [Part(window=name) for name in self._windows(server)]
 
     def _done(self, server: PipelinedConnection, scan: Scan, part: Part) -> Iterator[Columns]:
-        """Yield the ended messages in a window, without those of which another window holds a later version."""
+        """Yield the ended messages in a window. Skip a message if another window holds a later version of its id."""
         now_ms = _now_ms(server)
         windows = self._windows(server)
         own = windows.index(part.window) if part.window in windows else -1

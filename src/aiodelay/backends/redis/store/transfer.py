@@ -213,7 +213,7 @@ class _Transfer:
         )
 
     async def _read(self, series: Sequence[bytes]) -> list[Record]:
-        """Decode recurring messages. The next transfer gives up those that cannot be read."""
+        """Decode recurring messages. If a message cannot be read, the next transfer gives it up."""
         lanes = await self._store.lanes_of(series[1::2])
         records: list[Record] = []
         for member, value in _pairs(series):
