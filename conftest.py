@@ -1,4 +1,4 @@
-"""Runs the Python blocks of docs/ as tests; `tests/conftest.py` is for the tests themselves."""
+"""Run the Python blocks of docs/ as tests. `tests/conftest.py` configures the tests in tests/."""
 
 import ast
 import asyncio
@@ -15,7 +15,7 @@ from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 
 class PythonBlockParser(CodeBlockParser):
-    """Runs a block as `python -m asyncio` would: `await` and `async with` may stand at its top level."""
+    """Runs a block as `python -m asyncio` does: `await` and `async with` are allowed at the top level."""
 
     language = "python"
 
@@ -28,7 +28,7 @@ class PythonBlockParser(CodeBlockParser):
 
 
 def enter_own_folder(namespace: dict[str, Any]) -> None:
-    """A document's blocks are of one module, and write their files into a folder that goes with them."""
+    """Make the blocks of a page one module, and run them in a temporary folder."""
     namespace["__name__"] = "__main__"
     folder = TemporaryDirectory()
     namespace["__folder__"] = folder, Path.cwd()
@@ -55,7 +55,7 @@ pytest_collect_file = Sybil(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The blocks of a document build on each other: put back the order that pytest-randomly takes away."""
+    """Restore the order of the blocks, which pytest-randomly changes: the blocks of a page build on each other."""
     blocks = [item for item in items if isinstance(item, SybilItem)]
     blocks.sort(key=lambda block: (block.example.path, block.example.line))
     in_order = iter(blocks)

@@ -1,4 +1,7 @@
-"""One session, one question. `nox -l` lists them; what follows `--` goes to the program that the session runs."""
+"""The nox sessions. Each answers one question, and `nox -l` lists them.
+
+Arguments after `--` go to the program that the session runs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ nox.needs_version = ">=2026.10"
 nox.options.sessions = ["lint", "types", "tests", "package"]
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
-# The one backend that is there wherever Python is, and the one that follows pip's own configuration.
+# "venv" comes with Python, and it is the only backend that follows pip's own configuration.
 nox.options.default_venv_backend = "venv"
 
 ROOT = Path(__file__).parent
@@ -30,14 +33,15 @@ sys.path.insert(0, f"{ROOT / '.ci'}")
 import changed_tests  # noqa: E402
 
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
-DOCS = ["docs"]  # in one process: the blocks of a page build on each other
-# Tests of faults mostly wait, so there are more processes than cores. `tests/support/distribution.py` groups the tests.
+DOCS = ["docs"]  # one process runs all blocks of a page, because they build on each other
+# Tests of faults mostly wait, so 6 processes are more than the cores. `tests/support/distribution.py` groups the tests.
 IN_PARALLEL = ["--numprocesses=6", "--dist=loadscope", "--no-loadscope-reorder"]
-IN_TWO = ["--numprocesses=2", *IN_PARALLEL[1:]]  # tests that need no server do not wait
-# pip compiles what no test imports, and PySpark comes as a source archive: half a gigabyte that it would compress.
+IN_TWO = ["--numprocesses=2", *IN_PARALLEL[1:]]  # tests without a server keep the cores busy
+# Save time: pip does not compile modules that no test imports, and does not compress PySpark's half a gigabyte. PySpark
+# comes as a source archive, from which pip builds a wheel.
 AS_IT_IS = ["--no-compile", "--config-settings=--build-option=--compression=stored"]
-FEW_FILES = 8  # `changed` runs them in one process, because starting others takes longer
-# The tests that cover the pure modules, which pyproject.toml lists for coverage.
+FEW_FILES = 8  # up to this number, `changed` uses one process, because starting more processes takes longer
+# The tests that cover the pure modules. pyproject.toml lists these modules for coverage.
 PURE = [
     *(f"tests/unit/test_{name}.py" for name in ("errors", "memory", "model", "recurrence", "retry", "timeunits")),
     *("tests/unit/test_transitions.py", "tests/unit/test_urls.py", "tests/conformance/test_memory.py"),
@@ -50,7 +54,7 @@ STORM_TIMEOUT_S = 3600
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Does everything work here? All tests of the gate and all docs examples; with arguments: those tests."""
+    """Does everything work here? Run all tests of the gate and all docs examples, or the tests in the arguments."""
     if session.posargs:
         prepare(session, requirements(spark=PYSPARK))
         session.run("pytest", *session.posargs)
@@ -58,7 +62,7 @@ def tests(session: nox.Session) -> None:
     with ThreadPoolExecutor() as beside:
         installed = beside.submit(session.install, *AS_IT_IS, f"pyspark=={PYSPARK}")  # half a gigabyte
         prepare(session, group("spark"))
-        # Compiles what each of the processes below would compile for itself, since they start at the same time.
+        # Compile the tests once. Otherwise each process below compiles them, since all start at the same time.
         collect = ["--collect-only", "-qq", "--ignore=tests/spark", "tests", *DOCS]
         compiled = beside.submit(session.run, "pytest", *collect, silent=True)
         session.run("coverage", "run", "-m", "pytest", "-q", *PURE)
@@ -70,7 +74,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def quick(session: nox.Session) -> None:
-    """Did I break something? Units and rules without a server, in a minute at most. Arguments go to pytest."""
+    """Did I break something? Run the tests that need no server, in a minute at most. Arguments go to pytest."""
     install_editable(session, spark="")
     planned = changed_tests.quick(ROOT)
     session.log("\n".join(planned.report))
@@ -79,7 +83,7 @@ def quick(session: nox.Session) -> None:
 
 @nox.session
 def changed(session: nox.Session) -> None:
-    """Did I break what depends on my change? With servers. `--since REV`, `--why`; other arguments go to pytest."""
+    """Did I break code that depends on my change? Needs servers. `--since REV`, `--why`; other options go to pytest."""
     options, arguments = changed_tests.options_of(session.posargs)
     planned = changed_tests.plan(ROOT, options.since, why=options.why)
     session.log("\n".join(planned.report))
@@ -98,7 +102,7 @@ def changed(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Is it written as agreed?"""
+    """Is the code written as agreed: lint, format, spelling?"""
     session.install(*group("lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
@@ -107,7 +111,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Do the types hold inside (mypy), and are they whole for users (basedpyright)?"""
+    """Are the types correct inside (mypy), and complete for users (basedpyright)?"""
     install(session, "types")
     session.run("mypy", *session.posargs)
     session.run("basedpyright", "--verifytypes", "aiodelay", "--ignoreexternal")
@@ -115,7 +119,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """How fast is it, beside its bare limits? Without arguments: all of it, into docs/performance.md and .json."""
+    """How fast is aiodelay, compared with its limits? Without arguments, write docs/performance.md and .json."""
     install(session, "bench")
     if not session.posargs or any(each.startswith("BD") for each in session.posargs):
         session.install(*group("spark"), "pyspark==4.3.*")
@@ -126,11 +130,11 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """Does the wheel hold what it should, and work away from this tree?"""
+    """Does the wheel contain the right files, and does it work outside this tree?"""
     session.install(*group("package"))
     with tempfile.TemporaryDirectory() as name:
         outside = Path(name)
-        # The sdist first, then the wheel from it: so the sdist is whole too.
+        # Build the wheel from the sdist: so a file that is missing in the sdist is missing in the wheel, too.
         session.run("python", "-m", "build", "--outdir", f"{outside / 'dist'}", silent=True)
         (wheel,) = (outside / "dist").glob("*.whl")
         if problems := list(wheel_problems(wheel)):
@@ -140,35 +144,35 @@ def package(session: nox.Session) -> None:
 
 @nox.session(tags=["nightly"])
 def products(session: nox.Session) -> None:
-    """Do the gate's rules hold on the other Redis and Valkey servers, protocol versions and sizes?"""
+    """Do the tests of the rules pass on more Redis and Valkey servers, protocol versions and sizes?"""
     prepare(session, requirements(spark=PYSPARK))
     at_night(session, "nightly")
 
 
 @nox.session(tags=["nightly"])
 def storms(session: nox.Session) -> None:
-    """Does it last? Long random runs, with a new seed each time."""
+    """Does aiodelay survive long random runs, with a new seed each time?"""
     prepare(session, requirements(spark=PYSPARK))
     at_night(session, "storm", "--numprocesses=0", f"--timeout={STORM_TIMEOUT_S}", "--hypothesis-profile=nightly")
 
 
 @nox.session(python=["3.12", "3.13", "3.14"], tags=["nightly"])
 def tests_other_pythons(session: nox.Session) -> None:
-    """Does everything but Spark work on the other Pythons?"""
+    """Does everything except Spark work on the other versions of Python?"""
     prepare(session, requirements(spark=""))
     at_night(session, "not nightly and not storm", "--ignore=tests/spark")
 
 
 @nox.session(tags=["nightly"])
 def spark_floor(session: nox.Session) -> None:
-    """Does it work with the oldest PySpark that we allow?"""
+    """Does aiodelay work with the oldest PySpark that it allows?"""
     prepare(session, requirements(spark="4.2.*"))
     at_night(session, "not storm", folder="tests/spark")
 
 
 @nox.session(tags=["nightly"])
 def lowest(session: nox.Session) -> None:
-    """Are the floors in pyproject.toml true?"""
+    """Does aiodelay work with the lowest versions of its dependencies that pyproject.toml allows?"""
     session.install(".[cli]", *floors(extras=["cli"]), *group("test"))
     add_chromium(session)
     add_promtool(session)
@@ -177,23 +181,23 @@ def lowest(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def changelog(session: nox.Session) -> None:
-    """Gather the fragments: `nox -s changelog -- --draft --version 0.2.0`."""
+    """Collect the changelog fragments: `nox -s changelog -- --draft --version 0.2.0`."""
     session.install(*group("changelog"))
     session.run("towncrier", "build", *session.posargs)
 
 
 def install(session: nox.Session, dependency_group: str) -> None:
-    """Install the package as users get it, not editable, and a dependency group."""
+    """Install the package as users do, not editable, and a dependency group."""
     session.install(".[cli]", *group(dependency_group))
 
 
 def requirements(*, spark: str) -> list[str]:
-    """Return what the tests need; with a version of PySpark, what the tests of Spark need too."""
+    """Return the requirements of the tests. With a version of PySpark, include those of the Spark tests."""
     return [*group("spark"), f"pyspark=={spark}"] if spark else [*group("test")]
 
 
 def install_editable(session: nox.Session, *, spark: str) -> None:
-    """Install the dependencies once for each state of pyproject.toml, and the package from src, as it is."""
+    """Install the package in editable mode. Install again only after pyproject.toml has changed."""
     keep_bytecode(session)
     installed = Path(session.virtualenv.location, f"installed-{'spark' if spark else 'test'}.toml")
     if not installed.exists() or installed.read_bytes() != Path("pyproject.toml").read_bytes():
@@ -203,12 +207,12 @@ def install_editable(session: nox.Session, *, spark: str) -> None:
 
 
 def keep_bytecode(session: nox.Session) -> None:
-    """Compile the tests once, also where Python is told to write no byte code: compiling them takes long."""
+    """Let Python write byte code even if the environment forbids it, because compiling the tests takes long."""
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
 
 
 def prepare(session: nox.Session, needed: Iterable[str]) -> None:
-    """Install the package and what its tests need: a Redis, a Chromium and a promtool too."""
+    """Install the package, the requirements of its tests, a Redis, a Chromium and a promtool."""
     keep_bytecode(session)
     session.install(*AS_IT_IS, ".[cli]", *needed)
     add_redis(session)
@@ -217,26 +221,29 @@ def prepare(session: nox.Session, needed: Iterable[str]) -> None:
 
 
 def at_night(session: nox.Session, tier: str, *options: str, folder: str = "tests") -> None:
-    """Run the tests of a tier in a new order with a new seed; with arguments: those, so that a seed can be repeated."""
+    """Run the tests of a tier, in a new order with a new seed.
+
+    With arguments, run only these tests, with these options. So a failed run can be repeated with its seed.
+    """
     ours = "--override-ini=addopts=--import-mode=importlib -ra"
     seed = f"--randomly-seed={random.randrange(1 << 32)}"
     session.run("pytest", ours, "-m", tier, seed, *IN_PARALLEL, *options, *(session.posargs or [folder]))
 
 
 def add_redis(session: nox.Session) -> None:
-    """Let tests and benchmarks meet Debian's Redis too, where apt is: unpacked into a cache, nothing is installed."""
+    """If apt exists, let tests and benchmarks use Debian's Redis, too. It is unpacked into a cache, not installed."""
     if shutil.which("redis-server") or os.environ.get("AIODELAY_REDIS_SERVER") or not shutil.which("apt-get"):
         return
     root = Path(session.cache_dir, "debian-redis").resolve()
     program = root / "redis-server"
     if not program.exists() and not unpack_redis(session, root, program):
-        session.warn("apt has no redis-server for us; the tests run on the servers that wheels bring")
+        session.warn("apt provides no redis-server; the tests use the servers from installed wheels")
         return
     session.env["AIODELAY_REDIS_SERVER"] = f"{program}"
 
 
 def add_promtool(session: nox.Session) -> None:
-    """Let tests play the alert rules with Debian's promtool, where apt is: unpacked into a cache, not installed."""
+    """If apt exists, let tests of the alert rules use Debian's promtool. It is unpacked into a cache, not installed."""
     if shutil.which("promtool") or os.environ.get("AIODELAY_PROMTOOL") or not shutil.which("apt-get"):
         return
     root = Path(session.cache_dir, "debian-prometheus").resolve()
@@ -244,7 +251,7 @@ def add_promtool(session: nox.Session) -> None:
     quiet: dict[str, Any] = {"external": True, "silent": True, "success_codes": range(256)}
     download = ["sh", "-c", f'mkdir -p "{root}" && cd "{root}" && apt-get -q download prometheus']
     for command in (download, ["apt-get", "-q", "-oAcquire::http::Timeout=20", "update"], download):
-        if not any(root.glob("prometheus_*.deb")):  # the lists of packages may be old, or not there at all
+        if not any(root.glob("prometheus_*.deb")):  # the lists of packages may be old or missing
             session.run(*command, **quiet)
     for package in root.glob("prometheus_*.deb"):
         if not program.exists():
@@ -252,11 +259,11 @@ def add_promtool(session: nox.Session) -> None:
     if program.exists():
         session.env["AIODELAY_PROMTOOL"] = f"{program}"
     else:
-        session.warn("apt has no promtool for us; tests/integration/test_alerts.py will say what to install")
+        session.warn("apt provides no promtool; tests/integration/test_alerts.py will say what to install")
 
 
 def add_chromium(session: nox.Session) -> None:
-    """Let tests look at the page: where there is no Chromium, and apt may be used, it is installed."""
+    """Install a Chromium for the browser tests, if there is none and this user may use apt."""
     if has_chromium():
         return
     why = "only root may install one here" if shutil.which("apt-get") else "there is no apt that could install one"
@@ -265,12 +272,12 @@ def add_chromium(session: nox.Session) -> None:
         install = ["install", "--no-install-recommends", "chromium", "fonts-inter"]
         quiet: dict[str, Any] = {"external": True, "silent": True, "success_codes": range(256)}
         quiet["env"] = {"DEBIAN_FRONTEND": "noninteractive"}
-        session.run("apt-get", *options, "update", **quiet)  # the lists of packages may be old, or not there at all
+        session.run("apt-get", *options, "update", **quiet)  # the lists of packages may be old or missing
         said = f"{session.run('apt-get', *options, *install, **quiet)}".strip()
         why = f"apt-get says: {said.splitlines()[-1] if said else 'nothing'}"
     if not has_chromium():
         session.warn(
-            f"the tests in tests/browser will fail, for want of a Chromium to name in AIODELAY_CHROMIUM; {why}"
+            f"the tests in tests/browser will fail: there is no Chromium. Name one in AIODELAY_CHROMIUM; {why}"
         )
 
 
@@ -280,13 +287,17 @@ def has_chromium() -> bool:
 
 
 def unpack_redis(session: nox.Session, root: Path, program: Path) -> bool:
-    """Download and unpack the package and the libraries that are missing here, and write a script that runs it."""
+    """Download and unpack Redis and the libraries that it needs, and write a script that runs it.
+
+    Returns:
+        Whether the program runs.
+    """
     quiet: dict[str, Any] = {"external": True, "silent": True, "success_codes": range(256)}
     archives = root / "archives"
     (archives / "partial").mkdir(parents=True, exist_ok=True)
     ours = [f"Dir::Cache::archives={archives}", "Debug::NoLocking=1", "APT::Sandbox::User=root"]
     apt = ["apt-get", "-q", "-y", *(f"-o{option}" for option in [*ours, "Acquire::http::Timeout=20"])]
-    for command in (["install"], ["update"], ["install"]):  # the lists of packages may be old, or not there at all
+    for command in (["install"], ["update"], ["install"]):  # the lists of packages may be old or missing
         if not any(archives.glob("redis-server_*.deb")):
             wanted = ["--download-only", "--no-install-recommends", "redis-server"] if command == ["install"] else []
             session.run(*apt, *command, *wanted, **quiet)
@@ -306,7 +317,7 @@ def group(name: str) -> tuple[str, ...]:
 
 
 def floors(*, extras: Iterable[str]) -> Iterator[str]:
-    """`name==floor` for each direct dependency that applies here."""
+    """Yield `name==version` with the lowest allowed version, for each direct dependency that applies here."""
     project: dict[str, Any] = PROJECT["project"]
     lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
     for requirement in map(Requirement, lines):
@@ -316,7 +327,7 @@ def floors(*, extras: Iterable[str]) -> Iterator[str]:
 
 
 def wheel_problems(wheel: Path) -> Iterator[str]:
-    """What is wrong with the wheel's list of files; nothing if it holds the package, all of it and only it."""
+    """Yield a text for each file that is missing in the wheel, and for each file that does not belong in it."""
     source = ROOT / "src"
     wanted = {p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file() and p.suffix != ".pyc"}
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -327,7 +338,7 @@ def wheel_problems(wheel: Path) -> Iterator[str]:
 
 
 def run_outside(session: nox.Session, outside: Path, wheel: Path) -> None:
-    """Install the wheel into an environment of its own, away from the tree, and run a user's program there."""
+    """Install the wheel into a new environment outside the tree, and run a user's program there."""
     session.run("python", "-m", "venv", f"{outside / 'venv'}")
     python = f"{outside / 'venv' / ('Scripts' if os.name == 'nt' else 'bin') / 'python'}"
     session.run(python, "-m", "pip", "install", "--quiet", f"{wheel}", external=True)

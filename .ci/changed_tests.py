@@ -1,19 +1,19 @@
-"""Select test files by what they use: the tests that a change can break, and the tests that need no server.
+"""Select test files by the files that they use: the tests that a change can break, and the tests that need no server.
 
 noxfile.py uses it in the sessions `changed` and `quick`. To see a selection without running it:
 python3 .ci/changed_tests.py [--since REV] [--why]
 
-A file uses another file, whether the statement stands in a function or under `TYPE_CHECKING`, if it
+File A uses file B in these cases, also when the statement is in a function or under `TYPE_CHECKING`:
 
-- imports it, or a package that it is the `__init__` of; a name that `__init__` loads on demand counts as its home;
-- names it as a program or an import: `-m tests.spark.program`, `crew.start("worker", ...)`, `"aiodelay.sqlite"`, and
-  `"demo:demo"` within a package;
-- holds a URL whose scheme pyproject.toml registers for it: `redis://`, `kafka:topic`;
-- is a test, or a module of tests or examples, and holds its path or that of its folder: `ROOT / "docs" / "kafka.md"`;
-- is a module of the package whose folder holds it as data: Lua scripts, `schema.sql`, templates;
-- asks for a fixture that a conftest.py, or the pytest plugin of this project, makes with its help.
+- A imports B, or a package whose `__init__` is B. If `__init__` loads a name on demand, A uses the module of that name.
+- A names B as a program or an import: `-m tests.spark.program`, `crew.start("worker", ...)`, `"aiodelay.sqlite"`, and
+  `"demo:demo"` within a package.
+- A contains a URL whose scheme pyproject.toml registers for B: `redis://`, `kafka:topic`.
+- A is in tests or examples and contains the path of B or of its folder: `ROOT / "docs" / "kafka.md"`.
+- A is a module of a package, and B is data in the folder of that package: Lua scripts, `schema.sql`, templates.
+- A asks for a fixture that a conftest.py, or the pytest plugin of this project, makes with B.
 
-Docs pages whose blocks are tests are test files too.
+A docs page with blocks that run as tests is also a test file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SERVERS = (
     "tests/support/kafka.py",
     "tests/support/spark_cluster.py",
 )
-"""Modules that find or start a server; a test file that uses one is left out of `nox -s quick`."""
+"""Modules that find or start a server. `nox -s quick` leaves out the test files that use one of them."""
 QUICK_FOLDERS = ("tests/conformance", "tests/regressions", "tests/unit")
 SPARK_FOLDER = "tests/spark"
 
@@ -52,7 +52,7 @@ _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Use(NamedTuple):
-    """One file uses another."""
+    """A reason why one file uses another, and the path of the used file."""
 
     path: str
     how: str
@@ -79,7 +79,7 @@ def git(root: Path, *arguments: str) -> list[str]:
 
 
 def base_of(root: Path, since: str = "") -> str:
-    """Return the commit to compare with: where HEAD left `since`, else where it left main, else HEAD itself."""
+    """Return the commit to compare with: the merge base of HEAD and `since`, or of HEAD and main, or HEAD itself."""
     (branch,) = git(root, "rev-parse", "--abbrev-ref", "HEAD")
     if not since and (branch == "main" or "main" not in git(root, "branch", "--format=%(refname:short)")):
         since = "HEAD"
@@ -87,7 +87,7 @@ def base_of(root: Path, since: str = "") -> str:
 
 
 def changes(root: Path, base: str) -> set[str]:
-    """Return the files that differ from a commit: commits since then, the index, the work tree, and untracked files.
+    """Return the files that differ from a commit, in later commits, the index or the work tree, and untracked files.
 
     A renamed file counts twice, under both names.
     """
@@ -96,7 +96,7 @@ def changes(root: Path, base: str) -> set[str]:
 
 
 def files_of(root: Path) -> list[str]:
-    """Return all files that git does not ignore."""
+    """Return all existing files that git does not ignore."""
     names = git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
     return sorted({name for name in names if (root / name).is_file()})
 
@@ -105,11 +105,11 @@ def files_of(root: Path) -> list[str]:
 
 
 class Tree:
-    """The files of a project and what each of them uses.
+    """The files of a project, and the files that each of them uses.
 
     Args:
-        root: The project's folder.
-        files: Paths below it. A deleted file may be among them: the files that still use it are found.
+        root: The folder of the project.
+        files: Paths below it. They may include deleted files, so that files that still use them are found.
     """
 
     def __init__(self, root: Path, files: Iterable[str]) -> None:
@@ -136,11 +136,11 @@ class Tree:
         return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
     def resolve(self, dotted: str) -> set[str]:
-        """Return the files that importing a dotted name runs: the module and the packages around it."""
+        """Return the files that run when a dotted name is imported: the module and the packages around it."""
         return {self.modules[name] for name in prefixes(dotted) if name in self.modules}
 
     def source(self, path: str) -> ast.Module:
-        """Return a file's code: of a docs page, its Python blocks; of a file that is gone or is no Python, none."""
+        """Return the code of a Python file or of the Python blocks of a docs page; no code for any other file."""
         try:
             text = (self.root / path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
@@ -150,18 +150,21 @@ class Tree:
         for each in texts:
             try:
                 body += compile(each, path, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT).body
-            except SyntaxError:  # pytest says where
+            except SyntaxError:  # pytest will report it
                 continue
         return ast.Module(body, [])
 
     @cache  # noqa: B019 - a tree lives as long as the program
     def code(self, path: str) -> Code:
-        """Return a file's code, taken apart."""
+        """Return the parts of a file's code that may name other files."""
         return Code(self.source(path))
 
     @cache  # noqa: B019 - a tree lives as long as the program
     def homes(self, package: str) -> Mapping[str, str]:
-        """Return the dotted names that a package loads when they are asked for: those under its `TYPE_CHECKING`."""
+        """Return the names that a package loads on demand, with their dotted names.
+
+        A package with a module-level `__getattr__` imports these names under `TYPE_CHECKING`.
+        """
         path = self.modules.get(package, "")
         nodes = self.code(path).nodes if path.endswith("/__init__.py") else []
         if not any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in nodes):
@@ -190,7 +193,7 @@ class Tree:
                 yield alias.asname or alias.name, found
 
     def uses(self, path: str) -> set[Use]:
-        """Return what a file uses."""
+        """Return the files that a file uses, with the reasons."""
         code = self.code(path)
         found = set(self._imported(code, path))
         found |= set(self._named(code, path))
@@ -204,7 +207,7 @@ class Tree:
         on_demand = bool(path.endswith("/__init__.py") and self.homes(module_name(path)))
         guarded = filter(is_type_checking, code.nodes) if on_demand else ()
         skipped = {id(inner) for node in guarded for inner in ast.walk(node)}
-        local: dict[str, str] = {}  # what modules are called here: their own names
+        local: dict[str, str] = {}  # the name of a module in this file: its dotted name
         for node in code.imports:
             if id(node) in skipped:
                 continue
@@ -287,7 +290,7 @@ class Tree:
                     yield Use(file, f"imports {prefix}…")
 
     def _data(self, folder: str) -> Iterator[str]:
-        """Yield the files of a package folder that are not Python, unless they belong to a package inside it."""
+        """Yield the files of a package folder that are not Python and do not belong to a package inside it."""
         for path in self.folders[folder]:
             owner = path.rpartition("/")[0]
             while not self._has_modules(owner):
@@ -302,7 +305,7 @@ class Tree:
     # --- fixtures -------------------------------------------------------------------------------------------------
 
     def conftests(self, path: str) -> list[str]:
-        """Return the files whose fixtures and hooks a test file gets: the plugin's, and conftest.py of its folders."""
+        """Return the files whose fixtures and hooks a test file gets: the plugins, and each conftest.py above it."""
         folders = [folder.as_posix() for folder in Path(path).parents[:-1]]
         return [*sorted(self.plugins), *(name for each in folders if (name := f"{each}/conftest.py") in self._files)]
 
@@ -324,7 +327,7 @@ class Tree:
 
     @cache  # noqa: B019 - a tree lives as long as the program
     def fixtures(self, path: str) -> Mapping[str, Fixture]:
-        """Return the fixtures of a conftest.py, each with the files that it uses, but not those of its neighbours."""
+        """Return the fixtures of a conftest.py. Each names only the files that this fixture uses itself."""
         code = self.code(path)
         bound: dict[str, set[str]] = defaultdict(set)
         for statement in code.imports:
@@ -352,7 +355,7 @@ class Tree:
 
     @cached_property
     def pages(self) -> list[str]:
-        """The docs pages whose Python blocks are tests, as the root conftest.py has it."""
+        """The docs pages whose Python blocks are tests, as the root conftest.py configures them."""
         names: dict[str, list[str]] = {"patterns": [], "excludes": []}
         for node in self.code("conftest.py").nodes:
             if isinstance(node, ast.keyword) and node.arg in names:
@@ -367,17 +370,17 @@ class Tree:
 
     @cached_property
     def tests(self) -> list[str]:
-        """The test files that there are, docs pages among them."""
+        """The existing test files, including docs pages."""
         found = [*filter(is_test, self.files), *self.pages]
         return sorted(path for path in found if (self.root / path).is_file())
 
     @cached_property
     def used(self) -> dict[str, set[Use]]:
-        """What each file uses."""
+        """The uses of each file."""
         return {path: self.uses(path) for path in self.files}
 
     def select(self, changed: Collection[str]) -> Selection:
-        """Select the tests that use a changed file, directly or through others."""
+        """Select the tests that use a changed file, directly or through other files."""
         users: dict[str, list[tuple[str, Use]]] = defaultdict(list)
         for path, uses in self.used.items():
             for use in sorted(uses):
@@ -387,8 +390,9 @@ class Tree:
         while queue:
             path = queue.popleft()
             for user, use in users[path]:
-                # A conftest.py that a change reaches only through imports counts by its fixtures, and a test that
-                # reads sources, as text, does not depend on what those sources import.
+                # Do not follow two uses of a file that is not changed itself. A test depends on the fixtures that it
+                # asks for, not on all of a conftest.py. And a test that reads sources as text does not depend on the
+                # imports of those sources.
                 is_indirect = path not in changed and (
                     use.kind == "conftest" or (use.kind == "reads" and path.startswith(("src/", "tests/")))
                 )
@@ -465,7 +469,7 @@ def matches(path: str, patterns: Iterable[str]) -> bool:
 
 
 def module_name(path: str) -> str:
-    """Return the dotted name by which a file is imported; "" if it is no Python."""
+    """Return the dotted name of a Python module; "" for other files."""
     if not path.endswith(".py"):
         return ""
     root = next(root for root in MODULE_ROOTS if path.startswith(root))
@@ -473,13 +477,13 @@ def module_name(path: str) -> str:
 
 
 def prefixes(name: str) -> list[str]:
-    """Return `a`, `a.b` and `a.b.c` of `a.b.c`."""
+    """Return `a`, `a.b` and `a.b.c` for `a.b.c`."""
     parts = name.split(".")
     return [".".join(parts[: n + 1]) for n in range(len(parts))]
 
 
 def dotted_base(node: ast.ImportFrom, path: str) -> str:
-    """Return the dotted name that `from` names, without its leading dots."""
+    """Return the absolute dotted name of the module or package after `from`."""
     if not node.level:
         return node.module or ""
     parts = module_name(path).split(".")
@@ -488,7 +492,7 @@ def dotted_base(node: ast.ImportFrom, path: str) -> str:
 
 
 def dotted(node: ast.AST) -> str:
-    """Return `a.b.c` as text; `.c` if something else stands before it."""
+    """Return the expression `a.b.c` as text; `.c` if another kind of expression is before `.c`."""
     if isinstance(node, ast.Name):
         return node.id
     return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
@@ -499,7 +503,7 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def chain(node: ast.BinOp) -> tuple[set[int], list[str]]:
-    """Return the paths that `x / "a" / "b" / name / "c"` names, here `a/b` and `c`, and the ids of its inner nodes."""
+    """Return the ids of the inner nodes of `x / "a" / "b" / name / "c"`, and the paths in it: `a/b` and `c`."""
     inner, parts = set[int](), list[str]()
     left: ast.expr = node
     while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Div):
@@ -517,7 +521,7 @@ def chain(node: ast.BinOp) -> tuple[set[int], list[str]]:
 
 
 def text_of(node: ast.expr) -> str:
-    """Return a string literal's text; "" for other expressions."""
+    """Return the text of a string literal; "" for other expressions."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
@@ -534,7 +538,7 @@ def names_bound(node: ast.stmt) -> Iterator[str]:
 
 
 class Plan(NamedTuple):
-    """The test files to run, and the lines that say why these."""
+    """The test files to run, and the lines of a report that explain the selection."""
 
     tests: list[str]
     report: list[str]
@@ -558,7 +562,7 @@ def plan(root: Path, since: str = "", *, why: bool = False) -> Plan:
         report[-1] += f"; left out: {', '.join(f'{folder} {n}' for folder, n in sorted(left_out.items()))}"
     if concern_all:
         report.append(
-            f"{', '.join(concern_all)} can affect every test: runs those that need no server too; all: nox -s tests"
+            f"{', '.join(concern_all)} can affect every test: also runs the tests without servers; all: nox -s tests"
         )
     if selection.without_tests:
         report.append(f"no test uses: {', '.join(selection.without_tests)}")
@@ -581,10 +585,10 @@ def folder_of(path: str) -> str:
 
 
 def options_of(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return our own options, `since` and `why`, and the arguments that are not ours."""
+    """Return the options `since` and `why`, and the other arguments."""
     parser = argparse.ArgumentParser(description="Print the test files that a change can break.", allow_abbrev=False)
     parser.add_argument("--since", default="", metavar="REV", help="compare with where HEAD left REV (default: main)")
-    parser.add_argument("--why", action="store_true", help="print for each test file how it uses what has changed")
+    parser.add_argument("--why", action="store_true", help="print for each test file how it uses a changed file")
     return parser.parse_known_args(arguments)
 
 

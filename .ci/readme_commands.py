@@ -1,4 +1,4 @@
-"""Print one of the README's two commands, so that the gate runs what the README says and nothing else.
+"""Print one of the README's two commands. The gate uses it, so that it runs exactly the commands of the README.
 
 Usage: python3 .ci/readme_commands.py {demo,tests} [README.md]
 """
@@ -17,7 +17,7 @@ _BLOCK = re.compile(r"^```sh[ \t]*\n(?P<body>.*?)^```[ \t]*$", re.MULTILINE | re
 
 
 class ReadmeError(ValueError):
-    """The README does not hold the two commands as agreed."""
+    """The README does not contain the two commands in the agreed form."""
 
 
 class Commands(NamedTuple):
@@ -26,10 +26,10 @@ class Commands(NamedTuple):
 
 
 def extract(readme: str) -> Commands:
-    """The two commands, in the README's order: the main job, then all tests.
+    """Return the two commands in the order of the README: the demo, then all tests.
 
     Raises:
-        ReadmeError: There are not exactly one such section, two `sh` blocks in it, and one line in each.
+        ReadmeError: The README must have exactly one section "Two commands", with two `sh` blocks of one line each.
     """
     lines = [_only_line(block) for block in _BLOCK.findall(_only_section(readme))]
     if len(lines) != 2:

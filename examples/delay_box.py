@@ -1,9 +1,9 @@
-"""A delay box: services write JSON requests to a Kafka topic, and each message comes out of its topic when it is due.
+"""A delay box: services write JSON requests to a Kafka topic, and each message arrives in its target topic when due.
 
 Run it: python examples/delay_box.py localhost:9092 redis://localhost    (needs pip install "aiodelay[kafka,redis]")
 
-Messages wait in Redis. Two boxes share the work; start any number, and kill any of them at any time:
-`python examples/delay_box.py localhost:9092 redis://localhost box`, or without a line of Python:
+Messages wait in Redis. Two boxes share the work. You can start any number of boxes, and kill any of them at any time:
+`python examples/delay_box.py localhost:9092 redis://localhost box`. The same box without a line of Python:
 `aiodelay delay-box --from kafka://localhost:9092/delay-box.requests --store redis://localhost --namespace delay-box
 --allow delay-box.reminders`.
 """
@@ -30,7 +30,7 @@ REMINDERS = "delay-box.reminders"
 
 
 async def box(cluster: str, store: str) -> None:
-    """Take requests in, and deliver, until told to end."""
+    """Take requests in, and deliver messages, until SIGTERM comes."""
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
     async with DelayBox(store, f"kafka://{cluster}/{REQUESTS}", allow=[REMINDERS], namespace="delay-box"):
@@ -38,7 +38,7 @@ async def box(cluster: str, store: str) -> None:
 
 
 async def ask(cluster: str) -> None:
-    """Ask for delays, as a service in any language does."""
+    """Send the requests, as a service in any language can do."""
     requests = [
         {"topic": REMINDERS, "message": "order 1 is not paid", "countdown": 6},
         {"topic": REMINDERS, "message": "order 2 is not paid", "countdown": 2},
@@ -50,11 +50,11 @@ async def ask(cluster: str) -> None:
         for request in requests:
             value = json.dumps(request).encode()
             await producer.send_and_wait(REQUESTS, value, headers=[("CALLER_SERVICE", b"shop")])
-    print(f"the shop has asked {len(requests)} times\n", end="")  # in one piece: other processes print too
+    print(f"the shop has asked {len(requests)} times\n", end="")  # one write: other processes print too
 
 
 async def read(cluster: str, answers: int) -> None:
-    """Read what comes out, also as any service does."""
+    """Read the delivered messages and the refused requests, as a service in any language can do."""
     async with AIOKafkaConsumer(REMINDERS, REFUSED, bootstrap_servers=cluster) as consumer:
         await consumer.seek_to_end()
         asked = time.monotonic()
@@ -70,7 +70,7 @@ async def read(cluster: str, answers: int) -> None:
 
 
 async def everything(cluster: str, store: str) -> None:
-    """Start two boxes, each a process of its own; ask, and read until all is answered."""
+    """Start two boxes as processes, send the requests, and read until each request has its answer."""
     admin = AIOKafkaAdminClient(bootstrap_servers=cluster)
     await admin.start()
     await admin.create_topics([NewTopic(topic, 2, 1) for topic in (REQUESTS, REFUSED, REMINDERS)])
@@ -95,5 +95,5 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # of what matters aiodelay tells
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # aiodelay logs the problems that matter
     main(sys.argv[1:])

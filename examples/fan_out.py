@@ -1,9 +1,10 @@
-"""Orders for three parts of a shop, each at its own pace, none lost while one is away: several processes on one Redis.
+"""Fan out orders to three consumers on one Redis. Each works at its own pace and loses nothing while it is not running.
 
 Run it: python examples/fan_out.py redis://localhost
 
-Billing has two processes that share its orders, shipping one; the mails are being deployed all the while and get their
-orders when they are back. Kill any process and start it again: `python examples/fan_out.py redis://localhost mail`.
+The consumer `billing` has two processes that share its orders, and `shipping` has one. `mail` is not running at first
+and gets its orders when it starts. Kill any process and start it again, for example with
+`python examples/fan_out.py redis://localhost mail`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class OrderPlaced:
 
 
 async def publish(url: str) -> None:
-    """Register the consumers, as a deployment would, and publish: an order is due half a second after it was placed."""
+    """Register the consumers, as a deployment does, and publish orders that are due half a second later."""
     async with RedisFanout(url, namespace=NAMESPACE) as fanout:
         for consumer in CONSUMERS:
             await fanout.register("orders", consumer)
@@ -38,11 +39,11 @@ async def publish(url: str) -> None:
         for number in ORDERS:
             await scheduler.schedule(OrderPlaced(number), to="redis-fanout:orders", delay="500ms")
         await scheduler.run_until_idle()
-    print(f"{len(ORDERS)} orders are published\n", end="")  # in one piece: other processes print too
+    print(f"{len(ORDERS)} orders are published\n", end="")  # one write: other processes print too
 
 
 async def consume(url: str, consumer: str) -> None:
-    """Handle what is one consumer's, until told to end."""
+    """Handle the orders of one consumer until SIGTERM comes."""
     scheduler = Scheduler(url, namespace=NAMESPACE, lanes=["order.placed"])
 
     @scheduler.handler(
@@ -61,7 +62,7 @@ async def consume(url: str, consumer: str) -> None:
 
 
 async def until_settled(url: str, consumers: Sequence[str]) -> None:
-    """Return when these have handled all that was published; show how far the others are behind."""
+    """Wait until these consumers have handled all orders. Then print how many orders wait for each consumer."""
     async with RedisFanout(url, namespace=NAMESPACE) as fanout:
         while True:
             found = await fanout.consumers("orders")
@@ -73,7 +74,7 @@ async def until_settled(url: str, consumers: Sequence[str]) -> None:
 
 
 async def everything(url: str) -> None:
-    """Start a process for each role, the mails' last; end when all is handled."""
+    """Start a process for each role, `mail` last. Return when all orders are handled."""
     await (await start(url, "publish")).wait()
     running = [await start(url, name) for name in ("billing", "billing", "shipping")]
     await until_settled(url, ["billing", "shipping"])

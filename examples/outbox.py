@@ -1,10 +1,11 @@
-"""Place an order and schedule its reminder in one transaction of a database: both are done, or neither is.
+"""Place an order and schedule its reminder in one database transaction: both happen, or neither does.
 
 Run it: python examples/outbox.py    (needs pip install "sqlalchemy[asyncio]" aiosqlite)
 
-The transaction writes the message into a table, the outbox; the relay moves what was committed into the scheduler. Kill
-it at any point and start it again with the same database and store as arguments: no reminder is lost, none comes twice.
-`python examples/outbox.py postgresql+asyncpg://localhost/shop redis://localhost` is what one would run in earnest.
+The transaction writes the message into a table, the outbox. The relay moves committed messages into the scheduler. Kill
+the program at any point and start it again with the same database and store as arguments: no reminder is lost, and none
+comes twice. In production, use real servers:
+`python examples/outbox.py postgresql+asyncpg://localhost/shop redis://localhost`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Table(DeclarativeBase):
 
 class Outbox(Table):
     __tablename__ = "outbox"
-    __table_args__ = ({"sqlite_autoincrement": True},)  # no number is used again
+    __table_args__ = ({"sqlite_autoincrement": True},)  # SQLite must not use the number of a deleted row again
 
     number: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
     id: Mapped[str]
@@ -54,13 +55,16 @@ class Outbox(Table):
 def schedule(
     session: AsyncSession, payload: object, *, to: str, delay: timedelta, message_id: str | None = None
 ) -> None:
-    """Have a message scheduled if, and only if, the session's transaction is committed."""
+    """Write a message to the outbox. It is scheduled if, and only if, the session's transaction is committed."""
     due_ms = (datetime.now(UTC) + delay - EPOCH) // timedelta(milliseconds=1)
     session.add(Outbox(id=message_id or str(uuid4()), target=to, payload=msgspec.json.encode(payload), due_ms=due_ms))
 
 
 async def relay(database: AsyncEngine, scheduler: Scheduler, stop: asyncio.Event) -> None:
-    """Move rows into the scheduler until told to stop; cancelled in a transaction, it would cost a connection."""
+    """Move rows into the scheduler until `stop` is set.
+
+    Set `stop` instead of cancelling the task: a task cancelled inside a transaction loses its connection.
+    """
     while not stop.is_set():
         try:
             moved = await move_rows(database, scheduler)
@@ -73,10 +77,11 @@ async def relay(database: AsyncEngine, scheduler: Scheduler, stop: asyncio.Event
 
 
 async def move_rows(database: AsyncEngine, scheduler: Scheduler) -> int:
-    """Schedule up to 100 rows, then delete them, in one transaction; return how many there were.
+    """Schedule up to 100 rows and delete them, in one transaction. Return the number of rows.
 
-    Killed in between, it schedules them again: as the number of a row is its message's version, that changes nothing,
-    be the message still pending, running, delivered or cancelled.
+    If the process is killed between the two steps, the relay schedules the rows again. This changes nothing, because
+    the number of the row is the version of the message. It makes no difference whether the message is pending,
+    running, delivered or cancelled.
     """
     oldest = select(Outbox).where(Outbox.refused.is_(None)).order_by(Outbox.number).limit(100)
     async with AsyncSession(database) as session, session.begin():
@@ -92,7 +97,7 @@ async def move_rows(database: AsyncEngine, scheduler: Scheduler) -> int:
                     conflict=Conflict.newer(row.number),
                 )
             except (InputError, UnknownSinkError) as error:
-                row.refused = str(error)  # it holds up nobody, and stays to be looked at
+                row.refused = str(error)  # the row stays, so that somebody can inspect it; later rows go on
             else:
                 scheduled.append(row.number)
         await session.execute(delete(Outbox).where(Outbox.number.in_(scheduled)))
@@ -133,12 +138,12 @@ async def place_order(database: AsyncEngine, number: int) -> None:
 async def pay(database: AsyncEngine, scheduler: Scheduler, number: int) -> None:
     async with AsyncSession(database) as session, session.begin():
         await session.execute(update(Order).where(Order.number == number).values(state="paid"))
-    await scheduler.cancel(f"remind-{number}")  # saves work; that no reminder is sent rests on the handler
+    await scheduler.cancel(f"remind-{number}")  # only saves work: the handler checks whether the order is paid
     print(f"order {number} is paid")
 
 
 async def remind(database: AsyncEngine, event: RemindOfPayment) -> None:
-    """Look into the database, which knows best; deciding and noting it are one step, however often this runs."""
+    """Remind the customer unless the order is paid. One statement decides and records it, so a repeat does nothing."""
     due = update(Order).where(Order.number == event.order, Order.state == "placed").values(state="reminded")
     async with AsyncSession(database) as session, session.begin():
         if (await session.execute(due.returning(Order.number))).all():
@@ -165,7 +170,7 @@ async def main(database_url: str, store_url: str) -> None:
                 print(f"order {number} is not placed, and nobody reminded: {error}")
         await pay(database, scheduler, 2)
         async with AsyncSession(database) as session:
-            while await session.scalar(select(func.count()).select_from(Outbox)):  # noqa: ASYNC110 - nothing tells
+            while await session.scalar(select(func.count()).select_from(Outbox)):  # noqa: ASYNC110 - no event to await
                 await asyncio.sleep(POLL_S)
         await scheduler.run_until_idle()
         stop.set()

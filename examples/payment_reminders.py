@@ -1,9 +1,9 @@
-"""Remind customers who have not paid, then give up their orders: what a shop does in five days, in four seconds.
+"""Remind customers who have not paid, then give up their orders. Five days of a shop pass in four seconds.
 
 Run it: python examples/payment_reminders.py redis://localhost
 
-It shows typed events, handlers that take no more than they can do, retries, a message that is rejected, ids to cancel
-by, and context variables that travel with a message. Kill it at any point and start it again: what was scheduled is
+The example shows typed events, handlers with limited concurrency, retries, a rejected message, cancelling by id, and
+context variables that travel with a message. Kill it at any point and start it again: scheduled messages are still
 delivered. Without Redis: `python examples/payment_reminders.py sqlite:///shop.db`.
 """
 
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from aiodelay import Context, Message, Reject, Retry, Scheduled, Scheduler, event
 
-DAY = timedelta(seconds=0.8)  # so that nobody has to wait
+DAY = timedelta(seconds=0.8)  # a short day, so that the example ends soon
 
 CUSTOMERS = {1: "ann@example.com", 2: "bob@example.com", 3: "cyd@example.com", 4: ""}
 TEXTS = {"en": "please pay order", "fr": "veuillez payer la commande"}
@@ -28,7 +28,7 @@ TEXTS = {"en": "please pay order", "fr": "veuillez payer la commande"}
 language: ContextVar[str] = ContextVar("language", default="en")
 
 
-@event("payment.remind")  # the name that is stored: the class may be renamed, the module moved
+@event("payment.remind")  # the store keeps this name, so you can rename the class and move it to another module
 @dataclass
 class RemindOfPayment:
     order: int
@@ -41,11 +41,11 @@ class GiveUpOrder:
 
 
 class MailServerError(Exception):
-    """The mail server did not take it; it may the next time."""
+    """The mail server did not take the mail. A later attempt may succeed."""
 
 
 async def send_mail(address: str, text: str, attempt: int) -> None:
-    """Stand in for a mail server that is away for the first attempt at anything."""
+    """Play a mail server that is down at the first attempt of each mail."""
     await asyncio.sleep(0.01)
     if attempt == 1:
         raise MailServerError("the mail server is away")
@@ -58,9 +58,9 @@ async def send_mail(address: str, text: str, attempt: int) -> None:
 async def remind(event: RemindOfPayment, context: Context) -> Reject | None:
     address = CUSTOMERS[event.order]
     if not address:
-        return Reject("the customer has no address")  # no retry will change that: a dead letter
+        return Reject("the customer has no address")  # a retry cannot help: the message becomes a dead letter
     await send_mail(address, f"{TEXTS[language.get()]} {event.order}", context.attempt)
-    # Delivered at least once: should this run twice, the same id makes it one message all the same.
+    # Delivery is at least once, so this handler may run twice. The same id makes both schedules one message.
     await context.scheduler.schedule(GiveUpOrder(event.order), delay=2 * DAY, id=f"give-up-{event.order}")
     return None
 
@@ -69,7 +69,7 @@ async def give_up(event: GiveUpOrder) -> None:
     print(f"order {event.order} is given up")
 
 
-# --- the language of whoever placed the order travels with its messages, from step to step -------------------
+# --- the language of the customer travels with the messages of an order ---------------------------------------
 
 
 async def send_language(message: Message, call_next: Callable[[Message], Awaitable[Scheduled]]) -> Scheduled:

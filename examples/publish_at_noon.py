@@ -1,10 +1,11 @@
-"""Put videos online and take them off at their times: a Kafka topic holds the schedules, and nothing else is needed.
+"""Put videos online and take them offline at given times. A Kafka topic stores the schedules; no other store is needed.
 
 Run it: python examples/publish_at_noon.py localhost:9092    (needs pip install "aiodelay[kafka]")
 
-An editorial system in any language schedules by records with three headers, changes them by the same key, and deletes
-them by tombstones, whether or not a scheduler runs. What was missed meanwhile is published when one starts, once. Start
-any number of them: they share the topic's partitions, and move each message in one transaction.
+An editorial system in any language writes a schedule as a record with three headers. A record with the same key
+replaces it, and a tombstone deletes it. This works whether or not a scheduler runs. When a scheduler starts, it
+publishes the messages that became due meanwhile, once. You can start any number of schedulers: they share the
+partitions of the topic, and move each message in one transaction.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from aiodelay import Cron, Scheduler
 
 SCHEDULES = "publish-at-noon.schedules"
 VIDEOS = "publish-at-noon.videos"
-DAY = timedelta(seconds=1)  # so that nobody has to wait
+DAY = timedelta(seconds=1)  # a short day, so that the example ends soon
 
 
 async def edit(cluster: str) -> None:
-    """Schedule as an editorial system does that knows nothing but Kafka, while no scheduler runs."""
+    """Schedule with plain Kafka records, as an editorial system without aiodelay does. No scheduler runs meanwhile."""
     now = int(time.time())
     async with AIOKafkaProducer(bootstrap_servers=cluster) as producer:
 
@@ -51,7 +52,7 @@ async def publish(scheduler: Scheduler) -> None:
     await scheduler.schedule(None, to=f"kafka:{VIDEOS}", key=b"vid4", at=week, id="vid4-offline")  # a tombstone, later
     await scheduler.schedule(b"video 5", to=f"kafka:{VIDEOS}", key=b"vid5", at=week, id="vid5-online")
     print("vid5:", await scheduler.cancel("vid5-online"))
-    noon = Cron("0 12 * * *", tz="Europe/Paris")  # noon stays noon when clocks change
+    noon = Cron("0 12 * * *", tz="Europe/Paris")  # noon stays noon in summer and in winter
     programme = await scheduler.schedule(b"the day", to=f"kafka:{VIDEOS}", key=b"day", every=noon, id="programme")
     print("the programme of the day comes next at", f"{programme.due:%H:%M} UTC, then each day")
     print("the programme:", await scheduler.cancel("programme"))
@@ -72,7 +73,7 @@ async def main(cluster: str) -> None:
     await admin.create_topics([NewTopic(VIDEOS, 2, 1)])
     try:
         async with scheduler:
-            pass  # it has created its topic, with the settings that it needs
+            pass  # the scheduler creates its topic, with the settings that it needs
         await edit(cluster)
         consumer = AIOKafkaConsumer(VIDEOS, bootstrap_servers=cluster, isolation_level="read_committed")
         async with consumer:
@@ -86,5 +87,5 @@ async def main(cluster: str) -> None:
 
 
 if __name__ == "__main__":
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # of what matters aiodelay tells
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # aiodelay logs the problems that matter
     asyncio.run(main(*(sys.argv[1:] or ["localhost:9092"])))

@@ -1,9 +1,9 @@
-"""Messages that come again and again: by interval, and by the clock of a place.
+"""Recurring messages: one series by an interval, and one by a cron rule with a time zone.
 
 Run it: python examples/recurring.py
 
-A series is one record in the store. Any number of processes may serve it, none of them is special, and it goes on when
-they are started again; so it ends here only because it is cancelled.
+A series is one record in the store. Any number of processes may serve it, and they are all equal. The series survives
+a restart of all processes. In this example, it ends because the program cancels it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIMES = 3
 
 @dataclass
 class Beat:
-    """A handler's own series makes its event without arguments."""
+    """An event without fields: the series that belongs to a handler creates its event without arguments."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ async def main(file: Path) -> None:
     scheduler = Scheduler(f"sqlite:///{file}")
     beaten = asyncio.Semaphore(0)
 
-    @scheduler.handler(every=Every("500ms", missed="coalesce"))  # it recurs as long as anybody serves this handler
+    @scheduler.handler(every=Every("500ms", missed="coalesce"))  # recurs while a process serves this handler
     async def beat(event: Beat, context: Context) -> None:
         print(f"beat, due {context.due:%H:%M:%S.%f}, {context.lateness.total_seconds() * 1000:.0f} ms late")
         beaten.release()
@@ -46,7 +46,7 @@ async def main(file: Path) -> None:
         print(f"the week of {event.team}")
 
     async with scheduler:
-        # Wall time and zone are stored: nine o'clock stays nine o'clock when clocks change.
+        # The store keeps the wall time and the zone: 9:00 stays 9:00 in summer and in winter.
         rule = Cron("0 9 * * mon", tz=PARIS, overlap="skip")
         scheduled = await scheduler.schedule(WeeklyReport("sales"), every=rule, id="weekly-sales")
         print(f"{describe(rule)}:")

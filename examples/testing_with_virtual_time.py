@@ -1,9 +1,9 @@
-"""Test what happens in hours, in no time.
+"""Test a program whose messages are due in hours, without waiting.
 
 Run it: pytest examples/testing_with_virtual_time.py    (needs pytest and pytest-asyncio)
 
-The fixtures `scheduler`, `clock` and `faulty_store` come with aiodelay: pytest finds them by itself. `scheduler` is the
-program's own, with its handlers, put on an empty memory store and virtual time.
+aiodelay brings the fixtures `scheduler`, `clock` and `faulty_store`; pytest finds them by itself. `scheduler` is the
+program's own scheduler with its handlers, moved to an empty memory store and virtual time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from aiodelay import Context, Reject, Retry, Scheduler
 from aiodelay.testing import FaultyStore, VirtualClock, assert_delivered, assert_scheduled
 
-# --- the program: usually a module of its own ---------------------------------------------------------------
+# --- the program: usually a separate module -----------------------------------------------------------------
 
 shop = Scheduler("sqlite:///shop.db")
 mails: list[str] = []
@@ -62,7 +62,7 @@ async def order_paid(order: int) -> None:
 
 @pytest.fixture
 def aiodelay_scheduler() -> Scheduler:
-    """Say which scheduler the fixture `scheduler` is; usually in conftest.py."""
+    """Choose the scheduler that the fixture `scheduler` uses. Usually this is in conftest.py."""
     mails.clear()
     return shop
 
@@ -73,7 +73,7 @@ async def test_who_does_not_pay_is_reminded_and_then_given_up(scheduler: Schedul
         await order_placed(7)
         assert_scheduled(scheduler, RemindOfPayment(7), within="3h")
 
-        await clock.advance("3h")  # returns when all that became due is settled
+        await clock.advance("3h")  # returns when all due messages are settled
         assert_delivered(scheduler, RemindOfPayment(7), times=1)
         assert mails == ["please pay order 7"]
 

@@ -1,9 +1,10 @@
-"""A delayed queue in three roles, each a process of its own: one schedules, one moves what is due, one handles.
+"""A delayed queue with three roles in separate processes: one schedules, one moves due messages, one handles them.
 
 Run it: python examples/three_roles.py redis://localhost
 
-It shows typed events on Redis lists, retries, and a handler that takes from a list no more than it can run. Start any
-role any number of times, and kill any of them: `python examples/three_roles.py redis://localhost move`.
+The example shows typed events on Redis lists, retries, and a handler that takes no more from a list than it can run.
+You can start any role any number of times, and kill any process. To start one role:
+`python examples/three_roles.py redis://localhost move`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from datetime import timedelta
 
 from aiodelay import Context, Retry, Scheduler, event
 
-HOUR = timedelta(seconds=0.4)  # so that nobody has to wait
+HOUR = timedelta(seconds=0.4)  # a short hour, so that the example ends soon
 ORDERS = range(1, 6)
 ROLES = ("handle", "move", "schedule")
 NAMESPACE = "three-roles"
@@ -36,7 +37,7 @@ class CheckPayment:
 
 
 async def schedule(url: str) -> None:
-    """Schedule only: what is due is another process's business."""
+    """Only schedule. Another process moves the messages when they are due."""
     async with Scheduler(url, namespace=NAMESPACE, dispatch=False) as scheduler:
         for order in ORDERS:
             headers = {"customer": b"customer %d" % order}
@@ -47,19 +48,19 @@ async def schedule(url: str) -> None:
                 CheckPayment(order), delay=3 * HOUR, to="redis-list:payments", id=f"check-{order}", headers=headers
             )
         await scheduler.cancel("check-5")
-        # in one piece: other processes print too
+        # one write: other processes print too
         print(f"{len(ORDERS)} orders are placed, the last of them is paid\n", end="")
 
 
 async def move(url: str) -> None:
-    """Move only: each message arrives in its list exactly once, at the time it is due."""
+    """Only move. Each message arrives in its list exactly once, when it is due."""
     scheduler = Scheduler(url, namespace=NAMESPACE, lanes=["redis-list"])
     print(f"moving {scheduler.reaches('redis-list').promise}\n", end="")
     await run_until_told(scheduler, asyncio.Event())
 
 
 async def handle(url: str) -> None:
-    """Handle only: typed events from lists, at most so many at once, failures tried again."""
+    """Only handle typed events from lists, with limited concurrency and retries."""
     scheduler = Scheduler(url, namespace=NAMESPACE, lanes=["client.notify", "payment.check"])
     left, is_done = set(ORDERS) - {5}, asyncio.Event()
 
@@ -80,14 +81,14 @@ async def handle(url: str) -> None:
 
 
 async def run_until_told(scheduler: Scheduler, is_done: asyncio.Event) -> None:
-    """Dispatch until there is nothing left to do, or SIGTERM comes."""
+    """Dispatch until `is_done` is set, which SIGTERM also does."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, is_done.set)
     async with scheduler:
         await is_done.wait()
 
 
 async def all_roles(url: str) -> None:
-    """Start a process for each role; end when all is handled."""
+    """Start a process for each role. Return when all events are handled."""
     handler, mover, producer = [
         await asyncio.create_subprocess_exec(sys.executable, "-u", __file__, url, role) for role in ROLES
     ]

@@ -1,9 +1,12 @@
-"""A log of orders on one Redis: consumers that come when they like, go back, and are told what they have missed.
+"""A log of orders on one Redis: consumers may start late and go back, and they learn how many orders they have missed.
 
 Run it: python examples/topic_log.py redis://localhost
 
-Billing has two processes that share its cursor. The report comes late and begins with the oldest order; then it is sent
-back to have some again. At last only two orders are kept, and billing, sent back to the first, is told what it missed.
+1. The consumer `billing` has two processes, which share its cursor.
+2. The consumer `report` starts later and begins with the oldest order. Then the example moves it back, so that it gets
+   some orders again.
+3. The example trims the log to two orders and moves `billing` back to the first order. `billing` learns how many
+   orders it has missed.
 """
 
 from __future__ import annotations
@@ -22,16 +25,16 @@ ORDERS = range(1, 7)
 
 
 async def publish(url: str) -> None:
-    """Schedule the orders: each is appended half a second later, exactly once."""
+    """Schedule the orders. aiodelay appends each of them to the log half a second later, exactly once."""
     async with Scheduler(url, namespace=NAMESPACE) as scheduler:
         for number in ORDERS:
             await scheduler.schedule(b"order %d" % number, to="redis-log:orders", key=b"%d" % number, delay="500ms")
         await scheduler.run_until_idle()
-    print(f"{len(ORDERS)} orders are appended\n", end="")  # in one piece: other processes print too
+    print(f"{len(ORDERS)} orders are appended\n", end="")  # one write for text and newline: other processes print too
 
 
 async def consume(url: str, consumer: str) -> None:
-    """Handle what follows a consumer's cursor, until told to end."""
+    """Handle the orders after a consumer's cursor until SIGTERM comes."""
     scheduler = Scheduler(url, namespace=NAMESPACE, lanes=["order"])
 
     @scheduler.handler(name="order", source=f"redis-log:orders?consumer={consumer}", concurrency=1)
@@ -47,7 +50,7 @@ async def consume(url: str, consumer: str) -> None:
 
 
 async def until_settled(log: RedisLog, consumer: str) -> None:
-    """Return when a consumer has handled all that the log keeps; say where its cursor is."""
+    """Wait until a consumer has handled all orders of the log, then print the position of its cursor."""
     while True:
         found = [each for each in await log.consumers("orders") if each.name == consumer]
         if found and not any(each.waiting + each.in_flight for each in found):
@@ -57,7 +60,7 @@ async def until_settled(log: RedisLog, consumer: str) -> None:
 
 
 async def everything(url: str) -> None:
-    """Start a process for each role; end when all is handled."""
+    """Start a process for each role. Return when all orders are handled."""
     async with RedisLog(url, namespace=NAMESPACE) as log:
         running = [await start(url, "billing"), await start(url, "billing")]
         await (await start(url, "publish")).wait()

@@ -1,1 +1,1 @@
-"""The tests. A package, so that `tests.support` means this folder and no other `tests` on the path."""
+"""The tests. They are a package, so that `tests.support` means this folder and no other `tests` on the path."""

@@ -1,4 +1,4 @@
-"""Every action of the page, by hand: with a script and without, and what must not be done."""
+"""The page: every action by hand, with and without a script, and the actions that the page must refuse."""
 
 from __future__ import annotations
 

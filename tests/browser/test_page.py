@@ -1,4 +1,4 @@
-"""What the page promises beside its actions: it follows, keys are enough, all can read it, it says what it cannot."""
+"""The page: it updates live, works with the keyboard, is accessible, and says what it cannot do."""
 
 from __future__ import annotations
 

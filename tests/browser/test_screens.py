@@ -1,4 +1,4 @@
-"""Every screen, in a real Chromium: dark, light, on a phone, without a script. Their pictures are those of the docs."""
+"""The page: every screen in a real Chromium, dark, light, on a phone and without a script. Makes the docs' pictures."""
 
 from __future__ import annotations
 

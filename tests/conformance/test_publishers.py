@@ -1,4 +1,4 @@
-"""`scheduler.messages(...)` off the stores that need no server: the dispatcher, seen from outside."""
+"""The publisher suite for `scheduler.messages(...)`, on the stores that need no server."""
 
 from __future__ import annotations
 

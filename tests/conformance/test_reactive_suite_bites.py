@@ -1,4 +1,4 @@
-"""The suites can fail: each of these publishers and subscribers breaks one rule, and that rule's test must say so."""
+"""The reactive suites can fail: each publisher and subscriber here breaks one rule, and its test must fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scheduler.messages(...)` off Redis and every source on it: the dispatcher, seen from outside."""
+"""The publisher suite for `scheduler.messages(...)`, on Redis and every source on Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redis sinks as subscribers: what one demands beyond what it has asked for already is what it requests."""
+"""The subscriber suite for Redis sinks: a sink requests the demand that it has not requested yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite can fail: each of these stores breaks one rule, and the test of that rule must say so.
+"""The store suite can fail: each store here breaks one rule, and the test of that rule must fail.
 
 And it skips what a store declares not to have, and runs on any loop.
 """

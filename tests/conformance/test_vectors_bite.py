@@ -1,4 +1,4 @@
-"""The vectors of `test_vectors.py` find what is wrong: each of these rulebooks, scripts and tables breaks one rule.
+"""The vectors of `test_vectors.py` find faults: each rulebook, script and table here breaks one rule.
 
 Beside each stands the shortest case that shows it.
 """

@@ -1,4 +1,4 @@
-"""The verbs as processes: on a terminal, in a pipe, while a writer is slow."""
+"""The commands of the CLI as processes: on a terminal, in a pipe, and with a slow writer."""
 
 from __future__ import annotations
 

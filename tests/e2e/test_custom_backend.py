@@ -1,4 +1,4 @@
-"""examples/custom_backend: installed as a package of its own, its tests pass, and programs use it by URL."""
+"""examples/custom_backend, installed as a package: its tests pass, and programs use it by URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service as those who run it meet it: a process, a file, HTTP, signals."""
+"""The service as an operator uses it: a process, a file, HTTP, signals."""
 
 from __future__ import annotations
 

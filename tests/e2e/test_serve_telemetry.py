@@ -1,4 +1,4 @@
-"""The service's metrics and traces: at its port for Prometheus, and sent by OTLP."""
+"""The service's metrics and traces, at its Prometheus port and sent by OTLP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocks of docs/testing.md are a test file: it is run as its readers would run it."""
+"""docs/testing.md: its blocks are a test file, which runs as a reader would run it."""
 
 import re
 from pathlib import Path

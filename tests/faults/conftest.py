@@ -1,4 +1,4 @@
-"""What the tests of faults share."""
+"""Fixtures that the fault tests share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What most tests of faults are about: several processes on one store, and the history of what they did."""
+"""The scene of most fault tests: several processes on one store, and their history."""
 
 from __future__ import annotations
 

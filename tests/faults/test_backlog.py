@@ -1,4 +1,4 @@
-"""F36: a big backlog that came due during an outage: oldest first, each once, in memory bounded by demand."""
+"""F36: a big backlog after an outage is delivered oldest first, each message once, in memory bounded by demand."""
 
 from __future__ import annotations
 

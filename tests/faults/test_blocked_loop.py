@@ -1,4 +1,4 @@
-"""F4: a handler blocks its event loop for longer than a lease; the other process takes over what lapsed.
+"""F4: if a handler blocks its event loop for longer than a lease, another process takes over the lapsed claims.
 
 L5: if it does so in each process that takes it, it is not taken for a killer, and is delivered.
 """

@@ -1,4 +1,4 @@
-"""F5, R1, S2: every operation is cancelled at its first suspension, its second, and so on until it has no more.
+"""F5, R1, S2: every operation is cancelled at its first suspension, at its second, and so on to the last one.
 
 Cancelled in two ways: while it waits, and when what it waits for has just been answered, so that the answer is lost.
 """

@@ -1,4 +1,4 @@
-"""Closing ends within `drain` and a few seconds when the store is gone, whatever has happened to it."""
+"""If the store is gone for any reason, closing ends within `drain` and a few seconds."""
 
 from __future__ import annotations
 

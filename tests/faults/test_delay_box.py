@@ -1,4 +1,4 @@
-"""A delay box that is killed, shared out anew, and loses its servers: each request comes out, and once."""
+"""A delay box is killed, loses partitions or servers: each requested message is still delivered, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F37: no room on the disk: a clear error, nothing acknowledged is lost or damaged, and it goes on by itself later."""
+"""F37: a full disk gives a clear error, loses or damages nothing acknowledged, and later recovers by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F39: no file descriptor is left: a clear error where one is needed, and recovery once there are some again."""
+"""F39: without file descriptors there is a clear error, and recovery when descriptors are available again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F42: a scheduler used in a forked process, on another loop or in another thread says so, and goes on working."""
+"""F42: a scheduler used in a forked process, on another loop or in another thread raises, and continues to work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aiodelay check` on a broker with logins, rights and TLS: it tells why the store cannot be used, with the remedy."""
+"""`aiodelay check` on a broker with logins, rights and TLS: it says why the store cannot be used, and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R1 for Kafka's clients: one whose closing is cancelled is closed all the same, and keeps no connection."""
+"""R1: a Kafka client whose closing is cancelled still closes, and keeps no connection."""
 
 from __future__ import annotations
 

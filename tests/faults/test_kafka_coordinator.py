@@ -1,4 +1,4 @@
-"""The end of a transaction whose request or answer is lost, or comes late: the log alone tells what became of it."""
+"""A transaction whose end has a lost or late request or answer: only the log shows its outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that share a topic as a group: who comes, who goes, and what each of them still has in its hands."""
+"""Kafka processes in a group: members join and leave, and each continues with the claims that it still has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history topic: one entry per outcome, in the transaction that does it; broken, it holds up nothing."""
+"""The history topic: one entry per outcome, in the same transaction. A broken history topic delays nothing."""
 
 from __future__ import annotations
 

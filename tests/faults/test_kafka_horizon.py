@@ -1,4 +1,4 @@
-"""Messages beyond the horizon, of which a partition's owner holds little: they come near in time, changed or not."""
+"""Messages beyond the horizon, of which an owner keeps little in memory, are loaded in time, changed or not."""
 
 from __future__ import annotations
 

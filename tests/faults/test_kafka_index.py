@@ -1,4 +1,4 @@
-"""A partition's index on disk: what a restart reads, what a kill leaves, and what is found to be worth nothing."""
+"""A partition's index on disk: what a restart reads, what a kill leaves, and which files are rejected."""
 
 from __future__ import annotations
 

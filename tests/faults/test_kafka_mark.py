@@ -1,4 +1,4 @@
-"""Messages that had ended and stand in the partition again: the real cleaner has taken their tombstones."""
+"""Ended messages whose tombstones the real cleaner has removed: their records are in the partition again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that share a topic by number: each its partitions, nobody another's."""
+"""Kafka processes that share a topic by number: each serves its own partitions only."""
 
 from __future__ import annotations
 

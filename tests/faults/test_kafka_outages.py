@@ -1,4 +1,4 @@
-"""A broker that dies, stands still, or has no room left, and transactions that nobody ends, under a store at work."""
+"""A broker dies, stands still or has no disk space, or transactions stay open, while a store works on it."""
 
 from __future__ import annotations
 

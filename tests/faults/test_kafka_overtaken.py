@@ -1,4 +1,4 @@
-"""S4, S5 on Kafka: what a user has changed before the commit does not go out, although its transaction had begun."""
+"""S4, S5 on Kafka: a change before the commit stops the delivery, although its transaction has begun."""
 
 from __future__ import annotations
 

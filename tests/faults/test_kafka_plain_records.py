@@ -1,4 +1,4 @@
-"""Records as clients of every kind write them, which aiokafka alone would not read."""
+"""Records of many Kafka clients, in formats that aiokafka alone cannot read."""
 
 from __future__ import annotations
 

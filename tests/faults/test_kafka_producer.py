@@ -1,4 +1,4 @@
-"""A process that only schedules on Kafka: it reads nothing, takes nothing over, and says what it cannot know."""
+"""A Kafka process that only schedules: it reads and takes over nothing, and reports outcomes that it cannot know."""
 
 from __future__ import annotations
 

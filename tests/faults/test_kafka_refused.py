@@ -1,4 +1,4 @@
-"""What a target topic never takes is a dead letter at once, and costs nobody else a session, or a second delivery."""
+"""A record that its topic never accepts becomes a dead letter at once, and affects no other message."""
 
 from __future__ import annotations
 

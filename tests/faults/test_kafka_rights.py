@@ -1,4 +1,4 @@
-"""What docs/kafka.md says that a process needs to be allowed is enough, and each part of it is needed and told."""
+"""The rights in docs/kafka.md are sufficient. Each is needed, and the error for a missing right names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Kafka sink against a real broker: what arrives, and what it does when records, topics or the broker fail."""
+"""The Kafka sink on a real broker: delivered records, and failing records, topics and brokers."""
 
 from __future__ import annotations
 

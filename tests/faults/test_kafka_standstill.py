@@ -1,4 +1,4 @@
-"""S5, S7: an owner that may have lost its partition begins nothing more, whatever it has claimed."""
+"""S5, S7: an owner that may have lost its partition begins no more messages, claimed or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Kafka store on a real broker: plain clients, owners that take over from each other, bad records, the cleaner."""
+"""The Kafka store on a real broker: plain clients, owners that take over, bad records, the cleaner."""
 
 from __future__ import annotations
 

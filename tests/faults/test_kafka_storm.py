@@ -1,4 +1,4 @@
-"""Processes of a group that are killed, stopped and replaced while schedules are created, replaced and cancelled.
+"""Kafka processes are killed, stopped and replaced while schedules are created, replaced and cancelled.
 
 Judged by what a `read_committed` consumer of the target topic finds, id by id, and by what the handlers wrote down.
 """

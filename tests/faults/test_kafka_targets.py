@@ -1,4 +1,4 @@
-"""Topics that take nothing, and transactions that fail, by no fault of the records in them."""
+"""Target topics that accept nothing, and transactions that fail for reasons outside their records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules topics: several of one process, and what is said when one is not what it was."""
+"""Schedules topics: several topics in one process, and the error when a topic has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing waits for ever, or answers before it can know: partitions that stall, are being read, or are given away."""
+"""No wait is endless and no answer is premature: partitions that stall, are being read, or are given away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F1, F2: kill -9 at every named failure point; then another process finishes the work, and the history is checked."""
+"""F1, F2: kill -9 at every failure point. Another process finishes the work, and the history is checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F4, F8: the answer to a claim is late, because the store stalled or the loop was blocked: its leases may be over."""
+"""F4, F8: a claim is answered late, by a stalled store or a blocked loop, so its leases may have ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outbox of examples/outbox.py: its relay killed at each step, beside others, with rows nobody can schedule."""
+"""The outbox of examples/outbox.py: its relay is killed at each step, runs twice, and meets impossible rows."""
 
 from __future__ import annotations
 

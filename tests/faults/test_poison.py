@@ -1,4 +1,4 @@
-"""L5: a message kills its process each time; all others are delivered, it ends as a dead letter."""
+"""L5: a message that kills its process each time becomes a dead letter, and all others are delivered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F33: what another program wrote into the file and nobody can read goes to the dead letters, its neighbours on.
+"""F33: unreadable data of another program in the file become dead letters, and other messages are delivered.
 
 Also: a file that is not ours, damaged, or of a newer version is refused before anything is written.
 """

@@ -1,4 +1,4 @@
-"""What a Redis store says and does when the server, or the way to it, fails; numbers are those of the fault table."""
+"""The errors and the behaviour of a Redis store when the server or the network fails; numbers of the fault table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F15, F16, F17: the server's clock steps by an hour, or a client's is wrong: due times and leases are the server's."""
+"""F15, F16, F17: the server's clock steps, or a client's clock is wrong. Due times and leases use the server's."""
 
 from __future__ import annotations
 

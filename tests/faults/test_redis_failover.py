@@ -1,4 +1,4 @@
-"""F10: the primary dies and a replica takes its place: what each durability level may lose, and no more."""
+"""F10: the primary dies and a replica replaces it. Each durability level loses at most what it may lose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics that fan out when a process, the way to the server, or the server fails; numbers of the fault table."""
+"""Fan-out topics when a process, the network or the server fails; numbers of the fault table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F1, F2, F9 on Redis: clients killed at failure points, a server killed under load; the histories are checked."""
+"""F1, F2, F9 on Redis: clients killed at failure points, a server killed under load. Histories are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists when the way to the server, the server, its memory, a right, or a process fails; numbers of the fault table."""
+"""Lists when the network, the server, its memory, a right or a process fails; numbers of the fault table."""
 
 from __future__ import annotations
 

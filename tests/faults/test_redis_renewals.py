@@ -1,4 +1,4 @@
-"""S7, L1 on Redis: renewals every 20 ms, and settlements among them: none is refused, and nothing runs twice."""
+"""S7, L1 on Redis: with renewals every 20 ms between settlements, none is refused and no message runs twice."""
 
 from __future__ import annotations
 

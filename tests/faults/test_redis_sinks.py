@@ -1,4 +1,4 @@
-"""F34, F35 on real servers: a sink that is slow, down, or breaks at one message; nobody else waits for it.
+"""F34, F35 on real servers: a sink is slow, down, or broken by one message. No other sink waits for it.
 
 How late the others are, test_sinks_under_faults.py asserts on virtual time, where no busy machine adds to it.
 """

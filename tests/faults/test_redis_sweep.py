@@ -1,4 +1,4 @@
-"""F5, R1 on Redis: every call is cancelled at its first suspension, its second, and so on until it has no more."""
+"""F5, R1 on Redis: every call is cancelled at its first suspension, at its second, and so on to the last one."""
 
 from __future__ import annotations
 

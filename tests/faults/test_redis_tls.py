@@ -1,4 +1,4 @@
-"""F40: TLS, Unix sockets, users and passwords: what connects, what is refused at once, and that no secret is told."""
+"""F40: TLS, Unix sockets, users and passwords: which logins work, which are refused, and that no secret is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way to a Redis server: connections that lose, hang or are refused, a server that stands still for long."""
+"""The network to a Redis server: connections are lost, hang or are refused, and a server stands still for long."""
 
 from __future__ import annotations
 

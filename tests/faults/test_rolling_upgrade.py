@@ -1,4 +1,4 @@
-"""Two versions on one store under kills: nothing is lost or early, and after the switch the older one claims nothing.
+"""Two versions on one store under kills: nothing is lost or early; after the switch the older one claims nothing.
 
 The newer version is this one with one more feature that it knows. docs/decisions/0016-rolling-upgrades.md says why it
 is not built from another commit.

@@ -1,4 +1,4 @@
-"""The service while its broker is away: it says so, and goes on once the broker is back."""
+"""The service while its broker is away: it reports this, and continues when the broker is back."""
 
 from __future__ import annotations
 

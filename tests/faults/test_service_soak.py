@@ -1,5 +1,6 @@
-"""The service under load while all that it stands on is killed and comes back, while it is ended and killed itself, and
-while its tokens are exchanged. Judged by what came out, message by message, and by how every request was answered.
+"""The service under load while its servers are killed and return, it ends and is killed, and its tokens are exchanged.
+
+The test judges every delivered message and the answer to every request.
 """
 
 from __future__ import annotations

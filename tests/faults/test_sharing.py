@@ -1,4 +1,4 @@
-"""S7: two processes share what is due, about equally, and no message comes to both."""
+"""S7: two processes share the due messages about equally, and no message goes to both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F41: SIGTERM under load: claiming stops, what is in flight ends or is given back, nothing is lost or run twice."""
+"""F41: SIGTERM under load: claiming stops, messages in flight end or go back, nothing is lost or runs twice."""
 
 from __future__ import annotations
 

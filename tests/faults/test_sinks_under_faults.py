@@ -1,4 +1,4 @@
-"""F34, F35: a sink that is slow, down, or breaks at one message for ever; whoever else is served does not feel it."""
+"""F34, F35: a sink is slow, down, or always broken by one message. Other handlers and sinks are not affected."""
 
 from __future__ import annotations
 

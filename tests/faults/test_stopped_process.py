@@ -1,4 +1,4 @@
-"""F3: a process is frozen for longer than its leases, then goes on: what it settles now is fenced off."""
+"""F3: a process is frozen for longer than its leases, then continues: the store refuses its settlements."""
 
 from __future__ import annotations
 

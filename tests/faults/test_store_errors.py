@@ -1,4 +1,4 @@
-"""L4, S2: a store that fails a thousand times, in every way it may and one it may not, leaves the dispatcher alive."""
+"""L4, S2: a store fails a thousand times, in allowed and forbidden ways, and the dispatcher survives."""
 
 from __future__ import annotations
 

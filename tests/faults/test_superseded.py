@@ -1,4 +1,4 @@
-"""A version that was replaced while it was claimed: what a cancel says of it, and that it does not begin afterwards."""
+"""A version that was replaced while it was claimed: the answer to a cancel, and that it does not begin."""
 
 from __future__ import annotations
 

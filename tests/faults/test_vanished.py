@@ -1,4 +1,4 @@
-"""Data that are deleted or replaced under a running process: the log, an alarm, the status and `check` say so."""
+"""Data deleted or replaced under a running process: the log, an alarm, the status and `check` report it."""
 
 from __future__ import annotations
 

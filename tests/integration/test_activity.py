@@ -1,4 +1,4 @@
-"""The page's last hour, counted from the journal of a real store: what failed, and what was only put off."""
+"""The last hour on the page, counted from the journal of a real store: failed messages, and those put off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The alert rules for Prometheus, played on series as aiodelay exports them by Prometheus's own tester."""
+"""The Prometheus alert rules, run by Prometheus's own tester on series as aiodelay exports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks on the HTTP API and the page: what is malformed, forged, tampered with, or meant to wear the service out."""
+"""Attacks on the HTTP API and the page: malformed, forged, tampered and exhausting requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad inputs through HTTP: each gets the named error that the library raises, and nothing reaches the store."""
+"""Bad inputs over HTTP: each gets the named error of the library, and no command reaches the store."""
 
 from __future__ import annotations
 

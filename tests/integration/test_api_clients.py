@@ -1,4 +1,4 @@
-"""Clients that generators make of the OpenAPI document: every operation is there, and they work."""
+"""Clients generated from the OpenAPI document: every operation exists and works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP API under generated requests, by its own OpenAPI document: no 5xx, and answers as the document says."""
+"""The HTTP API under requests generated from its OpenAPI document: no 5xx, and all answers match the document."""
 
 from __future__ import annotations
 

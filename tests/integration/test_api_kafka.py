@@ -1,4 +1,4 @@
-"""The HTTP API over a Kafka store: what differs from the others, and the routes of etf1 on a topic as its own is."""
+"""The HTTP API on a Kafka store: the differences from other stores, and the etf1 routes on a topic like etf1's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/api.md: its requests are sent, in order, and answered as it says; its table of routes is the document's."""
+"""docs/api.md: each request, sent in order, gets the answer in the page, and the table of routes is complete."""
 
 from __future__ import annotations
 

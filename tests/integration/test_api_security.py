@@ -1,4 +1,4 @@
-"""The HTTP API: who may do what, what is too much, and what is told of it."""
+"""The HTTP API: scopes of tokens, limits, and the data that errors reveal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks' own logic, and that each of them works and finds its results right; never how long it takes."""
+"""The logic of the benchmarks, and that each works and verifies its results. Speed is not tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a delay box of the article keeps in Redis is taken over; that box is played here as the article tells it."""
+"""Take over the data that a delay box of the article keeps in Redis. A model of that box writes the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aiodelay check`, on real stores: what is wrong is brought about, and told with what mends it."""
+"""`aiodelay check` on real stores: it reports each problem that the test makes, with the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aiodelay export` and `import`: from any store to any store, whole, and once however often it is repeated."""
+"""`aiodelay export` and `import`: from any store to any store, complete, and once despite repetitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aiodelay import etf1|fred84|article-box`: what other systems keep, on real servers."""
+"""`aiodelay import etf1|fred84|article-box`: take over the messages of other systems, on real servers."""
 
 from __future__ import annotations
 

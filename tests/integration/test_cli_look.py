@@ -1,4 +1,4 @@
-"""`aiodelay load` and `top`, on real stores, and on a terminal."""
+"""`aiodelay load` and `top`, on real stores and on a terminal."""
 
 from __future__ import annotations
 

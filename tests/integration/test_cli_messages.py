@@ -1,4 +1,4 @@
-"""The verbs of messages, lanes and dead letters, on real stores: what they do, write and end with."""
+"""CLI commands for messages, lanes and dead letters on real stores: effects, output and exit codes."""
 
 from __future__ import annotations
 

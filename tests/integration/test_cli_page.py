@@ -1,4 +1,4 @@
-"""docs/cli.md: what its blocks show is what happens, and every option of every command stands there."""
+"""docs/cli.md: its blocks show the real output, and it lists every option of every command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aiodelay why`, on real stores: each cause is brought about, and told."""
+"""`aiodelay why` on real stores: it reports each cause that the test makes."""
 
 from __future__ import annotations
 

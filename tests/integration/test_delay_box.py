@@ -1,4 +1,4 @@
-"""The delay box as its users meet it: requests in, messages out, with every store; both ends are confluent-kafka."""
+"""The delay box from outside: requests in, messages out, with every store; confluent-kafka on both ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/delay-box.md: its command and its blocks, one after the other, on a broker and a Redis server."""
+"""docs/delay-box.md: its command and its blocks, in order, on a broker and a Redis server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Django, served by its own threaded server: views schedule when their transaction has committed."""
+"""Django with its own threaded server: views schedule after their transaction has committed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Journals that are followed without opening the store: exact numbers, what was trimmed is told, nothing is written."""
+"""Follow journals without opening the store: exact numbers, reported trimming, and no writes."""
 
 from __future__ import annotations
 

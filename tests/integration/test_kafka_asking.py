@@ -1,4 +1,4 @@
-"""A process without verdicts leaves guarded cancels to the owners, and is told what became of each."""
+"""A process without verdicts sends guarded cancels to the owners, and learns the outcome of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The test broker itself: it outlives a kill with what was acknowledged, and a cleaner really runs on it."""
+"""The test broker: it keeps acknowledged data over a kill, and its log cleaner really runs."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""aiodelay's clients are its own: aiokafka stays as it is for everybody else in the process."""
+"""aiodelay uses its own subclasses of aiokafka: aiokafka is unchanged for other code in the process."""
 
 from __future__ import annotations
 

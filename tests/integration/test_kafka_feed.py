@@ -1,4 +1,4 @@
-"""Taking from a topic, call by call: what is given back, lost with its partition, cancelled, not taken by the store."""
+"""Taking from a topic, call by call: given back, lost with its partition, cancelled, refused by the store."""
 
 from __future__ import annotations
 

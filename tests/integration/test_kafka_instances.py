@@ -1,4 +1,4 @@
-"""Who serves a Kafka store: the processes of its group, each with its partitions."""
+"""The instances of a Kafka store: the processes of its group, each with its partitions."""
 
 from __future__ import annotations
 

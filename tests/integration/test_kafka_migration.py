@@ -1,4 +1,4 @@
-"""Taking a topic over from etf1/kafka-message-scheduler, and giving it back: docs/migration.md, on a broker.
+"""Take over a topic of etf1/kafka-message-scheduler, and give it back: docs/migration.md, on a broker.
 
 The topic is written by librdkafka, as that scheduler, its client library, and clients with Java's partitioner do.
 """

@@ -1,4 +1,4 @@
-"""Old data of Kafka: what an old version left in a schedules topic is read, and goes on as it did then."""
+"""Old data of Kafka: this version reads a schedules topic of an old version and continues as the old one did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/kafka.md: its blocks, one after the other on a broker, and its table of a topic's settings."""
+"""docs/kafka.md: its blocks, in order, on a broker, and its table of topic settings."""
 
 from __future__ import annotations
 

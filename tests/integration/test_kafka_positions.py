@@ -1,4 +1,4 @@
-"""A source that several processes take into a Kafka store, one after the other: none of them is left behind."""
+"""Several processes take one source into a Kafka store, one after the other. None of them stays behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes back to a Kafka store while its partitions are shared: nobody need own where it stands."""
+"""`put_back` on a Kafka store with shared partitions: the caller does not have to own the partition."""
 
 from __future__ import annotations
 

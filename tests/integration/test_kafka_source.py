@@ -1,4 +1,4 @@
-"""Handlers fed by a topic, which librdkafka writes, and whose group's offsets librdkafka reads."""
+"""Handlers fed by a topic: librdkafka writes the records and reads the offsets of the group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of a schedules topic at start: every row, all problems at once, with the command that mends them."""
+"""The check of a schedules topic at start: every row, all problems at once, each with the command to fix it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dead letter of a record that could not be read says nowhere where it goes: no surface redrives it."""
+"""A dead letter of an unreadable record names no destination, so no interface redrives it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lateness, as operators read it: from the newest entries of the journal, of the last 5 minutes, never guessed."""
+"""Lateness for operators: read from the newest journal entries of the last 5 minutes, never guessed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Old data of SQLite, of Redis and of an export: what an old version wrote is read, and goes on as it did then.
+"""Old data of SQLite, of Redis and of an export: this version reads them and continues as the old version did.
 
 tests/fixtures/README.md says who wrote the data. A difference means that stored bytes are written or read otherwise.
 """

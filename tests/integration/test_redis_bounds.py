@@ -1,4 +1,4 @@
-"""No script reads much more than 1 MiB, however large the messages are, and tidying moves a bounded number of them."""
+"""No script reads much more than 1 MiB for large messages, and tidying moves a bounded number of messages."""
 
 from __future__ import annotations
 

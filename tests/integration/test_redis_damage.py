@@ -1,4 +1,4 @@
-"""A key of the namespace that another program has overwritten: errors and log name it, and what is wrong."""
+"""A key of the namespace that another program has overwritten: errors and log name the key and the problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics that fan out, call by call: who gets what, what is kept and freed, retention, order, retries."""
+"""Fan-out topics, call by call: who gets a message, what is kept and freed, retention, order, retries."""
 
 from __future__ import annotations
 

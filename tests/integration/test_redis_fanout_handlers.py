@@ -1,4 +1,4 @@
-"""Topics through schedulers: handlers of several consumers and instances, their pace, retries and dead letters."""
+"""Fan-out topics with schedulers: several consumers and instances, their pace, retries and dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section "Redis topics" of docs/formats.md: its keys, its example from another program, the user topics need."""
+"""docs/formats.md, "Redis topics": its keys, its example for other programs, and the rights of the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fred84/delayedQueue keeps is taken over: pages of it, what is in its lists alone, and what cannot be read."""
+"""Take over the data of fred84/delayedQueue: many pages, messages only in lists, and unreadable ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that claims looks for all lanes at once: those that are moved from its store are not polled besides."""
+"""A claiming process polls all lanes at once. Lanes that its store moves itself are not polled in addition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of large elements, of many consumers, and many lists: what one script reads and moves is bounded."""
+"""Large elements, many consumers and many lists: the amount that one script reads and moves is bounded."""
 
 from __future__ import annotations
 

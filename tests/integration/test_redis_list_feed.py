@@ -1,4 +1,4 @@
-"""Taking from a list, call by call: leases, returns, suspects, poison, and what goes back to a store."""
+"""Taking from a list, call by call: leases, returns, suspects, poison, and messages put back into a store."""
 
 from __future__ import annotations
 

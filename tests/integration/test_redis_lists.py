@@ -1,4 +1,4 @@
-"""Lists through a scheduler: as a sink of any store, as a source of handlers, and both at once."""
+"""Lists with a scheduler: as a sink of any store, as a source of handlers, and as both."""
 
 from __future__ import annotations
 

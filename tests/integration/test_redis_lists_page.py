@@ -1,4 +1,4 @@
-"""The section "Redis lists" of docs/formats.md: its bytes, its readers in other languages, and the user lists need."""
+"""docs/formats.md, "Redis lists": its bytes, readers in other languages, and the rights of the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bulk load leaves nothing behind in Redis but its messages: no ops, and no tombstones of what it replaced."""
+"""A bulk load leaves only its messages in Redis: no ops, and no tombstones of replaced messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs, call by call: indexes, cursors, replay, what is dropped and told, retries, and what other programs append."""
+"""Logs, call by call: indexes, cursors, replay, trimmed messages, retries, and appends of other programs."""
 
 from __future__ import annotations
 

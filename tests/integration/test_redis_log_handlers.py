@@ -1,4 +1,4 @@
-"""Logs through schedulers: consumers and instances, their pace, replay, and in Kafka's place by name."""
+"""Logs with schedulers: consumers and instances, their pace, replay, and a log that replaces Kafka by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section "Redis logs" of docs/formats.md: its keys, its examples from another program, the user logs need."""
+"""docs/formats.md, "Redis logs": its keys, its examples for other programs, and the rights of the user."""
 
 from __future__ import annotations
 

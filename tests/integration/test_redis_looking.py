@@ -1,4 +1,4 @@
-"""Looking in page by page while others work: a page that has emptied meanwhile is not the last one."""
+"""Inspection in pages while others work: a page that became empty meanwhile is not the last page."""
 
 from __future__ import annotations
 

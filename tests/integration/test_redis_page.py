@@ -1,4 +1,4 @@
-"""The Redis section of docs/formats.md: its keys, its example from another program, and the user it says is enough."""
+"""The Redis section of docs/formats.md: its keys, its example for other programs, and the rights of the user."""
 
 from __future__ import annotations
 

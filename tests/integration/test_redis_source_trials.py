@@ -1,4 +1,4 @@
-"""L5: suspects that are taken from lists, topics and logs, on a clock moved by hand.
+"""L5: suspects taken from lists, topics and logs, on a clock that the test moves.
 
 The rules are those of a store: `aiodelay.testing.conformance.leases` has them.
 """

@@ -1,4 +1,4 @@
-"""docs/secure.md: what it says is open, and how much, is what the service does."""
+"""docs/secure.md: the service is exactly as open, and as limited, as the page says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service in front of a broker: the files of docs/operate.md, a start that takes time, a signal under load."""
+"""The service with a broker: the files of docs/operate.md, a slow start, a signal under load."""
 
 from __future__ import annotations
 

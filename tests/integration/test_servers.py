@@ -1,4 +1,4 @@
-"""Where servers come from, and that nothing found fails the run instead of skipping."""
+"""The search for Redis servers: if none is found, the run fails instead of skipping tests."""
 
 from __future__ import annotations
 

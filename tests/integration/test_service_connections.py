@@ -1,4 +1,4 @@
-"""Connections to the service, on real sockets: those that stand still end, and there are only so many."""
+"""Connections to the service on real sockets: idle ones are closed, and their number is limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file: which URLs name one, which files are refused, and what is left when it is closed."""
+"""The SQLite file: URLs that name one, files that are refused, and the files left after closing."""
 
 from __future__ import annotations
 

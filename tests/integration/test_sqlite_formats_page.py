@@ -1,4 +1,4 @@
-"""The page's SQL does what the page says, on a file that a scheduler has open."""
+"""The SQL in the docs works as described, on a file that a scheduler has open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQLite answers as memory does, call by call, over random histories: the reference store is the specification."""
+"""SQLite answers as the memory store does, call by call, in random histories. Memory is the reference."""
 
 from __future__ import annotations
 

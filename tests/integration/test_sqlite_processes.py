@@ -1,4 +1,4 @@
-"""Several processes on one file: who gets what, and how fast they learn of each other."""
+"""Several processes on one file: which process gets a message, and how fast they notice each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows: what is kept of a message that has ended, and what is done with one that cannot be read."""
+"""SQLite rows: the data kept of ended messages, and the handling of unreadable rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The writer: what happens to callers when a transaction fails, and to a transaction when callers leave."""
+"""The SQLite writer: callers when a transaction fails, and a transaction when its callers are cancelled."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""RELIABILITY.md, table (b): a store that cannot be used is refused by the same error in the library, by the command
-line, by the service and by HTTP."""
+"""An unusable store is refused with the same error in the library, the command line, the service and over HTTP."""
 
 from __future__ import annotations
 

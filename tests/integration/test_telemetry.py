@@ -1,4 +1,4 @@
-"""Traces and metrics over real servers, also with the clients' own instrumentation installed."""
+"""Traces and metrics on real servers, also with the instrumentation of the clients installed."""
 
 from __future__ import annotations
 

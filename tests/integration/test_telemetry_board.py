@@ -1,4 +1,4 @@
-"""The board for Grafana and the alert rules: whatever they name is emitted, as Prometheus reads it, in a real run."""
+"""The Grafana board and the alert rules: a real run emits every metric that they name, as Prometheus reads it."""
 
 from __future__ import annotations
 

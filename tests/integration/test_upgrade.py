@@ -1,4 +1,4 @@
-"""`aiodelay upgrade`, and what processes of an older version meet: features and layouts that they do not know."""
+"""`aiodelay upgrade`, and older processes that meet features and layouts that they do not know."""
 
 from __future__ import annotations
 

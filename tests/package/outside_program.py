@@ -1,4 +1,4 @@
-"""A user's program: nothing but the installed package, far from its source. Prints "ok"; else it exits with an error.
+"""A user's program with only the installed package, outside the source tree. Prints "ok", or exits with an error.
 
 The session `package` of the noxfile copies it into an empty folder and runs it with `python -I`.
 """

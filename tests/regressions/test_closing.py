@@ -1,4 +1,4 @@
-"""Closing and `remove_handler` end within their bounds, whatever handlers and sinks do, and leave no thread behind."""
+"""Closing and `remove_handler` end within their bounds for any handler and sink, and leave no thread behind."""
 
 from __future__ import annotations
 

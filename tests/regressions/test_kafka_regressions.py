@@ -1,4 +1,4 @@
-"""What a scheduler on Kafka was seen to do wrong, measured: changes near the due time, deletes, starts, and kills.
+"""Measured faults of another Kafka scheduler: changes near the due time, deletes, starts, and kills.
 
 That one lost the new version whenever the old one came out, ignored deletes astride a full second, delivered nothing it
 had missed while its topic was written to, and doubled what was on its way when it was killed.

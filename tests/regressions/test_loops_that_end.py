@@ -1,4 +1,4 @@
-"""What ends a loop of the scheduler unexpectedly reaches its user, and nobody who waits for it is left waiting."""
+"""An unexpected end of a scheduler loop reaches the user, and ends the wait of everybody who waits for it."""
 
 from __future__ import annotations
 

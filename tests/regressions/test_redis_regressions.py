@@ -1,4 +1,4 @@
-"""The regressions of SEED-SYSTEMS.md, section 12, on a real Redis: bugs that such systems had, by their numbers.
+"""Regressions that comparable systems had, by their numbers in SEED-SYSTEMS.md, section 12, on a real Redis.
 
 15-18, 20-22, 24 and 25 are about Kafka. What needs a long time is given a clock that is moved.
 """

@@ -1,4 +1,4 @@
-"""The regressions of SEED-SYSTEMS.md, section 12, that need neither Redis nor Kafka: bugs that such systems had.
+"""Regressions of comparable systems (SEED-SYSTEMS.md, section 12) that need neither Redis nor Kafka.
 
 End to end through a scheduler, on every store that needs no server. The numbers are those of the list; what is missing
 here is about Kafka (15-18, 20-22, 24, 25) or stands in test_redis_regressions.py, with the rest again on Redis.

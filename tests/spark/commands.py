@@ -1,4 +1,4 @@
-"""Commands as processes with a JVM and workers of their own: shared by the tests that kill or interrupt them."""
+"""Run commands as processes with a separate JVM and workers, for tests that kill or interrupt them."""
 
 from __future__ import annotations
 

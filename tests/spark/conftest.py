@@ -1,4 +1,4 @@
-"""One Spark session and one Connect server for all tests of a process, and a namespace of its own for each test.
+"""One Spark session and one Connect server for all tests of a process, and a separate namespace for each test.
 
 Every fixture that starts Java takes the fixture `java`, and so does every test that starts Java by itself. A test needs
 Spark if and only if `java` is among its fixtures (`item.fixturenames`); every other test runs without Spark.

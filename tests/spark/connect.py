@@ -1,4 +1,4 @@
-"""A Spark Connect server beside a session, and `aiodelay` as its client without Java."""
+"""A Spark Connect server next to a session, and `aiodelay` as its client without Java."""
 
 from __future__ import annotations
 

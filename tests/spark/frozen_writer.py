@@ -1,4 +1,4 @@
-"""A writer's process: it stores half of its rows, says so, and goes on when it is told."""
+"""A writer process that stores half of its rows, reports this, and continues when a test tells it."""
 
 from __future__ import annotations
 

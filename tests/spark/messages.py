@@ -1,4 +1,4 @@
-"""Frames to write, and what a store then has: shared by the tests of writing."""
+"""Frames to write, and the content of a store afterwards, for the tests of writing."""
 
 from __future__ import annotations
 

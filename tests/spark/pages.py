@@ -1,4 +1,4 @@
-"""Pages that jobs write, as a browser shows them: shared by the tests of each."""
+"""The pages that jobs write, as a browser shows them, for the tests of those jobs."""
 
 from __future__ import annotations
 

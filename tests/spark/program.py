@@ -1,4 +1,4 @@
-"""What runs in a process of its own: drivers that are killed, and sessions that stand beside no other.
+"""Code that needs a separate process: drivers that are killed, and sessions that must be the only one.
 
 `python -m tests.spark.program COMMAND …`; each prints what came of it, or is killed before.
 """

@@ -1,4 +1,4 @@
-"""`aiodelay` for all lines of a shell script, in one process and one Connect session.
+"""Run `aiodelay` for all lines of a shell script, in one process and one Connect session.
 
 Otherwise each line starts a client and, on the server, Python workers of its session: most of what a small job costs.
 `connect.py` has the script's part.

@@ -1,4 +1,4 @@
-"""The archive: every event once, in the folder of its day, for whoever reads, also while files are merged."""
+"""The archive: every event once, in the folder of its day, for every reader, also while files are merged."""
 
 from __future__ import annotations
 

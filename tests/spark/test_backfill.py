@@ -1,4 +1,4 @@
-"""Backfill: which rows become messages, which do not and why, and what a store has afterwards."""
+"""Backfill: which rows become messages, which do not and why, and the content of the store afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each benchmark that needs Spark works, and finds its results right; never how long it takes."""
+"""Each benchmark that needs Spark works and verifies its results. Speed is not tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cold tier: what is put stands once, on its day, under its highest version, until it is cancelled."""
+"""A cold tier keeps each message once, on its day, with its highest version, until it is cancelled."""
 
 from __future__ import annotations
 

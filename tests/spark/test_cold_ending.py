@@ -1,4 +1,4 @@
-"""What is ended in a store from a cold tier, beside whatever stands there: by version, and before it has arrived."""
+"""End messages in a store from a cold tier: by version, next to other messages, and before they have arrived."""
 
 from __future__ import annotations
 

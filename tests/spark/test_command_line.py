@@ -1,4 +1,4 @@
-"""`aiodelay spark` as users run it: processes of their own, JSON on stdout, one line of what went wrong on stderr."""
+"""`aiodelay spark` as users run it: separate processes, JSON on stdout, one line about an error on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that cannot be messages: the first ends the write; the error names the id, the column and what is allowed."""
+"""Rows that cannot be messages: the first one ends the write, and the error names id, column and allowed values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs by the lines that docs/spark shows, as clients of a Spark Connect server that have no Java."""
+"""Jobs run by the commands in docs/spark, as clients of a Spark Connect server that have no Java."""
 
 from __future__ import annotations
 

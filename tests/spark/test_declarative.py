@@ -1,4 +1,4 @@
-"""The example of Declarative Pipelines, run twice by `spark-pipelines`: the second run's tables are whole as well."""
+"""The Declarative Pipelines example, run twice by `spark-pipelines`: the second run's tables are complete, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a truth and a store come to, id by id: frames in, a frame out."""
+"""The differences between a truth and a store, id by id: frames in, a frame out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python blocks of the pages on Spark run, one after the other, on a store of their own."""
+"""The Python blocks of the Spark docs run in order, each page on a separate store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine on a real Kafka: what is asked for comes once, after its time; also when it is killed."""
+"""The engine on a real Kafka: each requested message comes once and never early, also after kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine where Kafka does not let it do all: what it may not read or write is told first, and nothing is lost."""
+"""The engine without all Kafka rights: it reports missing rights at the start, and loses nothing."""
 
 from __future__ import annotations
 

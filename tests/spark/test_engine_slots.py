@@ -1,4 +1,4 @@
-"""What an engine decides, without a JVM: where records wait, which of an id's counts, and what is written when."""
+"""Decisions of the engine, without a JVM: the slot of a record, which record of an id counts, when to write."""
 
 from __future__ import annotations
 

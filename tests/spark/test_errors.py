@@ -1,4 +1,4 @@
-"""What is told when a job fails: the error of ours that lies behind Spark's, from wherever it was raised."""
+"""The error of a failed job: the aiodelay error behind Spark's error, from any place."""
 
 from __future__ import annotations
 

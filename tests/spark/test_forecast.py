@@ -1,4 +1,4 @@
-"""What is foretold of a queue is what happens to its messages, one by one, within the bound that is stated."""
+"""The forecast for a backlog matches the simulated delivery of each message, within the stated bound."""
 
 from __future__ import annotations
 

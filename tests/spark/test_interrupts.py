@@ -1,4 +1,4 @@
-"""Ctrl-C is noted, not raised, while a job waits for its stream."""
+"""Ctrl-C is recorded, not raised, while a job waits for its stream."""
 
 from __future__ import annotations
 

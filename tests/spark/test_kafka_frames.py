@@ -1,4 +1,4 @@
-"""Frames as Spark's own Kafka connector gives them: the same events as a history topic's readers of ours see."""
+"""Frames of Spark's own Kafka connector give the same events as aiodelay's readers of a history topic."""
 
 from __future__ import annotations
 

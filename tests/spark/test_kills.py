@@ -1,4 +1,4 @@
-"""A driver that is killed in the middle of every job, and what another finds: each message once, none that ended."""
+"""A driver is killed in the middle of every job. The next run delivers each message once, and no ended message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Migration: stores that are in use change places, and every message is delivered once, by the one it belongs to."""
+"""Migration between stores in use: the right store delivers every message, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Migrations that are killed between their steps, what is in their way, and what they are told wrong."""
+"""Migrations that are killed between their steps, meet obstacles, or get wrong options."""
 
 from __future__ import annotations
 

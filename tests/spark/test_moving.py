@@ -1,4 +1,4 @@
-"""What one task of a migration does with stores, without Spark: margins, and that nothing else is touched."""
+"""The calls of one migration task to its stores, without Spark: margins, and no change to other messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An old archive is read as before, and goes on from where its checkpoint stands."""
+"""An old archive is read as before, and continues from the position of its checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rate over all tasks: what one task waits, on a clock of the test's."""
+"""A rate shared by all tasks: the waits of one task, on a clock that the test moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks write to topics: all of it acknowledged, what a topic never takes in the dead topic, or an error."""
+"""Tasks that write to topics: all is acknowledged, refused records go to the dead topic, or there is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promotion: each message is in the store once and in time, whatever is killed, cancelled or replaced around it."""
+"""Promotion: each message is in the store once and in time, despite kills, cancels and replacements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading tables of real stores, part by part as executors do: every row once, as it was written, nothing touched."""
+"""Reading tables of real stores in parts, as executors do: every row once, as written, with no change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading what is not there, cannot be read, or is asked for wrongly: a clear error first, and nothing is written."""
+"""Reading missing or unreadable data, or with wrong options: a clear error first, and no write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Kafka store's partitions, read without owning them: what an owner would deliver, and nothing written."""
+"""Reading the partitions of a Kafka store without owning them: the same messages as an owner, and no write."""
 
 from __future__ import annotations
 

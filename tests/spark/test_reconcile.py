@@ -1,4 +1,4 @@
-"""A truth against a real store: what was planted is found, and nothing else."""
+"""Compare a truth with a real store: the job finds exactly the differences that the test has made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repair on a real store: what was found is mended once, what has changed since is left alone, nothing comes back."""
+"""Repair on a real store: differences are repaired once; later changes stay; no ended message comes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay: what was delivered comes again, once per name, from a snapshot and the archive; nothing else is touched."""
+"""Replay: delivered messages are stored again, once per name, from a snapshot and the archive; others stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archived events become figures by lane and hour, and these Parquet, CSV and a page."""
+"""The report: archived events become numbers by lane and hour, written as Parquet, CSV and a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a report, in a real browser: it loads nothing, is light and dark, and can be read without seeing it."""
+"""The report page in a real browser: it loads nothing, has light and dark modes, and works with a screen reader."""
 
 from __future__ import annotations
 

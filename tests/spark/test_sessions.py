@@ -1,4 +1,4 @@
-"""Sessions that stand beside no other in a process: Connect, executors elsewhere, copies of tasks, no pandas."""
+"""Sessions that must be the only one in a process: Connect, remote executors, copies of tasks, no pandas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is pending in a store, or stands in files, becomes lateness and backlog by hour and rate."""
+"""The simulation: pending messages of a store or of files become lateness and backlog, by hour and rate."""
 
 from __future__ import annotations
 

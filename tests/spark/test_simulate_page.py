@@ -1,4 +1,4 @@
-"""The page of a simulation, in a real browser: it loads nothing, is light and dark, and can be read by all."""
+"""The simulation page in a real browser: it loads nothing, has light and dark modes, and is accessible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An archive job that is killed, with all of Spark, at several points: every number is in the archive once."""
+"""An archive job is killed with all of Spark at several points: every number is in the archive once."""
 
 from __future__ import annotations
 

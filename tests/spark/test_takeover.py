@@ -1,4 +1,4 @@
-"""What migrate takes over from other schedulers that have been stopped."""
+"""`migrate` from other schedulers that have been stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong while rows are written: tasks that fail, stores that do not answer, writers that wake up too late."""
+"""Faults while rows are written: failing tasks, silent stores, writers that continue too late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `format("aiodelay")` writes: every part of a message, once, into a real store, whatever is sent again."""
+"""Writing with `format("aiodelay")`: every part of a message, once, into a real store, despite repetitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `format("aiodelay")` is told when it writes: read on the driver, refused there with the option's name."""
+"""Options of `format("aiodelay")` for writing: the driver reads them and names a wrong option in its error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages for a cold tier, and what it has: shared by the tests of putting, cancelling and promoting."""
+"""Messages for a cold tier and readers of its content, for the tests of putting, cancelling and promoting."""
 
 from __future__ import annotations
 

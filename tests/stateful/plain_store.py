@@ -1,4 +1,4 @@
-"""What a store must do, said once more in the plainest way: one dict, no indexes, nothing shared with the stores.
+"""A plain model of a store: one dict, no indexes, and no code shared with the stores.
 
 Each method is told what a store answered, checks it, and does the same here. Where rules leave it free, it follows.
 """

@@ -1,4 +1,4 @@
-"""What one owner of a partition gives out, and answers, of a series that is changed while claims on it are alive.
+"""Claims and answers of one partition owner for a series that changes while its claims are open.
 
 All sequences of a few steps are played with the store's own index, on a log of records: by the owner, by a user who
 writes records without asking it, and by another owner that reads the log from its start.

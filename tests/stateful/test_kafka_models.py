@@ -1,4 +1,4 @@
-"""All interleavings of users, owners, crashes and the cleaner, on small logs, with the decisions that the store makes.
+"""All interleavings of users, owners, crashes and the cleaner on small logs, with the store's own decisions.
 
 Each model has controls: a step that it rests on is taken away, and a promise must break.
 """

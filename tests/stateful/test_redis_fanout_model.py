@@ -1,4 +1,4 @@
-"""Random publishing, taking, settling, dying, joining and leaving, against a plain model of a topic."""
+"""Random publishing, taking, settling, dying, joining and leaving, compared with a plain model of a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random appending, taking, settling, joining, leaving, going back and trimming, against a plain model of a log."""
+"""Random appending, taking, settling, joining, leaving, seeking and trimming, compared with a model of a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random walks over everything a store can do, against a plain model of it."""
+"""Random walks over everything a store can do, compared with a plain model of a store."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Everything that aiokafka's modules, classes and loggers hold, before and after aiodelay used a cluster.
+"""Compare the state of aiokafka's modules, classes and loggers before and after aiodelay uses a cluster.
 
-As a program it opens a store, a sink and a source, and prints the name of each part that differs afterwards.
+As a program, this module opens a store, a sink and a source, and prints the name of each part that has changed.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Mapping
 import aiokafka
 
 NOT_OURS = {
-    "__warningregistry__",  # Python notes there which warnings it has shown
+    "__warningregistry__",  # Python records shown warnings there
     "_PRODUCER_CLIENT_ID_SEQUENCE",  # aiokafka numbers the producers of a process
-    "_cache",  # a logger notes there which levels are on
+    "_cache",  # a logger records enabled levels there
 }
 _PLAIN = (str, bytes, int, float, tuple, frozenset)
 
 
 def state() -> dict[str, object]:
-    """Return each part by its name; containers as copies."""
+    """Return each part of the state by its name. Containers are copies."""
     modules = [importlib.import_module(each.name) for each in pkgutil.walk_packages(aiokafka.__path__, "aiokafka.")]
     found: dict[str, object] = {}
     for module in (aiokafka, *modules):
@@ -64,7 +64,7 @@ def _is_same(one: object, other: object) -> bool:
 
 async def use(bootstrap: str, schedules: str, topic: str) -> None:
     """Open a store that delivers to a topic, and a sink and a source of the same topic."""
-    from aiodelay import Scheduler  # noqa: PLC0415 - after the first look
+    from aiodelay import Scheduler  # noqa: PLC0415 - import it after the state was read
     from aiodelay.kafka import KafkaSink, KafkaSource  # noqa: PLC0415
 
     arrived = set[bytes]()

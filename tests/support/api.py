@@ -1,4 +1,4 @@
-"""The HTTP API on a port of its own, in this loop, and a client of it."""
+"""Serve the HTTP API on a free port, in the loop of the test, and make clients for it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def bearer(secret: str) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"}
 
 
-def client_of(base: str, **options: Any) -> httpx.AsyncClient:  # noqa: ANN401 - as of what they go to
+def client_of(base: str, **options: Any) -> httpx.AsyncClient:  # noqa: ANN401 - options of httpx
     return httpx.AsyncClient(base_url=base, timeout=30, trust_env=False, **options)
 
 
 @asynccontextmanager
 async def serving_app(app: ASGIApp) -> AsyncIterator[str]:
-    """Serve an app; yield where."""
+    """Serve an ASGI app. Yield its address."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5))
@@ -50,15 +50,15 @@ async def serving_app(app: ASGIApp) -> AsyncIterator[str]:
 @asynccontextmanager
 async def serving_api(
     schedulers: Scheduler | Mapping[str, Scheduler],
-    **options: Any,  # noqa: ANN401 - as of what they go to
+    **options: Any,  # noqa: ANN401 - options of several functions
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """Serve the API of open schedulers; yield a client of it."""
+    """Serve the API of open schedulers. Yield a client of it."""
     async with serving_app(admin(schedulers, **options)) as base, client_of(base) as client:
         yield client
 
 
 def problem_of(response: httpx.Response, status: int, error: str) -> dict[str, Any]:
-    """Return the problem that a response tells, which is of this name."""
+    """Return the problem in a response, and check its status and its name."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     problem: dict[str, Any] = response.json()

@@ -1,4 +1,4 @@
-"""What clients asked for and were told, message by message; and whether what came out agrees with it.
+"""Record the requests of clients and their answers for each message, and judge whether the deliveries agree with them.
 
 A payload begins with `<id>/<version>`. Times are epoch ms of one machine.
 """
@@ -15,17 +15,17 @@ __all__ = ["LANES", "Delivered", "Fault", "Lane", "State", "Verdict", "Wanted", 
 
 NEVER = math.inf
 AROUND_MS = 2_000
-"""A message that comes twice came the first time so shortly before what befell its store, sink or process, at most."""
+"""The longest time between the first delivery of a duplicate and the fault of its store, sink or process."""
 
 
 class Lane(NamedTuple):
-    """From which store a message goes where.
+    """The store and the destination of messages.
 
     Attributes:
-        store: Its name in the service.
-        to: Its destination; `{}` stands for a number that keeps lists short.
-        is_exact: Whether it comes out once, whatever happens.
-        margin_ms: A change acknowledged so long before the due time is surely obeyed.
+        store: The name of the store in the service.
+        to: The destination. `{}` is replaced by a number, so that the lists stay short.
+        is_exact: Whether each message is delivered exactly once, whatever happens.
+        margin_ms: The store must obey a change that it acknowledged this long before the due time.
     """
 
     store: str
@@ -44,20 +44,20 @@ LANES: Mapping[str, Lane] = {
 
 
 def payload_of(message_id: str, version: int) -> str:
-    """Return what a version of a message holds, from beginning to end."""
+    """Return the payload of one version of a message."""
     name = f"{message_id}/{version}"
     return f"{name} {name[::-1]}"
 
 
 @dataclass(slots=True)
 class State:
-    """What a message is, from a command on until another one.
+    """The state of a message between two commands.
 
     Attributes:
-        version: Of its payload.
-        due_ms: `NEVER`: it is cancelled.
-        since_ms: When that command was acknowledged.
-        until_ms: When the command was acknowledged that made it something else.
+        version: The version of its payload.
+        due_ms: The due time. `NEVER` means that the message is cancelled.
+        since_ms: The time at which the first command was acknowledged.
+        until_ms: The time at which the next command was acknowledged.
     """
 
     version: int
@@ -68,14 +68,14 @@ class State:
 
 @dataclass(slots=True)
 class Wanted:
-    """What became of the commands about one message.
+    """The commands about one message and the states that follow from them.
 
     Attributes:
         lane: One of `LANES`.
-        states: All that it may have been, in order.
-        sent: By version, how often it may have been stored.
-        is_keyed: It was to be stored once, however often the request was repeated.
-        is_in_doubt: Whether it is to come out is not known: somebody did not wait for what was said.
+        states: All states that the message may have had, in order.
+        sent: For each version, how often it may have been stored.
+        is_keyed: The request has an idempotency key, so the message must be stored once, despite repetitions.
+        is_in_doubt: Nobody knows whether the message must be delivered, because a client did not wait for the answer.
     """
 
     lane: str
@@ -85,21 +85,21 @@ class Wanted:
     is_in_doubt: bool = False
 
     def becomes(self, version: int, due_ms: float, acknowledged_ms: int) -> None:
-        """Take note of an acknowledged change."""
+        """Record an acknowledged change."""
         for state in self.states:
             state.until_ms = min(state.until_ms, acknowledged_ms)
         self.states.append(State(version, due_ms, acknowledged_ms))
 
     @property
     def expected(self) -> int | None:
-        """Return the version that must come out; None: none must."""
+        """Return the version that must be delivered; None if no version must be."""
         if self.is_in_doubt or not self.states or self.states[-1].due_ms == NEVER:
             return None
         return self.states[-1].version
 
 
 class Delivered(NamedTuple):
-    """What came out once."""
+    """One delivery."""
 
     lane: str
     delivery_id: str
@@ -108,7 +108,7 @@ class Delivered(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What befell the service, or what it stands on."""
+    """A fault of the service, or of a server that it uses."""
 
     what: str
     begun_ms: int
@@ -117,12 +117,12 @@ class Fault(NamedTuple):
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found: `wrong` names broken rules, the rest are figures."""
+    """The result: `wrong` names broken rules, the other attributes are numbers."""
 
     wrong: list[str] = field(default_factory=list)
     counted: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     late_ms: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """How late each message came that was due while nothing befell anybody."""
+    """The lateness of each message that was due while there was no fault."""
 
     def __str__(self) -> str:
         lines = [f"{lane}: {dict(counter)}" for lane, counter in sorted(self.counted.items())]
@@ -134,7 +134,7 @@ class Verdict:
 
 
 def judge(wanted: Mapping[str, Wanted], delivered: Iterable[Delivered], faults: Iterable[Fault]) -> Verdict:
-    """Compare what came out with what was asked for."""
+    """Compare the deliveries with the requests."""
     faults, verdict = list(faults), Verdict()
     by_id: defaultdict[str, list[Delivered]] = defaultdict(list)
     for each in delivered:

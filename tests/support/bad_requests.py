@@ -1,4 +1,4 @@
-"""Requests that a delay box must refuse, generated field by field, each with a part of the reason."""
+"""Requests that a delay box must refuse, each with a part of the expected reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ARTICLE = '{"topic": "T", "message": "<message body>", "countdown": 120}'
 
 
 def with_field(name: str, written: str) -> str:
-    """Return a good request in which one field is written otherwise."""
+    """Return a good request with another value in one field."""
     fields = {"topic": '"T"', "message": '"m"', "countdown": "1"}
     if name == "at":
         del fields["countdown"]

@@ -1,4 +1,4 @@
-"""A delay box seen from outside, by confluent-kafka alone: requests go in, messages come out."""
+"""Use a delay box from outside, with confluent-kafka only: write requests and read the delivered messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def send(
     timestamp_ms: int = 0,
     producer: Producer | None = None,
 ) -> None:
-    """Write records, in order, and wait until they are there; with a new producer if none is given."""
+    """Write records in order, and wait until they are stored. Without a producer, use a new one."""
     if producer is None:
         producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5})
     for value in values:
@@ -41,17 +41,17 @@ def send(
 
 
 def headers_of(record: Message) -> dict[str, bytes | None]:
-    """Return a record's headers."""
+    """Return the headers of a record."""
     return dict(cast("list[tuple[str, bytes | None]]", record.headers() or []))
 
 
 class Out:
-    """All that comes out of a topic, from its beginning.
+    """A reader of all records of a topic, from its beginning.
 
     Args:
-        bootstrap: The cluster.
-        topic: Which.
-        read: `committed`, or `uncommitted`, what readers of any kind see.
+        bootstrap: The address of the cluster.
+        topic: The name of the topic.
+        read: `committed`, or `uncommitted` to read the records of open and aborted transactions, too.
     """
 
     def __init__(self, bootstrap: str, topic: str, *, read: str = "uncommitted") -> None:
@@ -62,18 +62,18 @@ class Out:
         self.records: list[Message] = []
 
     async def until(self, n: int, timeout_s: float = PATIENCE_S) -> list[Message]:
-        """Wait for so many records; return all."""
+        """Wait for at least `n` records. Return all records."""
         await asyncio.to_thread(self._read, lambda: len(self.records) >= n, timeout_s)
         assert len(self.records) >= n, f"{len(self.records)} of {n} came out: {self.values[-10:]}"
         return self.records
 
     async def until_different(self, n: int, timeout_s: float = PATIENCE_S) -> None:
-        """Wait for so many different values."""
+        """Wait for at least `n` different values."""
         await asyncio.to_thread(self._read, lambda: len(self.records) >= n and len(set(self.values)) >= n, timeout_s)
         assert len(set(self.values)) >= n, f"{len(set(self.values))} of {n} came out: {self.values[-10:]}"
 
     async def quiet(self, for_s: float = 1.5) -> list[Message]:
-        """Wait until nothing has come for so long; return all."""
+        """Wait until no record has come for `for_s` seconds. Return all records."""
         before = -1
         while before < len(self.records):
             before = len(self.records)
@@ -89,7 +89,7 @@ class Out:
 
     @property
     def values(self) -> list[bytes]:
-        """What has come so far."""
+        """The values of the records so far."""
         return [record.value() or b"" for record in self.records]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Stores that break a promise on purpose: what the tests of faults must notice, or they prove nothing."""
+"""Stores that break a promise on purpose. If the fault tests did not notice them, those tests would prove nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["BUGS", "AcknowledgesEarly", "DeliversEarly", "IgnoresCancels", "Sett
 
 
 class SettlesFirst(SqliteStore):
-    """Takes a message for delivered when it is claimed: at most once."""
+    """A store that settles a message when it is claimed, so that delivery is at most once."""
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Any]:
@@ -40,7 +40,7 @@ class _SettlesFirst:
     def __init__(self, work: Work) -> None:
         self._work = work
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the work has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - an attribute of any type
         return getattr(self._work, name)
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
@@ -53,7 +53,7 @@ class _SettlesFirst:
 
 
 class AcknowledgesEarly(SqliteStore):
-    """Answers before it has stored anything."""
+    """A store that acknowledges a command before it stores it."""
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         self._later = asyncio.create_task(self._apply_later(commands))
@@ -61,12 +61,12 @@ class AcknowledgesEarly(SqliteStore):
         return [Stored("stored", now, now) for _ in commands]
 
     async def _apply_later(self, commands: Sequence[Command]) -> None:
-        await asyncio.sleep(0.05)  # so long after the answer it stores
+        await asyncio.sleep(0.05)  # the time from the answer until the command is stored
         await super().apply(commands)
 
 
 class IgnoresCancels(SqliteStore):
-    """Says `cancelled`, and does nothing."""
+    """A store that answers `cancelled` to a cancel and does nothing."""
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         kept = [command for command in commands if not isinstance(command, Cancel)]
@@ -83,7 +83,7 @@ class _FastClock(SystemClock):
 
 
 class DeliversEarly(SqliteStore):
-    """Takes a quarter of a second for over before it is."""
+    """A store whose clock is a quarter of a second fast."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, clock=_FastClock())

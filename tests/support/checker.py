@@ -1,8 +1,9 @@
-"""Checks a recorded history against the promises of docs/guarantees.md (RELIABILITY.md section 1 says how).
+"""Check a recorded history against the promises of docs/guarantees.md.
 
-Every command has one of three outcomes: `ok`, `fail` (surely not done), `info` (unknown). What is unknown may have
-happened at any time from its call to its process's end, and each rule gives it the benefit of that doubt.
-Known limits: messages recur nowhere in these histories, and nothing is dropped for being late.
+Every command has one of three outcomes: `ok`, `fail` (surely not done), `info` (unknown). A command with an unknown
+outcome may have taken effect at any time from its call until the end of its process. A rule counts as broken only if it
+is broken for every such time.
+Known limits: these histories have no recurring messages, and no message is dropped because it is late.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["RULES", "Limits", "Report", "Violation", "check"]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A rule that was broken, and how."""
+    """A broken rule, and a text that says how it was broken."""
 
     rule: str
     text: str
@@ -35,15 +36,15 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a test promises beyond what always holds.
+    """Limits that hold in one test, in addition to the rules that always hold.
 
     Attributes:
-        lateness_ms: L2: longest from when a message could have been run to its first run.
-        lane_lateness_ms: L3: the same for single lanes, whatever befalls the others.
-        takeover_ms: L1: longest from the end of a process to the next run of what it held.
-        poison: L5: ids that must end as dead letters, with the reason; all others must be delivered.
-        lapses: Whether leases may end without a fault that the history names: on a busy machine they may.
-        spare: R1: how many tasks, threads and files more than at the beginning are no leak.
+        lateness_ms: L2: the longest time from the moment at which a message could run until its first run.
+        lane_lateness_ms: L3: the same for single lanes, whatever happens to other lanes.
+        takeover_ms: L1: the longest time from the end of a process until the messages that it had claimed run again.
+        poison: L5: ids that must become dead letters, with the reason. All other messages must be delivered.
+        lapses: Whether claims may lapse without a fault in the history. On a busy machine they may.
+        spare: R1: the number of extra tasks, threads and files at the end that do not count as a leak.
     """
 
     lateness_ms: int | None = None
@@ -56,13 +57,13 @@ class Limits:
 
 @dataclass(slots=True)
 class Report:
-    """What a history came to.
+    """The result of a check.
 
     Attributes:
-        delivered: Runs that ended well.
-        duplicates: Runs of something that had run already, or was running.
-        lapses: As many of them as only the end of a lease explains: the process was slow, nothing befell it.
-        in_flight_at_faults: What processes held when they were killed, stopped or blocked, all together.
+        delivered: The number of successful runs.
+        duplicates: The number of runs of a message that had run already, or was running.
+        lapses: The number of duplicates that only a lapse explains: the process was slow, but there was no fault.
+        in_flight_at_faults: The number of claims that processes had when they were killed, stopped or blocked.
     """
 
     violations: list[Violation]
@@ -81,7 +82,7 @@ class Report:
         )
 
     def verify(self) -> None:
-        """Raise AssertionError if a rule was broken."""
+        """Raise AssertionError if a rule is broken."""
         assert self.duplicates - self.lapses <= self.in_flight_at_faults or self.violations, str(self)
         if self.violations:
             shown = "\n".join(f"  {violation}" for violation in self.violations[:20])
@@ -110,7 +111,7 @@ def check(events: Iterable[Event], limits: Limits | None = None) -> Report:
 
 
 def s1_never_early(story: Story, limits: Limits) -> Iterator[str]:
-    """No run starts before the due time: the record's, and that of the last command that surely set it."""
+    """No run starts before the due time of its record, or before the due time that the last certain command set."""
     by_id = story.by_id()
     for attempt in story.attempts:
         due_ms = max(attempt.due_ms, _due_as_commanded(attempt, by_id.get(attempt.start.id, [])))
@@ -119,7 +120,7 @@ def s1_never_early(story: Story, limits: Limits) -> Iterator[str]:
 
 
 def _due_as_commanded(attempt: Attempt, operations: list[Operation]) -> int:
-    """Return the due time that the last command before the claim set; 0 where several may have been the last."""
+    """Return the due time that the last command before the claim set; 0 if the last command is not certain."""
     able = [each for each in operations if each.call.op in ("schedule", "reschedule", "fire") and _took_effect(each)]
     possible = [each for each in able if each.asked_ns < attempt.asked_ns]
     if not possible:
@@ -139,12 +140,12 @@ def _due_as_commanded(attempt: Attempt, operations: list[Operation]) -> int:
 
 
 def _took_effect(operation: Operation) -> bool:
-    """Say whether the command may have changed the message."""
+    """Return whether the command may have changed the message."""
     return operation.outcome == "info" or operation.answer in ("stored", "replaced", "rescheduled", "fired")
 
 
 def s2_nothing_lost(story: Story, limits: Limits) -> Iterator[str]:
-    """Every acknowledged message is delivered, replaced, cancelled, dead or still there."""
+    """Every acknowledged message is delivered, replaced, cancelled, a dead letter or still in the store."""
     if story.final is None:
         yield "the history does not say what the store holds in the end"
         return
@@ -163,7 +164,7 @@ def _is_known_delivered(lease: Lease) -> bool:
 
 
 def _may_have_ended(put: Operation, operations: list[Operation]) -> bool:
-    """Say whether a later command may have replaced or cancelled what this one stored."""
+    """Return whether a later command may have replaced or cancelled the message that `put` stored."""
     for other in operations:
         if other is put or other.answered_ns < put.asked_ns:
             continue
@@ -175,12 +176,12 @@ def _may_have_ended(put: Operation, operations: list[Operation]) -> bool:
 
 
 def s3_at_least_once(story: Story, limits: Limits) -> Iterator[str]:
-    """What is settled as delivered was run to its end before."""
+    """A message that is settled as delivered has run to its end before."""
     runs: dict[int, list[Attempt]] = defaultdict(list)
     for attempt in story.attempts:
         runs[id(attempt.lease)].append(attempt)
     for lease in story.leases:
-        if (lease.note.id, lease.note.revision) in story.doubled:  # which claim a run was of is not known
+        if (lease.note.id, lease.note.revision) in story.doubled:  # it is unknown which of two claims ran
             continue
         for settlement in lease.settlements:
             ends = [attempt.ended_ns for attempt in runs[id(lease)] if attempt.result == "ok"]
@@ -189,7 +190,7 @@ def s3_at_least_once(story: Story, limits: Limits) -> Iterator[str]:
 
 
 def s4_latest_version_wins(story: Story, limits: Limits) -> Iterator[str]:
-    """After a replacement was acknowledged, no claim gives out what it replaced."""
+    """After a replacement was acknowledged, no claim returns the replaced version."""
     puts = defaultdict(list)
     for put in story.puts():
         puts[put.id].append(put)
@@ -201,7 +202,7 @@ def s4_latest_version_wins(story: Story, limits: Limits) -> Iterator[str]:
 
 
 def s5_cancel_honoured(story: Story, limits: Limits) -> Iterator[str]:
-    """After a cancel was acknowledged, no claim gives out what surely stood before it."""
+    """After a cancel was acknowledged, no claim returns a message that was surely stored before the cancel."""
     cancels = defaultdict(list)
     for operation in story.operations:
         if operation.call.op == "cancel" and operation.answer in ("cancelled", "in_flight"):
@@ -216,7 +217,7 @@ def s5_cancel_honoured(story: Story, limits: Limits) -> Iterator[str]:
 
 
 def s6_nothing_ended_comes_back(story: Story, limits: Limits) -> Iterator[str]:
-    """After a settlement for good was acknowledged, no claim gives the message out again."""
+    """After a settlement that ends a message was acknowledged, no claim returns the message again."""
     over: dict[tuple[str, int, int], float] = {}
     for lease in story.leases:
         for settlement in [] if lease.is_in_doubt else lease.settlements:
@@ -231,7 +232,7 @@ def s6_nothing_ended_comes_back(story: Story, limits: Limits) -> Iterator[str]:
 
 
 def s7_one_live_owner(story: Story, limits: Limits) -> Iterator[str]:
-    """Claims of one message do not overlap, their tokens grow, and only the newest may settle."""
+    """Claims of one message do not overlap, their tokens grow, and only the newest claim may settle."""
     leases: dict[tuple[str, int], list[Lease]] = defaultdict(list)
     for lease in story.leases:
         leases[lease.note.id, lease.note.revision].append(lease)
@@ -244,7 +245,7 @@ def s7_one_live_owner(story: Story, limits: Limits) -> Iterator[str]:
 
 
 def _in_order(pair: tuple[Lease, Lease]) -> tuple[Lease, Lease]:
-    """Tell by its token which of two overlapping calls claimed first: a blocked process hears late of its own."""
+    """Order two overlapping claims by their tokens, because a blocked process learns late of its own claim."""
     first, second = pair
     overlap = second.asked_ns < first.answered_ns
     return (second, first) if overlap and second.note.token < first.note.token else pair
@@ -277,7 +278,7 @@ def s8_bytes_identical(story: Story, limits: Limits) -> Iterator[str]:
         put = known.get((start.id, attempt.revision))
         candidates = doubtful[start.id] if put is None else [put]
         if put is None and attempt.lease is not None and attempt.lease.is_in_doubt:
-            candidates = schedules[start.id]  # it went with its server, and was stored anew when it was repeated
+            candidates = schedules[start.id]  # its server lost it, and a repeated command stored it again
         if not candidates:
             yield f"{attempt} delivered what nobody scheduled"
         elif all((each.call.digest, each.call.lane) != (start.digest, start.lane) for each in candidates):
@@ -285,7 +286,7 @@ def s8_bytes_identical(story: Story, limits: Limits) -> Iterator[str]:
 
 
 def s9_in_order(story: Story, limits: Limits) -> Iterator[str]:
-    """One claim's messages of a lane come by due time; those tried before, or lost with a lease, stand elsewhere."""
+    """One claim returns the messages of a lane by due time. This excludes retries and messages whose claim lapsed."""
     last: dict[tuple[str, int, str], Lease] = {}
     for lease in story.leases:
         if lease.note.attempt or lease.note.lapses:
@@ -298,16 +299,16 @@ def s9_in_order(story: Story, limits: Limits) -> Iterator[str]:
 
 
 def b1_duplicates_bounded(story: Story, limits: Limits) -> Iterator[str]:
-    """Whatever runs again was in flight when a fault struck, or its lease had ended."""
+    """A message runs again only if it was in flight at a fault, or if its lease had ended."""
     for again, earlier in _duplicates(story):
         if not _cause(story, earlier, again, limits):
             yield f"{again} ran again without a cause: {earlier} came before"
 
 
 def _duplicates(story: Story) -> Iterator[tuple[Attempt, Attempt]]:
-    """Yield runs of a message whose run before ended well, or was cut off, or goes on; with the run before.
+    """Yield pairs of a run and its duplicate: the earlier run succeeded, was cut off, or still goes on.
 
-    A run after one that failed is a retry, also if the run before that one was cut off.
+    A run after a failed run is a retry, not a duplicate, also if the run before the failed one was cut off.
     """
     latest: dict[str, Attempt] = {}
     for attempt in story.attempts:
@@ -318,8 +319,8 @@ def _duplicates(story: Story) -> Iterator[tuple[Attempt, Attempt]]:
 
 
 def _cause(story: Story, earlier: Attempt, again: Attempt, limits: Limits) -> Literal["fault", "lapse", ""]:
-    """Say why something ran twice: a fault struck the one who had it first, its lease ended, or there was no reason."""
-    if (again.start.id, again.revision) in story.doubled:  # one process may hold both at once
+    """Return why a message ran twice: a fault of its first process, the end of its lease, or "" for no cause."""
+    if (again.start.id, again.revision) in story.doubled:  # one process may have claimed both copies at once
         return "fault"
     if earlier.lease is None or again.lease is None or earlier.lease is again.lease:
         return ""
@@ -337,7 +338,7 @@ def _cause(story: Story, earlier: Attempt, again: Attempt, limits: Limits) -> Li
 
 
 def l1_no_stuck_lease(story: Story, limits: Limits) -> Iterator[str]:
-    """In the end nothing is leased; what a process held when it ended runs again soon."""
+    """At the end no message is leased. The messages that a process had claimed when it ended run again soon."""
     if story.final is not None:
         stuck = [note.id for note in story.final.pending if note.state == "in_flight"]
         if stuck or story.final.leases:
@@ -347,7 +348,7 @@ def l1_no_stuck_lease(story: Story, limits: Limits) -> Iterator[str]:
 
 
 def _late_takeovers(story: Story, takeover_ms: int) -> Iterator[str]:
-    """Look, in the leases after one that its process did not survive, for the next owner; none is S2's matter."""
+    """Yield a text for each message whose next owner came too late. A message without a next owner concerns S2."""
     leases: dict[tuple[str, int], list[Lease]] = defaultdict(list)
     for lease in story.leases:
         leases[lease.note.id, lease.note.revision].append(lease)
@@ -361,7 +362,7 @@ def _late_takeovers(story: Story, takeover_ms: int) -> Iterator[str]:
 
 
 def l2_no_lost_wake_up(story: Story, limits: Limits) -> Iterator[str]:
-    """The first run starts soon after the message could be run."""
+    """The first run starts soon after the message could run."""
     if limits.lateness_ms is not None:
         for attempt, late_ms in _first_runs(story):
             if late_ms > limits.lateness_ms:
@@ -369,7 +370,7 @@ def l2_no_lost_wake_up(story: Story, limits: Limits) -> Iterator[str]:
 
 
 def l3_lanes_are_fair(story: Story, limits: Limits) -> Iterator[str]:
-    """The same for lanes that must not feel what befalls others."""
+    """In some lanes, the first run starts soon, too, whatever happens to other lanes."""
     for attempt, late_ms in _first_runs(story):
         limit = limits.lane_lateness_ms.get(attempt.start.lane, math.inf)
         if late_ms > limit:
@@ -377,7 +378,7 @@ def l3_lanes_are_fair(story: Story, limits: Limits) -> Iterator[str]:
 
 
 def _first_runs(story: Story) -> Iterator[tuple[Attempt, float]]:
-    """Yield each message's first run, and how long it took from when it was due, stored, and a process was there."""
+    """Yield the first run of each message, and the time since it was due, stored, and a process was ready."""
     stored_ns = {(put.id, put.revision): put.answered_ns for put in story.puts()}
     seen: set[str] = set()
     for attempt in story.attempts:
@@ -390,7 +391,7 @@ def _first_runs(story: Story) -> Iterator[tuple[Attempt, float]]:
 
 
 def l4_converges(story: Story, limits: Limits) -> Iterator[str]:
-    """In the end nothing that is due is left."""
+    """At the end no due message is left."""
     if story.final is not None:
         overdue = [note.id for note in story.final.pending if note.state == "overdue"]
         if overdue:
@@ -398,7 +399,7 @@ def l4_converges(story: Story, limits: Limits) -> Iterator[str]:
 
 
 def l5_poison_stops_nobody(story: Story, limits: Limits) -> Iterator[str]:
-    """Poison ends as a dead letter for its reason; every other message is delivered, none is given up."""
+    """Each poison message becomes a dead letter for the expected reason. Every other message is delivered."""
     if not limits.poison or story.final is None:
         return
     dead = {message_id: reason for message_id, _, reason in story.final.dead}
@@ -412,7 +413,7 @@ def l5_poison_stops_nobody(story: Story, limits: Limits) -> Iterator[str]:
 
 
 def r1_resources_return(story: Story, limits: Limits) -> Iterator[str]:
-    """Tasks, threads and files are back where they were."""
+    """The numbers of tasks, threads and files return to their values at the beginning."""
     for process, phases in story.resources.items():
         if "baseline" in phases and "end" in phases:
             before, after = phases["baseline"], phases["end"]

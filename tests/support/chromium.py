@@ -1,4 +1,4 @@
-"""Where a Chromium is found, and how it is told what a viewer is like."""
+"""Find a Chromium, and set the preferences of a viewer in it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome"
 
 
 class NoBrowserError(Exception):
-    """There is none."""
+    """There is no Chromium."""
 
 
 def chromium() -> str:
-    """Return the path of a browser: of `AIODELAY_CHROMIUM`, or one that is installed."""
+    """Return the path of a browser: the one that `AIODELAY_CHROMIUM` names, or an installed one."""
     found = os.environ.get("AIODELAY_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         raise NoBrowserError("no Chromium: apt-get install chromium, or name one in AIODELAY_CHROMIUM")

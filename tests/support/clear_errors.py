@@ -1,4 +1,4 @@
-"""What a clear error is, and a store that shows that nothing reached it."""
+"""Check that an error is clear, and that no command reached the store."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from aiodelay.memory import MemoryStore
 from aiodelay.testing.clock import VirtualClock
 
 SECRETS = PAYLOAD, HEADER, KEY, PASSWORD = ("visa-4111", "bearer-7f3a", "customer-0815", "hunter2")
-"""What callers plant: they stand in every message of the tests, and never in an error or a log line."""
+"""Secrets in every message of the tests. No error and no log line may contain them."""
 
 PYTHON_WORDS = re.compile(r"datetime|timedelta|\b(dict|str|int|None|True|False|Python|Decimal|_Object)\b")
-"""What an error of JSON never holds."""
+"""Texts that an error about JSON never contains."""
 
 LONGEST_LINE = 700
 HORIZON = timedelta(days=3650)
@@ -27,13 +27,13 @@ MOST_PAYLOAD = 262_144
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bad:
-    """How an input is refused.
+    """The expected error for a bad input.
 
     Attributes:
-        error: The error's class, exactly.
-        field: The argument or setting that it names.
-        value: Part of what it says of the value.
-        allowed: Part of what it says is allowed.
+        error: The exact class of the error.
+        field: The argument or setting that the error names.
+        value: A part of its text about the value.
+        allowed: A part of its text about the allowed values.
     """
 
     error: type[AiodelayError]
@@ -43,7 +43,7 @@ class Bad:
 
 
 class RecordingStore(MemoryStore):
-    """Keeps the commands that reach it."""
+    """A memory store that keeps the commands that reach it."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ class RecordingStore(MemoryStore):
 
 
 def assert_clear(error: BaseException, bad: Bad) -> None:
-    """The error is of the class, names the field, shows the value and what is allowed, on one line, and no secret."""
+    """Check an error: class, field, value and allowed values, all in one line, and without a secret."""
     assert type(error) is bad.error, repr(error)
     assert isinstance(error, InputError | ConfigurationError)
     assert isinstance(error, ValueError)
@@ -73,21 +73,21 @@ def assert_clear(error: BaseException, bad: Bad) -> None:
 
 
 def assert_no_secret(error: BaseException, *more: str) -> None:
-    """No secret stands in the error, in what it chains, or in `more`."""
+    """Check that the error, its chained errors and `more` contain no secret."""
     told = [text for each in chain(error) for text in (str(each), repr(each), *getattr(each, "__notes__", ()))]
     for text in [*told, *more]:
         assert not [secret for secret in SECRETS if secret in text], text
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, what caused it and what it came up during, whether that is shown or not."""
+    """Yield the error, its causes and its contexts, also those that a traceback hides."""
     if error is not None:
         yield error
         yield from chain(error.__cause__)
         yield from chain(error.__context__)
 
 
-# --- what bad inputs are tried on
+# --- the scheduler, the event and the sink that get the bad inputs
 
 
 @dataclasses.dataclass
@@ -96,7 +96,7 @@ class Pay:
 
 
 class Sink:
-    """Refuses one address, takes all others."""
+    """A sink that refuses one address and accepts all others."""
 
     name = "sink"
     limits = Demand(10)
@@ -117,7 +117,7 @@ class Sink:
 
 @asynccontextmanager
 async def opened(clock: VirtualClock, **settings: object) -> AsyncIterator[tuple[Scheduler, RecordingStore]]:
-    """A scheduler that does not dispatch, and its store."""
+    """Open a scheduler that does not dispatch. Yield it and its store."""
     store = RecordingStore(clock=clock)
     options: dict[str, Any] = {"clock": clock, "sinks": [Sink()], "dispatch": False} | settings
     async with Scheduler(store, **options) as scheduler:
@@ -134,7 +134,7 @@ GOOD: dict[str, Any] = {
 
 
 def call(**changed: object) -> dict[str, Any]:
-    """The arguments of a good call, with these in their places; None leaves one out."""
+    """Return the arguments of a good call, with some of them changed. None leaves an argument out."""
     return {name: value for name, value in (GOOD | changed).items() if value is not None}
 
 

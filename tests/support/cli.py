@@ -1,4 +1,4 @@
-"""The command line in this process: the same function that `aiodelay` calls, with what it wrote."""
+"""Run the command line in this process, through the function that `aiodelay` calls, and keep its output."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Cli:
     """Runs commands on one store.
 
     Args:
-        url: Of the store.
-        folder: For what they read on stdin.
+        url: The URL of the store.
+        folder: The folder for files that commands read as stdin.
     """
 
     def __init__(self, url: str, folder: Path) -> None:

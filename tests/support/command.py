@@ -1,4 +1,4 @@
-"""A program in a process of its own, its lines read as they come: tests wait for what it says, never for time."""
+"""`Program`: a program in a separate process. Tests wait for its output lines, never for a fixed time."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ PYTEST = (
         for word in ("-p", f"no:{name}")
     ),
 )
-"""Starts pytest as users do, without plugins of ours that take two seconds to import."""
+"""Arguments that start pytest as users do, without the plugins of this project, whose import takes two seconds."""
 
 
 class Program:
-    """A running program; leaving its block kills what still runs.
+    """A running program. The end of its block kills it if it still runs.
 
     Args:
-        arguments: What Python is started with, such as `-m aiodelay demo`.
-        cwd: Where it runs.
-        environment: Added to ours.
+        arguments: The arguments of Python, such as `-m aiodelay demo`.
+        cwd: The working directory.
+        environment: Environment variables in addition to those of this process.
     """
 
     def __init__(self, *arguments: str, cwd: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -75,26 +75,26 @@ class Program:
         self._process.send_signal(number)
 
     def end_at_once(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal until the process has ended, and return its exit code: signals that come soon count as one."""
+        """Send a signal until the process has ended, since early signals count as one. Return the exit code."""
         ends = time.monotonic() + DEADLINE_S
         while self.is_running():
             assert time.monotonic() < ends, "it does not end"
             self.send(number)
-            time.sleep(0.02)  # a signal a time
+            time.sleep(0.02)  # one signal at a time
         return self.exit_code()
 
     def end_by_a_later_signal(self, number: int = signal.SIGTERM) -> int:
-        """Send one signal that no longer belongs to the first, and return the exit code.
+        """Send one signal that does not count as one with the first signal. Return the exit code.
 
-        Call it once the process has said that the first signal arrived.
+        Call this after the process has reported the first signal.
         """
-        time.sleep(SAME_S)  # a sooner signal belongs to the first
+        time.sleep(SAME_S)  # an earlier signal counts as one with the first
         self.send(number)
         return self.exit_code()
 
     def end_by_many_later_signals(self, number: int = signal.SIGTERM) -> int:
-        """Send signals as fast as possible once they no longer belong to the first, and return the exit code."""
-        time.sleep(SAME_S)  # a sooner signal belongs to the first
+        """Send signals as fast as possible after the time in which they count as one. Return the exit code."""
+        time.sleep(SAME_S)  # an earlier signal counts as one with the first
         ends = time.monotonic() + DEADLINE_S
         while self.is_running():
             assert time.monotonic() < ends, "it does not end"
@@ -102,7 +102,7 @@ class Program:
         return self.exit_code()
 
     def exit_code(self, within_s: float = DEADLINE_S) -> int:
-        """Wait until it has ended and all that it wrote was read."""
+        """Wait until the program has ended and its output is read. Return the exit code."""
         code = self._process.wait(within_s)
         self.out.wait_until_read(within_s)
         self.err.wait_until_read(within_s)
@@ -112,12 +112,12 @@ class Program:
         return self._process.poll() is None
 
     def complaints(self) -> list[str]:
-        """Return its standard error without the line that a busy machine may cause: that the event loop ran late."""
+        """Return the lines of standard error, without the line about a late event loop, which a busy machine causes."""
         return [line for line in self.err.seen if LATE_LOOP not in line]
 
 
 class Lines:
-    """The lines of a stream, in `seen` as far as anybody has waited for them."""
+    """The lines of a stream. `seen` has the lines up to the last one that a test waited for."""
 
     def __init__(self, stream: IO[str]) -> None:
         self.seen: list[str] = []
@@ -126,7 +126,7 @@ class Lines:
         self._reader.start()
 
     def wait_for(self, pattern: str, within_s: float = DEADLINE_S) -> str:
-        """Return the next line in which a pattern is found."""
+        """Return the next line that matches a pattern. Raise AssertionError if none comes in time."""
         ends = time.monotonic() + within_s
         while (line := self._next(ends)) is not None:
             if re.search(pattern, line):
@@ -144,7 +144,7 @@ class Lines:
         except queue.Empty:
             return None
         if line is None:
-            self._coming.put(None)  # for whoever waits next
+            self._coming.put(None)  # end the next wait, too
             return None
         self.seen.append(line)
         return line

@@ -1,4 +1,4 @@
-"""How well text can be told from what it stands on, by WCAG 2: a script for a page."""
+"""A script that measures in a page the contrast between each text and its background, by WCAG 2."""
 
 __all__ = ["CONTRASTS"]
 

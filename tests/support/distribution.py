@@ -1,4 +1,4 @@
-"""The order of tests in a run, and which of them pytest-xdist gives to one process; used by `tests/conftest.py`."""
+"""Order the tests of a run, and group those that pytest-xdist must give to one process, for tests/conftest.py."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["InGroups", "give_way", "slowest_first"]
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("spark", "faults", "e2e", "integration", "browser", "stateful", "conformance", "regressions", "unit")
-"""Folders of tests, those with the longest tests first: a long test at the end would keep all other processes idle."""
+"""The folders of tests, longest tests first. A long test at the end would leave all other processes idle."""
 ONE_BY_ONE = ("faults", "e2e", "integration", "conformance")
-"""Folders whose tests wait: any process may take each, unless the file has a server of its own."""
+"""Folders whose tests mostly wait. Any process may run each test, unless the file has a server of its own."""
 OF_ONE_PROCESS = ("spark", "browser")
-"""Folders whose tests share what takes long to start: a Spark session with its JVM, a browser."""
+"""Folders whose tests share a resource that starts slowly: a Spark session with its JVM, or a browser."""
 OF_FILE = 'scope="module"'
-"""What a file says whose tests share a server of their own: one process runs them all, and starts it once."""
+"""The text in a file whose tests share their own server. One process runs all of them, and starts the server once."""
 OWN_BROKER = r"\([^)]*\bown_broker\b"
-"""The parameters of a test or a fixture that kills the broker: one process runs all these tests, with one broker."""
+"""Parameters of the tests and fixtures that kill the broker. One process runs all these tests, with one broker."""
 
 
 def slowest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Return tests in the order in which processes should begin them; within a folder, as they were collected."""
+    """Return the tests by the order of their folders. Within a folder, keep the order of collection."""
     places = {folder: place for place, folder in enumerate(FOLDERS)}
     return sorted(
         items, key=lambda item: (places.get(folder_of(item.nodeid), len(places)), not kills_the_broker(item.nodeid))
@@ -35,7 +35,7 @@ def slowest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 
 def give_way(item: pytest.Item) -> None:
-    """Let the process that runs all of Spark's tests have the processor first: else it would be the last by far."""
+    """Lower the priority of this process for other tests than Spark's, so that the Spark process does not end last."""
     if "PYTEST_XDIST_WORKER" in os.environ and folder_of(item.nodeid) != "spark":
         lower_priority()
 
@@ -48,7 +48,7 @@ def lower_priority() -> None:
 class InGroups(LoadScopeScheduling):  # type: ignore[misc] # it has no types
     """Gives each group of tests to one process.
 
-    `--dist=loadgroup` would do so by marks, but pytest 9.2 ignores what pytest-xdist 3.8 makes of the marks.
+    `--dist=loadgroup` does this with marks, but pytest 9.2 ignores the node ids that pytest-xdist 3.8 makes from them.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -62,12 +62,12 @@ class InGroups(LoadScopeScheduling):  # type: ignore[misc] # it has no types
 
 @cache
 def shares_a_server(file: str) -> bool:
-    """Say whether the tests of a file share a server that no other file uses."""
+    """Return whether the tests of a file share a server that no other file uses."""
     return OF_FILE in text_of(file)
 
 
 def kills_the_broker(nodeid: str) -> bool:
-    """Say whether a test, or a fixture of its file, takes the broker that may be killed."""
+    """Return whether a test, or a fixture of its file, uses the broker that may be killed."""
     if not nodeid.startswith("tests/faults/"):
         return False
     file, _, test = nodeid.partition("[")[0].partition("::")
@@ -85,5 +85,5 @@ def text_of(file: str) -> str:
 
 
 def folder_of(nodeid: str) -> str:
-    """Return the folder below `tests` that a test stands in."""
+    """Return the folder below `tests` that contains a test."""
     return nodeid.removeprefix("tests/").partition("/")[0]

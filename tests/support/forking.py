@@ -1,7 +1,7 @@
-"""A server of processes: it has imported the programs of tests once, and forks a process for each start.
+"""A fork server: it imports the programs of tests once, and forks a process for each start of a program.
 
-A new interpreter needs half a second of processor time to import aiodelay and its clients; a fork needs 10 ms. Crews of
-tests start hundreds of processes. A forked process is as real as any: it has its own memory, pipes, signals and end.
+A new interpreter needs half a second of processor time to import aiodelay and its clients; a fork needs 10 ms, and the
+tests start hundreds of processes. A forked process is a full process, with its own memory, pipes, signals and end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ START_S = 60.0
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Start a module as `python -m` does; its standard input, output and error come with the request."""
+    """A request to start a module as `python -m` does. Its standard input, output and error come with the request."""
 
     module: str
     arguments: list[str]
@@ -43,7 +43,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A process was forked (no `code`), or has ended with a code; minus the signal's number if one ended it."""
+    """A process was forked (no `code`), or has ended with `code`: the exit code, or minus the number of a signal."""
 
     pid: int
     code: int | None = None
@@ -53,7 +53,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class ForkedProcess:
-    """A process that the server has forked; it offers what its users need of `subprocess.Popen`."""
+    """A process that the server has forked, with the methods of `subprocess.Popen` that tests need."""
 
     def __init__(self, pid: int, stdin: IO[str], stdout: IO[str]) -> None:
         self.pid, self.stdin, self.stdout = pid, stdin, stdout
@@ -62,18 +62,18 @@ class ForkedProcess:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """Return its exit code, or None while it runs."""
+        """Return the exit code, or None while the process runs."""
         return self._code
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end and return its exit code."""
+        """Wait for the end of the process. Return the exit code."""
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         assert self._code is not None
         return self._code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it is known to have ended."""
+        """Send a signal to the process, unless it is known to have ended."""
         with self._lock:
             if self._code is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -86,7 +86,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The test's end of the server. Any thread may start processes."""
+    """The client of the fork server in the test process. Any thread may start processes."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -110,7 +110,7 @@ class ForkServer:
     def start(
         self, module: str, arguments: Sequence[str], *, environment: Mapping[str, str], errors: IO[bytes]
     ) -> ForkedProcess:
-        """Start a module with arguments and exactly these variables; its standard error goes to a file."""
+        """Start a module with arguments and exactly these environment variables. Its standard error goes to a file."""
         request = Request(module, list(arguments), dict(environment))
         line = msgspec.json.encode(request) + b"\n"
         (in_read, in_write), (out_read, out_write) = os.pipe(), os.pipe()
@@ -148,11 +148,11 @@ class ForkServer:
                 self._changed.notify_all()
             elif process := self._processes.pop(answer.pid, None):
                 process.has_ended(answer.code)
-            else:  # it has ended before `start` could note it
+            else:  # race: the process has ended before `start` recorded it
                 self._ended[answer.pid] = answer.code
 
     def close(self) -> None:
-        """End the server; it reads the end of its socket."""
+        """End the server by closing its socket."""
         self._socket.shutdown(socket.SHUT_RDWR)
         self._process.wait()
         self._reader.join()
@@ -161,7 +161,7 @@ class ForkServer:
 
 @cache
 def fork_server() -> ForkServer:
-    """Return the server of this process, which starts with its first use and ends with this process."""
+    """Return the fork server of this process. It starts at the first use and ends with this process."""
     return ForkServer()
 
 
@@ -169,19 +169,19 @@ def fork_server() -> ForkServer:
 
 
 class Server:
-    """Forks what it is asked for, and tells the ends of what it has forked."""
+    """The fork server: it forks a process for each request, and reports the end of each process."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._wake_read, self._wake_write = os.pipe()
         for each in (self._wake_read, self._wake_write):
             os.set_blocking(each, False)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the test, which then closes the socket
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # so that `_wake_write` is written to
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the test, which then closes the socket
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler, so that Python writes to `_wake_write`
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
     def serve(self) -> Request | None:
-        """Return a request in each process forked for it, and None in the server once its socket is closed."""
+        """Fork a process for each request. Return the request in the new process, or None in the server at its end."""
         waited_for: list[socket.socket | int] = [self._socket, self._wake_read]
         while True:
             ready, _, _ = select.select(waited_for, [], [])
@@ -206,8 +206,8 @@ class Server:
         return line, files
 
     def _fork(self, files: list[int]) -> bool:
-        """Fork, and say whether this is the new process."""
-        gc.freeze()  # the new process never writes to what is collected no more, and goes on sharing its memory
+        """Fork. Return whether this is the new process."""
+        gc.freeze()  # the new process does not write to frozen objects when it collects, so it shares their memory
         pid = os.fork()
         if pid:
             for each in files:
@@ -233,16 +233,16 @@ class Server:
                 self._tell(Answer(pid, os.waitstatus_to_exitcode(status)))
 
     def _tell(self, answer: Answer) -> None:
-        with contextlib.suppress(OSError):  # nobody wants to know any more
+        with contextlib.suppress(OSError):  # race: the test process has closed the socket
             self._socket.sendall(msgspec.json.encode(answer) + b"\n")
 
 
 def run(request: Request) -> None:
-    """Run a module in this new process, as `python -m` does in an interpreter of its own."""
+    """Run a module in this new process, as `python -m` does in a new interpreter."""
     os.environ.clear()
     os.environ.update(request.environment)
     sys.argv[1:] = request.arguments
-    sys.modules.pop(request.module, None)  # it runs again, under the name of `__main__`
+    sys.modules.pop(request.module, None)  # it was imported before the fork; now it runs as `__main__`
     runpy.run_module(request.module, run_name="__main__", alter_sys=True)
 
 

@@ -1,8 +1,9 @@
-"""What happened, as several processes saw it: one JSON line per event, appended to one file by all of them.
+"""`History`: the events that several processes have seen. Each appends one JSON line per event to one file.
 
-A line is written by one `write` call in append mode, so lines of different processes do not mix. Each begins with a
-line break as well: one that a kill cut short costs itself and not the next.
-Times: `at_ns` is CLOCK_MONOTONIC, one order for all processes of a machine; `wall_ms` is what due times compare with.
+One `write` call in append mode writes a line, so lines of different processes do not mix. Each line also begins with a
+line break, so that a line cut short by a kill does not damage the next one.
+Times: `at_ns` is CLOCK_MONOTONIC, which orders the events of all processes of a machine. `wall_ms` is the wall clock,
+to compare with due times.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ __all__ = [
 ]
 
 Outcome: TypeAlias = Literal["ok", "fail", "info"]
-"""`info`: nobody knows whether it was done, as with Jepsen's histories."""
+"""The outcome of a command. `info`: nobody knows whether it took effect, as in Jepsen's histories."""
 
 
 def digest_of(payload: bytes, key: bytes | None = None, headers: Mapping[str, bytes] | None = None) -> str:
-    """Return what tells whether a message arrived as it was sent (S8)."""
+    """Return a digest of a message, to compare the delivered message with the scheduled one (S8)."""
     hashed = hashlib.sha256(repr((payload, key, sorted((headers or {}).items()))).encode())
     return hashed.hexdigest()[:20]
 
@@ -60,7 +61,7 @@ class _Event(Struct, kw_only=True, tag_field="event", omit_defaults=True):
 
 
 class Invoked(_Event, tag="invoked"):
-    """A command is about to be given; `at_ms` is the due time it asks for, if it names one."""
+    """A process is about to give a command. `at_ms` is the due time in the command, if it has one."""
 
     call: int
     op: Literal["schedule", "cancel", "reschedule", "fire"]
@@ -71,7 +72,7 @@ class Invoked(_Event, tag="invoked"):
 
 
 class Returned(_Event, tag="returned"):
-    """It was answered. A command without this has the outcome `info`, at the latest at its process's end."""
+    """A command was answered. A command without this event has the outcome `info`."""
 
     call: int
     outcome: Outcome
@@ -119,13 +120,13 @@ class Settled(_Event, tag="settled"):
 
 
 class PuttingBack(_Event, tag="putting_back"):
-    """What came from a source is about to be written into the store, and then leaves the source: id, revision."""
+    """A message from a source is about to be put back into the store, then removed from the source: id, revision."""
 
     batch: list[tuple[str, int]]
 
 
 class Renewing(_Event, tag="renewing"):
-    """`batch`: id, token, new token."""
+    """A process is about to renew leases. `batch`: id, token, new token."""
 
     call: int
     batch: list[tuple[str, int, int]]
@@ -137,7 +138,7 @@ class Renewed(_Event, tag="renewed"):
 
 
 class RunStarted(_Event, tag="run"):
-    """A handler, or a sink, has got a message."""
+    """A handler or a sink has received a message."""
 
     id: str
     delivery_id: str
@@ -147,7 +148,7 @@ class RunStarted(_Event, tag="run"):
 
 
 class RunEnded(_Event, tag="ran"):
-    """How the run ended; only `ok` counts as delivered."""
+    """A run has ended. Only the result `ok` counts as delivered."""
 
     delivery_id: str
     attempt: int
@@ -155,9 +156,9 @@ class RunEnded(_Event, tag="ran"):
 
 
 class Process(_Event, tag="process"):
-    """What befalls a process: `ready` to work, about to be `killed` or `stopped`, `continued`, found `ended`.
+    """An event of a process: `ready` to work, about to be `killed` or `stopped`, `continued`, found `ended`.
 
-    `code` is that of its end: 0 for an orderly one.
+    `code` is its exit code: 0 for an orderly end.
     """
 
     what: Literal["ready", "killed", "stopped", "continued", "ended"]
@@ -165,15 +166,15 @@ class Process(_Event, tag="process"):
 
 
 class Blocked(_Event, tag="blocked"):
-    """A handler is about to hold up its event loop for so long."""
+    """A handler is about to block its event loop for this long."""
 
     ms: int
 
 
 class Loss(_Event, tag="loss"):
-    """A server took the place of another, and lacks what that one did from `since_ns` on.
+    """A server has replaced another server, and lacks the writes of that server from `since_ns` on.
 
-    `commands`: also commands that it had acknowledged; claims, renewals and settlements in any case.
+    Claims, renewals and settlements may be missing. If `commands` is true, acknowledged commands may be missing, too.
     """
 
     since_ns: int
@@ -188,7 +189,7 @@ class PendingNote(Struct, array_like=True):
 
 
 class Final(_Event, tag="final"):
-    """What the store holds in the end; `dead`: id, revision, reason. `leases` counts claims that stand."""
+    """The content of the store at the end. `dead`: id, revision, reason. `leases` counts the open claims."""
 
     now_ms: int
     pending: list[PendingNote]
@@ -197,7 +198,7 @@ class Final(_Event, tag="final"):
 
 
 class Resources(_Event, tag="resources"):
-    """Counters of a process, before and after what might leak."""
+    """Counters of a process, before and after the work that might leak resources."""
 
     phase: Literal["baseline", "end"]
     tasks: int
@@ -226,11 +227,11 @@ Event: TypeAlias = (
 
 
 class History:
-    """One process's end of the file.
+    """The writer of one process to the file.
 
     Args:
-        path: The file; made if need be.
-        process: Names the process, or the part of it that writes; unique.
+        path: The path of the file, which is created if it does not exist.
+        process: The unique name of the process, or of the part of it that writes.
     """
 
     def __init__(self, path: str | Path, process: str) -> None:
@@ -240,14 +241,14 @@ class History:
         self._calls = 0
 
     def write(self, event: Event) -> None:
-        """Append an event; it is this process's unless it says otherwise."""
+        """Append an event. Unless the event names another process, it belongs to this process."""
         event.process = event.process or self.process
         line = b"\n" + self._encode(event) + b"\n"
         if os.write(self._file, line) != len(line):
             raise OSError("a line of the history was cut short")
 
     def next_call(self) -> int:
-        """Return a number for a call whose beginning and end are separate events."""
+        """Return a number for a call. Its beginning and its end are two events with this number."""
         self._calls += 1
         return self._calls
 
@@ -257,7 +258,7 @@ class History:
 
 
 def read(path: str | Path) -> list[Event]:
-    """Return all events in the order in which they happened; what a kill cut short is left out."""
+    """Return all events in the order in which they happened. Lines that a kill cut short are left out."""
     decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
     events: list[Event] = []
     for line in Path(path).read_bytes().splitlines():

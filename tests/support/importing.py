@@ -1,4 +1,4 @@
-"""Where the programs that tests start find aiodelay: where the tests have found it."""
+"""Make the programs that tests start import the same aiodelay as the tests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["import_path"]
 
 
 def import_path(*folders: str) -> str:
-    """Return a PYTHONPATH of these folders, and of the one from which this process has imported aiodelay.
+    """Return a PYTHONPATH of these folders and of the folder from which this process has imported aiodelay.
 
-    So a program runs the sources if the tests do, and the installed package if the tests do.
+    So a program uses the sources if the tests use them, and the installed package if the tests use that.
     """
     own = f"{Path(aiodelay.__file__).parents[1]}"
-    found_anyhow = own == sysconfig.get_path("purelib")  # named here, it would come before the standard library
+    found_anyhow = own == sysconfig.get_path("purelib")  # in PYTHONPATH, it would precede the standard library
     return os.pathsep.join(filter(None, [*folders, "" if found_anyhow else own]))

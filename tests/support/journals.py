@@ -1,4 +1,4 @@
-"""Entries in real journals, for what reads them."""
+"""Write entries into real journals, for tests of code that reads journals."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ LANE, ADDRESS = "work", "a"
 
 
 async def note(url: str, first: int, n: int, *, namespace: str = "default", clock: Clock | None = None) -> None:
-    """Store messages due in an hour, `m<first>` and so on: an entry `stored` of the journal for each, in this order."""
+    """Store `n` messages due in an hour, from `m<first>` on. Each adds an entry `stored` to the journal, in order."""
     async with open_store(url, namespace=namespace, clock=clock) as store, AsyncExitStack() as owning:
-        if store.traits.lookup == "owner":  # only an owner tells a history what became of messages
+        if store.traits.lookup == "owner":  # only an owner writes the events to the history topic
             await owning.enter_async_context(store.work("notes", ()))
         for at in range(first, first + n, 500):
             chunk = range(at, min(at + 500, first + n))

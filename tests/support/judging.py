@@ -1,4 +1,4 @@
-"""The end of a test with real processes: what the file holds, and whether the history keeps the promises."""
+"""End a test with real processes: read the content of the store, and check the history against the rules."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ PAGE = 1_000
 
 
 def url_of(path: Path) -> str:
-    """Return the URL of a store's file."""
+    """Return the URL of a store in a SQLite file."""
     return f"sqlite:///{path}"
 
 
 def judge(crew: Crew, path: Path, limits: Limits | None = None) -> Report:
-    """Look into the file, check the history that the crew has written, and raise if a rule was broken.
+    """Read the file, check the history that the crew has written, and raise if a rule is broken.
 
     Args:
-        crew: None of its processes may be using the file any more.
-        path: The file.
-        limits: What the test promises beyond what always holds.
+        crew: The processes. None of them may use the file any more.
+        path: The path of the file.
+        limits: The limits of this test, in addition to the rules that always hold.
     """
     return judge_store(crew, url_of(path), lambda: _leases(path), limits)
 
 
 def judge_store(crew: Crew, url: str, leases: Callable[[], int], limits: Limits | None = None) -> Report:
-    """Do as `judge` does, with any store.
+    """Check the history of a crew as `judge` does, for a store of any kind.
 
     Args:
-        crew: None of its processes may be using the store any more.
-        url: The store's.
-        leases: Counts the leases that the store holds.
-        limits: What the test promises beyond what always holds.
+        crew: The processes. None of them may use the store any more.
+        url: The URL of the store.
+        leases: Returns the number of leases in the store.
+        limits: The limits of this test, in addition to the rules that always hold.
     """
     crew.history.write(asyncio.run(_final(url, leases)))
     report = check(h.read(crew.history_path), limits)

@@ -1,8 +1,8 @@
-"""A real Kafka: the one given, one in Docker, or a KRaft node of our own from the broker's jars, in this order.
+"""Find or start a real Kafka: a given one, one in Docker, or a KRaft node from the broker's jars, in this order.
 
-Nothing found: the run fails and says what to install. `Broker` is the node of our own, which tests may also kill, stop
-and continue. The user's cache folder keeps the jars, a formatted folder per node, and the classes as a Java machine has
-loaded them (by version): a start with these takes half of the processor time, and no format of its own.
+If none is found, the run fails and says what to install. `Broker` is the KRaft node. Tests may kill, stop and continue
+it. The user's cache folder keeps the jars, a formatted folder for each kind of node, and an archive of the classes that
+Java has loaded (by version). With these, a start needs half of the processor time and no formatting.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",  # tests/support/sessions.py
     "auto.create.topics.enable": "false",
-    "broker.session.timeout.ms": "3000",  # so long it takes to come back after a kill
+    "broker.session.timeout.ms": "3000",  # a killed broker needs this long until it can come back
     "broker.heartbeat.interval.ms": "500",
     "log.cleaner.backoff.ms": "500",
     "log.cleaner.dedupe.buffer.size": "20971520",
-    # Nodes stand idle for most of a run: few threads, and no record that only says that nothing happens.
+    # Nodes are idle for most of a run: use few threads, and write no records about idle times.
     "metadata.max.idle.interval.ms": "0",
     "num.network.threads": "1",
     "num.io.threads": "3",
@@ -91,25 +91,25 @@ SETTINGS = {
 
 
 _END_LAST = 'cat "$2" > /dev/null; kill -9 "$0"; rm -rf "$1"'
-"""Reads a pipe until nobody holds it open any more, and then ends a broker and removes its folder."""
+"""A shell script that reads a pipe until no process has it open. Then it kills a broker and removes its folder."""
 
 
 class Given:
-    """A broker that runs already."""
+    """A broker that runs already, outside the tests."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
 
     def stop(self) -> None:
-        """Leave it as it is."""
+        """Do nothing: the tests have not started this broker."""
 
 
 class Broker:
-    """A node of our own, broker and controller in one, on free ports, in a folder of its own.
+    """A Kafka node, broker and controller in one, on free ports, with its own folder.
 
     Args:
-        settings: Further settings of the broker, in the place of the usual ones; `{port}`, `{controller}`, `{login}`
-            and `{tls}` stand for its ports. The broker listens at the last two only with the settings of `logins`.
+        settings: Settings of the broker, which replace the usual ones. `{port}`, `{controller}`, `{login}` and `{tls}`
+            are replaced by its ports. The broker listens at the last two only with the settings of `logins`.
     """
 
     def __init__(self, **settings: str) -> None:
@@ -132,16 +132,16 @@ class Broker:
         shutil.copytree(_formatted(lines), here / "logs")
 
     def setting(self, name: str) -> str:
-        """Return one of its settings."""
+        """Return a setting of the broker."""
         (found,) = (line for line in self._file.read_text().splitlines() if line.startswith(f"{name}="))
         return found.removeprefix(f"{name}=")
 
     def start(self) -> None:
-        """Start it, and return once a group and a transaction have worked."""
+        """Start the broker. Return when a consumer group and a transaction have worked."""
         self._run(*_with_classes())
 
     def start_and_keep_classes(self, file: Path) -> None:
-        """Start it, end it in order, and have the classes that it has loaded written to a file."""
+        """Start the broker, stop it in order, and let Java write the loaded classes to a file."""
         self._run(f"-XX:ArchiveClassesAtExit={file}")
         assert self._process is not None
         self._process.terminate()
@@ -159,43 +159,43 @@ class Broker:
         asyncio.run(_wait_until_ready(self.bootstrap))
 
     def kill(self) -> None:
-        """End it without a chance to save."""
+        """Kill the broker without a chance to save."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(10)
             self._process = None
 
     def freeze(self) -> None:
-        """Let it hold still, its connections open; return once all of its threads do."""
+        """Stop the broker's process with its connections open. Return when all of its threads stand still."""
         self._signal(signal.SIGSTOP)
         assert self._process is not None
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue the broker's process."""
         self._signal(signal.SIGCONT)
 
     def recover(self) -> None:
-        """Let it go on, or start it if it has ended."""
+        """Continue the broker's process, or start it again if it has ended."""
         if self._process is None or self._process.poll() is not None:
             self.start()
         else:
             self.thaw()
 
     def fill_disk(self) -> None:
-        """Let its files grow no more, as on a full disk, until it is started again."""
+        """Prevent its files from growing, as on a full disk, until the next start."""
         assert self._process is not None
         resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (1, 1))
 
     def stop(self) -> None:
-        """End it, and remove its folder."""
+        """Kill the broker and remove its folder."""
         self.kill()
         self._folder.cleanup()
 
     def share(self, pipe: Path) -> int:
-        """Leave the broker to all processes that hold a pipe open for writing; return our end of the pipe.
+        """Share the broker with all processes that open a pipe for writing. Return our end of the pipe.
 
-        The broker ends, and its folder goes, when the last process has closed the pipe, or has been killed.
+        When the last process has closed the pipe or was killed, the broker ends and its folder is removed.
         """
         assert self._process is not None
         pipe.unlink(missing_ok=True)
@@ -205,7 +205,7 @@ class Broker:
         user = os.open(pipe, os.O_WRONLY)
         self._folder._finalizer.detach()  # type: ignore[attr-defined] # the watcher removes it
         for each in (self._process, watcher):
-            each.returncode = 0  # they outlive this process, of which Python would warn
+            each.returncode = 0  # both outlive this process; without this line, Python would warn
         return user
 
     def _signal(self, number: signal.Signals) -> None:
@@ -222,7 +222,7 @@ class Broker:
 
 
 def choice() -> str:
-    """Say which broker `find` gives."""
+    """Return a text that names the broker that `find` returns."""
     if os.environ.get(GIVEN):
         return f"the one at {GIVEN}"
     return f"{IMAGE} (Docker)" if _has_docker() else f"{VERSION} (started)"
@@ -233,7 +233,7 @@ def find() -> Broker | Given:
     if given := os.environ.get(GIVEN, ""):
         asyncio.run(_wait_until_ready(given))
         return Given(given)
-    # Nobody kills it; a busy machine may keep it from its heartbeats.
+    # A long session: no test kills this broker, but a busy machine may delay its heartbeats.
     return _in_docker() if _has_docker() else started(broker_session_timeout_ms="60000")
 
 
@@ -241,7 +241,7 @@ def find() -> Broker | Given:
 def shared(folder: Path) -> Iterator[str]:
     """Yield the bootstrap address of one broker for all processes that name the same folder.
 
-    The process that comes first starts the broker. All hold a pipe open; the broker ends when the last one closes it.
+    The first process starts the broker. Each process keeps a pipe open. The broker ends when the last one closes it.
     """
     address, pipe = folder / "kafka.address", folder / "kafka.users"
     with (folder / "kafka.start").open("w") as start:
@@ -260,7 +260,7 @@ def shared(folder: Path) -> Iterator[str]:
 
 
 def _joined(pipe: Path) -> int | None:
-    """Open the pipe that keeps a shared broker alive; -1: the broker is not ours to end, None: it has ended."""
+    """Open the pipe that keeps a shared broker alive. -1: the tests did not start the broker; None: it has ended."""
     if not pipe.exists():
         return -1
     try:
@@ -270,20 +270,20 @@ def _joined(pipe: Path) -> int | None:
 
 
 def started(**settings: str) -> Broker:
-    """Return a node of our own that is ready."""
+    """Return a started `Broker` that is ready."""
     broker = Broker(**settings)
     broker.start()
     return broker
 
 
 def logins(*users: str, certificates: Certificates | None = None) -> dict[str, str]:
-    """Return settings by which users log in, each with their name as password, and may do only what they were granted.
+    """Return settings with which users must log in and need rights. The password of a user is the user's name.
 
-    Who comes to the plain port without a login may do anything.
+    A client that connects to the plain port without a login may do anything.
 
     Args:
-        users: Their names.
-        certificates: With them, the broker also listens for TLS: there clients show a certificate, and do not log in.
+        users: The names of the users.
+        certificates: If given, the broker also listens for TLS. There, clients show a certificate and do not log in.
     """
     listeners = "PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login}"
     protocols = "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT"
@@ -323,19 +323,19 @@ def _in_docker() -> Given:
 
     container = KafkaContainer(IMAGE).with_kraft()
     container.with_env("KAFKA_GROUP_MIN_SESSION_TIMEOUT_MS", SETTINGS["group.min.session.timeout.ms"])
-    container.start()  # removed by testcontainers once this process has gone
+    container.start()  # testcontainers removes it when this process has ended
     bootstrap: str = container.get_bootstrap_server()
     asyncio.run(_wait_until_ready(bootstrap))
     return Given(bootstrap)
 
 
 async def _wait_until_ready(bootstrap: str) -> None:
-    """Wait until a group and a transaction have worked: an open port says little."""
+    """Wait until a consumer group and a transaction have worked. An open port alone does not mean ready."""
     deadline = time.monotonic() + START_S
     while True:
         try:
             await asyncio.wait_for(_group_and_transaction(bootstrap), 20)
-        except (AssertionError, KafkaError, TimeoutError):  # aiokafka's, where it is told of no broker yet
+        except (AssertionError, KafkaError, TimeoutError):  # aiokafka raises AssertionError if it knows no broker yet
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.1)
@@ -345,10 +345,10 @@ async def _wait_until_ready(bootstrap: str) -> None:
 
 async def _group_and_transaction(bootstrap: str) -> None:
     topic, name = "ready", new_name("ready")
-    with suppress(TopicAlreadyExistsError):  # where it has run before
+    with suppress(TopicAlreadyExistsError):  # an earlier call has created it
         await create_topic(bootstrap, topic)
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=name)
-    try:  # where the broker is not ready yet, it starts half
+    try:  # if the broker is not ready yet, the start fails halfway
         await producer.start()
         async with producer.transaction():
             await producer.send_and_wait(topic, b"ready")
@@ -364,20 +364,20 @@ async def _group_and_transaction(bootstrap: str) -> None:
 
 
 def new_name(what: str = "test") -> str:
-    """Return a name for a topic or a group that nobody else has."""
+    """Return a unique name for a topic or a group."""
     return f"{what}-{uuid4().hex[:12]}"
 
 
 def ids_in(number: int, partitions: int, n: int = 1, prefix: str = "m") -> list[str]:
-    """Return ids of messages that stand in a partition of a schedules topic."""
+    """Return `n` ids of messages that belong to this partition of a schedules topic."""
     ids = (f"{prefix}{i}" for i in count())
     return list(islice((each for each in ids if partition_of(each.encode(), partitions) == number), n))
 
 
 async def read(bootstrap: str, topic: str, least: int = 0) -> list[ConsumerRecord]:
-    """Return all that was committed to a topic, once it is at least so many records.
+    """Return all committed records of a topic, when there are at least `least`.
 
-    A transaction is committed before its marker stands in the topic, and only the marker ends what readers are given.
+    Wait for them: a transaction is committed before its marker is in the topic, and readers wait for the marker.
     """
     options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
     async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, **options) as consumer:
@@ -391,14 +391,14 @@ async def read(bootstrap: str, topic: str, least: int = 0) -> list[ConsumerRecor
 
 
 async def create_topic(bootstrap: str, name: str, partitions: int = 1, **settings: str | float) -> str:
-    """Create a topic, and return its name once the broker knows it; settings are written with `_` for `.`."""
+    """Create a topic. Return its name when the broker knows it. Names of settings have `_` instead of `.`."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
         configs = {key.replace("_", "."): str(value) for key, value in settings.items()}
         topic = NewTopic(name, partitions, 1, topic_configs=configs)
         async with asyncio.timeout(START_S):
-            while not await _is_created(admin, topic):  # noqa: ASYNC110 - nothing tells
+            while not await _is_created(admin, topic):  # noqa: ASYNC110 - no event to await
                 await asyncio.sleep(0.1)
 
         async def is_known() -> bool:
@@ -411,10 +411,10 @@ async def create_topic(bootstrap: str, name: str, partitions: int = 1, **setting
 
 
 async def _is_created(admin: AIOKafkaAdminClient, topic: NewTopic) -> bool:
-    """Create a topic; return whether the cluster counts its broker, which was frozen or started a moment ago."""
+    """Create a topic. Return False if the cluster does not count its broker yet, as right after a start or a freeze."""
     try:
         answer = await admin.create_topics([topic])
-    except AttributeError:  # aiokafka's: it knows no controller to ask
+    except AttributeError:  # aiokafka raises this if it knows no controller
         return False
     code, problem = answer.topic_errors[0][1:3]
     if code == InvalidReplicationFactorError.errno:
@@ -436,19 +436,19 @@ def _java() -> str:
 
 
 def _command(*options: str) -> list[str]:
-    """Return the start of a command that runs a class of the broker's."""
-    # By name and in order: classes that were kept are good for the same path only.
+    """Return the start of a command that runs a Java class of the broker."""
+    # List the jars by name, in order: Java accepts archived classes only with the same class path.
     path = ":".join(sorted(f"{jar}" for jar in _jars().iterdir()))
     return [_java(), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *options, "-cp", path]
 
 
 def _jars() -> Path:
-    """Return the folder of the broker's jars; they are fetched once."""
+    """Return the folder of the broker's jars, which are fetched once."""
     return _cached(f"kafka-{VERSION}", _fetch)
 
 
 def _formatted(settings: dict[str, str]) -> Path:
-    """Return the folder of a node with such an id and roles that has never run."""
+    """Return a formatted folder for a node with the id and roles in these settings. The node has never run."""
 
     def make(place: Path) -> None:
         file = place.with_name("server.properties")
@@ -464,9 +464,9 @@ def _write(file: Path, settings: dict[str, str]) -> None:
 
 
 def _with_classes() -> list[str]:
-    """Return the options by which a node starts with classes that another one has loaded.
+    """Return the options with which a node starts with the archived classes of an earlier node.
 
-    Java goes without them where they are not its own, or where it could write none.
+    If the archive is from another Java, or could not be written, Java starts without it.
     """
     java = Path(_java()).resolve()
 
@@ -481,13 +481,13 @@ def _with_classes() -> list[str]:
 
 
 def _cached(name: str, make: Callable[[Path], None]) -> Path:
-    """Return a file or a folder of the user's cache; the first one who asks for it makes it."""
+    """Return a file or a folder of the user's cache. The first caller makes it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "aiodelay-tests")
     place = cache / name
     if not place.exists():
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / f"{name}.lock").open("w") as lock, tempfile.TemporaryDirectory(dir=cache) as folder:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # others wait for what this process makes
+            fcntl.flock(lock, fcntl.LOCK_EX)  # race: other processes wait while this one makes it
             if not place.exists():
                 make(Path(folder, "made"))
                 Path(folder, "made").rename(place)

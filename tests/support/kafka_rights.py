@@ -1,4 +1,4 @@
-"""What users of a Kafka may do there: given and taken so that it holds at once."""
+"""Grant and revoke the rights of users in a Kafka, and wait until the change is in effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WAIT_S = 60.0
 
 
 def grant(admin: AdminClient, *rights: AclBinding) -> None:
-    """Let rights hold, and return once the broker heeds them: it says that they are stored before it does."""
+    """Grant rights. Return when the broker applies them, which is later than its answer that they are stored."""
     for each in admin.create_acls([*rights]).values():
         each.result(10)
     for right in rights:
@@ -20,7 +20,7 @@ def grant(admin: AdminClient, *rights: AclBinding) -> None:
 
 
 def revoke(admin: AdminClient, right: AclBinding) -> None:
-    """Let a right hold no longer, and return once the broker heeds that."""
+    """Revoke a right. Return when the broker applies the change."""
     (ended,) = admin.delete_acls([_as_filter(right)]).values()
     ended.result(10)
     _wait_for(admin, right, is_there=False)

@@ -1,4 +1,4 @@
-"""Open files and threads of this process, which a test compares before and after."""
+"""The open files and threads of this process, which a test compares before and after its work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def open_files() -> set[str]:
 
 
 def threads() -> set[threading.Thread]:
-    """Return all threads, but for threads of aiodelay that are about to end."""
+    """Return all threads, except threads of aiodelay that are about to end."""
     for thread in threading.enumerate():
         if thread.name.startswith("aiodelay"):
             thread.join(5)

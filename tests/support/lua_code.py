@@ -1,4 +1,4 @@
-"""Reading Redis' scripts as text: their code without comments, and the arguments of calls."""
+"""Read the Lua scripts as text: their code without comments, and the arguments of calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def code_of(name: str) -> str:
 
 
 def calls(code: str, *functions: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the calls of these functions: the function's name, and the arguments as they are written."""
+    """Yield the calls of these functions: the name of the function, and the text of each argument."""
     for found in re.finditer(rf"(?<![\w.])({'|'.join(map(re.escape, functions))})\(", code):
         yield found[1], arguments_at(code, found.end())
 

@@ -1,4 +1,4 @@
-"""A memory store with fault switches that notes every call of its dispatching role: when, what, and the answer."""
+"""`NotedStore`: a memory store with faults that records each call of its dispatching role: time, arguments, answer."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ Name: TypeAlias = Literal["claim", "settle", "renew", "tidy", "apply", "wait"]
 
 @dataclass(slots=True)
 class Call:
-    """One call; `asked` is the demand, the settlements, and so on. Times are ms since the clock began.
+    """One call. `asked` is its argument: the demand, the settlements, and so on. Times are ms since the clock began.
 
-    `answered_ms` is None while it has no answer, and `answer` is None where it was an exception.
+    While the call has no answer, `answered_ms` is None. If the call raised, `answer` is None.
     """
 
     name: Name
@@ -49,14 +49,14 @@ class Call:
 
 
 class NotedStore(FaultyStore):
-    """See the module.
+    """A memory store with faults that records the calls of its dispatching role.
 
     Attributes:
-        memory: The store behind, without faults, and unseen.
-        calls_made: In the order of asking.
-        errors: What the next calls of a name raise, in turn; the store is not asked.
-        cuts: How many answers to calls of a name lack their last outcome.
-        breaks_at: The id of a message at whose settlement it raises.
+        memory: The real store, without faults. Calls to it are not recorded.
+        calls_made: The calls, in the order in which they began.
+        errors: For each name, the errors that the next calls raise, in turn, without calling the store.
+        cuts: For each name, the number of answers that lack their last outcome.
+        breaks_at: The id of a message. The settlement of this message raises.
     """
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -69,21 +69,21 @@ class NotedStore(FaultyStore):
         self.breaks_at = ""
 
     def made(self, name: Name, since_ms: int = 0) -> list[Call]:
-        """Return the calls of one name, from a time on."""
+        """Return the calls of one name since a time."""
         return [call for call in self.calls_made if call.name == name and call.asked_ms >= since_ms]
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
-        """Open the dispatching role, with faults, noted."""
+        """Open the dispatching role, with faults and records of its calls."""
         async with super().work(worker, lanes) as work:
             yield _NotedWork(self, work)
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
-        """Carry out commands, noted."""
+        """Carry out commands, and record the call."""
         return await self.note("apply", list(commands), lambda: super(NotedStore, self).apply(commands, source=source))
 
     async def note(self, name: Name, asked: object, ask: Callable[[], Awaitable[T]], request: str = "") -> T:
-        """Ask, and note question and answer."""
+        """Make a call, and record it with its answer."""
         call = Call(name, self.clock.monotonic_ms(), asked, request)
         self.calls_made.append(call)
         try:
@@ -96,7 +96,7 @@ class NotedStore(FaultyStore):
         return answer
 
     def cut(self, name: Name, outcomes: Sequence[T]) -> Sequence[T]:
-        """Return outcomes, without the last one if so told."""
+        """Return the outcomes, without the last one if `cuts` says so."""
         if not self.cuts[name]:
             return outcomes
         self.cuts[name] -= 1

@@ -1,7 +1,7 @@
-"""A store in front of another one: what passes is recorded, and a process can be made to end at a named point.
+"""`ObservedStore`: a forwarding store that records its calls and can kill its process at a named failure point.
 
-Order matters: a call is written to the history before the failure point `before` it; a failure point `after` it comes
-when the store has done its part and nobody knows yet.
+The order matters. A call is written to the history before its failure point `before`. Its failure point `after` comes
+when the store has carried out the call and nobody else knows it yet.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ When: TypeAlias = Literal["before", "after"]
 
 
 class FailurePoint(Struct, frozen=True):
-    """Where a process ends: before or after the n-th call of a name.
+    """The point at which a process ends: before or after the n-th call of a name.
 
-    Names: `apply`, `claim` (one that gives messages out), `settle`, `renew`, `tidy`, `handler`, `send`. During the
-    first five, in the thread of SQLite's writer: `<name> begin`, `<name> commit` and `<name> statement`, of which the
-    last counts SQL statements inside the transaction.
+    Names: `apply`, `claim` (only claims that return messages), `settle`, `renew`, `tidy`, `handler`, `send`. During the
+    first five, the thread of SQLite's writer has the points `<name> begin`, `<name> commit` and `<name> statement`. The
+    last one counts the SQL statements inside the transaction.
     """
 
     name: str
@@ -65,7 +65,7 @@ Kill: TypeAlias = Callable[[], None]
 
 
 def kill_oneself(history: h.History) -> NoReturn:
-    """End as `kill -9` does: nothing is flushed, closed or said."""
+    """End this process as `kill -9` does: nothing is flushed, closed or reported."""
     history.write(h.Process(what="killed"))
     os.kill(os.getpid(), signal.SIGKILL)
     while True:  # the signal may reach another thread first
@@ -73,10 +73,10 @@ def kill_oneself(history: h.History) -> NoReturn:
 
 
 class FailurePoints:
-    """Counts what is passed, and ends the process at its point. May be passed in several threads.
+    """Counts the points that the process reaches, and ends it at the failure point. Thread-safe.
 
     Args:
-        point: Where; None = nowhere.
+        point: The failure point; None = do not end the process.
         kill: Ends the process.
     """
 
@@ -87,7 +87,7 @@ class FailurePoints:
         self._lock = threading.Lock()
 
     def passes(self, name: str, when: When) -> None:
-        """Count a point that is passed now."""
+        """Count a point that is reached now."""
         with self._lock:
             self._counts[name, when] += 1
             count = self._counts[name, when]
@@ -95,13 +95,13 @@ class FailurePoints:
             self._kill()
 
     def passes_inside(self, name: str, when: When) -> None:
-        """Count a point inside whatever calls are under way."""
+        """Count a point inside each call that is under way."""
         for call in self.during.copy():
             self.passes(f"{call} {name}", when)
 
     @contextmanager
     def around(self, name: str) -> Iterator[None]:
-        """Count the points before and after a call; `after` means that it came back."""
+        """Count the points before and after a call. `after` counts only if the call returned."""
         self.passes(name, "before")
         self.during.append(name)
         try:
@@ -112,12 +112,12 @@ class FailurePoints:
 
 
 class ObservedStore(ForwardingStore):
-    """See the module.
+    """A forwarding store that records its calls.
 
     Args:
-        store: The real one.
-        history: Where calls are written.
-        points: Where the process ends.
+        store: The real store.
+        history: The history to which calls are written.
+        points: The failure points of the process.
     """
 
     def __init__(self, store: Store, history: h.History, points: FailurePoints) -> None:
@@ -141,12 +141,12 @@ class ObservedStore(ForwardingStore):
 
 
 class ObservedSource:
-    """In front of a source; what is taken from it is recorded as what is claimed from a store.
+    """A forwarding source. It records the messages that are taken from it like claims of a store.
 
     Args:
-        source: The real one.
-        history: Where calls are written.
-        points: Where the process ends.
+        source: The real source.
+        history: The history to which calls are written.
+        points: The failure points of the process.
     """
 
     def __init__(self, source: Source, history: h.History, points: FailurePoints) -> None:
@@ -231,7 +231,7 @@ class _ObservedWork(_ObservedFeed):
         return self._work.status()
 
 
-def _claim_note(record: Any, token: int) -> h.ClaimNote:  # noqa: ANN401 - a Record; its fields are read once
+def _claim_note(record: Any, token: int) -> h.ClaimNote:  # noqa: ANN401 - a Record
     lane = record.envelope.lane
     return h.ClaimNote(
         record.id, record.revision, record.due_ms, lane, record.attempt, token, record.alone, record.lapses

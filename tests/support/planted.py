@@ -1,4 +1,4 @@
-"""A truth of orders, and a store that differs from it where a test knows."""
+"""Make a truth (the expected orders) and a store with known differences from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ORPHANS = 5
 
 
 def orders(spark: SparkSession, n: int) -> DataFrame:
-    """Return orders 0 to n-1, due a second after one another."""
+    """Return the orders 0 to n-1. Each is due a second after the one before."""
     at = F.timestamp_seconds(F.lit(DUE.timestamp()) + F.col("id"))
     return spark.range(n).select(
         F.col("id").alias("number"), at.alias("remind_at"), F.repeat(F.lit("é"), 20).alias("body")
@@ -32,7 +32,7 @@ def orders(spark: SparkSession, n: int) -> DataFrame:
 
 
 def plant(truth: DataFrame, url: str, namespace: str) -> None:
-    """Store it but for orders …1, with other times of …2 and other bodies of …3, and five that it does not have."""
+    """Store the truth, but without orders …1, with other times of …2, other bodies of …3, and five extra orders."""
     part = F.col("number") % 100
     orphans = truth.limit(ORPHANS).withColumn("number", F.col("number") + 1_000_000)
     stored = truth.where(part != 1).unionByName(orphans)
@@ -47,7 +47,7 @@ def _other(where: Column) -> Column:
 
 
 def apply(url: str, namespace: str, *commands: Command) -> Sequence[Outcome]:
-    """Carry commands out, as a live program would."""
+    """Apply commands, as a live program does."""
 
     async def run() -> Sequence[Outcome]:
         async with open_store(url, namespace=namespace, clock=None) as store:
@@ -57,7 +57,7 @@ def apply(url: str, namespace: str, *commands: Command) -> Sequence[Outcome]:
 
 
 def get(url: str, namespace: str, message_id: str) -> Snapshot | None:
-    """Return a message as it stands."""
+    """Return the current state of a message."""
 
     async def run() -> Snapshot | None:
         async with open_store(url, namespace=namespace, clock=None) as store:
@@ -67,7 +67,7 @@ def get(url: str, namespace: str, message_id: str) -> Snapshot | None:
 
 
 def deliver(url: str, namespace: str, n: int) -> None:
-    """Claim and settle as many messages, which are due."""
+    """Claim and settle `n` due messages."""
 
     async def run() -> None:
         async with open_store(url, namespace=namespace, clock=None) as store, store.work("test", [LANE]) as work:

@@ -1,4 +1,4 @@
-"""Real processes, and what befalls them: started, waited for line by line, killed, stopped, and never left behind."""
+"""Start real processes, wait for their output lines, kill and stop them, and leave none behind."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = ["ROOT", "Crew", "Worker"]
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
-"""Longest wait for a process; twenty times and more what it takes on an idle machine."""
+"""The longest wait for a process, at least twenty times the wait on an idle machine."""
 
 
 class Worker:
-    """A process. Its standard output is read line by line, its standard error goes to a file.
+    """A process. Its standard output is read line by line, and its standard error goes to a file.
 
     Args:
-        name: What the history calls it.
+        name: The name of the process in the history.
         arguments: The program and its arguments, after `python`.
-        folder: Where its standard error goes.
-        history: Where its faults are written.
-        environment: Variables beside our own.
+        folder: The folder for the file with its standard error.
+        history: The history to which its faults are written.
+        environment: Environment variables in addition to those of this process.
         forks: Fork `arguments` (`-m`, a module, its arguments) from a process that has imported the module.
     """
 
@@ -83,7 +83,7 @@ class Worker:
 
     @property
     def errors(self) -> str:
-        """What it has written to standard error so far."""
+        """The standard error of the process so far."""
         return self._errors.read_text(errors="replace")
 
     def _read(self) -> None:
@@ -97,10 +97,10 @@ class Worker:
             self._changed.notify_all()
 
     def line(self, start: str, timeout_s: float = PATIENCE_S) -> str:
-        """Wait for a line that starts so, take all lines up to it, and return the rest of it.
+        """Wait for a line that begins with `start`. Drop the lines before it, and return the rest of the line.
 
         Raises:
-            AssertionError: It did not come in time, or the process ended before.
+            AssertionError: The line did not come in time, or the process ended before.
         """
         ends = time.monotonic() + timeout_s
         with self._changed:
@@ -119,7 +119,7 @@ class Worker:
         return f"lines: {self._lines[-5:]}; errors: {self.errors[-2000:]}"
 
     def tell(self, line: str) -> None:
-        """Write a line to its standard input."""
+        """Write a line to the standard input of the process."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
@@ -127,27 +127,27 @@ class Worker:
     # --- faults -------------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """Kill -9, and wait for its end."""
+        """Kill the process (SIGKILL), and wait for its end."""
         self._history.write(h.Process(process=self.name, what="killed"))
         self._process.send_signal(signal.SIGKILL)
         self.wait()
 
     def stop(self) -> None:
-        """Freeze it (SIGSTOP)."""
+        """Freeze the process (SIGSTOP)."""
         self._history.write(h.Process(process=self.name, what="stopped"))
         self._process.send_signal(signal.SIGSTOP)
 
     def continue_(self) -> None:
-        """Thaw it (SIGCONT)."""
+        """Continue the process (SIGCONT)."""
         self._process.send_signal(signal.SIGCONT)
         self._history.write(h.Process(process=self.name, what="continued"))
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM)."""
+        """Ask the process to end (SIGTERM)."""
         self._process.send_signal(signal.SIGTERM)
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
-        """Wait for its end and return its exit code; minus the signal's number if one ended it."""
+        """Wait for the end of the process. Return its exit code, or minus the number of the signal that ended it."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -159,16 +159,16 @@ class Worker:
         return code
 
     def ended_well(self, timeout_s: float = PATIENCE_S) -> None:
-        """Wait for its end; it must be an orderly one.
+        """Wait for the end of the process, which must be orderly.
 
         Raises:
-            AssertionError: Its exit code is not 0.
+            AssertionError: The exit code is not 0.
         """
         code = self.wait(timeout_s)
         assert code == 0, f"{self.name} ended with {code}; {self._said()}"
 
     def dispose(self) -> None:
-        """Leave nothing behind, whatever state it is in."""
+        """End the process in any state, and close its files."""
         if self.is_alive:
             self._process.send_signal(signal.SIGKILL)
         self._process.wait()
@@ -180,10 +180,10 @@ class Worker:
 
 
 class Crew:
-    """All processes of one test; at its end none is left.
+    """All processes of one test. The end of the test kills those that are left.
 
     Args:
-        folder: For what they write.
+        folder: The folder for their files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -200,18 +200,18 @@ class Crew:
     ) -> None:
         for worker in self.workers:
             worker.dispose()
-            print(f"--- {worker.name}\n{worker.errors[-4000:]}")  # pytest shows it where the test fails
+            print(f"--- {worker.name}\n{worker.errors[-4000:]}")  # pytest shows this if the test fails
         self.history.close()
 
     def start(self, program: str, plan: msgspec.Struct, *, name: str, forks: bool = True) -> Worker:
         """Start a program of `tests/faults/programs`.
 
         Args:
-            program: Its module.
-            plan: Handed to it as JSON.
-            name: What the history calls it.
-            forks: Fork it from a process that has imported it; else it gets an interpreter of its own, which takes
-                half a second of processor time, and whose memory holds nothing but what it needs.
+            program: The name of its module.
+            plan: The plan, which the program gets as JSON.
+            name: The name of the process in the history.
+            forks: Fork the program from a process that has imported it. If False, start a new interpreter: this takes
+                half a second of processor time, but its memory contains only the modules that the program needs.
         """
         arguments = ["-m", f"tests.faults.programs.{program}", msgspec.json.encode(plan).decode()]
         return self.run(arguments, name=name, forks=forks)
@@ -219,7 +219,7 @@ class Crew:
     def run(
         self, arguments: list[str], *, name: str, environment: Mapping[str, str] | None = None, forks: bool = False
     ) -> Worker:
-        """Start `python` with these arguments, and these variables beside our own."""
+        """Start `python` with these arguments, and these variables in addition to those of this process."""
         worker = Worker(name, arguments, self.folder, self.history, environment or {}, forks=forks)
         self.workers.append(worker)
         return worker

@@ -1,4 +1,4 @@
-"""Commands given through a scheduler and written to the history, with the outcome that their caller saw."""
+"""`Producer`: gives commands through a scheduler, and writes them to the history with the outcome for the caller."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def instant(ms: int) -> datetime:
 
 
 class Producer:
-    """See the module.
+    """Gives commands through a scheduler, and writes them to the history.
 
     Args:
-        scheduler: Open.
-        history: Where commands are written.
+        scheduler: The open scheduler.
+        history: The history to which commands are written.
     """
 
     def __init__(self, scheduler: Scheduler, history: h.History) -> None:
@@ -47,7 +47,7 @@ class Producer:
         headers: Mapping[str, bytes] | None = None,
         conflict: Conflict | None = None,
     ) -> Scheduled | None:
-        """Schedule bytes for the handler `lane`, or `to` a sink; return None if that failed."""
+        """Schedule bytes for the handler `lane`, or for a sink with `to`. Return None if that failed."""
         call = self._history.next_call()
         digest = h.digest_of(payload, key, headers)
         target = f"handler:{lane}" if to is None else to
@@ -72,7 +72,7 @@ class Producer:
         return scheduled
 
     async def cancel(self, message_id: str) -> CancelOutcome | None:
-        """Cancel; return None if that failed."""
+        """Cancel a message. Return None if that failed."""
         call = self._history.next_call()
         self._history.write(h.Invoked(call=call, op="cancel", id=message_id))
         outcome = await self._outcome_of(call, lambda: self._scheduler.cancel(message_id))
@@ -81,7 +81,7 @@ class Producer:
         return outcome
 
     async def reschedule(self, message_id: str, at_ms: int) -> RescheduleOutcome | None:
-        """Reschedule; return None if that failed."""
+        """Reschedule a message. Return None if that failed."""
         call = self._history.next_call()
         self._history.write(h.Invoked(call=call, op="reschedule", id=message_id, at_ms=at_ms))
         outcome = await self._outcome_of(call, lambda: self._scheduler.reschedule(message_id, at=instant(at_ms)))
@@ -90,7 +90,7 @@ class Producer:
         return outcome
 
     async def _outcome_of(self, call: int, send: Callable[[], Awaitable[T]]) -> T | None:
-        """Carry out; a cancelled caller never learns what became of its command."""
+        """Send a command and record its outcome, unless the caller is cancelled and so never learns the outcome."""
         try:
             return await send()
         except OutcomeUnknownError:

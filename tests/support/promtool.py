@@ -1,4 +1,4 @@
-"""Where `promtool` is, which checks the rules for Prometheus."""
+"""Find `promtool`, which checks the alert rules for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def promtool() -> str:
     """Return the program: the one that `AIODELAY_PROMTOOL` names, else the one on PATH.
 
     Raises:
-        AssertionError: There is none; says what to install.
+        AssertionError: There is no such program. The text says what to install.
     """
     found = os.environ.get("AIODELAY_PROMTOOL") or shutil.which("promtool")
     assert found, (

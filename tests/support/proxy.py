@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and a server that loses what it is told to."""
+"""A TCP proxy between a client and a server that loses or delays data as a test says."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ __all__ = ["Proxy", "proxied", "proxied_by_thread"]
 
 Mode: TypeAlias = Literal["pass", "lose answers", "lose requests", "black hole", "refuse", "lossy"]
 Look: TypeAlias = Callable[[int, bytes, bool], Awaitable[None]]
-"""Is shown what comes on a connection, by its number, and whether it is an answer; may wait, or raise `OSError`."""
+"""A function that sees each piece of data: connection number, data, is it an answer? It may wait or raise `OSError`."""
 LOSSES = 0.05
 
 
 class Proxy:
-    """Passes bytes on, or does with them what `mode` says; `mode` may change at any time.
+    """A proxy that passes bytes on, or treats them as `mode` says. `mode` may change at any time.
 
-    `lose answers`: requests reach the server, and the connection is cut at its answer. `lose requests`: it is cut at
-    the request. `black hole`: nothing passes, and connections stay open. `refuse`: new connections are cut at once.
-    `lossy`: in both directions, one piece in twenty is cut short, and its connection with it. `freeze` does with the
-    connections that there are what a black hole does, for ever. `look` decides about single requests and answers: what
-    it raises an `OSError` for is lost, and its connection is cut.
+    - `lose answers`: requests reach the server, and the connection is cut at the answer.
+    - `lose requests`: the connection is cut at the request.
+    - `black hole`: nothing passes, and connections stay open.
+    - `refuse`: new connections are cut at once.
+    - `lossy`: in both directions, one piece in twenty is cut short and its connection is cut.
+
+    The method `freeze` makes a black hole of the existing connections, for ever. The function `look` decides about
+    single requests and answers: if it raises an `OSError`, the piece is lost and its connection is cut.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -48,7 +51,7 @@ class Proxy:
         try:
             if self.mode != "refuse":
                 await self._connect(reader, writer)
-        except (OSError, ExceptionGroup, asyncio.CancelledError):  # it ends with the proxy
+        except (OSError, ExceptionGroup, asyncio.CancelledError):  # the connection ends with the proxy
             pass
         finally:
             self.connections.discard(writer)
@@ -74,7 +77,7 @@ class Proxy:
                 break
             if self.look is not None:
                 await self.look(number, data, cut_by == "lose answers")
-            while self.mode == "black hole" or number <= self._frozen:  # noqa: ASYNC110 - as a test sets it
+            while self.mode == "black hole" or number <= self._frozen:  # noqa: ASYNC110 - a test may set it at any time
                 await asyncio.sleep(0.01)
             if cut_by == "lose answers":
                 await asyncio.sleep(self.delay_answers_s)
@@ -86,11 +89,11 @@ class Proxy:
         raise ConnectionResetError
 
     def freeze(self) -> None:
-        """Pass nothing more on the connections that there are, and leave them open; new ones are well."""
+        """Pass nothing more on the existing connections, and leave them open. New connections work."""
         self._frozen = self.made
 
     def cut(self) -> None:
-        """Cut all connections; any thread may say so."""
+        """Cut all connections. Any thread may call this."""
         self._loop.call_soon_threadsafe(self._cut)
 
     def _cut(self) -> None:
@@ -98,7 +101,7 @@ class Proxy:
             writer.close()
 
     def point_to(self, port: int, *, cut: bool = True) -> None:
-        """Pass new connections on to another server, and cut those that there are; any thread may say so."""
+        """Connect new connections to another server, and cut the existing ones. Any thread may call this."""
         self._port = port
         if cut:
             self.cut()
@@ -113,7 +116,7 @@ class Proxy:
 
 @asynccontextmanager
 async def proxied(port: int, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> AsyncIterator[Proxy]:
-    """Serve a proxy in front of a server; with `tls`, it speaks TLS and the server does not."""
+    """Run a proxy in front of a server. With `tls`, the proxy speaks TLS and the server does not."""
     proxy = Proxy(host, port)
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0, ssl=tls)
     proxy.port = server.sockets[0].getsockname()[1]
@@ -126,6 +129,6 @@ async def proxied(port: int, host: str = "127.0.0.1", tls: ssl.SSLContext | None
 
 @contextmanager
 def proxied_by_thread(port: int) -> Iterator[Proxy]:
-    """Do as `proxied` does, for tests without a loop of their own."""
+    """Run a proxy in a thread, for tests without an event loop."""
     with anyio.from_thread.start_blocking_portal() as portal, portal.wrap_async_context_manager(proxied(port)) as proxy:
         yield proxy

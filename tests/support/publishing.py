@@ -1,4 +1,4 @@
-"""`scheduler.messages(...)` as a publisher for the conformance suite; tests choose the store and the source."""
+"""`MessagesConformance`: the publisher suite for `scheduler.messages(...)`. Tests choose the store and the source."""
 
 from __future__ import annotations
 

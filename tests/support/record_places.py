@@ -1,7 +1,7 @@
-"""Checks of the places that know a record's fields: which field of a declaration has each place forgotten?
+"""Check the places in code and docs that list the fields of a record: does a place lack a declared field?
 
-Each function of `PLACES` takes a declaration: `FIELDS`, or a copy with one field more. For each place that does not
-carry a field it yields one line, which begins with the name of the file. Without a line, the field is everywhere.
+Each function of `PLACES` takes a declaration: `FIELDS`, or a copy with one more field. For each place that lacks a
+field, it yields one line that begins with the name of the file. If it yields no line, every place has all fields.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["FULL", "PLACES", "Fields", "table_of"]
 Fields: TypeAlias = Sequence[Field]
 
 DOCS = Path(__file__).parents[2] / "docs"
-DUE_MS = 1_924_992_000_123  # no whole second: `scheduler-epoch` alone does not tell it
+DUE_MS = 1_924_992_000_123  # not a whole second, so `scheduler-epoch` alone cannot express it
 FULL = Record(
     Envelope(
         "m",
@@ -76,7 +76,7 @@ FULL = Record(
 
 
 def fixed_numbers(fields: Fields) -> int:
-    """Return how many numbers the fixed prefix has, with format and flags."""
+    """Return the count of the numbers in the fixed prefix, including format and flags."""
     return len(prefix_of(fields).fixed)
 
 
@@ -132,7 +132,7 @@ def _read(data: bytes) -> Record | None:
 
 
 def _call_in(function: Callable[..., Any], name: str) -> ast.Call:
-    """Return the one call in a function's source of what has this name."""
+    """Return the only call of this name in the source of a function."""
     nodes = ast.walk(ast.parse(inspect.getsource(function)))
     (found,) = [
         each for each in nodes if isinstance(each, ast.Call) and ast.unparse(each.func).rpartition(".")[2] == name
@@ -143,11 +143,11 @@ def _call_in(function: Callable[..., Any], name: str) -> ast.Call:
 # --- Redis ------------------------------------------------------------------------------------------------
 
 _FORMATS = {"PREFIX": 0, "HEADED": 1}
-"""Names of formats in Lua, and how many numbers each has before those of the prefix."""
+"""The names of formats in Lua, and the count of the numbers that each has before the prefix."""
 
 
 def in_lua(fields: Fields) -> Iterator[str]:
-    """Compare what scripts pack and unpack as a prefix; body keys that they do not know they leave as they are."""
+    """Compare the prefix that scripts pack and unpack. Scripts keep body keys that they do not know."""
     wanted = fixed_numbers(fields)
     for name in LUA:
         code = code_of(name)
@@ -166,9 +166,9 @@ _FIRST_COLUMNS = {
     *("expires_ms", "late", "attempt", "lapses", "kills", "alone", "no_retry", "live", "first_error", "last_error"),
     "payload",
 }
-"""Columns of the record in files that the first version has made."""
+"""The columns of the record in files of the first version."""
 _OF_ROW = {"n", "ns", "id", "place_ms"}
-"""Columns of `messages` that are no fields."""
+"""The columns of `messages` that are not fields."""
 
 
 def in_sqlite(fields: Fields) -> Iterator[str]:
@@ -223,7 +223,7 @@ def _new_row() -> ast.Tuple:
 
 
 def in_kafka(fields: Fields) -> Iterator[str]:
-    """Compare the headers of a message's record."""
+    """Compare the headers of the Kafka record of a message."""
     wire = records.encode_record(FULL, read_to=0)
     headers = dict(wire.headers)
     whole = _decoded(headers)
@@ -247,7 +247,7 @@ def _decoded(headers: Mapping[str, bytes]) -> Record | None:
 # --- Spark ------------------------------------------------------------------------------------------------
 
 _OF_TABLE = {"id", "next_attempt_at", "state"}
-"""Columns of the Spark table `messages` that are no fields."""
+"""The columns of the Spark table `messages` that are not fields."""
 
 
 def in_spark(fields: Fields) -> Iterator[str]:
@@ -281,7 +281,7 @@ def _in_spark_writing(name: str) -> Iterator[str]:
     elif name in settings.COLUMNS:
         if f'"{name}"' not in inspect.getsource(composing):
             yield f"spark/composing.py: no put is made of {name}"
-        if name not in {*migrate._PARTS, "trace"}:  # a trace context is not compared: it tells nothing of the message
+        if name not in {*migrate._PARTS, "trace"}:  # a trace context is not compared: it is not part of the message
             yield f"spark/jobs/migrate.py: _PARTS lacks {name}"
 
 
@@ -292,18 +292,18 @@ def _spark(name: str) -> ModuleType:
 # --- JSON -------------------------------------------------------------------------------------------------
 
 _NOT_READ = {"bytes", "is_cancelled", "is_last_attempt"}
-"""Keys that say what follows from others, or from where the message stood."""
+"""Keys whose values follow from other keys, or from the place of the message in the store."""
 _SHAPES = {
     "message_shape": ("cli.export", "cli.messages", "service.api.messages"),
     "dead_letter_shape": ("cli.export", "cli.dead", "service.api.dead"),
 }
-"""Who writes messages and dead letters as JSON."""
+"""The modules that write messages and dead letters as JSON."""
 
 
 def in_json(fields: Fields) -> Iterator[str]:
     """Compare the shapes of the API, the command line and an export."""
     letter = DeadLetter(FULL, "rejected", DUE_MS)
-    # Of a key and a payload that are no text the other of two keys is there.
+    # A key or a payload that is not text has another JSON key.
     binary = replace(FULL, envelope=replace(FULL.envelope, key=b"\xff", payload=b"\xff"))
     written = json_shapes.dead_letter_shape(letter) | json_shapes.dead_letter_shape(
         DeadLetter(binary, "rejected", DUE_MS)
@@ -334,7 +334,7 @@ def _names(model: type[msgspec.Struct]) -> set[str]:
 
 
 def _is_read(key: str, shape: Mapping[str, Any]) -> bool:
-    """Say whether a key makes a difference to who reads a shape."""
+    """Return whether a reader of the shape uses the key."""
     return key in _NOT_READ or _read_shape(shape) != _read_shape(
         {name: value for name, value in shape.items() if name != key} if key in shape else {**shape, key: 1}
     )

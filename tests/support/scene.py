@@ -1,4 +1,4 @@
-"""A store in which every screen of the page has something to show, always the same."""
+"""Make a store with data for every screen of the page. The data are always the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 BEGIN = NOW - timedelta(hours=1)
 MONDAY = datetime(2026, 11, 23, 8, 0, tzinfo=UTC)
 ORDER = "order/7 <b>&amp;</b>"
-"""An id that has to be escaped in HTML and in URLs."""
+"""An id that must be escaped in HTML and in URLs."""
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 TRACEBACK = """Traceback (most recent call last):
   File "/srv/shop/handlers.py", line 41, in charge_card
@@ -51,7 +51,7 @@ def at_ms(moment: datetime) -> int:
 
 
 class SceneStore(MemoryStore):
-    """A memory store that knows consumers of topics too, as one on Redis."""
+    """A memory store that also lists consumers of topics, as a Redis store does."""
 
     name = "redis://queue.example:6379"
 
@@ -68,19 +68,19 @@ class SceneStore(MemoryStore):
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
-        """Name instances alike everywhere."""
+        """Open a worker, with instance names that are the same on every machine."""
         async with super().work(worker if worker in INSTANCES else "page-1-6-1f4c77d0", lanes) as work:
             yield work
 
 
 class _Maker:
-    """Puts messages, and lets time pass while they are claimed and settled."""
+    """Puts messages, and lets time pass while workers claim and settle them."""
 
     def __init__(self, store: MemoryStore, clock: VirtualClock) -> None:
         self.store, self.clock = store, clock
 
     def until(self, at: int) -> None:
-        """Let time pass."""
+        """Let time pass until `at`."""
         self.clock.move(max(at - self.clock.now_ms(), 0))
 
     async def put(
@@ -122,10 +122,10 @@ class _Maker:
 
 @asynccontextmanager
 async def scene(*, letters: int = 9) -> AsyncIterator[SceneStore]:
-    """Yield the store; instances serve it as long as the block lasts.
+    """Yield the store. Instances serve it during the block.
 
     Args:
-        letters: How many dead letters of the largest group.
+        letters: The number of dead letters in the largest group.
     """
     clock = VirtualClock(start=BEGIN)
     store = SceneStore(clock=clock, journal=10_000)
@@ -146,7 +146,7 @@ async def scene(*, letters: int = 9) -> AsyncIterator[SceneStore]:
 
 
 async def _history(made: _Maker, work: Work, random: Random, begin: int, letters: int) -> None:
-    """What was delivered, and given up."""
+    """Make messages that were delivered or given up."""
     for n in range(240):
         await made.put(f"paid-{n}", "CheckPayment", begin + 1_000 + n * 5_000, {"order": n})
     for n in range(240):
@@ -177,7 +177,7 @@ def _dead(claim: Claim) -> Dead:
 
 
 async def _standing(made: _Maker, work: Work, random: Random, now: int) -> None:
-    """What is pending, in flight, held, and being retried."""
+    """Make messages that are pending, in flight, paused, or waiting for a retry."""
     for n in range(180):
         due = now + int(random.gauss(24, 9) * MINUTE) if n % 3 else now + random.randrange(60) * MINUTE
         await made.put(f"check-{1000 + n}", "CheckPayment", max(due, now + 5_000), {"order": 1000 + n})
@@ -203,7 +203,7 @@ async def _standing(made: _Maker, work: Work, random: Random, now: int) -> None:
 
 
 async def _order(made: _Maker, work: Work, now: int) -> None:
-    """The message with the most to tell: two attempts have failed."""
+    """Make the message with the longest timeline: two attempts have failed."""
     payload = {"order": 7, "customer": {"name": "Ada <script>alert(1)</script>", "tenant": "nord"}, "items": [1, 2, 3]}
     headers = {"x-tenant": b"nord", "x-request": b"8c1f"}
     await made.put(ORDER, "CheckPayment", now - 38_000, payload, key=b"customer-7", headers=headers)

@@ -1,6 +1,7 @@
-"""A server's clock that steps: by a library that is loaded before the server's own, where there is a C compiler.
+"""Step the clock of a Redis server, with a small C library that replaces the system's clock functions.
 
-Where there is none, the store is given a clock instead, which its scripts then judge by: the same code but for TIME.
+Without a C compiler, the store gets a clock instead, and its scripts use that clock. This tests the same code, except
+for the command TIME.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ time_t time(time_t *out) {
 
 
 class SteppedClock:
-    """The machine's clock, and by how far it is off."""
+    """The clock of the machine plus an offset."""
 
     def __init__(self, offset_s: float = 0) -> None:
         self.offset_ns = int(offset_s * 1e9)
@@ -81,10 +82,10 @@ class SteppedClock:
 
 
 class ServerClock:
-    """What time a server has.
+    """The clock of a server.
 
     Attributes:
-        clock: To be given to stores; None where the server's own clock is stepped.
+        clock: The clock for stores; None if the server's own clock can be stepped.
     """
 
     def __init__(self, server: RedisServer, offset: mmap.mmap | None) -> None:
@@ -93,7 +94,7 @@ class ServerClock:
         self.clock = self._stepped if offset is None else None
 
     def step(self, seconds: float) -> None:
-        """Set it forwards or backwards; return when the server has noticed, which looks at its clock now and then."""
+        """Set the clock forwards or backwards. Return when the server, which reads it now and then, has noticed."""
         self._stepped.offset_ns += int(seconds * 1e9)
         if self._offset is None:
             return
@@ -107,7 +108,7 @@ class ServerClock:
         return int(self.server.command("EVAL", "return tonumber(redis.call('TIME')[1])", "0")[1:]) * 1_000
 
     def now_ms(self) -> int:
-        """Return what it tells."""
+        """Return the time of this clock, in epoch ms."""
         return self._stepped.now_ms()
 
 

@@ -1,4 +1,4 @@
-"""Redis servers that tests start, and which of them the gate uses; `aiodelay.testing.servers` finds them."""
+"""Start Redis servers for tests, and choose the servers of the gate. `aiodelay.testing.servers` finds them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ REPLICATES_S = 20.0
 
 
 def redis_products() -> list[Found]:
-    """Return one program of each product, the first found: enough for tests that take long."""
+    """Return the first program found of each product, which is enough for slow tests."""
     return list({found.name.partition("-")[0]: found for found in reversed(redis_programs())}.values())
 
 
 def is_of_the_gate(found: Found, *, valkey_too: bool) -> bool:
-    """Say whether the gate tests a rule on this server: the first one found, and a Valkey if asked for.
+    """Return whether the gate tests a rule on this server: on the first one found, and with `valkey_too` on a Valkey.
 
-    The first one is the server that is given, else the newest Redis. All others are for the night.
+    The first one is the given server, else the newest Redis. The nightly tests use all others.
     """
     firsts = [redis_servers()[0], redis_programs()[0]]
     if valkey_too:
@@ -45,7 +45,7 @@ def start(program: str, *options: str) -> RedisServer:
 
 
 def replicate(replica: RedisServer, port: int) -> None:
-    """Make a server the replica of the one at a port; return when it has what that one holds."""
+    """Make a server the replica of the server at a port. Return when the replica has all its data."""
     replica.command("REPLICAOF", "127.0.0.1", str(port))
     deadline = time.monotonic() + REPLICATES_S
     while b"master_link_status:up" not in replica.command("INFO", "replication"):

@@ -1,4 +1,4 @@
-"""`aiodelay serve` in a process of its own, asked over HTTP."""
+"""Run `aiodelay serve` in a separate process, and call it over HTTP."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ main()
 
 
 class Service(Program):
-    """The service; leaving its block kills what still runs.
+    """The service. The end of its block kills it if it still runs.
 
     Args:
-        folder: Its working directory.
-        text: Its file; None = none.
-        environment: Variables beside our own.
-        arguments: After `serve`.
-        periods: Constants of modules that have other values, such as `{"aiodelay.service.health.AGAIN_S": 0.1}`.
+        folder: The working directory.
+        text: The text of the configuration file; None = no file.
+        environment: Environment variables in addition to those of this process.
+        arguments: The arguments after `serve`.
+        periods: Other values for constants of modules, such as `{"aiodelay.service.health.AGAIN_S": 0.1}`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Service(Program):
         super().__init__(*program, "serve", *port, *arguments, cwd=folder, environment=environment)
 
     def client(self, token: str = "") -> httpx.Client:
-        """Wait until it listens, and return a client."""
+        """Wait until the service listens. Return a client."""
         line = next((line for line in self.err.seen if "listening on" in line), "") or self.err.wait_for("listening on")
         found = re.search(r"http://[^\s\"]+", line)
         assert found is not None, line
@@ -62,12 +62,12 @@ class Service(Program):
         return httpx.Client(base_url=found[0], headers=headers, timeout=30, trust_env=False)
 
     def logged(self) -> list[dict[str, Any]]:
-        """Return the log as far as it was waited for."""
+        """Return the log lines up to the last one that a test waited for."""
         return [json.loads(line) for line in self.err.seen]
 
 
 def until(client: httpx.Client, is_so: Callable[[httpx.Response], bool], within_s: float = READY_S) -> httpx.Response:
-    """Ask whether it is ready until the answer is as wanted."""
+    """Call `/readyz` until the answer satisfies a condition. Return the answer."""
     ends = time.monotonic() + within_s
     while True:
         answer = client.get("/readyz")
@@ -79,5 +79,5 @@ def until(client: httpx.Client, is_so: Callable[[httpx.Response], bool], within_
 
 
 def until_ready(client: httpx.Client) -> None:
-    """Wait until it is ready."""
+    """Wait until the service is ready."""
     until(client, lambda answer: answer.status_code == 200)

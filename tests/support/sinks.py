@@ -13,7 +13,7 @@ __all__ = ["BadSink"]
 
 
 class BadSink:
-    """Slow, down, or broken by a message; `name` may be changed before it is given to a scheduler."""
+    """A sink that is slow, down, or broken by a message. Tests may change `name` before a scheduler uses the sink."""
 
     name = "bad"
     limits = Demand(20)

@@ -1,4 +1,4 @@
-"""Clients of a service, of every kind: they note what they asked for, what they were told, and how soon."""
+"""Clients of a service, of every kind. They record their requests, the answers, and the time of each answer."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.support.waiting import until
 __all__ = ["KEYS", "STORES", "Answers", "Book", "Clients", "Load", "now_ms"]
 
 AT_ONCE = 48
-"""How many requests about a store are under way, at most."""
+"""The most requests about a store that are under way at a time."""
 STORES = ("redis", "kafka")
 KEYS = 20
-"""Over how many lists messages are spread: a list takes 10,000."""
+"""The number of lists that share the messages. A list takes 10,000."""
 PAUSE_S = 0.3
-"""How long a client waits before it repeats a request that was not carried out."""
+"""The pause before a client repeats a request that was not carried out."""
 GIVES_UP_S, NO_ANSWER_S = 180.0, 60.0
 STORED = ("stored", "replaced", "repeated")
 PROBLEMS = {
@@ -40,7 +40,7 @@ PROBLEMS = {
     503: {"StoreUnavailableError", "StoreBusyError", "ClosedError"},
     504: {"OutcomeUnknownError"},
 }
-"""What may be answered but success. Nobody asks for what is not allowed, and no limit is reached."""
+"""Allowed answers besides success. Clients send no forbidden request and reach no limit."""
 LOOKS = (
     *("/v1/counts", "/v1/load", "/v1/lateness", "/v1/journal", "/v1/messages?limit=50", "/v1/dead", "/v1/pauses"),
     *("/v1/messages?text=7&limit=5", "/v1/messages?id=m7", "/v1/messages/m7"),
@@ -50,7 +50,7 @@ PAGES = {"redis": (*_PAGES, "/instances"), "kafka": _PAGES}
 
 
 def now_ms() -> int:
-    """Return the time, epoch ms."""
+    """Return the time in epoch ms."""
     return time.time_ns() // 1_000_000
 
 
@@ -61,12 +61,12 @@ def instant(ms: float) -> str:
 
 @dataclass(slots=True)
 class Answers:
-    """How requests were answered.
+    """Statistics of the answers.
 
     Attributes:
-        counted: By route and status, or name of the problem.
-        slowest_s: By route.
-        wrong: What should not have been.
+        counted: The number of answers, by route and status, or name of the problem.
+        slowest_s: The time of the slowest answer, by route.
+        wrong: One text for each wrong answer.
     """
 
     counted: Counter[str] = field(default_factory=Counter)
@@ -74,7 +74,7 @@ class Answers:
     wrong: list[str] = field(default_factory=list)
 
     def took(self, route: str, since_s: float, what: str) -> None:
-        """Count an answer."""
+        """Count an answer and its time."""
         self.counted[f"{route} {what}"] += 1
         self.slowest_s[route] = max(self.slowest_s[route], time.monotonic() - since_s)
 
@@ -84,20 +84,20 @@ class Answers:
 
 
 class Book:
-    """What all clients share: what was asked for, what befell the service, whose token is good."""
+    """The data that all clients share: the requests, the faults of the service, and the valid token."""
 
     def __init__(self, token: str) -> None:
         self.token = token
         self.wanted: dict[str, Wanted] = {}
         self.faults: list[Fault] = []
         self.away_since_ms: int | None = None
-        """Since when the service has been away; None: it should answer."""
+        """The time since which the service has been away; None: it should answer."""
         self.answers = Answers()
         self.asking: Counter[str] = Counter()
-        """How many requests are under way, by token."""
+        """The number of requests under way, by token."""
 
     async def until_old_requests_are_answered(self) -> None:
-        """Wait until no request is under way that was sent with another token than the one of now."""
+        """Wait until no request with an older token is under way."""
 
         def are_answered() -> bool:
             return not any(n for token, n in self.asking.items() if token != self.token)
@@ -105,17 +105,17 @@ class Book:
         await until(are_answered, "requests with an old token are answered", 2 * NO_ANSWER_S)
 
     def was_away(self, since_ms: int) -> bool:
-        """Whether the service has been away at any time since then."""
+        """Return whether the service has been away at any time since `since_ms`."""
         ended = (fault.ended_ms for fault in self.faults if fault.what.startswith("service"))
         return self.away_since_ms is not None or any(each >= since_ms for each in ended)
 
 
 class Clients:
-    """Requests to the service.
+    """Sends requests to the service.
 
     Args:
-        base: Its address, which stays the same.
-        book: Where all is noted.
+        base: The address of the service, which stays the same.
+        book: The book in which everything is recorded.
     """
 
     def __init__(self, base: str, book: Book) -> None:
@@ -124,9 +124,9 @@ class Clients:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
-        """Have connections for the length of a block."""
+        """Keep connections open during a block."""
         timeout = httpx.Timeout(NO_ANSWER_S, pool=None)
-        limits = httpx.Limits(max_connections=None, keepalive_expiry=2.0)  # the service's is 5 s: it never closes first
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=2.0)  # less than the 5 s of the service
         async with httpx.AsyncClient(base_url=self._base, limits=limits, timeout=timeout, trust_env=False) as self.http:
             yield
 
@@ -138,16 +138,16 @@ class Clients:
         *,
         route: str = "",
         headers: Mapping[str, str] | None = None,
-        **body: Any,  # noqa: ANN401 - httpx's
+        **body: Any,  # noqa: ANN401 - arguments of httpx
     ) -> httpx.Response | None:
-        """Return the answer to a request about a store, and note what is wrong with it; None: there was none.
+        """Send a request about a store. Return the answer, or None if there was none. Record what is wrong with it.
 
         Args:
-            method: Of HTTP.
-            path: Of the API or the page.
-            store: In the service.
-            route: What it is counted as; its path, if it is not said.
-            headers: Beside the token's.
+            method: The HTTP method.
+            path: The path in the API or the page.
+            store: The name of the store in the service.
+            route: The route under which the answer is counted; the path by default.
+            headers: Headers in addition to the token.
             body: `json` or `content`.
         """
         route = f"{method} {route or path.partition('?')[0]}"
@@ -174,10 +174,10 @@ class Clients:
     async def until_carried_out(
         self, send: Callable[[], Awaitable[httpx.Response | None]]
     ) -> tuple[httpx.Response, bool]:
-        """Repeat a request until it is surely carried out, or refused for good.
+        """Repeat a request until it is surely carried out, or finally refused.
 
         Returns:
-            The last answer, and whether one of those before it may have been carried out.
+            The last answer, and whether an earlier attempt may have been carried out.
         """
         ends_s, in_doubt = time.monotonic() + GIVES_UP_S, False
         while True:
@@ -191,7 +191,7 @@ class Clients:
 
 
 def _problem(answer: httpx.Response) -> str:
-    """Return a problem's name, of the API or of a page."""
+    """Return the name of a problem, from the API or a page."""
     if answer.headers.get("content-type") == "application/problem+json":
         return str(answer.json()["error"])
     found = re.search(r'<p class="quiet mono">(\w+)</p>', answer.text)
@@ -199,15 +199,15 @@ def _problem(answer: httpx.Response) -> str:
 
 
 class Load:
-    """All that clients do at the same time.
+    """All the work that clients do at the same time.
 
     Args:
-        clients: Who asks.
-        kafka: The broker that requests for the box are written to.
-        rate: Messages a second, of those that are scheduled one by one; half as many go to the box, and as often
-            somebody looks.
-        far_ms: How far ahead messages are that will be changed.
-        rng: Decides what is done.
+        clients: The clients that send the requests.
+        kafka: The broker for the requests to the delay box.
+        rate: Messages per second that clients schedule one by one. The box gets half as many, and clients read the
+            service half as often.
+        far_ms: How far ahead the messages are due that clients will change.
+        rng: The random numbers that decide what clients do.
     """
 
     def __init__(self, clients: Clients, kafka: str, *, rate: float, far_ms: int, rng: random.Random) -> None:
@@ -218,7 +218,7 @@ class Load:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Have it for the length of a block; what was begun is brought to its end."""
+        """Run the load during a block. At the end, finish the work that has begun."""
         self._has_ended.clear()
         async with asyncio.TaskGroup() as tasks:
             for each in (self._schedule_singly, self._schedule_in_streams, self._fill_box, self._look):
@@ -231,7 +231,7 @@ class Load:
                 self._has_ended.set()
 
     async def _pause(self, seconds: float) -> bool:
-        """Wait, and say whether to go on."""
+        """Wait. Return whether to go on."""
         try:
             async with asyncio.timeout(seconds):
                 await self._has_ended.wait()
@@ -292,28 +292,28 @@ class Load:
 
     async def _replaced(self, name: str) -> None:
         await self._put(name, 0, self._later_ms() if self._rng.random() < 0.7 else self._soon_ms())
-        await asyncio.sleep(self._rng.uniform(0, 3))  # a client's pause between two requests
+        await asyncio.sleep(self._rng.uniform(0, 3))  # the client pauses between two requests
         await self._put(name, 1, self._soon_ms())
 
     async def _cancelled(self, name: str) -> None:
         await self._put(name, 0, self._later_ms())
-        await asyncio.sleep(self._rng.uniform(0, 3))  # a client's pause between two requests
+        await asyncio.sleep(self._rng.uniform(0, 3))  # the client pauses between two requests
         answer, in_doubt = await self._change(name, "DELETE", "", None)
         mine = self._book.wanted[name]
         if answer.is_success and answer.json()["outcome"] in ("cancelled", "recorded"):
             mine.becomes(0, NEVER, now_ms())
-        else:  # in flight, it comes only if it is delivered at once; not found, an attempt before may have cancelled it
+        else:  # in flight: delivered now or never; not found: an earlier attempt may have cancelled it
             mine.is_in_doubt |= answer.is_success or (in_doubt and answer.status_code == 404)
 
     async def _moved(self, name: str) -> None:
         await self._put(name, 0, self._later_ms())
-        await asyncio.sleep(self._rng.uniform(0, 3))  # a client's pause between two requests
+        await asyncio.sleep(self._rng.uniform(0, 3))  # the client pauses between two requests
         due_ms = self._soon_ms()
         self._judge_move(name, due_ms, *await self._change(name, "POST", "/reschedule", {"at": instant(due_ms)}))
 
     async def _fired(self, name: str) -> None:
         await self._put(name, 0, self._later_ms())
-        await asyncio.sleep(self._rng.uniform(0, 3))  # a client's pause between two requests
+        await asyncio.sleep(self._rng.uniform(0, 3))  # the client pauses between two requests
         due_ms = now_ms()
         self._judge_move(name, due_ms, *await self._change(name, "POST", "/fire", None))
 
@@ -329,7 +329,7 @@ class Load:
         mine = self._book.wanted[name]
         if answer.is_success and answer.json()["outcome"] in ("rescheduled", "fired"):
             mine.becomes(0, due_ms, now_ms())
-        elif in_doubt:  # it may have been moved, and have ended by now
+        elif in_doubt:  # an earlier attempt may have moved it, and it may have ended since
             mine.states.append(State(0, due_ms, now_ms()))
 
     # --- streams ------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class Load:
                 tasks.create_task(self._stream(lane, names, is_keyed=self._rng.random() < 0.5))
 
     async def _stream(self, lane: str, names: Sequence[str], *, is_keyed: bool) -> None:
-        """Send lines until each is stored: those of a stream with a key all at once, again and again."""
+        """Send lines until each is stored. A stream with a key sends all of its lines again each time."""
         dues = {name: self._soon_ms() for name in names}
         left, ends_s = list(names), time.monotonic() + GIVES_UP_S
         for name in names:
@@ -406,14 +406,14 @@ class Load:
     # --- who looks ----------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Read what the API and the page show, one after the other."""
+        """Read the API and the page, one request after the other."""
         while await self._pause(2 / self._rate):
             store = self._rng.choice(STORES)
             paths = self._rng.choice((LOOKS, PAGES[store]))
             await self._clients.ask("GET", self._rng.choice(paths), store)
 
     async def _view(self, store: str) -> None:
-        """Follow the page, as a browser does: when the stream ends, it comes again."""
+        """Follow the page's stream of events, as a browser does. When the stream ends, connect again."""
         while await self._pause(0.2):
             since_ms, since_s = now_ms(), time.monotonic()
             headers = {"authorization": f"Bearer {self._book.token}"}
@@ -425,7 +425,7 @@ class Load:
                     self._book.answers.wrong.append(f"GET /live: {error!r}")
 
     async def _follow(self, store: str, headers: Mapping[str, str]) -> None:
-        """Follow until the stream ends, or another token is the good one."""
+        """Follow the stream until it ends, or until another token is valid."""
         token, params = self._book.token, {"store": store, "view": "hour"}
         async with self._clients.http.stream("GET", "/live", params=params, headers=dict(headers)) as answer:
             if answer.status_code != 200:

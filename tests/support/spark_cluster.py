@@ -1,6 +1,6 @@
-"""A cluster of Spark's own whose workers have hosts of their own, on one machine: 127.0.0.2 and 127.0.0.3.
+"""A Spark cluster on one machine whose two workers have different hosts: 127.0.0.2 and 127.0.0.3.
 
-Spark runs a speculative copy of a task on another host alone, and all that `local-cluster` starts is on one.
+Spark runs a speculative copy of a task only on another host, and all workers of `local-cluster` are on one host.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def two_hosts(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def _running(folder: Path, kind: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a part of the cluster for as long as a block."""
+    """Run a part of the cluster during a block."""
     command = [f"{HOME / 'bin' / 'spark-class'}", f"org.apache.spark.deploy.{kind}", "--webui-port", "0", *arguments]
     settings = {"SPARK_HOME": f"{HOME}", "SPARK_DAEMON_MEMORY": "256m"}
     logged = subprocess.PIPE if kind == "master.Master" else subprocess.DEVNULL
@@ -45,7 +45,7 @@ def _running(folder: Path, kind: str, *arguments: str) -> Iterator[subprocess.Po
 
 
 def _url_of(master: subprocess.Popen[str]) -> str:
-    """Return where a master listens; it says little after that, which a pipe holds."""
+    """Return the address of a master. Its later output is short enough for the buffer of the pipe."""
     assert master.stderr is not None
     for line in master.stderr:
         if found := re.search(r"spark://[\d.]+:\d+", line):

@@ -1,4 +1,4 @@
-"""Failure points inside SQLite's transactions, in the thread that writes."""
+"""Failure points inside SQLite's transactions, in the writer's thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["install"]
 
 
 def install(points: FailurePoints) -> None:
-    """Count this process's transactions: their begin, every statement, and their commit."""
+    """Count the points of this process's transactions: begin, each statement, and commit."""
     begin, commit = Database.begin, Database.commit
 
     def observed_begin(self: Database, *, is_durable: bool) -> None:

@@ -1,4 +1,4 @@
-"""Empty stores that can be read in parts by other processes: of SQLite, and of each Redis product."""
+"""Empty stores that other processes can read in parts: SQLite, and one of each Redis product."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARED_STORES: tuple[str | Found, ...] = ("sqlite", *redis_products())
 
 @contextmanager
 def empty_store(kind: str | Found, folder: Path, query: str = "") -> Iterator[str]:
-    """Yield the URL of a store of one of `SHARED_STORES`, with a query such as `?journal=200` behind it."""
+    """Yield the URL of an empty store of one kind of `SHARED_STORES`, with a query such as `?journal=200`."""
     if isinstance(kind, str):
         yield f"sqlite:///{folder / 'delay.db'}{query}"
         return

@@ -1,4 +1,4 @@
-"""The events of a history joined into what the rules speak of: operations, leases, runs, faults."""
+"""Join the events of a history into operations, leases, runs and faults, which the rules of the checker use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NEVER = math.inf
 
 @dataclass(slots=True)
 class Operation:
-    """A command: from `asked_ns` to `answered_ns` it may have taken effect; where that is unknown, for ever."""
+    """A command. It may have taken effect from `asked_ns` to `answered_ns`, or at any later time without an answer."""
 
     call: Invoked
     answered_ns: float = NEVER
@@ -58,7 +58,7 @@ class Operation:
 
     @property
     def is_put(self) -> bool:
-        """Whether it surely wrote a new revision."""
+        """Whether the command surely wrote a new revision."""
         return self.call.op == "schedule" and self.outcome == "ok" and self.answer in ("stored", "replaced")
 
     @property
@@ -86,22 +86,22 @@ class Lease:
     renewals: list[tuple[int, int]] = field(default_factory=list)
     settlements: list[Settlement] = field(default_factory=list)
     is_in_doubt: bool = False
-    """Whether the store may have lost some of this with the server that it lost."""
+    """Whether the store may have lost the claim, or its settlement, with a lost server."""
     is_put_back: bool = False
-    """Whether the store was to take it from a source."""
+    """Whether the process has tried to put the message back into the store from a source."""
 
     @property
     def settled_ns(self) -> float:
-        """When its settlement was answered with `settled`."""
+        """The time of the answer `settled` to its settlement; `NEVER` without one."""
         return min((each.answered_ns for each in self.settlements if each.outcome == "settled"), default=NEVER)
 
     def deadline_ms(self, at_ns: float) -> int:
-        """Return until when it is held, as was known at that time."""
+        """Return the deadline of the lease, as the process knew it at `at_ns`."""
         tokens = [self.note.token, *(token for renewed_ns, token in self.renewals if renewed_ns <= at_ns)]
         return max(token_deadline_ms(token) for token in tokens)
 
     def is_open(self, at_ns: float) -> bool:
-        """Whether nobody has tried to settle it yet."""
+        """Return whether nobody had tried to settle the claim before `at_ns`."""
         return all(each.asked_ns > at_ns for each in self.settlements)
 
 
@@ -124,7 +124,7 @@ class Attempt:
 
     @property
     def asked_ns(self) -> int:
-        """When the claim was sent that led to it: what was acknowledged before must have been seen."""
+        """The time at which its claim was sent. The claim must respect commands that were acknowledged before."""
         return self.start.at_ns if self.lease is None else self.lease.asked_ns
 
     def __str__(self) -> str:
@@ -133,7 +133,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Fault:
-    """What may end a process's leases unsettled, from `at_ns` on: it is `killed`, `stopped` or `blocked`."""
+    """An event that may let the leases of a process end unsettled, from `at_ns` on: `killed`, `stopped`, `blocked`."""
 
     process: str
     at_ns: int
@@ -141,13 +141,14 @@ class Fault:
 
 
 class Story:
-    """See the module.
+    """The joined events of a history.
 
     Attributes:
-        operations: In the order in which they were asked.
+        operations: In the order in which they were sent.
         attempts: In the order in which they started.
-        leases: In the order in which they were answered.
-        doubled: Messages (id, revision) that the store and their source both hold: a process died as it put them back.
+        leases: In the order in which the claims were answered.
+        doubled: Messages (id, revision) that are in the store and in their source, because a process ended while it
+            put them back.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
@@ -171,7 +172,7 @@ class Story:
         died = {fault.process for fault in self.faults if fault.what == "killed"}
         unfinished = [each for each in self.leases if each.is_put_back and each.settled_ns == NEVER]
         self.doubled = {(each.note.id, each.note.revision) for each in unfinished if each.process in died}
-        for operation in self.operations:  # what a dead process asked for happened before its end, or never
+        for operation in self.operations:  # a command of an ended process took effect before that end, or never
             if operation.outcome == "info" and operation.answered_ns == NEVER:
                 operation.answered_ns = self.ended.get(operation.call.process, NEVER)
 
@@ -246,7 +247,7 @@ class Story:
     def _putting_back(self, event: PuttingBack) -> None:
         for message_id, revision in event.batch:
             lease = self._latest.get((event.process, base_id(message_id), revision))
-            if lease is not None:  # else it cannot be read, and was never given out
+            if lease is not None:  # if there is none, the record is unreadable and was never claimed
                 lease.is_put_back = True
 
     def _renewed(self, event: Renewed) -> None:
@@ -277,7 +278,7 @@ class Story:
                 self.faults.append(Fault(event.process, event.at_ns, "killed"))
 
     def _lose(self, loss: Loss) -> None:
-        """Doubt what was acknowledged, or may have been done, in the time that the store lost."""
+        """Mark the operations and leases in the lost time as uncertain."""
         for lease in self.leases:
             times: list[tuple[int, float]] = [(lease.asked_ns, lease.answered_ns)]
             times += [(at_ns, at_ns) for at_ns, _ in lease.renewals]
@@ -299,7 +300,7 @@ class Story:
         return grouped
 
     def in_flight(self, fault: Fault) -> int:
-        """Count what the process held when it befell it, as far as it knew; a dead one holds it for ever."""
+        """Count the messages that the process had in flight at the fault. A dead process never settles them."""
         at_ns = self.ended.get(fault.process, NEVER) if fault.what == "killed" else fault.at_ns
         return sum(
             lease.process == fault.process and lease.answered_ns <= at_ns and lease.settled_ns > at_ns

@@ -1,4 +1,4 @@
-"""Places in the dispatch loop as subscribers for the conformance suite; tests choose the handler or the sink."""
+"""Test subscriptions of the dispatch loop with the subscriber suite. Tests choose the handler or the sink."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ LANE = "numbers"
 
 
 class Settles:
-    """A feed that takes every settlement."""
+    """A feed that accepts every settlement."""
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         return [SettleOutcome.SETTLED] * len(settlements)
 
 
 class PlaceSubscriber:
-    """A place in the dispatch loop, which speaks of demand in batches, as a subscriber of single claims."""
+    """An adapter from a subscription of the dispatch loop, with demand in batches, to a subscriber of single claims."""
 
     book: LeaseBook
     place: Place

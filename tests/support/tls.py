@@ -1,4 +1,4 @@
-"""A certificate authority of our own, and a server that speaks TLS: by itself, or behind a proxy that does."""
+"""A certificate authority for tests, and a Redis server that speaks TLS, by itself or through a proxy."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Certificates", "tls_port_of"]
 
 
 class Certificates:
-    """What servers and clients show each other.
+    """The certificates of servers and clients.
 
     Attributes:
-        ca: File with the certificate to trust.
-        client, client_key: Files of a client whom the server trusts.
+        ca: The file with the certificate to trust.
+        client, client_key: The files of a client that the server trusts.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,7 +34,7 @@ class Certificates:
         self.client, self.client_key = self.issue("client")
 
     def issue(self, name: str, *, until: datetime | None = None) -> tuple[Path, Path]:
-        """Issue a certificate for a host; return the files of chain and key."""
+        """Issue a certificate for a host. Return the files with the chain and the key."""
         issued = self._ca.issue_cert(name, not_after=until)
         chain, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         chain.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
@@ -42,7 +42,7 @@ class Certificates:
         return chain, key
 
     def keystore(self, name: str) -> Path:
-        """Issue a certificate for a host; return one file of key and chain, as Kafka's brokers read them."""
+        """Issue a certificate for a host. Return one file with key and chain, as Kafka's brokers need it."""
         issued, path = self._ca.issue_cert(name), self._folder / f"{name}.keystore.pem"
         key = load_pem_private_key(issued.private_key_pem.bytes(), None)
         blobs = [key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())]
@@ -57,11 +57,11 @@ async def tls_port_of(
     """Serve TLS on a port.
 
     Args:
-        program: The server's.
-        certificates: Its authority.
-        host: For whom its certificate is.
-        until: When that ends.
-        clients: Clients must show a certificate as well.
+        program: The server's binary.
+        certificates: The authority that issues its certificate.
+        host: The host in its certificate.
+        until: The end of the certificate's validity.
+        clients: Whether clients must show a certificate, too.
     """
     chain, key = certificates.issue(host, until=until)
     port = free_port()
@@ -72,7 +72,7 @@ async def tls_port_of(
         try:
             server.start()
         except AiodelayError:
-            if "TLS support" not in server.log and "tls-port" not in server.log:  # it was built without TLS
+            if "TLS support" not in server.log and "tls-port" not in server.log:  # the server was built without TLS
                 raise
         else:
             yield port

@@ -1,4 +1,4 @@
-"""What another client than ours writes into topics, and what it sees of a group."""
+"""Write into topics and inspect consumer groups with librdkafka, a client that aiodelay does not use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 PATIENCE_S = 60.0
-# So a broker answers that has just started or was busy; librdkafka does not ask again.
+# The errors of a broker that has just started or was busy. librdkafka does not repeat such a request.
 NO_COORDINATOR_YET = (
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -46,10 +46,10 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 @contextmanager
 def producing(bootstrap: str, **options: str) -> Iterator[Producer]:
-    """Open librdkafka's producer; at the end all is written, once and in order, or the test fails.
+    """Open librdkafka's producer. At the end, all records are written, once and in order, or the test fails.
 
-    It is idempotent: a slow broker names the leader of a new partition before that one is at hand, and a batch that it
-    refuses would be tried again behind those after it, and one whose answer came late be written twice.
+    The producer is idempotent. Otherwise a slow broker could change the result: it would write a refused batch again
+    after later batches, and a batch with a late answer twice.
     """
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **options})
     yield producer
@@ -58,9 +58,9 @@ def producing(bootstrap: str, **options: str) -> Iterator[Producer]:
 
 @cache
 def lasting_producer(bootstrap: str) -> Producer:
-    """Return this process's producer for a broker that no test stops.
+    """Return the producer that this process shares, for a broker that no test stops.
 
-    An idempotent producer of librdkafka needs half a second before its first record, and none for the next.
+    Sharing saves time: an idempotent producer of librdkafka needs half a second before its first record only.
     """
     return Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "log_level": 0})
 
@@ -77,12 +77,12 @@ def fill(
     """Write records without key or headers into a partition, each once, in order.
 
     Args:
-        bootstrap: The cluster.
-        topic: The topic.
-        values: Of the records.
-        partition: Number of the partition.
-        producer: The producer that writes them; without it, a new one with these options.
-        options: Further settings of a new producer.
+        bootstrap: The address of the cluster.
+        topic: The name of the topic.
+        values: The values of the records.
+        partition: The number of the partition.
+        producer: The producer that writes the records; None = a new producer with `options`.
+        options: More settings of a new producer.
     """
     if producer is None:
         with producing(bootstrap, **options) as own:
@@ -95,7 +95,7 @@ def fill(
 
 
 class Group:
-    """What somebody who is no member sees of a group."""
+    """A consumer group as a client sees it that is not a member."""
 
     def __init__(self, bootstrap: str, name: str) -> None:
         options = {"bootstrap.servers": bootstrap, "group.id": name, "enable.auto.commit": False}
@@ -105,7 +105,7 @@ class Group:
         self._consumer.close()
 
     def committed(self, topic: str, partitions: int = 1) -> list[int]:
-        """Return the offsets that it has committed, by partition; -1001 where there is none."""
+        """Return the committed offsets of the group, by partition; -1001 for no offset."""
         places, ends = [TopicPartition(topic, number) for number in range(partitions)], time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -117,13 +117,13 @@ class Group:
 
 
 def committed(bootstrap: str, group: str, topic: str, partitions: int = 1) -> list[int]:
-    """Return the offsets that a group has committed, by partition; -1001 where there is none."""
+    """Return the committed offsets of a group, by partition; -1001 for no offset."""
     with closing(Group(bootstrap, group)) as seen:
         return seen.committed(topic, partitions)
 
 
 def shared_out(bootstrap: str, group: str) -> dict[str, set[int]]:
-    """Return the partitions that each member of a group has, by the name of its client."""
+    """Return the partitions of each member of a group, by the name of its client."""
     with AdminClient({"bootstrap.servers": bootstrap}) as admin:
         (described,) = admin.describe_consumer_groups([group]).values()
         members = described.result(30).members
@@ -146,7 +146,7 @@ def delete_topic(bootstrap: str, topic: str) -> None:
 
 
 def set_config(kafka: str, topic: str, **settings: object) -> None:
-    """Change settings of a topic, each by its name in Kafka with `_` for `.`, as of `create_topic`."""
+    """Change settings of a topic. Names of settings have `_` instead of `.`, as in `create_topic`."""
     entries = [
         ConfigEntry(name.replace("_", "."), str(value), incremental_operation=AlterConfigOpType.SET)
         for name, value in settings.items()

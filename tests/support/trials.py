@@ -1,4 +1,4 @@
-"""Trials of suspects, simulated: what they cost, on a memory store whose clock is moved by hand.
+"""Simulate trials of suspects on a memory store with a virtual clock, and measure their cost.
 
 `python -m tests.support.trials` prints the tables of docs/decisions/0015-trials.md.
 """
@@ -52,24 +52,24 @@ RESTART_MS = 1_000
 BEAT_MS = LEASE_MS // 3
 MOST_MS = 2 * 3_600_000
 SUSPECT, NEIGHBOUR, LATE = "m", "n", "z"
-"""How the ids begin of suspects, of neighbours, and of killers that come later."""
+"""The prefixes of the ids of suspects, of neighbours, and of late killers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Play:
-    """What is simulated.
+    """The parameters of a simulation.
 
     Attributes:
-        suspects: Messages whose process ended twice while they were in flight.
-        killers: How many of them end the process that runs them, spread over the others.
-        processes: How many claim; one that was ended is started again after a second.
-        run_ms: How long an innocent suspect runs.
-        kills_after_ms: How long a killer runs.
-        neighbours_per_s: How many other messages come due in a second.
-        neighbour_ms: How long each of these runs.
-        late_killers: Killers that come due one after the other, and have never lapsed.
-        late_every_ms: How much later each of these comes than the one before.
-        lapses: How often the suspects have lapsed before.
+        suspects: The number of messages whose process ended twice while they were in flight.
+        killers: The number of suspects that end the process that runs them. They are spread over the suspects.
+        processes: The number of processes that claim. A process that was ended starts again after a second.
+        run_ms: The duration of the run of an innocent suspect.
+        kills_after_ms: The duration of the run of a killer.
+        neighbours_per_s: The number of other messages that come due per second.
+        neighbour_ms: The duration of the run of such a message.
+        late_killers: The number of killers that come due one after the other and have never lapsed.
+        late_every_ms: The time between the due times of two late killers.
+        lapses: The number of earlier lapses of the suspects.
     """
 
     suspects: int
@@ -86,17 +86,17 @@ class Play:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What it came to.
+    """The result of a simulation.
 
     Attributes:
-        deaths: How many processes were ended.
-        late_ms: Most that a neighbour waited for its first run.
-        returned_ms: Most that a neighbour waited for its next run after a process that ran it had ended.
-        blamed: Neighbours that became suspects.
-        delivered_ms: When the last innocent suspect was delivered.
-        over_ms: When the last killer was given up.
-        wrongly: Innocent messages that were given up.
-        runs: Most runs of one innocent suspect.
+        deaths: The number of processes that were ended.
+        late_ms: The longest wait of a neighbour for its first run.
+        returned_ms: The longest wait of a neighbour for its next run after its process had ended.
+        blamed: The number of neighbours that became suspects.
+        delivered_ms: The time at which the last innocent suspect was delivered.
+        over_ms: The time at which the last killer was given up.
+        wrongly: The number of innocent messages that were given up.
+        runs: The most runs of one innocent suspect.
     """
 
     deaths: int
@@ -111,7 +111,7 @@ class Cost:
 
 @dataclass(eq=False)
 class Held:
-    """A claim: since when and until when it runs, until when it is tried (0 = no more), and when it is renewed."""
+    """A claim: start and end of its run, end of its trial (0 = it is over), and the time of its next renewal."""
 
     claim: Claim
     began_ms: int
@@ -129,7 +129,7 @@ class Held:
 
 @dataclass(eq=False)
 class Process:
-    """One that claims, renews, settles and beats, as a scheduler does."""
+    """A process that claims, renews, settles and beats, as a scheduler does."""
 
     work: Work
     opened: AsyncExitStack
@@ -141,7 +141,7 @@ class Process:
         return any(is_suspect(each.claim.record) and each.ran_since(now - TRIAL_MS) for each in self.held.values())
 
     def max_lapses(self, now: int) -> int:
-        """Return how many lapses a message may have that is claimed beside what is held."""
+        """Return the most lapses that a message may have to be claimed now, with the claims that the process has."""
         lapses = [h.claim.record.lapses for h in self.held.values() if h.ran_since(now - LONGEST_TRIAL_MS)]
         if max(lapses, default=0) >= SUSPECT_LAPSES:
             return 0
@@ -149,7 +149,7 @@ class Process:
 
 
 class Simulation:
-    """A play on a store."""
+    """A simulation with the parameters of a `Play`, on a store."""
 
     def __init__(self, play: Play) -> None:
         self.play, self.clock = play, VirtualClock()
@@ -172,7 +172,7 @@ class Simulation:
         return self.clock.now_ms()
 
     async def run(self) -> Cost:
-        """Play until no suspect and no killer is left."""
+        """Simulate until no suspect and no killer is left."""
         ids = [f"{SUSPECT}{number:03}" for number in range(self.play.suspects)]
         records = [Record(Envelope(each, LANE), self.now, self.now, NO_OP, lapses=self.play.lapses) for each in ids]
         await self.store.put_back([PutBack(each, self.now) for each in records])
@@ -194,7 +194,7 @@ class Simulation:
         return len(self.delivered_ms) + len(await self.store.dead_letters(limit=1_000)) < wanted
 
     async def schedule(self) -> None:
-        """Have neighbours and late killers come due."""
+        """Schedule the neighbours and late killers that are due now."""
         passed_ms = self.now - self.start_ms
         ids = [f"{NEIGHBOUR}{passed_ms}-{i}" for i in range(self.play.neighbours_per_s) if passed_ms % 1_000 == 0]
         late, rest = divmod(passed_ms, self.play.late_every_ms)
@@ -211,14 +211,14 @@ class Simulation:
         return Process(work, opened, self.now)
 
     async def miss_processes(self) -> None:
-        """Have the store know that processes have ended, once it has heard nothing of them for long."""
+        """Tell the store that processes have ended, after it has heard nothing from them for long."""
         silent = [each for each in self.gone if each.heard_ms + SILENT_LEASES * LEASE_MS <= self.now]
         for process in silent:
             self.gone.remove(process)
             await process.opened.aclose()
 
     async def step(self, process: Process) -> bool:
-        """Do what comes next; say whether it ended the process."""
+        """Do the next step of a process. Return whether the step ended the process."""
         await process.work.tidy((LANE,), limit=10_000)
         self.beat(process)
         await self.renew(process)
@@ -306,7 +306,7 @@ class Simulation:
 
 
 def cost_of(play: Play) -> Cost:
-    """Simulate a play."""
+    """Simulate a play. Return its cost."""
     return asyncio.run(Simulation(play).run())
 
 

@@ -1,4 +1,4 @@
-"""`Play`: one message on the rulebook; it notes what a store must be asked, and must answer."""
+"""`Play`: run steps for one message on the rulebook, and record the calls and the answers that a store must give."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ __all__ = [
 
 START_MS = int(START.timestamp() * 1000)
 LEAP_MS = 25_000
-"""How far the clock moves when leases end: longer than any lease here, shorter than the window of repeated commands."""
+"""The step of the clock that ends leases: longer than each lease, and shorter than the retry window of commands."""
 PARKED = "paused"
 """An address that is paused in both lanes of a case."""
 WORKER = "worker"
@@ -72,12 +72,12 @@ NO_TOKEN = 4_097
 
 @dataclass(frozen=True)
 class Claims:
-    """Claim all that is due in the lanes of the case, until nothing is left."""
+    """Claim all due messages in the lanes of the case, until none is left."""
 
 
 @dataclass(frozen=True)
 class Leap:
-    """Let all leases end; then tidy up, or not."""
+    """Let all leases end. Then tidy, or not."""
 
     is_tidied: bool
 
@@ -94,14 +94,14 @@ Asked: TypeAlias = Command | Settlement | Renewal | Claims | Leap | DeadKey | Pu
 
 @dataclass(frozen=True)
 class Action:
-    """One step of a case, as a store is asked it, and what the rulebook answers.
+    """One step of a case: the call of a store, and the answer of the rulebook.
 
     Attributes:
-        asked: With the rulebook's tokens.
-        slot: Which of the case's claims a settlement or renewal is about; None: no claim, the token stays as it is.
-        off: What is added to the token of that claim.
-        step: Its name.
-        answer: Of a claim, the records.
+        asked: The call, with the tokens of the rulebook.
+        slot: The claim of the case that a settlement or renewal is about; None = no claim: keep the token of `asked`.
+        off: The number that is added to the token of that claim.
+        step: The name of the step.
+        answer: The answer; for a claim, the records.
     """
 
     asked: Asked
@@ -113,7 +113,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Seen:
-    """All that can be read of one case."""
+    """Everything that can be read about one case."""
 
     snapshots: tuple[Snapshot, ...] = ()
     letters: tuple[DeadLetter, ...] = ()
@@ -133,11 +133,11 @@ class Slot:
 
 
 class Play:
-    """The rulebook with one message of its own.
+    """The rulebook with one message.
 
     Args:
-        number: The case's.
-        lanes: Its lanes, the usual one first.
+        number: The number of the case.
+        lanes: The lanes of the case, the usual one first.
         has_journal: Keep a journal.
     """
 
@@ -163,7 +163,7 @@ class Play:
             self.inspection.pause(lane, PARKED)
 
     def step(self, name: str, make: Callable[[Play], Action]) -> None:
-        """Play a step, and note what it asks and what the rulebook answers."""
+        """Play a step. Record its call and the answer of the rulebook."""
         action = make(self)
         self.actions.append(replace_action(action, step=name, answer=self._answer(action)))
 
@@ -172,23 +172,23 @@ class Play:
         return (self.number << 16 | (len(self.commands) + 1)).to_bytes(8, "big")
 
     def standing(self) -> Entry | None:
-        """Return the message that stands under the case's id."""
+        """Return the stored message with the id of the case."""
         return self.table.find(self.id)
 
     def key(self, *, oldest: bool = False) -> DeadKey:
-        """Return the key of the newest dead letter, or of one that is not there."""
+        """Return the key of the newest dead letter; without one, a key that does not exist."""
         keys = sorted((letter.key for letter in self.table.letters), key=lambda key: (key.revision, key.id))
         return (keys[0] if oldest else keys[-1]) if keys else DeadKey(self.id, 1)
 
     def slot(self, at: int) -> tuple[int | None, Slot]:
-        """Return a claim by its place among the case's claims, or one that never was."""
+        """Return a claim by its place among the claims of the case; without one, a claim that was never made."""
         if not self.slots:
             return None, Slot(self.id, START_MS, NO_TOKEN)
         number = range(len(self.slots))[at]
         return number, self.slots[number]
 
     def seen(self) -> Seen:
-        """Return all that can be read."""
+        """Return everything that can be read."""
         snapshots = self.inspection.search(Query(limit=1000), self.now)
         letters = self.inspection.dead_letters(None, None, None, 1000)
         return Seen(tuple(snapshots), tuple(letters), by_message(self.table.journal or ()))
@@ -196,7 +196,7 @@ class Play:
     # --- carrying out -------------------------------------------------------------------------------------
 
     def _answer(self, action: Action) -> object:
-        """Do what a store is asked; return the answer."""
+        """Carry out the call on the rulebook. Return the answer."""
         asked = action.asked
         answer: object = None
         match asked:
@@ -246,7 +246,7 @@ class Play:
     # --- its state ----------------------------------------------------------------------------------------
 
     def state(self) -> object:
-        """Return what tells this state from others, in detail."""
+        """Return a value that identifies this state in detail."""
         answers = self.table.answers
         is_remembered = answers.last_revision(self.id, self.now) is not None
         ended = answers.ended_version(self.id, self.now)
@@ -264,7 +264,7 @@ class Play:
         )
 
     def outline(self) -> object:
-        """Return what tells this state from others, roughly."""
+        """Return a value that identifies this state roughly."""
         table, main = self.table, self.standing()
         beside = sorted(self._of(entry) for entry in table.entries.values() if entry is not main)
         replaced = frozenset(each == self.id for each, *_ in table.superseded)
@@ -287,7 +287,7 @@ class Play:
         return *written, *times, record.lapses, record.alone, record.attempt > 0, int(record.late)
 
     def _where(self, at: int) -> str:
-        """Say where a claim of the case stands."""
+        """Return the state of a claim of the case, as text."""
         number, slot = self.slot(at)
         entry = self.table.find(slot.id)
         if number is None:
@@ -299,16 +299,16 @@ class Play:
 
 
 def by_message(entries: Iterable[JournalEntry]) -> tuple[JournalEntry, ...]:
-    """Return entries without their numbers, by message: in one step, those of several messages have no order."""
+    """Return the entries without their numbers, grouped by message: in one step, messages have no common order."""
     return tuple(sorted((replace(entry, number=0) for entry in entries), key=lambda entry: entry.id))
 
 
 def is_last(claimed: Claimed) -> bool:
-    """Say whether nothing is left that is due; beside suspects that have just been taken, there may be more."""
+    """Return whether no due message is left. If the claim has just returned suspects, there may be more."""
     is_trial = any(t.is_suspect(claim.record) for claim in claimed.claims)
     return not is_trial and (claimed.next_due_ms is None or claimed.next_due_ms > claimed.now_ms)
 
 
 def by_id(claim: Claim) -> tuple[str, int]:
-    """Return the place of a claim among those of a case that were made at once."""
+    """Return a sort key for the claims that a case made at once."""
     return claim.record.id, claim.record.revision

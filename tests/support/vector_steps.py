@@ -1,4 +1,4 @@
-"""`STEPS`: everything that a store can be asked about one message, by name."""
+"""`STEPS`: all calls of a store about one message, by name."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ FAR_MS = START_MS + 3_600_000
 RENEWED_MS = 20_000
 LOW, HIGH = 1 << 53, (1 << 53) + 1  # a double holds only one of them
 OFF = 2_048
-"""What another token differs by: more than the claims of one instant."""
+"""The difference of another token: more than the number of claims at one instant."""
 
 Step: TypeAlias = Callable[[Play], Action]
-"""Says what a store is asked next, from what the rulebook has of the message."""
+"""A function that returns the next call, made from the rulebook's state of the message."""
 
 NOW = After(0)
 FAR = At(FAR_MS)
@@ -75,13 +75,13 @@ def put(
 
 
 def if_revision(play: Play, *, off: int) -> Conflict:
-    """Return a conflict that names the revision that stands, or another."""
+    """Return a conflict that names the stored revision, or another one."""
     standing = play.standing()
     return Conflict.if_revision(off + (1 if standing is None else standing.record.revision))
 
 
 def cancel(play: Play, *, revision: int | None = None, due: int | None = None) -> Action:
-    """Cancel; with numbers, only what has the revision and the due time, or others."""
+    """Cancel the message. With numbers, cancel only the stored revision and due time, or others at that distance."""
     standing = play.standing()
     if revision is None:
         return Action(Cancel(play.op(), play.id))
@@ -95,12 +95,12 @@ def reschedule(play: Play, due: At | After) -> Action:
 
 
 def to_occurrence(play: Play) -> Action:
-    """Move a series to the due time of its first occurrence, which may be retried beside it."""
+    """Move a series to the due time of its first occurrence, of which a retry may be pending."""
     return reschedule(play, At(play.first_due_ms))
 
 
 def beside(play: Play, kind: str) -> Action:
-    """Change the first occurrence of a series, as a message of its own."""
+    """Change the first occurrence of a series, which is a separate message."""
     occurrence, op = t.occurrence_id(play.id, play.first_due_ms), play.op()
     changes: dict[str, Command] = {
         "cancel": Cancel(op, occurrence),
@@ -111,7 +111,7 @@ def beside(play: Play, kind: str) -> Action:
 
 
 def settle(play: Play, at: int, kind: str, *, then: int | None = None, off: int = 0, far: bool = False) -> Action:
-    """Settle one of the claims: 0 the first, -1 the last."""
+    """Settle one of the claims: 0 is the first, -1 the last."""
     number, slot = play.slot(at)
     token = slot.token + off
     due_ms = FAR_MS if far else play.now
@@ -128,7 +128,7 @@ def settle(play: Play, at: int, kind: str, *, then: int | None = None, off: int 
 
 
 def then_now(play: Play, kind: str) -> Action:
-    """Settle the last claim; the series goes on at once, but not at the same due time."""
+    """Settle the last claim. The next occurrence is due at once, but not at the same due time."""
     return settle(play, -1, kind, then=play.now + 1)
 
 
@@ -150,7 +150,7 @@ def purge(play: Play) -> Action:
 
 
 def put_back(play: Play, *, dead: bool = False, beside: bool = False) -> Action:
-    """Put back a message that had left before the case began, or the first occurrence of a series."""
+    """Put back a message that left the store before the case began, or the first occurrence of a series."""
     message_id = t.occurrence_id(play.id, play.first_due_ms) if beside else play.id
     envelope = Envelope(message_id, play.lanes[0], payload=b"back")
     op = (play.number << 16 | 0xFFFF).to_bytes(8, "big")
@@ -160,7 +160,7 @@ def put_back(play: Play, *, dead: bool = False, beside: bool = False) -> Action:
 
 
 def repeat(play: Play, at: int) -> Action:
-    """Repeat a command with its op."""
+    """Repeat a command with the same op."""
     if not play.commands:
         return Action(Cancel(play.op(), play.id))
     return Action(play.commands[at])

@@ -1,4 +1,4 @@
-"""`play`: play vectors on a store, all cases of one shape at once, and tell where it differs from the rulebook."""
+"""`play`: play vectors on a store, all cases of one shape at once, and report the differences from the rulebook."""
 
 from __future__ import annotations
 
@@ -55,24 +55,24 @@ __all__ = ["Difference", "MakeStore", "play", "told"]
 T = TypeVar("T")
 
 MakeStore: TypeAlias = Callable[[VirtualClock], AbstractAsyncContextManager[Store]]
-"""Opens an empty store."""
+"""A function that opens an empty store."""
 
 AT_ONCE = 1_000
 COMMANDS, SETTLEMENTS = (Put, Cancel, Reschedule, Fire), (Done, Again, Dead)
 LEAST_LAPSED = 60
-"""So many leases, and claims on replaced versions, each claim and each step of housekeeping ends at least."""
+"""The number of leases, and of claims on replaced versions, that one claim or step of housekeeping surely ends."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a store differs from the rulebook.
+    """A difference between a store and the rulebook.
 
     Attributes:
-        case: Which case.
+        case: The case.
         step: The number of the step, from 1.
-        what: `answer`, or what was read after the step.
-        expected: By the rulebook.
-        found: From the store.
+        what: `answer`, or the name of the part that was read after the step.
+        expected: The value of the rulebook.
+        found: The value of the store.
     """
 
     case: Case
@@ -91,7 +91,7 @@ class Difference:
 
 
 def differing(expected: object, found: object, path: str) -> Iterator[tuple[str, object, object]]:
-    """Return the parts that differ: a path to each, what it is by the rulebook, and in the store."""
+    """Yield the parts that differ: the path of each, its value in the rulebook, and its value in the store."""
     if expected == found:
         return
     if isinstance(expected, tuple) and isinstance(found, tuple) and len(expected) == len(found):
@@ -107,7 +107,7 @@ def differing(expected: object, found: object, path: str) -> Iterator[tuple[str,
 
 
 def told(differences: Sequence[Difference], most: int = 5) -> str:
-    """Return a report of the differences with the shortest cases."""
+    """Return a report of the differences, with the shortest cases."""
     shortest = sorted(differences, key=lambda each: each.step)[:most]
     return "\n".join([f"{len(differences)} cases differ; the shortest of them:", *map(str, shortest)])
 
@@ -115,13 +115,13 @@ def told(differences: Sequence[Difference], most: int = 5) -> str:
 async def play(
     make_store: MakeStore, cases: Sequence[Case], *, has_journal: bool = False, packs: bool = False
 ) -> list[Difference]:
-    """Play cases, each shape in a store of its own.
+    """Play cases, each shape in a separate store.
 
     Args:
-        make_store: Called once for each shape.
-        cases: Any.
-        has_journal: The cases and the stores keep journals: compare them.
-        packs: Give a store all commands of a case that follow each other in one call, instead of one by one.
+        make_store: Opens an empty store. It is called once for each shape.
+        cases: The cases, of any shapes.
+        has_journal: Whether the cases and the stores keep journals, which are then compared.
+        packs: Send consecutive commands of a case in one call, instead of one by one.
 
     Returns:
         The first difference of each case that has one.
@@ -136,7 +136,7 @@ async def play(
 
 
 def _alike(cases: Iterable[Case]) -> Iterator[Sequence[Case]]:
-    """Return cases that can be played at once: so few that a claim returns all their leases, if they rely on that."""
+    """Yield cases that can be played at once. Cases that rely on it are so few that one claim ends all their leases."""
     by_shape: defaultdict[object, list[Case]] = defaultdict(list)
     for case in cases:
         by_shape[case.shape].append(case)
@@ -155,9 +155,9 @@ class _Playing:
     """A case that is being played.
 
     Attributes:
-        case: Which.
-        done: How many of its steps were carried out.
-        tokens: Of its claims, in the order in which it made them.
+        case: The case.
+        done: The number of its steps that were carried out.
+        tokens: The tokens of its claims, in the order of the claims.
     """
 
     case: Case
@@ -165,7 +165,7 @@ class _Playing:
     tokens: list[int] = field(default_factory=list)
 
     def next(self, at: int, *, packs: bool) -> Iterator[tuple[int, Action]]:
-        """Take the step with this number, unless it was taken; if asked, also all commands that follow a command."""
+        """Yield the step with this number, unless it was played; with `packs`, also the commands after a command."""
         actions = self.case.actions
         while self.done == at:
             yield at, actions[at]
@@ -182,12 +182,12 @@ class _Player:
     """Plays cases of one shape on one store.
 
     Args:
-        store: Empty.
-        work: Serves all lanes of the cases.
-        clock: The store's.
-        cases: Of one shape.
-        has_journal: Compare the journals as well.
-        packs: Give commands that follow each other in one call.
+        store: The empty store.
+        work: A worker for all lanes of the cases.
+        clock: The clock of the store.
+        cases: Cases of one shape.
+        has_journal: Compare the journals, too.
+        packs: Send consecutive commands of a case in one call.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class _Player:
         self.differences: list[Difference] = []
 
     async def play(self) -> list[Difference]:
-        """Play the cases, which end together, step by step; return what differs."""
+        """Play the cases step by step, so that all end together. Return the differences."""
         await self._hold()
         for from_end in range(max(len(each.case.actions) for each in self.playing.values()), 0, -1):
             await self._step(from_end)
@@ -221,7 +221,7 @@ class _Player:
                 await self.store.pause(lane, PARKED)
 
     async def _step(self, from_end: int) -> None:
-        """Carry out the steps that are so far from the end."""
+        """Carry out the step of each case at this distance from the end."""
         asked: defaultdict[object, list[Asked]] = defaultdict(list)
         for each in self.playing.values():
             for at, action in each.next(len(each.case.actions) - from_end, packs=self.packs):
@@ -236,7 +236,7 @@ class _Player:
                     await self._ask(kind, group[first : first + AT_ONCE])
 
     def _kind(self, action: Action) -> object:
-        """Return what is asked in one call with others: puts stand side by side, unless each case keeps its order."""
+        """Return a key. Calls with the same key are sent together: puts, for example, unless cases keep their order."""
         asked = action.asked
         if isinstance(asked, COMMANDS):
             return "puts" if isinstance(asked, Put) and not self.packs else "commands"
@@ -249,7 +249,7 @@ class _Player:
     # --- steps --------------------------------------------------------------------------------------------
 
     async def _ask(self, kind: object, asked: Sequence[Asked]) -> None:
-        """Ask the store in one call, and compare its answers."""
+        """Send the calls to the store in one call, and compare the answers."""
         inputs: list[Any] = [self._with_token(*each) for each in asked]
         calls: dict[object, Callable[[Any], Awaitable[Any]]] = {
             "puts": self.store.apply,
@@ -270,7 +270,7 @@ class _Player:
                 self._differs(playing, at, "answer", action.answer, answer)
 
     def _with_token(self, playing: _Playing, at: int, action: Action) -> object:
-        """Return what is asked with the store's token in the place of the rulebook's."""
+        """Return the call with the token of the store instead of the rulebook's."""
         asked = action.asked
         if action.slot is None or not isinstance(asked, (*SETTLEMENTS, Renewal)):
             return asked
@@ -281,7 +281,7 @@ class _Player:
         return replace(asked, token=own + action.off)
 
     async def _claim(self, asked: Sequence[Asked]) -> None:
-        """Claim all that is due in the lanes of these cases; compare what each of them was given."""
+        """Claim all due messages in the lanes of these cases. Compare the messages of each case."""
         given: defaultdict[str, list[Claim]] = defaultdict(list)
         demand = {lane: Demand(AT_ONCE) for lane in _lanes(playing.case for playing, _, _ in asked)}
         while True:
@@ -307,7 +307,7 @@ class _Player:
     # --- reading ------------------------------------------------------------------------------------------
 
     async def _look(self, number: int) -> None:
-        """Compare all that can be read."""
+        """Compare everything that can be read."""
         snapshots, letters, journal = await self._snapshots(), await self._letters(), await self._journal()
         for playing in list(self.playing.values()):
             case, message_id = playing.case, playing.case.id

@@ -1,7 +1,7 @@
-"""Vectors: what the rulebook answers to every step in every state that one message can be in.
+"""Vectors: the answer of the rulebook to every step in every state of one message.
 
-`states` finds the states by breadth-first search, with one short way into each. A case is such a way, then any one
-step, then one step more. `vector_store.py` plays many cases on a store at once.
+`states` finds the states by breadth-first search, with one short way (a list of steps) into each. A case is such a way,
+then any one step, then one more step. `vector_store.py` plays many cases on a store at once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ ASKED_AFTER = (
     *("claim", "repeat the last command", "cancel", "put newer, low"),
     *("first done", "done", "put", "renew"),
 )
-"""Steps whose answers tell most of what cannot be read: every case ends with one of them."""
+"""The last steps of cases. Their answers reveal most of the state that cannot be read."""
 ON_THE_WAY = tuple(name for name in STEPS if name not in ("put back the occurrence", "put series newer, low"))
-"""Steps that lead into states; with the others there would be three times as many."""
+"""The steps that lead into states. With the other steps, there would be three times as many states."""
 DEEP = (
     ("put series", "claim", "again, then", "fire", "claim", "cancel the occurrence", "leases end"),
     ("put series", "claim", "again, then", "claim", "cancel", "put far"),
@@ -32,21 +32,22 @@ DEEP = (
     ("put", "claim", "put", "leases end"),
     ("put", "claim", "put", "cancel", "done"),
 )
-"""Ways into states that the search leaves out, although they matter: too far, or much like others."""
+"""Ways into important states that the search misses: they are too long, or too similar to others."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A way into a state, one step, and one step more.
+    """A way into a state, one step, and one more step.
 
     Attributes:
-        id: The message's; retries of a series have ids of their own.
-        lanes: Its lanes.
-        actions: One for each step.
-        seen: What can be read after the last step but one, and after the last one.
-        is_paused: The address `PARKED` is paused.
-        has_lapses: A claim returns leases that have ended, since nobody has tidied up before.
-        shape: Cases of one shape can be played at once: leases end at the same steps, counted from the last one.
+        id: The id of the message. Retries of a series have other ids.
+        lanes: The lanes of the case.
+        actions: One action for each step.
+        seen: The readable state after the last step but one, and after the last step.
+        is_paused: Whether the address `PARKED` is paused.
+        has_lapses: Whether a claim must end lapsed leases, because no worker has tidied before.
+        shape: Cases with the same shape can be played at once: their leases end at the same steps, counted from the
+            last step.
     """
 
     id: str
@@ -59,7 +60,7 @@ class Case:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The names of its steps."""
+        """The names of the steps."""
         return tuple(action.step for action in self.actions)
 
     def __str__(self) -> str:
@@ -69,7 +70,7 @@ class Case:
 def played(
     steps: Iterable[str], number: int = 1, lanes: tuple[Lane, Lane] = ("a", "b"), *, has_journal: bool = False
 ) -> Play:
-    """Play steps on a rulebook of their own."""
+    """Play steps on a new rulebook."""
     play = Play(number, lanes, has_journal=has_journal)
     play.hold()
     for name in steps:
@@ -81,8 +82,8 @@ def states(*, depth: int, detailed: int) -> list[tuple[str, ...]]:
     """Return the shortest way into each state that can be reached.
 
     Args:
-        depth: Most steps of a way.
-        detailed: For so many steps, states are told apart in detail; then roughly.
+        depth: The most steps of a way.
+        detailed: For this number of steps, states are compared in detail; after that, roughly.
     """
     ways: dict[object, tuple[str, ...]] = {played(()).state(): ()}
     outlines = {played(()).outline()}
@@ -106,9 +107,9 @@ def cases_of(ways: Sequence[tuple[str, ...]], *, has_journal: bool = False, ever
     """Return a case for each step in each state.
 
     Args:
-        ways: Into the states.
-        has_journal: The cases keep journals.
-        every: Of so many cases, return one.
+        ways: The ways into the states.
+        has_journal: Whether the cases keep journals.
+        every: Return only every n-th case.
     """
     numbers = range(0, len(ways) * len(STEPS), every)
     names = list(STEPS)
@@ -124,9 +125,9 @@ def case_of(steps: tuple[str, ...], number: int = 1, *, has_journal: bool = Fals
     """Return the case of these steps.
 
     Args:
-        steps: At least one.
-        number: Tells its message from those of other cases.
-        has_journal: The case keeps a journal.
+        steps: The names of the steps, at least one.
+        number: The number of the case, which is part of its message id.
+        has_journal: Whether the case keeps a journal.
     """
     named = list(zip(range(len(steps), 0, -1), steps, strict=True))
     claims = tuple(at for at, name in named if name == "claim")

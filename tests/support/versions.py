@@ -1,4 +1,4 @@
-"""A memory store whose data may be of a newer version, as stores that processes of several versions share."""
+"""`VersionedStore`: a memory store that records features, like a store that processes of several versions share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["VersionedStore"]
 
 
 class VersionedStore(MemoryStore):
-    """Records features; subclasses choose the steps that check them."""
+    """A memory store that records features. Subclasses choose the steps that check them."""
 
     def __init__(self, *, clock: VirtualClock, journal: int = 0) -> None:
         super().__init__(clock=clock, journal=journal)

@@ -1,4 +1,4 @@
-"""Wait for a condition that nothing signals: what a server, a file or another process has come to."""
+"""Wait for a condition that sends no signal, such as the state of a server, a file or another process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 __all__ = ["PATIENCE_S", "until", "until_sync"]
 
 PATIENCE_S = 30.0
-"""Longest wait; a busy machine needs a tenth of it."""
+"""The longest wait. A busy machine needs a tenth of it."""
 _PAUSE_S = 0.01
 
 T = TypeVar("T")
@@ -26,12 +26,12 @@ async def until(condition: Callable[[], T], what: str, timeout_s: float = PATIEN
 
 
 async def until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-    """Ask again and again until a condition is true, and return its answer.
+    """Check a condition again and again until it is true, and return its value.
 
     Args:
         condition: A function or a coroutine function without arguments.
         what: The awaited state, for the error.
-        timeout_s: Longest wait, in the time of the running loop.
+        timeout_s: The longest wait, in the time of the running loop.
 
     Raises:
         AssertionError: The condition did not come true in time.
@@ -49,12 +49,12 @@ async def until(condition: Callable[[], Any], what: str, timeout_s: float = PATI
 
 
 def until_sync(condition: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
-    """Ask again and again until a condition is true, and return its answer; `until` for tests without a loop.
+    """Check a condition again and again until it is true, and return its value. This is `until` without a loop.
 
     Args:
         condition: A function without arguments.
         what: The awaited state, for the error.
-        timeout_s: Longest wait.
+        timeout_s: The longest wait.
 
     Raises:
         AssertionError: The condition did not come true in time.

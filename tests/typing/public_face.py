@@ -1,4 +1,4 @@
-"""What type checkers see of the public face. Nothing here runs: mypy and basedpyright read it.
+"""The public API for type checkers. mypy and basedpyright read this file; nothing in it runs.
 
 Each `type: ignore` names a mistake that must be told; strict mode reports those that are not needed.
 """

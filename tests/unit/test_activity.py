@@ -1,4 +1,4 @@
-"""The last hour, counted from a journal of any size, in parts, and read step by step."""
+"""The last hour of activity, counted from a journal of any size, in parts and step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape of the code: imports point one way, one module reads the clock, nothing optional is needed."""
+"""The structure of the code: imports point one way, one module reads the clock, no optional package is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md names files that are there, and every part of the package."""
+"""docs/architecture.md names only files that exist, and every part of the package."""
 
 from __future__ import annotations
 

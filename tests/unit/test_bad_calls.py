@@ -1,4 +1,4 @@
-"""More of RELIABILITY.md, table (b): other calls, what settings allow, and what stands at the limits and is good."""
+"""Bad calls: each is refused with a clear error. Settings at their limits are accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RELIABILITY.md, table (b), and what a hostile caller adds: what messages may not be, and how that is said."""
+"""Bad messages, also from a hostile caller: each is refused with a clear error."""
 
 from __future__ import annotations
 

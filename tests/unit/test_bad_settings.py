@@ -1,4 +1,4 @@
-"""RELIABILITY.md, table (b): settings, handlers, event types, policies and URLs are refused where they are given."""
+"""Bad settings, handlers, event types, policies and URLs: each is refused at the place where it is given."""
 
 from __future__ import annotations
 

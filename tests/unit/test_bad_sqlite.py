@@ -1,4 +1,4 @@
-"""RELIABILITY.md, table (b): files and URLs that the SQLite store cannot work with are refused on opening."""
+"""SQLite files and URLs that the store cannot use: each is refused at the opening."""
 
 from __future__ import annotations
 

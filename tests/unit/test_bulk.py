@@ -1,4 +1,4 @@
-"""`schedule_many`: any iterable, no further read ahead than chunks in flight allow, and every refusal by position."""
+"""`schedule_many`: any iterable, bounded reading ahead, and the position of every refused message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bulk operations of a service that ends: what is under way ends after its step; what takes too long is cancelled."""
+"""Bulk operations of a service that ends: each ends after its current step; a slow one is cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tests a change selects: each rule on a small tree in a git repository, and some modules of our own tree."""
+"""The tests that a change selects: each rule on a small tree in a git repository, and some modules of this tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An event that its own type cannot read is refused by `schedule()`, and not found out when it is due."""
+"""`schedule()` refuses an event that its own type cannot read, instead of failing when the event is due."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`@scheduler.on_dead_letter`: who is told of what is given up, when, and what a failing hook may break."""
+"""`@scheduler.on_dead_letter`: which hooks are called, when, and the effect of a failing hook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a delay box's record asks for, and every way to get it wrong: by the JSON text alone."""
+"""The JSON of a delay box's requests: valid forms, and every way to get it wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Depends`: what a handler is given beside its event, and when that ends."""
+"""`Depends`: the arguments that a handler gets besides its event, and when they are closed."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What docs/deploy holds starts the service, and gives it time to end."""
+"""The files in docs/deploy start the service and give it time to end."""
 
 from __future__ import annotations
 

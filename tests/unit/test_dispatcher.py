@@ -1,4 +1,4 @@
-"""The dispatch loop: what it asks the store for, and when; what it does while the store or the event loop fails."""
+"""The dispatch loop: its calls to the store, and its behaviour while the store or the event loop fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every public error: it says what happened with numbers and units, and survives being pickled, copied and chained."""
+"""Every public error has a text with numbers and units, and can be pickled, copied and chained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features that this version does not know: the error, and how a scheduler lives with it."""
+"""Features that this version does not know: the error, and the behaviour of a scheduler."""
 
 from __future__ import annotations
 

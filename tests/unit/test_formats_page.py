@@ -1,4 +1,4 @@
-"""docs/formats.md says what `record_format` declares."""
+"""docs/formats.md agrees with the declarations in `record_format`."""
 
 from __future__ import annotations
 

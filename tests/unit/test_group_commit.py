@@ -1,4 +1,4 @@
-"""Group commit: calls share a round trip, wait in order and within bounds, and each learns its own outcome."""
+"""Group commit: calls share a round trip, wait in order and within bounds, and each gets its own outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers: every form of function and event, the names they are reached by, and coming and going while it runs."""
+"""Handlers: every form of function and event, their names, and adding and removing them at run time."""
 
 from __future__ import annotations
 

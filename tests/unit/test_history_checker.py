@@ -1,4 +1,4 @@
-"""The checker of histories is itself checked: for every rule a clean history, and one that breaks this rule alone."""
+"""The history checker: for each rule, a clean history and one that breaks only this rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Housekeeping while a scheduler is open: alarms, lanes that nobody serves, late messages, a loop that is blocked."""
+"""Housekeeping of an open scheduler: alarms, lanes without workers, late messages, a blocked loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs that tests start run the aiodelay that the tests run."""
+"""Programs that tests start import the same aiodelay as the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a group's partitions are shared."""
+"""The assignment of the partitions of a group to its members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An index that goes on from a checkpoint is the one that was left, whatever has happened before and happens then."""
+"""An index restored from a checkpoint equals the index that was saved, before and after more changes."""
 
 from __future__ import annotations
 

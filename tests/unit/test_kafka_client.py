@@ -1,4 +1,4 @@
-"""What a record takes in a batch."""
+"""The size of a record in a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is pending in a partition, while changes of it are being written."""
+"""The pending index of a partition while its changes are being written."""
 
 from __future__ import annotations
 

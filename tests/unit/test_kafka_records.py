@@ -1,4 +1,4 @@
-"""Records of a schedules topic, as they are written and read: golden bytes, what plain clients write, bad records."""
+"""Records of a schedules topic, written and read: golden bytes, records of plain clients, bad records."""
 
 from __future__ import annotations
 

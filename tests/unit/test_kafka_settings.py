@@ -1,4 +1,4 @@
-"""Wrong settings of Kafka clusters and topics: each is refused where it is given, by name, without its secrets."""
+"""Wrong settings of Kafka clusters and topics: each error names the setting and shows no secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suspects are tried in turn with all others, and halved."""
+"""Kafka suspects are tried in turn with other messages, and their groups are halved."""
 
 from __future__ import annotations
 

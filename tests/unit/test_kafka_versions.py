@@ -1,4 +1,4 @@
-"""Only versions of aiokafka that our tests ran with: another one is refused when something is opened."""
+"""Only tested versions of aiokafka are accepted: opening anything with another version is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept and logged of an attempt that failed: its traceback, bounded, without values of variables."""
+"""The traceback of a failed attempt is kept and logged, bounded and without the values of variables."""
 
 from __future__ import annotations
 

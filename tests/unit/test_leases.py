@@ -1,4 +1,4 @@
-"""The lease book (L1, S6, S7): what it renews, what it settles, one call at a time, whatever the store answers."""
+"""The lease book (L1, S6, S7): renewals and settlements, one call at a time, for every answer of the store."""
 
 from __future__ import annotations
 

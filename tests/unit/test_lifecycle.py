@@ -1,4 +1,4 @@
-"""Opening and closing: in which order, what a failure in the midst leaves behind, and what may be called when."""
+"""Opening and closing: their order, the state after a failure, and which calls are allowed when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the conformance suite cannot see: that nothing piles up, and what the URL says."""
+"""The memory store beyond the conformance suite: its data do not pile up, and its URL options work."""
 
 from __future__ import annotations
 

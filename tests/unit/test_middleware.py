@@ -1,4 +1,4 @@
-"""Middleware: what goes around runs of handlers and around what is scheduled, in one shape."""
+"""Middleware around runs of handlers and around schedules, with the same interface."""
 
 from __future__ import annotations
 

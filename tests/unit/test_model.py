@@ -1,4 +1,4 @@
-"""What the values of the model check and compute by themselves."""
+"""The checks and computations of the model's values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page works out by itself: payloads as people read them, charts, groups, values."""
+"""Computations of the page: readable payloads, charts, groups, values."""
 
 from __future__ import annotations
 

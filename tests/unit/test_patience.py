@@ -1,4 +1,4 @@
-"""A scheduler that starts while its store, a sink or a source does not answer: how long it waits, what it leaves."""
+"""A scheduler starts while its store, a sink or a source does not answer: how long it waits, and what it leaves."""
 
 from __future__ import annotations
 

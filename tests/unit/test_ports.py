@@ -1,4 +1,4 @@
-"""The ports as third parties import them, and custom stores that have some of them."""
+"""The ports as third parties import them, and custom stores that implement some of them."""
 
 from __future__ import annotations
 

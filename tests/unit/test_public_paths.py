@@ -1,4 +1,4 @@
-"""Public names can be imported from where the docs, or earlier versions, have them."""
+"""Public names can be imported from the paths in the docs and from those of earlier versions."""
 
 from __future__ import annotations
 

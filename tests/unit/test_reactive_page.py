@@ -1,4 +1,4 @@
-"""docs/reactive.md: each D rule has a test, and each rule of Reactive Streams 1.0.4 is one of ours or has a reason."""
+"""docs/reactive.md: each D rule has a test, and each Reactive Streams 1.0.4 rule has a D rule or a reason."""
 
 from __future__ import annotations
 

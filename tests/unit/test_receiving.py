@@ -1,4 +1,4 @@
-"""Messages taken without a handler: what follows from each way to settle one, demand, the ends of a subscription."""
+"""Messages taken without a handler: every way to settle one, demand, and the ends of a subscription."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record's bytes, format version 1: what docs/formats.md says, what `record_format` says, and what is written."""
+"""Record format version 1: the written bytes agree with docs/formats.md and `record_format`."""
 
 from __future__ import annotations
 

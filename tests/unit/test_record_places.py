@@ -1,4 +1,4 @@
-"""A field is declared once: what is made from the declaration carries it, and what forgets it is named."""
+"""Each field is declared once: every place carries a new field, and the check names a place that lacks it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of docs/recurrence.md, every row; then properties, also against a clock read minute by minute."""
+"""Every row in the tables of docs/recurrence.md, and properties checked against a clock read minute by minute."""
 
 import json
 from collections.abc import Callable, Collection, Iterator

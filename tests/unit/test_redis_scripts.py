@@ -1,4 +1,4 @@
-"""What Lua knows of the record is what `record_format` and `codecs` say; ids and scripts are put together rightly."""
+"""The Lua scripts agree with `record_format` and `codecs`, and ids and scripts are composed correctly."""
 
 from __future__ import annotations
 

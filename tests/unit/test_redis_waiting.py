@@ -1,4 +1,4 @@
-"""What of a process' own writing ends the waiting of its loops, and what does not."""
+"""Which writes of a process end the waits of its own loops, and which do not."""
 
 from __future__ import annotations
 

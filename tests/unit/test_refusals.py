@@ -1,4 +1,4 @@
-"""RELIABILITY.md, table (b), rows about the moment: closed, other loops, no store, unknown ids, damaged records."""
+"""Calls refused because of the current state: closed, other loops, no store, unknown ids, damaged records."""
 
 from __future__ import annotations
 

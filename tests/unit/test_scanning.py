@@ -1,4 +1,4 @@
-"""Into how many parts a table is split, and how large the batches are that a Kafka partition is read in."""
+"""The number of parts of a table, and the sizes of the batches in which a Kafka partition is read."""
 
 from __future__ import annotations
 

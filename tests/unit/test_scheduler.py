@@ -1,4 +1,4 @@
-"""What a scheduler's calls come to: when messages are delivered, what becomes of them, and what is seen of them."""
+"""The scheduler's calls: when messages are delivered, their outcomes, and their visible states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scheduler tells of itself before, while and after it is open."""
+"""The status of a scheduler before, while and after it is open."""
 
 from __future__ import annotations
 

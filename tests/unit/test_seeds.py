@@ -1,4 +1,4 @@
-"""A run is repeated by its seed alone: the option that a session of the night prints."""
+"""The seed alone repeats a run: the option that a nightly session prints."""
 
 from __future__ import annotations
 

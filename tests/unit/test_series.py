@@ -1,4 +1,4 @@
-"""Recurring messages end to end, on virtual time: re-arming, retries beside, overlap, missed, a handler's own."""
+"""Recurring messages end to end on virtual time: next occurrences, retries, overlap, missed, handlers' own series."""
 
 import asyncio
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The service's log, off a terminal and on one."""
+"""The log of the service, on a terminal and elsewhere."""
 
 from __future__ import annotations
 

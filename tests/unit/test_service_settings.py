@@ -1,4 +1,4 @@
-"""The service's settings: where they come from, and what is said of mistakes."""
+"""The settings of the service: their sources, and the errors for mistakes."""
 
 from __future__ import annotations
 

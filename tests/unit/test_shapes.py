@@ -1,4 +1,4 @@
-"""The JSON shapes: what is written can be posted again; what is read is refused by name."""
+"""The JSON shapes: written JSON can be read and posted again, and bad JSON is refused with the name of the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sink's place in the dispatch loop: batches by its demand, what follows from each outcome, a sink that fails."""
+"""The subscription of a sink: batches by demand, the effect of each outcome, and a failing sink."""
 
 from __future__ import annotations
 

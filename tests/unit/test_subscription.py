@@ -1,4 +1,4 @@
-"""A handler's place in the dispatch loop: what follows from what it returns and raises, time limits, cancellation."""
+"""The subscription of a handler: the effect of its return value and errors, time limits, cancellation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is emitted, by OpenTelemetry's own SDK, of a scheduler in memory; and nothing where nobody looks."""
+"""The telemetry of a scheduler in memory, with OpenTelemetry's SDK, and none without a provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs of commands: what handlers raise is shown, and does nothing else."""
+"""Logs of commands show the errors of handlers, which cannot move the cursor or forge a line."""
 
 from __future__ import annotations
 

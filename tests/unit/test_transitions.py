@@ -1,4 +1,4 @@
-"""The pure half of every store: values and a time in, values out."""
+"""The pure part of every store: values and a time in, values out."""
 
 from __future__ import annotations
 

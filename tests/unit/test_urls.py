@@ -1,4 +1,4 @@
-"""Options in the URLs of stores and sinks."""
+"""The options in the URLs of stores and sinks."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Receiver(BaseHTTPRequestHandler):
         self.send_response(self.answers.pop(0) if self.answers else 204)
         self.end_headers()
 
-    def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - its name there
+    def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - the name in the base class
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def url(receiver: type[Receiver]) -> Iterator[str]:
 
 
 async def send(url: str, *ids: str) -> list[str]:
-    """Send messages; return the reasons of those that were given up."""
+    """Send messages. Return the reasons of the dead letters."""
     retry = Retry(attempts=3, first="10ms", jitter=0)
     async with Scheduler("memory://", sinks=[url], retry=retry) as scheduler:
         for message_id in ids:

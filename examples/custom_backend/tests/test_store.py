@@ -29,12 +29,12 @@ class TestLogStore(StoreConformance):
     def make_store(self, clock: VirtualClock, *, journal: int = 0) -> LogStore:
         return LogStore(self.folder / f"{next(self.numbers)}.log", clock=clock, journal=journal)
 
-    def reopen(self, store: LogStore, clock: Clock) -> LogStore:  # type: ignore[override]  # ours alone
+    def reopen(self, store: LogStore, clock: Clock) -> LogStore:  # type: ignore[override]  # only a LogStore
         return LogStore(store.path, clock=clock)
 
 
 async def schedule(url: str, message_id: str) -> list[str]:
-    """Schedule one message more; return the ids of all that are pending."""
+    """Schedule another message. Return the ids of all pending messages."""
     async with Scheduler(url, sinks=["stdout:"], dispatch=False) as scheduler:
         await scheduler.schedule(b"x", to="stdout:x", delay="1h", id=message_id)
         return sorted([snapshot.record.id async for snapshot in scheduler.pending()])

@@ -1,14 +1,14 @@
-"""What became of messages, as tables: a store's events, its deliveries, and their lateness by hour."""
+"""Tables about messages: the events of a store, its deliveries, and their lateness by hour."""
 
 from __future__ import annotations
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its name everywhere
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 
 def session() -> SparkSession:
-    """Return the pipeline's session."""
+    """Return the session of the pipeline."""
     spark = SparkSession.getActiveSession()
     assert spark is not None
     return spark
@@ -23,14 +23,14 @@ def dispatch_log() -> DataFrame:
 
 @dp.table
 def deliveries() -> DataFrame:
-    """Each delivery and its lateness in ms. No withColumn here: see the README."""
+    """Each delivery and its lateness in ms. Do not use withColumn here: see the README."""
     delivered = session().readStream.table("dispatch_log").where("event = 'delivered'")
     return delivered.selectExpr("id", "lane", "at", "due_at", "unix_millis(at) - unix_millis(due_at) AS lateness_ms")
 
 
 @dp.materialized_view
 def lateness_hourly() -> DataFrame:
-    """How many deliveries there were in an hour, by lane, and how late they were."""
+    """The number of deliveries and their lateness, by lane and hour."""
     late = F.percentile_approx("lateness_ms", [0.5, 0.99])
     by_hour = session().read.table("deliveries").groupBy("lane", F.date_trunc("hour", "due_at").alias("hour"))
     found = by_hour.agg(F.count(F.lit(1)).alias("n"), late.alias("late"), F.max("lateness_ms").alias("max_ms"))

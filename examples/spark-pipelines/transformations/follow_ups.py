@@ -1,4 +1,4 @@
-"""A message for each delivery, a day later: aiodelay as the sink of a flow."""
+"""Schedule a message a day after each delivery, with aiodelay as the sink of a flow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ dp.create_sink(
 
 @dp.append_flow(target="follow_ups")
 def a_day_later() -> DataFrame:
-    """Ask a day after the delivery; what is written twice counts once, by its id."""
+    """Make a message due a day after the delivery. If Spark writes it twice, it counts once, because of its id."""
     spark = SparkSession.getActiveSession()
     assert spark is not None
     return spark.readStream.table("deliveries").selectExpr(

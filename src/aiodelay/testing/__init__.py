@@ -1,4 +1,4 @@
-"""Test kit: virtual time, assertions and fault switches for programs that schedule messages."""
+"""The test kit: virtual time, assertions and injected faults, for tests of programs that schedule messages."""
 
 from .assertions import assert_delivered, assert_scheduled
 from .clock import START, VirtualClock

@@ -1,4 +1,7 @@
-"""`assert_scheduled` and `assert_delivered`: what was expected, and the nearest to it that there was."""
+"""`assert_scheduled` and `assert_delivered`: assertions for tests of programs that schedule messages.
+
+When an assertion fails, its error shows the expected message and the actual message that is nearest to it.
+"""
 
 from __future__ import annotations
 
@@ -39,22 +42,23 @@ def assert_scheduled(
     id: str | None = None,  # noqa: A002 - as in `schedule`
     times: int | None = None,
 ) -> list[Snapshot]:
-    """Assert that a message waits for its time; what is in flight no longer does.
+    """Assert that a message waits in the store for its due time. A message in flight does not count.
 
     Args:
-        scheduler: On virtual time; open or closed.
-        event: An event that equals it, or an event class for any of that class; bytes for a raw payload.
-        within: Its next attempt is due at most this far ahead.
-        at: It is due at exactly this time.
-        to: Its destination: `"stdout:audit"`, or a sink's name for any address of it.
-        id: Its id.
-        times: How many such messages; None = at least one, 0 = none.
+        scheduler: The scheduler, on virtual time. It may be open or closed.
+        event: The expected event. An event class matches every event of that class; bytes match a raw payload.
+        within: The next attempt is due at most this far ahead.
+        at: The message is due at exactly this time.
+        to: The destination, such as `"stdout:audit"`. The name of a sink matches all addresses of that sink.
+        id: The id of the message.
+        times: The number of messages that must match; None = at least one, 0 = none.
 
     Returns:
-        The messages found, by the time of their next attempt.
+        The messages that match, by the time of their next attempt.
 
     Raises:
-        AssertionError: Shows the nearest message there is, and what differs.
+        AssertionError: The number of matches is wrong. If no message matches, the text shows the nearest message and
+            the differences.
     """
     __tracebackhide__ = True
     kit, now_ms = kit_of(scheduler), scheduler.store.now_ms()
@@ -87,22 +91,23 @@ def assert_delivered(
     id: str | None = None,  # noqa: A002 - as in `schedule`
     times: int | None = None,
 ) -> list[Delivery]:
-    """Assert that a handler or a sink was given a message, in this test.
+    """Assert that a handler or a sink received a message during this test.
 
-    Every attempt counts, the failed ones too.
+    Every attempt counts, also a failed one.
 
     Args:
-        scheduler: On virtual time; open or closed.
-        event: An event that equals it, or an event class for any of that class; bytes for a raw payload.
-        to: Its destination: `"stdout:audit"`, or a sink's name for any address of it.
-        id: Its id; of a recurring message, the series'.
-        times: How many attempts; None = at least one, 0 = none.
+        scheduler: The scheduler, on virtual time. It may be open or closed.
+        event: The expected event. An event class matches every event of that class; bytes match a raw payload.
+        to: The destination, such as `"stdout:audit"`. The name of a sink matches all addresses of that sink.
+        id: The id of the message. For a recurring message, the id of the series.
+        times: The number of attempts that must match; None = at least one, 0 = none.
 
     Returns:
-        The attempts found, by time.
+        The attempts that match, by time.
 
     Raises:
-        AssertionError: Shows the nearest there was, and what differs.
+        AssertionError: The number of matches is wrong. If no attempt matches, the text shows the nearest attempt and
+            the differences.
     """
     __tracebackhide__ = True
     kit = kit_of(scheduler)
@@ -147,7 +152,7 @@ class _Wanted:
         return ", ".join(parts)
 
     def differences(self, envelope: Envelope, waiting: Snapshot | None) -> list[_Difference]:
-        """Return in what a message differs from what is wanted."""
+        """Return the differences between a message and the wanted message."""
         found = self._event_differences(envelope)
         if self.to is not None and self.to not in (to_of(envelope), envelope.lane):
             found.append(_Difference(f"to: {to_of(envelope)!r}, expected {self.to!r}", WRONG_PLACE))
@@ -199,7 +204,7 @@ def _value(fields: dict[str, Any], name: str) -> str:
     return _cut(repr(fields[name])) if name in fields else "absent"
 
 
-def _decoded(envelope: Envelope) -> Any:  # noqa: ANN401 - what was written is of any type
+def _decoded(envelope: Envelope) -> Any:  # noqa: ANN401 - an event may be of any type
     return codec_named(envelope.encoding).decoder(Any)(envelope.payload)
 
 
@@ -212,7 +217,7 @@ def _compare(
     differences: Callable[[T], list[_Difference]],
     kit: Kit,
 ) -> tuple[list[T], str]:
-    """Return what was found, and what is wrong with it, if anything."""
+    """Return the items that match, and the text of the error: "" if their number is as expected."""
     compared: list[tuple[T, list[_Difference]]] = [(each, differences(each)) for each in there]
     found = [each for each, differing in compared if not differing]
     if len(found) == times or (times is None and found):
@@ -224,7 +229,7 @@ def _compare(
     expected = "" if times is None else f" (expected {_times(times)})"
     lines = [f"{wanted} was not {word}{expected}."]
     missed = sorted((pair for pair in compared if pair[1]), key=lambda pair: sum(each.weight for each in pair[1]))
-    lines += _nearest(word, missed) if missed else [f"Nothing was {word} at all."]
+    lines += _nearest(word, missed) if missed else [f"No message was {word}."]
     return found, "\n".join(lines + _elsewhere(word, wanted, kit))
 
 
@@ -239,7 +244,7 @@ def _nearest(word: str, missed: Sequence[tuple[T, list[_Difference]]]) -> list[s
 
 
 def _elsewhere(word: str, wanted: _Wanted, kit: Kit) -> list[str]:
-    """Return where else a message stands that is wanted: it may not have come that far, or be over already."""
+    """Return lines about wanted messages in another state: not delivered yet, in flight, delivered or given up."""
     lines = [
         f"It is {message.state.value.replace('_', ' ')}: {_shown(message)}"
         for message in kit.messages()
@@ -256,7 +261,7 @@ def _elsewhere(word: str, wanted: _Wanted, kit: Kit) -> list[str]:
 
 
 def _given_up(wanted: _Wanted, kit: Kit) -> list[str]:
-    """Return what became a dead letter of what is wanted, with the traceback of its last attempt."""
+    """Return lines about wanted messages that became dead letters, with the traceback of the last attempt."""
     lines: list[str] = []
     letters = [each for each in kit.dead_letters() if not wanted.differences(each.record.envelope, None)]
     for letter in letters[:OTHERS_SHOWN]:
@@ -267,7 +272,7 @@ def _given_up(wanted: _Wanted, kit: Kit) -> list[str]:
 
 
 def _failed(found: Sequence[Snapshot | Delivery], kit: Kit) -> str:
-    """Return how many attempts failed, and the last error."""
+    """Return the number of failed attempts and the last error, as text; "" if none failed."""
     failures = [failure for each in found if isinstance(each, Delivery) and (failure := kit.failure(each)) is not None]
     return f", {len(failures)} failed: {_cut(failures[-1])}" if failures else ""
 

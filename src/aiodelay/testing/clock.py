@@ -1,4 +1,8 @@
-"""`VirtualClock`: tells the time of a `VirtualLoop`, lets it pass, steps the wall clock. `LoopClock`: any loop's."""
+"""The clocks of the test kit: `VirtualClock` and `LoopClock`.
+
+A `VirtualClock` shows the time of a `VirtualLoop`, lets that time pass and can step the wall clock. A `LoopClock` shows
+virtual time on a `VirtualLoop` and real time on any other loop.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +20,32 @@ from .loop import VirtualLoop, WaitingForeverError
 __all__ = ["START", "IdleHook", "LoopClock", "VirtualClock", "VirtualLoop", "WaitingForeverError"]
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
-"""The wall-clock time at which every `VirtualClock` begins unless told otherwise."""
+"""The default wall-clock time at which a `VirtualClock` begins."""
 
 IdleHook: TypeAlias = Callable[[], Awaitable[bool]]
-"""Returns when some work is done; True if there was any to wait for."""
+"""A coroutine function that returns when its work is done: True if it had to wait for work, else False."""
 
 _HOW_TO_GET_ONE = (
-    "aiodelay.testing.clock.VirtualLoop, which tests get that name the fixture 'clock' as an argument"
-    " (pytest-asyncio >= 1.4: mark them @pytest.mark.asyncio(loop_scope='function');"
-    " anyio: keep them apart from async fixtures of module or session scope, or give their module a fixture"
-    " anyio_backend that returns ('asyncio', {'loop_factory': VirtualLoop});"
-    " neither: asyncio.Runner(loop_factory=VirtualLoop);"
-    " a web framework's TestClient has a real loop: leave 'clock' out, or use an asynchronous client)"
+    "aiodelay.testing.clock.VirtualLoop. Tests get this loop if they name the fixture 'clock' as an argument."
+    " pytest-asyncio >= 1.4: mark the tests @pytest.mark.asyncio(loop_scope='function')."
+    " anyio: the tests must not use async fixtures of module or session scope; or give their module a fixture"
+    " anyio_backend that returns ('asyncio', {'loop_factory': VirtualLoop})."
+    " Neither plugin: use asyncio.Runner(loop_factory=VirtualLoop)."
+    " A web framework's TestClient has a real loop: do not use 'clock' with it, or use an asynchronous client"
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
 class VirtualClock:
-    """A `Clock` that tells virtual time; starts at 2030-01-01T00:00:00Z unless told otherwise.
+    """A `Clock` that shows virtual time. By default it starts at 2030-01-01T00:00:00Z.
 
-    Given a loop, it follows that loop's time. Without one it is moved by hand, by `move()` and `advance()`; that is
-    what a Hypothesis state machine wants. Not for use by several threads.
+    With a loop, the clock follows the time of that loop. Without a loop, the test moves the clock with `move()` and
+    `advance()`, as a Hypothesis state machine needs it. The clock is not thread-safe.
 
     Args:
-        loop: The loop whose time it tells, counted from now on; None for a clock moved by hand.
-        start: What `now()` tells at first; aware.
+        loop: The loop whose time the clock shows, counted from now on; None for a clock that the test moves.
+        start: The first value of `now()`, an aware datetime.
     """
 
     def __init__(self, loop: VirtualLoop | None = None, *, start: datetime = START) -> None:
@@ -57,9 +61,10 @@ class VirtualClock:
 
     @classmethod
     def of_next_loop(cls, *, start: datetime = START) -> VirtualClock:
-        """Return a clock that will follow the virtual loop that runs next, or the one that is running.
+        """Return a clock that follows the running virtual loop, or else the virtual loop that runs next.
 
-        Until then it is moved by hand. Reading it on a loop that is not a `VirtualLoop` raises `ConfigurationError`.
+        Until that loop runs, the test moves the clock. Reading the clock on a loop that is not a `VirtualLoop` raises
+        `ConfigurationError`.
         """
         clock = cls(start=start)
         if (loop := _running_loop()) is not None and isinstance(loop, VirtualLoop):
@@ -70,7 +75,7 @@ class VirtualClock:
         return clock
 
     def follow(self, loop: VirtualLoop) -> None:
-        """Tell the time of `loop` from now on; what it tells at this moment stays the same."""
+        """Follow the time of `loop` from now on. The time that the clock shows at this moment does not change."""
         self._moved_us = self._elapsed_us()
         self._loop, self._origin_us = loop, loop.elapsed_us
 
@@ -79,7 +84,7 @@ class VirtualClock:
         return (self._wall_us + self._elapsed_us()) // 1000
 
     def monotonic_ms(self) -> int:
-        """Return ms since this clock began, rounded down; `step()` does not touch it."""
+        """Return the milliseconds since this clock began, rounded down. `step()` does not change them."""
         return self._elapsed_us() // 1000
 
     def seconds_until(self, at_ms: int) -> float:
@@ -91,15 +96,15 @@ class VirtualClock:
         return _EPOCH + timedelta(microseconds=self._wall_us + self._elapsed_us())
 
     def step(self, delta: timedelta) -> None:
-        """Set the wall clock forwards or backwards by `delta`, as NTP or an operator does; no time passes."""
+        """Set the wall clock forwards or backwards by `delta`, as NTP or an operator does. No time passes."""
         self._wall_us += delta // _MICROSECOND
 
     def move(self, ms: int) -> None:
-        """Let `ms` milliseconds pass on a clock moved by hand.
+        """Let `ms` milliseconds pass on a clock that follows no loop.
 
         Raises:
-            InputError: `ms` is negative; the wall clock alone goes back, by `step()`.
-            ConfigurationError: The clock follows a loop; only `advance()` lets its timers fire on the way.
+            InputError: `ms` is negative. Use `step()` to set the wall clock back.
+            ConfigurationError: The clock follows a loop. Use `advance()`, which fires the timers of the loop on time.
         """
         if self._followed() is not None:
             raise ConfigurationError("clock.move()", "called on a clock that follows a loop", "await clock.advance()")
@@ -115,20 +120,21 @@ class VirtualClock:
         minutes: float = 0,
         seconds: float = 0,
     ) -> None:
-        """Let time pass, with everything that becomes due on the way happening at its own instant and in order.
+        """Let time pass. Every timer fires at its own instant, in order.
 
-        Returns when nothing more can happen at the last instant and every idle hook has answered that its work is
-        done; a hook may let more time pass for that. Without arguments no time is asked for: what is due now happens.
+        The call returns when nothing more can happen at the last instant, and every idle hook has reported that its
+        work is done. A hook may let more time pass to finish its work. Without arguments the duration is 0: the call
+        runs everything that is due now.
 
         Args:
-            delta: How long, as `timedelta` or text such as "90m", rounded up to ms; the keywords are added to it.
-            hours: Hours to add.
-            minutes: Minutes to add.
-            seconds: Seconds to add.
+            delta: The duration, as `timedelta` or as text such as "90m", rounded up to milliseconds.
+            hours: Hours to add to `delta`.
+            minutes: Minutes to add to `delta`.
+            seconds: Seconds to add to `delta`.
 
         Raises:
-            InputError: The duration is negative or unreadable; no time has passed.
-            WrongLoopError: Another loop than the one it follows is running; no time has passed.
+            InputError: The duration is negative or unreadable. No time has passed.
+            WrongLoopError: The running loop is not the loop that the clock follows. No time has passed.
         """
         ms = parse_duration(timedelta() if delta is None else delta, field="delta")
         ms += parse_duration(timedelta(hours=hours, minutes=minutes, seconds=seconds), field="hours, minutes, seconds")
@@ -145,11 +151,11 @@ class VirtualClock:
             pass
 
     def add_idle_hook(self, hook: IdleHook) -> None:
-        """Have `advance()` await `hook` at its end.
+        """Make `advance()` await `hook` before it returns.
 
         Args:
-            hook: Returns when its work is done: True if there was any to wait for, whereupon all hooks are asked
-                again, since it may have made work for another; False if there was none.
+            hook: Returns when its work is done: True if it had to wait for work, else False. After a True, `advance()`
+                awaits all hooks again, because the work of one hook may have made work for another.
         """
         self._hooks.append(hook)
 
@@ -164,9 +170,9 @@ class VirtualClock:
 
 
 class LoopClock:
-    """A `Clock` that tells virtual time on a `VirtualLoop` and real time on any other loop.
+    """A `Clock` that shows virtual time on a `VirtualLoop` and real time on any other loop.
 
-    The first loop on which it is read decides. Until then it stands still at `START`.
+    The first loop that reads the clock decides. Until then the clock stands still at `START`.
     """
 
     def __init__(self) -> None:
@@ -179,7 +185,7 @@ class LoopClock:
         return self._clock().now_ms()
 
     def monotonic_ms(self) -> int:
-        """Return ms since some fixed instant, rounded down."""
+        """Return the milliseconds since a fixed instant, rounded down."""
         return self._clock().monotonic_ms()
 
     def seconds_until(self, at_ms: int) -> float:

@@ -1,4 +1,7 @@
-"""`FaultyStore`: a store that fails when told to, at a named step; deterministic, or at random from a seed."""
+"""`FaultyStore`: a store with injected faults, for tests of programs and of aiodelay itself.
+
+A fault strikes at a named step. It strikes a fixed number of calls, or random calls chosen from a seed.
+"""
 
 from __future__ import annotations
 
@@ -34,38 +37,39 @@ from .forwarding import ForwardingStore
 __all__ = ["Fault", "FaultyStore", "InjectedBugError", "Injection", "Step"]
 
 Step: TypeAlias = Literal["open", "apply", "claim", "settle", "renew", "tidy"]
-"""Where a fault can strike; `apply` is what `schedule`, `cancel`, `reschedule` and `fire` come to."""
+"""A step of a store at which a fault can strike. `schedule`, `cancel`, `reschedule` and `fire` all call `apply`."""
 
 Fault: TypeAlias = Literal[
     "unavailable", "request_lost", "reply_lost", "hang", "delay", "late_reply", "repeat", "crash"
 ]
-"""What goes wrong:
+"""The kind of a fault:
 
-- `unavailable`: refused, surely not done.
-- `request_lost`: not done, but the caller cannot know.
-- `reply_lost`: done, but the caller cannot know.
-- `hang`: no answer until `heal()`; then it is done.
-- `delay`: done, and answered, only after a while.
-- `late_reply`: done at once, answered after a while.
-- `repeat`: done twice, as a network may repeat a request; the second answer is given.
-- `crash`: raises `InjectedBugError`, which no store may: a bug in it.
+- `unavailable`: the store refuses the call and does nothing; the caller knows it.
+- `request_lost`: the store does nothing, but the caller cannot know it.
+- `reply_lost`: the store carries out the call, but the caller cannot know it.
+- `hang`: the call waits until `heal()`; then the store carries it out.
+- `delay`: the store carries out the call, and answers it, after a while.
+- `late_reply`: the store carries out the call at once, and answers it after a while.
+- `repeat`: the store carries out the call twice, as if the network had repeated the request. The caller gets the
+  second answer.
+- `crash`: the call raises `InjectedBugError`. No store may raise it, so it plays a bug in the store.
 """
 
 T = TypeVar("T")
 
 
 class InjectedBugError(RuntimeError):
-    """What the fault `crash` raises."""
+    """The error that the fault `crash` raises."""
 
 
 class Injection:
-    """One fault at work.
+    """One active fault, as `FaultyStore.inject` returns it.
 
     Attributes:
-        fault: What goes wrong.
-        steps: Where.
-        left: How often it still strikes; None = until `heal()`.
-        hits: How often it has struck.
+        fault: The kind of the fault.
+        steps: The steps at which the fault strikes.
+        left: The number of strikes left; None = until `heal()`.
+        hits: The number of calls that the fault has struck.
     """
 
     fault: Fault
@@ -92,7 +96,7 @@ class Injection:
         return f"<{self.fault} at {' '.join(sorted(self.steps))}: {self.hits} hits{left}>"
 
     def strikes(self, step: Step, chance: random.Random) -> bool:
-        """Say whether it strikes this call, and count it."""
+        """Return whether the fault strikes this call. If so, count the hit."""
         if step not in self.steps or self.left == 0:
             return False
         if self._after > 0:
@@ -106,11 +110,11 @@ class Injection:
 
 
 class _Switches:
-    """The injections of one store, which strike its calls.
+    """The active faults of one store. Each call of a step goes through `call`.
 
     Args:
-        store: Is named in errors.
-        seed: For faults with a probability.
+        store: The store whose name the errors show.
+        seed: The seed of the faults with a probability.
     """
 
     def __init__(self, store: Store, seed: int) -> None:
@@ -129,7 +133,13 @@ class _Switches:
                 waiter.set_result(None)
 
     async def call(self, step: Step, call: Callable[[], Awaitable[T]], fail: Callable[[Fault], T] | None = None) -> T:
-        """Make a call as the injection says that strikes it; a call that fails raises, unless `fail` answers for it."""
+        """Make a call, with the first fault that strikes it.
+
+        Args:
+            step: The step that the call belongs to.
+            call: Calls the real store.
+            fail: Makes the answer of a failed call; None = a failed call raises `StoreUnavailableError`.
+        """
         fail = fail or self._raise
         self.calls[step] += 1
         struck = next((each for each in self._injections if each.strikes(step, self._chance)), None)
@@ -168,17 +178,18 @@ class _Switches:
 
 
 class FaultyStore(ForwardingStore):
-    """Stands before a store, passes everything on, and fails as told by `inject`.
+    """A store that forwards every call to another store and fails as `inject` says.
 
-    Faults strike at the steps alone. All else that a store does (inspect, hold, dead letters, journal) works as ever.
+    Faults strike only at the steps named in `Step`. The other methods of the store (inspection, pauses, dead letters,
+    the journal) always work.
 
     Args:
         store: The store that does the work.
-        seed: For faults with a probability: the same seed gives the same faults.
+        seed: The seed of the faults with a probability. The same seed gives the same faults.
 
     Attributes:
-        calls: How often each step was called.
-        applied: How many commands each call of `apply` brought, the failed ones included.
+        calls: The number of calls of each step.
+        applied: The number of commands in each call of `apply`, also in the failed calls.
     """
 
     def __init__(self, store: Store, *, seed: int = 0) -> None:
@@ -187,7 +198,7 @@ class FaultyStore(ForwardingStore):
         self.calls: Counter[Step] = self._switches.calls
         self.applied: list[int] = []
 
-    # --- switches -----------------------------------------------------------------------------------------
+    # --- faults -------------------------------------------------------------------------------------------
 
     def inject(
         self,
@@ -198,23 +209,23 @@ class FaultyStore(ForwardingStore):
         probability: float = 1.0,
         lasting: Duration = "1s",
     ) -> Injection:
-        """Have something go wrong from now on.
+        """Add a fault, from now on.
 
-        Several may be at work; of those that name a step, the one injected first strikes.
+        Several faults may be active. If two name the same step, the fault that was injected first strikes.
 
         Args:
-            fault: What goes wrong.
-            steps: Where; none named = at all of them.
-            times: How often it strikes; None = until `heal()`.
-            after: How many calls of these steps go well first.
-            probability: With which each call is struck, 0 to 1.
-            lasting: For `delay` and `late_reply`: how long.
+            fault: The kind of the fault.
+            steps: The steps at which the fault strikes; without steps, it strikes at all of them.
+            times: The number of calls to strike; None = until `heal()`.
+            after: The number of calls of these steps that succeed first.
+            probability: The probability that a call is struck, 0 to 1.
+            lasting: The duration of a `delay` or a `late_reply`.
 
         Returns:
-            The injection; its `hits` counts.
+            The injection. Its attribute `hits` counts the calls that the fault has struck.
 
         Raises:
-            ConfigurationError: No such fault or step.
+            ConfigurationError: The fault or a step does not exist. No fault was added.
         """
         for word, allowed in [(fault, get_args(Fault)), *((step, get_args(Step)) for step in steps)]:
             if word not in allowed:
@@ -226,7 +237,7 @@ class FaultyStore(ForwardingStore):
         return injection
 
     def heal(self) -> None:
-        """End all faults; what hangs goes on."""
+        """Remove all faults. Calls that hang continue."""
         self._switches.heal()
 
     # --- Store --------------------------------------------------------------------------------------------
@@ -237,7 +248,7 @@ class FaultyStore(ForwardingStore):
         return self
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
-        """Carry out commands, or fail in the way a store may."""
+        """Carry out commands, or fail in a way that the port `Store` allows."""
         self.applied.append(len(commands))
 
         def fail(fault: Fault) -> Sequence[Outcome]:
@@ -248,13 +259,13 @@ class FaultyStore(ForwardingStore):
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
-        """Open the dispatching role, with faults."""
+        """Open the dispatching role, with the same faults."""
         async with self._store.work(worker, lanes) as work:
             yield _FaultyWork(work, self._switches)
 
 
 class _FaultyWork:
-    """A worker's side of the store, with the same switches."""
+    """A worker's view of the store, with the faults of the store."""
 
     def __init__(self, work: Work, switches: _Switches) -> None:
         self._work, self._switches = work, switches

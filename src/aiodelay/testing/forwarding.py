@@ -1,4 +1,4 @@
-"""`ForwardingStore`: a store in front of another one, for test doubles that change some of its methods."""
+"""`ForwardingStore`: a base class for test doubles that change some methods of a real store."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = ["ForwardingStore"]
 
 
 class ForwardingStore:
-    """Forwards every call to the store behind it; optional abilities of that store are not forwarded.
+    """A store that forwards every call to another store. It does not forward that store's optional abilities.
 
     Args:
-        store: The store behind.
+        store: The other store.
     """
 
     def __init__(self, store: Store) -> None:
@@ -39,16 +39,16 @@ class ForwardingStore:
 
     @property
     def traits(self) -> StoreTraits:
-        """The traits of the store behind."""
+        """The traits of the other store."""
         return self._store.traits
 
     @property
     def name(self) -> str:
-        """The name of the store behind."""
+        """The name of the other store."""
         return self._store.name
 
     def now_ms(self) -> int:
-        """Return the time of the store behind."""
+        """Return the time of the other store, in epoch ms."""
         return self._store.now_ms()
 
     async def __aenter__(self) -> Self:
@@ -61,7 +61,7 @@ class ForwardingStore:
         await self._store.__aexit__(*exc_info)
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
-        """Carry out commands in order."""
+        """Carry out commands, in order."""
         return await self._store.apply(commands, source=source)
 
     def work(self, worker: str, lanes: Collection[Lane]) -> AbstractAsyncContextManager[Work]:
@@ -83,11 +83,11 @@ class ForwardingStore:
         return await self._store.counts()
 
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
-        """Count messages by the time at which they come due."""
+        """Count messages by due time."""
         return await self._store.load(bucket_ms=bucket_ms, buckets=buckets)
 
     async def position(self, source: str) -> int | None:
-        """Return an intake's stored position."""
+        """Return the stored position of an intake."""
         return await self._store.position(source)
 
     async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
@@ -112,7 +112,7 @@ class ForwardingStore:
         return await self._store.dead_letters(lane=lane, message_id=message_id, after=after, limit=limit)
 
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
-        """Give dead letters a new life."""
+        """Schedule dead letters again."""
         return await self._store.redrive(keys)
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
@@ -128,11 +128,11 @@ class ForwardingStore:
         return await self._store.resume(lane, address)
 
     async def paused(self) -> Sequence[tuple[Lane, str | None]]:
-        """List the holds."""
+        """List the paused lanes and addresses."""
         return await self._store.paused()
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        """Store messages under the revision that they have."""
+        """Store messages under the revisions that they have."""
         return await self._store.put_back(messages)
 
     # --- journal ------------------------------------------------------------------------------------------
@@ -144,5 +144,5 @@ class ForwardingStore:
         return await self._store.journal(message_id=message_id, after=after, limit=limit)
 
     def journal_reader(self) -> AbstractAsyncContextManager[JournalReader]:
-        """Open the journal for reading alone."""
+        """Open the journal for reading."""
         return self._store.journal_reader()

@@ -1,4 +1,7 @@
-"""`on_virtual_time`: a program's own scheduler on a memory store and a virtual clock, with all it delivers recorded."""
+"""`on_virtual_time`: move a program's own scheduler to a memory store, a virtual clock and recording sinks.
+
+The fixture `scheduler` uses it. `Kit` records the deliveries for `assert_scheduled` and `assert_delivered`.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,21 @@ __all__ = ["Kit", "StillInFlightError", "kit_of", "on_clock", "on_virtual_time",
 
 T = TypeVar("T")
 IN_FLIGHT_LIMIT_S = 3600.0
-"""`advance()` gives up when no handler ends for so long, in virtual time."""
+"""`advance()` gives up when no handler has ended for this long, in virtual time."""
 OVERDUE_LIMIT_S = 60.0
-"""`advance()` waits so long, in virtual time, for a store or sink that does not work."""
+"""The longest time, in virtual seconds, that `advance()` waits for a store or sink that does not work."""
 ALL = 1_000_000_000
 
 _kits: WeakKeyDictionary[Scheduler, Kit] = WeakKeyDictionary()
 
 
 class StillInFlightError(AiodelayError):
-    """A handler waits for something that does not come, so `clock.advance()` cannot return."""
+    """`clock.advance()` cannot return, because a handler waits for something that does not happen.
+
+    Attributes:
+        deliveries: The ids of the messages in flight.
+        waited_s: The virtual seconds for which no handler has ended.
+    """
 
     deliveries: tuple[str, ...]
     waited_s: float
@@ -47,13 +55,13 @@ class StillInFlightError(AiodelayError):
 
     def __str__(self) -> str:
         return (
-            f"in flight, and none has ended for {self.waited_s:g} s of virtual time: {', '.join(self.deliveries)}; "
-            "where a handler shall wait for the test, let time pass by asyncio.sleep() instead of clock.advance()"
+            f"no attempt has ended for {self.waited_s:g} s of virtual time; in flight: {', '.join(self.deliveries)}; "
+            "if a handler waits for the test, let time pass with asyncio.sleep() instead of clock.advance()"
         )
 
 
 class _NotingRules(Rules[Entry]):
-    """Rules that note why attempts failed, by delivery id and number."""
+    """Store rules that record the error of each failed attempt, by delivery id and attempt number."""
 
     def __init__(self, table: Table[Entry]) -> None:
         super().__init__(table)
@@ -70,19 +78,19 @@ class _NotingRules(Rules[Entry]):
 
 
 class _NotingStore(MemoryStore):
-    """A memory store that notes why attempts failed."""
+    """A memory store that records the error of each failed attempt."""
 
     _rules_type = _NotingRules
 
     @property
     def failures(self) -> dict[tuple[str, int], str]:
-        """The errors of failed attempts, by delivery id and number."""
+        """The errors of failed attempts, by delivery id and attempt number."""
         assert isinstance(self._rules, _NotingRules)
         return self._rules.failures
 
 
 class Kit:
-    """What stands behind a scheduler on virtual time."""
+    """The store, the sinks, the clock and the recorded deliveries of a scheduler on virtual time."""
 
     scheduler: Scheduler
     clock: Clock
@@ -103,7 +111,7 @@ class Kit:
     # --- what happened ------------------------------------------------------------------------------------
 
     def note_run(self, record: Record, lateness_ms: int) -> None:
-        """Record a run of a handler that is about to begin."""
+        """Record a run of a handler. The scheduler calls this right before the run begins."""
         self._runs.append(
             Delivery(
                 record.envelope,
@@ -116,26 +124,26 @@ class Kit:
         )
 
     def deliveries(self) -> list[Delivery]:
-        """Return what handlers and sinks were given, by time."""
+        """Return the attempts of handlers and sinks, by time."""
         sent = [each for name, sink in self.sinks.items() for each in sink.deliveries[self._sent_before[name] :]]
         return sorted(self._runs + sent, key=lambda each: each.due_ms + each.lateness_ms)
 
     def failure(self, delivery: Delivery) -> str | None:
-        """Return why an attempt failed, None for one that did not."""
+        """Return the error of a failed attempt; None if the attempt did not fail."""
         return self.memory.failures.get((delivery.delivery_id, delivery.attempt))
 
     def messages(self) -> list[Snapshot]:
-        """Return what is in the store, by the time of its next attempt."""
+        """Return all messages of the store, by the time of their next attempt."""
         return list(_at_once(self.memory.search(Query(limit=ALL))))
 
     def dead_letters(self) -> list[DeadLetter]:
-        """Return what was given up, oldest first."""
+        """Return the dead letters, oldest first."""
         return list(_at_once(self.memory.dead_letters(limit=ALL)))
 
     # --- advance ------------------------------------------------------------------------------------------
 
     async def _settle(self) -> bool:
-        """Let time pass until all that became due has settled; say whether any had to pass."""
+        """Wait until all due messages have settled. Return whether there was anything to wait for."""
         loop = asyncio.get_running_loop()
         if _kits.get(self.scheduler) is not self or not isinstance(loop, VirtualLoop):
             return False
@@ -151,7 +159,7 @@ class Kit:
         return has_waited
 
     def _limit_s(self) -> float:
-        """Return how long to wait for a change; 0 where there is nothing to wait for."""
+        """Return the longest wait for a change, in seconds; 0 if there is nothing to wait for."""
         if self.scheduler.in_flight:
             return IN_FLIGHT_LIMIT_S
         lanes = tuple(self.scheduler.served())
@@ -169,22 +177,23 @@ class Kit:
 def on_virtual_time(scheduler: Scheduler, clock: VirtualClock) -> AbstractContextManager[Scheduler]:
     """Move a scheduler to an empty memory store, virtual time and recording sinks, for the length of the block.
 
-    It is the same object, with its handlers and settings: code that imports it notices nothing. Handlers that are
-    added inside the block are forgotten at its end, and so are all messages. It is not opened.
+    The scheduler stays the same object, with its handlers and settings, so code that imports it needs no change. The
+    end of the block removes the handlers that were added inside the block, and all messages. This function does not
+    open the scheduler.
 
     Args:
-        scheduler: Not open.
+        scheduler: A scheduler that is not open.
         clock: The fixture `clock`, or a `VirtualClock` of the loop that will run.
 
     Raises:
-        ClosedError: It is open.
+        ClosedError: The scheduler is open.
     """
     return on_clock(scheduler, clock)
 
 
 @contextmanager
 def on_clock(scheduler: Scheduler, clock: Clock) -> Iterator[Scheduler]:
-    """Do as `on_virtual_time` does, with any clock."""
+    """Move a scheduler as `on_virtual_time` does, with a clock of any type."""
     kit = Kit(scheduler, clock)
     with scheduler.moved_to(kit.store, kit.sinks, clock, kit.note_run):
         before = _kits.get(scheduler)
@@ -198,10 +207,10 @@ def on_clock(scheduler: Scheduler, clock: Clock) -> Iterator[Scheduler]:
 
 
 def kit_of(scheduler: Scheduler) -> Kit:
-    """Return what stands behind a scheduler on virtual time.
+    """Return the kit of a scheduler on virtual time.
 
     Raises:
-        ConfigurationError: It is not on virtual time.
+        ConfigurationError: The scheduler is not on virtual time.
     """
     kit = _kits.get(scheduler)
     if kit is None:
@@ -212,19 +221,19 @@ def kit_of(scheduler: Scheduler) -> Kit:
 
 
 def store_of(scheduler: Scheduler) -> FaultyStore:
-    """Return the store under a scheduler on virtual time, to make it fail.
+    """Return the store of a scheduler on virtual time, so that a test can inject faults.
 
     Raises:
-        ConfigurationError: It is not on virtual time.
+        ConfigurationError: The scheduler is not on virtual time.
     """
     return kit_of(scheduler).store
 
 
 def sink_of(scheduler: Scheduler, name: str) -> RecordingSink:
-    """Return the sink that stands in the place of the scheduler's sink of that name.
+    """Return the recording sink that replaces the scheduler's sink of this name.
 
     Raises:
-        ConfigurationError: It is not on virtual time, or has no such sink.
+        ConfigurationError: The scheduler is not on virtual time, or has no sink of this name.
     """
     sinks = kit_of(scheduler).sinks
     if name not in sinks:
@@ -233,7 +242,7 @@ def sink_of(scheduler: Scheduler, name: str) -> RecordingSink:
 
 
 def _at_once(answer: Coroutine[Any, Any, T]) -> T:
-    """Return what a memory store answers: it never waits."""
+    """Return the answer of a memory store without an event loop: a memory store never waits."""
     try:
         answer.send(None)
     except StopIteration as end:

@@ -1,7 +1,7 @@
-"""`VirtualLoop`: an event loop whose time is computed, so that an hour costs nothing and every timer is punctual.
+"""`VirtualLoop`: an event loop with virtual time, for tests. An hour costs no real time and every timer is punctual.
 
-Virtual time is a whole number of microseconds, as in `datetime`. It moves only while the loop has nothing to do, and
-then to the next timer; so a test sees every timer at its own instant and in order, in the time it takes to compute.
+Virtual time is a whole number of microseconds, as in `datetime`. When the loop has nothing to do, virtual time jumps to
+the next timer. So every timer fires at its own instant, in order, and a test takes only the time that its code needs.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _Ts = TypeVarTuple("_Ts")
 _Events = list[tuple[selectors.SelectorKey, int]]
 
 _SECOND_US = 1_000_000
-# From here on a float of seconds cannot show the nanosecond that asyncio adds to "now" when it looks for due timers.
+# asyncio adds a nanosecond to "now" when it searches for due timers. Above this time, a float cannot show a nanosecond.
 _COARSE_S = 2.0**23
 _ANYIO_POLL_S = 0.01
 _TASKS_SHOWN = 20
 
 
 class WaitingForeverError(AiodelayError):
-    """Everything on a `VirtualLoop` waits, and nothing is left that could ever end the wait.
+    """Every task of a `VirtualLoop` waits, and no timer or outside work is left that could end a wait.
 
     Args:
         reason: Why the wait cannot end.
-        advice: What to do if the wait was meant to end.
-        waiting: One line per pending task: its name and where it waits.
+        advice: What to change if the wait should end.
+        waiting: One line per pending task: its name, and the place in the code where it waits.
     """
 
     reason: str
@@ -71,31 +71,36 @@ class _Follower(Protocol):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop in virtual time, for tests: `asyncio.Runner(loop_factory=VirtualLoop)`.
 
-    When nothing is ready, time jumps to the next timer. When there is no timer either, the test would wait for ever:
-    the future given to `run_until_complete` is cancelled there and `WaitingForeverError` raised from it.
+    When nothing is ready, time jumps to the next timer. If there is no timer either, the test would wait for ever.
+    Then the loop cancels the future given to `run_until_complete` and raises `WaitingForeverError`.
 
-    Time stands still, and the loop waits for real, while outside work is under way: calls of `run_in_executor`
-    (`asyncio.to_thread`, `getaddrinfo`), calls of `anyio.to_thread.run_sync`, and what is inside `outside_work()`.
-    Open sockets and pipes get `socket_grace_s` real seconds to become ready before each jump. Other threads and
-    processes are not seen: without `outside_work()`, time may jump while they work.
+    While outside work is under way, virtual time stands still and the loop waits in real time. Outside work is:
 
-    Timers are never early: one set for `loop.time() + ms / 1000` fires when at least `ms` milliseconds have passed on
-    the virtual clock, exactly then if the loop is idle. Exact for the first 34 years of virtual time.
+    - a call of `run_in_executor`, also by `asyncio.to_thread` and `getaddrinfo`,
+    - a call of `anyio.to_thread.run_sync`,
+    - a block of `outside_work()`.
+
+    Before each jump, open sockets and pipes get `socket_grace_s` real seconds to become ready. The loop does not see
+    other threads and processes: without `outside_work()`, time may jump while they work.
+
+    Timers are never early. A timer set for `loop.time() + ms / 1000` fires when at least `ms` milliseconds have passed
+    on the virtual clock, and exactly then if the loop is idle. This holds for the first 34 years of virtual time.
     """
 
     socket_grace_s: float = 0.005
-    """Real seconds that open sockets are given before each jump."""
+    """Real seconds that open sockets get before each jump."""
 
     forever_grace_s: float = 0.5
-    """Real seconds given to other threads and open sockets before `WaitingForeverError`."""
+    """Real seconds that other threads and open sockets get before the loop raises `WaitingForeverError`."""
 
     outside_limit_s: float = 60.0
-    """Real seconds without any sign from outside work before `WaitingForeverError`."""
+    """Real seconds without a sign of outside work after which the loop raises `WaitingForeverError`."""
 
     jump_limit = 500_000
-    """Jumps of time in one `run_until_complete`, those of `pass_time` not counted, before `WaitingForeverError`.
+    """Jumps of time in one `run_until_complete` after which the loop raises `WaitingForeverError`.
 
-    Ends the test that awaits what never comes while something else wakes up now and then."""
+    Jumps inside `pass_time` do not count. The limit ends a test that waits for ever while another task wakes up
+    again and again."""
 
     next_followers: ClassVar[weakref.WeakSet[_Follower]] = weakref.WeakSet()
     """Clocks that will follow the virtual loop that runs next."""
@@ -115,11 +120,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @property
     def elapsed_us(self) -> int:
-        """Microseconds of virtual time since the loop was made."""
+        """Microseconds of virtual time since the loop was created."""
         return self._now_us
 
     def time(self) -> float:
-        """Return `elapsed_us` as seconds, as asyncio wants it."""
+        """Return `elapsed_us` in seconds, as asyncio expects it."""
         seconds = self._now_us / _SECOND_US
         return seconds if seconds < _COARSE_S else math.nextafter(seconds, math.inf)
 
@@ -130,7 +135,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: *_Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Call back after `delay` seconds; see `call_at`."""
+        """Call `callback` after `delay` seconds; see `call_at`."""
         now = self.time()
         when = now + delay if delay <= 0 else max(now + delay, math.nextafter(now, math.inf))
         return self.call_at(when, callback, *args, context=context)
@@ -142,10 +147,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: *_Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Call back at `when` on the scale of `time()`, rounded up to a microsecond; at `math.inf` never.
+        """Call `callback` at the time `when` of `time()`, rounded up to a microsecond. `math.inf` means never.
 
-        What is to happen later than now never happens at this instant: a loop that waits for what rounding leaves of
-        its time would spin for ever.
+        A timer later than now never fires at the current instant, even if its time rounds to it. Otherwise code that
+        waits again for the remainder lost by rounding would spin for ever.
         """
         if when == math.inf:
             return asyncio.TimerHandle(when, callback, args, self, context)
@@ -158,8 +163,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Run until `future` is done, as asyncio does.
 
         Raises:
-            WaitingForeverError: It could never become done. It was cancelled where it waited, and the error is raised
-                from what came of that; only where it waits on regardless is it left pending.
+            WaitingForeverError: `future` could never become done. The loop cancelled it at the place where it waited,
+                and raises this error from the result of the cancellation. If `future` ignores the cancellation and
+                waits on, it stays pending.
         """
         if self.is_running():
             return super().run_until_complete(future)
@@ -180,12 +186,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return result
 
     async def watch(self, awaitable: Awaitable[_T]) -> _T:
-        """Await `awaitable` in the place of the future given to `run_until_complete`.
+        """Await `awaitable`, and cancel it instead of the future of `run_until_complete` if it waits for ever.
 
-        For what runs a test in a task that must survive it, as anyio's plugin does.
+        This is for a test runner whose task must survive the test, such as anyio's plugin.
 
         Raises:
-            WaitingForeverError: It could never become done; it was cancelled where it waited.
+            WaitingForeverError: `awaitable` could never become done. The loop cancelled it at the place where it
+                waited.
         """
         main, task = self._main, asyncio.current_task()
         self._main = task
@@ -207,14 +214,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[_Ts]], _T], *args: *_Ts
     ) -> asyncio.Future[_T]:
-        """Call `func` in another thread or process; time stands still until it has ended, cancelled or not."""
+        """Call `func` in another thread or process. Time stands still until the call has ended, cancelled or not."""
         submitting = _Submitting(self._threads if executor is None else executor)
         answer = super().run_in_executor(submitting, func, *args)
         self._count_outside(submitting.future, answer)
         return answer
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Wait, for real, until the threads of the default executor have ended; `timeout` never passes meanwhile."""
+        """Wait in real time until the threads of the default executor have ended. `timeout` never expires."""
         with self.outside_work():
             if sys.version_info >= (3, 12):
                 await super().shutdown_default_executor(timeout)
@@ -223,10 +230,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @contextlib.contextmanager
     def outside_work(self) -> Iterator[None]:
-        """Stop virtual time for the duration of the block, to wait for an answer from a thread, socket or process.
+        """Stop virtual time during the block, to wait for an answer from a thread, socket or process.
 
-        May be nested and used by several tasks at a time. Enter and leave it in the loop's thread. Do not wait for
-        virtual time inside: it does not pass.
+        Blocks may be nested, and several tasks may use them at a time. Enter and leave a block in the loop's thread.
+        Do not wait for virtual time inside a block: virtual time does not pass there.
         """
         self._outside += 1
         try:
@@ -235,25 +242,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._outside -= 1
 
     async def quiet(self) -> None:
-        """Return when nothing more can happen at this instant: only time itself is waited for, by any task."""
+        """Return when nothing more can happen at this instant: every other task waits for a later time."""
         waiter = self.create_future()
         self._quiet.append(waiter)
         await waiter
 
     async def pass_time(self, ms: int) -> None:
-        """Let `ms` milliseconds pass, then return as soon as all that could happen by then has happened."""
+        """Let `ms` milliseconds pass. Return when everything that could happen until then has happened."""
         self._promised_us = max(self._promised_us, self._now_us + ms * 1000)
         await asyncio.sleep(ms / 1000)
         await self.quiet()
 
     def _on_idle(self, timeout: float | None) -> _Events:
-        """Decide what follows when nothing is ready: a wait for outside work, a jump in time or the end of the test."""
+        """Decide the next step when nothing is ready: wait for outside work, let time jump, or end the test."""
         if self._outside:
             return self._stand_still(self.outside_limit_s)
         if self._anyio_works():
             return self._stand_still(_ANYIO_POLL_S)
         self._stalled_s = 0.0
-        # Also without grace: an anyio thread may have answered between the last look and the question above.
+        # Poll even if the grace is 0. An anyio thread may have answered between the last select and _anyio_works().
         if events := self._selecting.wait(self._grace_s(last_chance=timeout is None and not self._quiet)):
             return events
         if self._wake_quiet():
@@ -261,7 +268,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if timeout is None:
             self._end_wait(
                 "nothing is ready, no timer is set and no outside work is under way",
-                "if a thread, socket or process is to answer, await it inside 'with loop.outside_work():'",
+                "if a thread, socket or process should answer, await it inside 'with loop.outside_work():'",
             )
         else:
             self._jump(timeout)
@@ -274,12 +281,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._stalled_s = 0.0
             self._end_wait(
                 f"outside work has given no sign for {self.outside_limit_s:g} real seconds",
-                "virtual time stands still meanwhile, so it must not wait for a timer; or raise loop.outside_limit_s",
+                "outside work must not wait for a timer, because virtual time stands still meanwhile;"
+                " if the work is slow, raise loop.outside_limit_s",
             )
         return events
 
     def _grace_s(self, *, last_chance: bool) -> float:
-        sockets = len(self._selecting.get_map()) > 1  # one is the loop's own, by which threads wake it
+        sockets = len(self._selecting.get_map()) > 1  # the loop has one socket of its own: threads wake it with it
         if last_chance:
             return self.forever_grace_s if sockets or threading.active_count() > 1 else 0.0
         return self.socket_grace_s if sockets else 0.0
@@ -299,12 +307,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._jumps = 0
             self._end_wait(
                 f"time has jumped {self.jump_limit} times, to {self.time():.0f} s, without an end",
-                "let long times pass by 'await clock.advance(...)', or raise loop.jump_limit",
+                "let long times pass with 'await clock.advance(...)', or raise loop.jump_limit",
             )
 
     def _end_wait(self, reason: str, advice: str) -> None:
         error = WaitingForeverError(reason, advice, tuple(sorted(map(_described, asyncio.all_tasks(self)))))
-        # Cancelled first, so that the traceback shows where the test waits and its cleanup runs; raised if that fails.
+        # Cancel the test first: its cleanup runs, and the traceback shows where it waits. If it cannot be cancelled,
+        # raise the error here.
         if self._error is not None or self._main is None or not self._main.cancel(reason):
             raise error
         self._error = error
@@ -314,7 +323,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return error
 
     def _count_outside(self, call: Future[Any], answer: asyncio.Future[Any]) -> None:
-        # Both ends count: the call ends before its answer arrives, and a cancelled answer before its call.
+        # Outside work ends when both futures are done. The call ends before its answer arrives in the loop, and a
+        # cancelled answer ends before its call.
         self._outside += 1
         open_ends = 2
 
@@ -324,14 +334,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._outside -= not open_ends
 
         def end_from_thread(_: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
+            with contextlib.suppress(RuntimeError):  # race: the loop was closed before the call ended
                 self.call_soon_threadsafe(end)
 
         answer.add_done_callback(lambda _: end())
         call.add_done_callback(end_from_thread)
 
     def _anyio_works(self) -> bool:
-        # anyio's worker threads bypass run_in_executor; a call leaves their queue once its answer was handed over.
+        # anyio's worker threads bypass run_in_executor. A call counts as unfinished in the queue of its thread until
+        # the thread has handed over the answer.
         return any(
             thread.name == "AnyIO worker thread"
             and getattr(thread, "loop", None) is self
@@ -341,7 +352,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class _VirtualSelector(selectors.BaseSelector):
-    """A real selector that asks `on_idle` what to do where it would have to block."""
+    """A real selector that calls `on_idle` instead of blocking."""
 
     def __init__(self, on_idle: Callable[[float | None], _Events]) -> None:
         self._real = selectors.DefaultSelector()
@@ -373,7 +384,7 @@ class _VirtualSelector(selectors.BaseSelector):
 
 
 class _Submitting(Executor):
-    """Passes one call on to an executor and keeps the future of it."""
+    """An executor that submits one call to another executor and keeps its future."""
 
     future: Future[Any]
 
@@ -386,7 +397,7 @@ class _Submitting(Executor):
 
 
 def _to_us(seconds: float) -> int:
-    """Round up to a microsecond, forgiving the few float roundings of `loop.time() + delay`."""
+    """Round up to a microsecond, but ignore the small rounding errors of the float sum `loop.time() + delay`."""
     return math.ceil(seconds * 1e6 - 4e6 * math.ulp(seconds))
 
 
@@ -395,7 +406,7 @@ def _described(task: asyncio.Task[Any]) -> str:
 
 
 def _steps(awaited: object) -> Iterator[str]:
-    """Name each coroutine from the task inwards, with the line where it waits."""
+    """Yield each coroutine from the task inwards: its name, and the line where it waits."""
     while awaited is not None:
         kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(awaited, f"{kind}_frame")), None)
         frame = getattr(awaited, f"{kind}_frame", None)

@@ -1,7 +1,8 @@
-"""The pytest plugin: the fixtures `clock` and `scheduler`, and a virtual loop under every test that uses them.
+"""The pytest plugin: the fixtures `clock`, `scheduler`, `aiodelay_scheduler` and `faulty_store`.
 
-pytest loads it by entry point. Tests that use `clock`, be it through other fixtures, run on a `VirtualLoop` of their
-own, under pytest-asyncio (1.4 or later, strict or auto mode) and anyio's plugin alike; all others are left alone.
+pytest loads the plugin by its entry point. A test that uses `clock` or `scheduler`, directly or through another
+fixture, runs on a `VirtualLoop` of its own. This works under pytest-asyncio (1.4 or later, strict or auto mode) and
+under anyio's plugin. The plugin does not change other tests.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ _MARK = "_aiodelay_virtual_loop"
 
 @pytest.fixture
 def _aiodelay_virtual_loop() -> None:
-    """Mark the test, by a name that no one else uses, as one for a virtual loop."""
+    """Mark the test as a test for a virtual loop. The hooks below look for the name of this fixture."""
 
 
 @pytest.fixture
 def clock(_aiodelay_virtual_loop: None) -> VirtualClock:
-    """The time of this test: starts at 2030-01-01T00:00:00Z, passes while the test waits, costs nothing.
+    """The virtual clock of this test. It starts at 2030-01-01T00:00:00Z, and virtual time passes while the test waits.
 
-    `await clock.advance("1h")` lets an hour pass and returns when all that became due has happened. In a test that is
-    not async, `clock.move(ms)` moves it.
+    `await clock.advance("1h")` lets an hour pass and returns when everything that became due has happened. In a test
+    that is not async, `clock.move(ms)` moves the clock.
     """
     return VirtualClock.of_next_loop()
 
 
 @pytest.fixture
 def aiodelay_scheduler() -> Scheduler | None:
-    """Override this in your conftest.py to return your program's scheduler; None = an empty one."""
+    """Override this fixture in your conftest.py to return your program's scheduler; None = an empty scheduler."""
     return None
 
 
@@ -53,10 +54,11 @@ def aiodelay_scheduler() -> Scheduler | None:
 def scheduler(
     request: pytest.FixtureRequest, aiodelay_scheduler: Scheduler | None, _aiodelay_virtual_loop: None
 ) -> Iterator[Scheduler]:
-    """Your scheduler, with its handlers, on an empty memory store, recording sinks and virtual time; not open yet.
+    """Your scheduler, with its handlers, on an empty memory store, recording sinks and virtual time. It is not open.
 
-    Open it by `async with scheduler:`, as your program does. The fixture `aiodelay_scheduler` says which one it is.
-    In a test without `clock`, a `TestClient` of a web framework opens it on a real loop: there it is on real time.
+    Open it with `async with scheduler:`, as your program does. The fixture `aiodelay_scheduler` chooses the scheduler.
+    A `TestClient` of a web framework opens the scheduler on a real loop. There it runs in real time, and the test must
+    not use `clock`.
     """
     clock: Clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else LoopClock()
     yours = aiodelay_scheduler if aiodelay_scheduler is not None else Scheduler(MemoryStore(clock=clock), clock=clock)
@@ -66,7 +68,7 @@ def scheduler(
 
 @pytest.fixture
 def faulty_store(scheduler: Scheduler) -> FaultyStore:
-    """The store under `scheduler`: `faulty_store.inject("unavailable", "apply", times=3)`."""
+    """The store of `scheduler`, to inject faults: `faulty_store.inject("unavailable", "apply", times=3)`."""
     return store_of(scheduler)
 
 
@@ -74,10 +76,11 @@ def faulty_store(scheduler: Scheduler) -> FaultyStore:
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
 ) -> Generator[None, object, object]:
-    """Have pytest-asyncio make a virtual loop, and anyio its async fixtures on one, for a test that uses `clock`.
+    """Make pytest-asyncio's loop, and the loop of anyio's async fixtures, virtual for a test that uses `clock`.
 
-    pytest-asyncio's hook for loop factories is not used: where it is, pytest makes all wider async fixtures anew for
-    every test. Fixtures wider than the test keep their real loop, since tests in real time share them.
+    The plugin does not use pytest-asyncio's hook for loop factories: with that hook, pytest would set up all async
+    fixtures of a wider scope again for every test. Those fixtures keep their real loop, because tests in real time
+    share them.
     """
     if request.scope != "function" or _MARK not in request.fixturenames or not _makes_runner(fixturedef):
         return (yield)
@@ -88,7 +91,7 @@ def pytest_fixture_setup(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Have anyio run a test that uses `clock` on a virtual loop, unless a wider async fixture keeps another one."""
+    """Make anyio run a test that uses `clock` on a virtual loop, unless an async fixture of wider scope has a loop."""
     if _MARK not in pyfuncitem.fixturenames or not (chosen := _virtual(pyfuncitem.funcargs)):
         return (yield)
     pyfuncitem.funcargs.update(chosen)
@@ -123,7 +126,7 @@ def _watched(test: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[
 
 
 def _virtual(arguments: dict[str, Any]) -> dict[str, object]:
-    """Return those of the arguments that choose a loop, so changed that they choose a virtual one."""
+    """Return the arguments that choose the loop, changed so that they choose a virtual loop."""
     chosen: dict[str, object] = {}
     if "_asyncio_loop_factory" in arguments:
         chosen["_asyncio_loop_factory"] = VirtualLoop

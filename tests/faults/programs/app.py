@@ -1,4 +1,4 @@
-"""The worker's scheduler as an application's module, for `aiodelay run tests.faults.programs.app:scheduler`."""
+"""The worker's scheduler as a module, for `aiodelay run tests.faults.programs.app:scheduler`."""
 
 from __future__ import annotations
 

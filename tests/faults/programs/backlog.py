@@ -1,4 +1,4 @@
-"""After an outage: fills a file with messages that are long due, or delivers them and says what that was like.
+"""A backlog after an outage: fill a file with overdue messages, or deliver them and print measurements.
 
 No history is written: it would be most of the work. The last line is a `Result` as JSON.
 """

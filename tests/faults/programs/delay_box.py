@@ -1,4 +1,4 @@
-"""A delay box that is killed or stopped, with SIGKILL or SIGSTOP, just before or after a step of its own.
+"""A delay box that kills or stops itself (SIGKILL, SIGSTOP) right before or after one of its steps.
 
 It takes small batches, and its leases and sessions are short: few messages are many batches, and others wait little.
 """

@@ -1,4 +1,4 @@
-"""Fills the disk under its store, works on while nothing can be stored, and goes on once there is room again.
+"""Fill the disk under a store, continue to work while nothing can be stored, and recover when there is room.
 
 The disk is a limit on the size of files (RLIMIT_FSIZE), which SQLite cannot tell from a full one. Says `full`, `roomy`.
 """

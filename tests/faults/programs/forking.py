@@ -1,4 +1,4 @@
-"""Forks while its scheduler is open: the child is refused, the parent works on. Says what the child got."""
+"""Fork while a scheduler is open. The child is refused, the parent continues. Prints the error of the child."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes messages one at a time while it holds claims on the next, which it has not begun.
+"""Take messages one at a time, with open claims on the next messages, which have not begun.
 
 It says `claimed <id>`, `renewed <outcome> <epoch ms>` of each claim but that on the message which it has begun, and
 `begun <payload>`; it ends a message, and goes on to the next, once it is told to by a line.

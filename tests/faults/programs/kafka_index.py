@@ -1,4 +1,4 @@
-"""An owner whose index is on disk: it schedules, and ends at a step of writing a checkpoint, or finds the disk full.
+"""A Kafka owner with its index on disk: it ends at a step of writing a checkpoint, or finds the disk full.
 
 Says `n` and how many messages stand, `in file` and whether its index still is, `closed`.
 """

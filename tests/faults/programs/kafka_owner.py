@@ -1,4 +1,4 @@
-"""A process of a group: it moves what is due into topics and runs what is for its handler, until told by SIGTERM.
+"""A member of a Kafka group: it moves due messages into topics and runs its handler, until SIGTERM.
 
 It says `ready` when its scheduler is open. Each run is a line of JSON in a file: process, payload, due time, start.
 """

@@ -1,4 +1,4 @@
-"""`kafka_owner`, whose partitions others take over soon after it was killed."""
+"""`kafka_owner` with short sessions: others take over its partitions soon after it was killed."""
 
 from __future__ import annotations
 

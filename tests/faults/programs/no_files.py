@@ -1,4 +1,4 @@
-"""Runs out of file descriptors: before its scheduler opens, and while it works. Says what it met, line by line."""
+"""Run out of file descriptors before a scheduler opens, and while it works. Prints what happens, line by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The relay of examples/outbox.py, which ends as by `kill -9` at a step.
+"""The relay of examples/outbox.py, which ends at a given step as by `kill -9`.
 
 Started with the URLs of a database and a store, and the step.
 """

@@ -1,4 +1,4 @@
-"""`aiodelay serve` that tells on SIGUSR1, as a line of JSON, what it holds: tasks by name, threads, files, memory."""
+"""`aiodelay serve` that prints its resources on SIGUSR1, as JSON: tasks by name, threads, files, memory."""
 
 from __future__ import annotations
 

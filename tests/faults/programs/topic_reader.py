@@ -1,4 +1,4 @@
-"""A process that takes from a topic, with a handler or without one, until told by SIGTERM.
+"""Take messages from a topic, with or without a handler, until SIGTERM.
 
 It says `ready` when its scheduler is open. Each run that ends well is a line in a file: partition, number, attempt. A
 record's payload is `<partition> <number>`; every seventh fails at its first attempt, and is tried again by the store.

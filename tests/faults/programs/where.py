@@ -1,4 +1,4 @@
-"""A program that says from where it has imported aiodelay."""
+"""Print the path from which aiodelay is imported."""
 
 import aiodelay
 

@@ -1,4 +1,4 @@
-"""A process that schedules, handles, or both, as its plan says, and writes the history of what it did.
+"""A process that schedules, handles, or does both, as its plan says, and writes its history.
 
 It says `ready` when its scheduler is open, `running`, `run 20` and `run 40` as runs begin, `produced` when it has
 scheduled all it should, `idle` when nothing is left to deliver, and `closed` at its end. What a handler does with a

@@ -1,6 +1,6 @@
-"""Write old data, and what is read of it: `python -m tests.support.old_data FOLDER sqlite redis kafka archive`.
+"""Write old data and the expected answers: `python -m tests.support.old_data FOLDER sqlite redis kafka archive`.
 
-See tests/fixtures/README.md. What it writes is read by later versions, so it is run once for each version of a format.
+See tests/fixtures/README.md. Later versions read these files, so the program is run once for each version of a format.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOLD, EXPORT = "told.json", "export.jsonl"
 
 
 def main(folder: Path, *formats: str) -> None:
-    """Write the old data of these formats, each into its own folder."""
+    """Write the old data of these formats, each into a separate folder."""
     for each in formats:
         (folder / each).mkdir(parents=True, exist_ok=True)
         if each == "archive":
@@ -54,7 +54,7 @@ async def _write(folder: Path, kind: str) -> None:
 
 @asynccontextmanager
 async def _made(folder: Path, kind: str) -> AsyncIterator[Any]:
-    """Yield the old data of a store; whatever it needs is started."""
+    """Start the servers of a store and yield its old data."""
     if kind == "sqlite":
         with TemporaryDirectory() as here:
             yield OldSqlite(folder, Path(here))
@@ -70,7 +70,7 @@ async def _made(folder: Path, kind: str) -> AsyncIterator[Any]:
 
 
 def _save(path: Path, found: Mapping[str, Any]) -> None:
-    """Write JSON, an item of a question's answer on each line."""
+    """Write JSON with one item of an answer on each line."""
     texts = [f"{json.dumps(name, ensure_ascii=False)}: {_lines(answer)}" for name, answer in found.items()]
     path.write_text("{\n" + ",\n".join(texts) + "\n}\n", encoding="utf-8")
 
@@ -93,7 +93,7 @@ def _export(folder: Path) -> None:
 
 def _archive(folder: Path) -> None:
     """Archive the events of the SQLite file."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - needs Java, which the others do not
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - it needs Java
 
     from aiodelay.spark.jobs import report  # noqa: PLC0415 - as above
 

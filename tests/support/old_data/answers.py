@@ -1,4 +1,4 @@
-"""What a store answers about old data, chapter by chapter: each chapter begins on a new copy of the data."""
+"""Collect a store's answers about old data, in chapters. Each chapter begins on a new copy of the data."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ALL = Query(limit=1000)
 OPS_OF_THE_STORY = 1000
 CLAIMED = (*LANES, "kafka")
 STEPS, STEP_MS, PAUSE_S = 200, 500, 0.02
-"""Most steps of the clock until all due messages are given out; the owner on Kafka needs a pause in real time too."""
+"""The most steps of the clock until all due messages are claimed. A Kafka owner also needs a pause in real time."""
 MESSAGES = (
     *("id", "lane", "address", "type", "encoding", "payload", "key", "headers", "trace", "version", "rule", "revision"),
     *("due_ms", "expires_ms", "late", "attempt", "first_error", "last_error"),
@@ -68,25 +68,25 @@ Chapter = Callable[[Stage, Told], Awaitable[Mapping[str, Any]]]
 
 
 class OldData(Bench):
-    """Old data of one store; `make_store` opens the newest copy of it."""
+    """The old data of one store. `make_store` opens the newest copy of them."""
 
     @abstractmethod
     async def restore(self) -> None:
-        """Make a new copy of the data."""
+        """Make a new copy of the old data."""
 
     async def settle_down(self, stage: Stage) -> None:
-        """Wait until an open copy changes no more by itself."""
+        """Wait until an open copy no longer changes by itself."""
 
     async def journal_is_whole(self, stage: Stage) -> None:
         """Wait until the journal has all entries."""
 
     @asynccontextmanager
     async def opened(self, told: Told) -> AsyncIterator[Stage]:
-        """Open a new copy at the time of the story's end, with a worker called `first`."""
+        """Open a new copy at the time at which the story ended, with a worker called `first`."""
         await self.restore()
         stage = Stage(self, journal=JOURNAL)
         stage.move(told.now_ms - stage.now)
-        for _ in range(OPS_OF_THE_STORY):  # the stage counts from 1, as it did for the story
+        for _ in range(OPS_OF_THE_STORY):  # skip the ops of the story: the stage counts from 1 again
             stage.op()
         async with stage:
             await self.settle_down(stage)
@@ -94,23 +94,23 @@ class OldData(Bench):
 
 
 async def answers(data: OldData, told: Told, chapter: str) -> Any:  # noqa: ANN401 - what JSON can hold
-    """Return what a store answers in one of `CHAPTERS`."""
+    """Return the answers of a store in one of `CHAPTERS`."""
     async with data.opened(told) as stage:
         return plain(await CHAPTERS[chapter](stage, told))
 
 
 def told_of(fixture: Path) -> Told:
-    """Return what has to be known of the story of old data."""
+    """Return the facts about the story that the chapters need."""
     return msgspec.json.decode((fixture / "told.json").read_bytes(), type=Told)
 
 
 def answered(fixture: Path, chapter: str) -> Any:  # noqa: ANN401 - what JSON can hold
-    """Return what the old version answered."""
+    """Return the answers of the old version."""
     return msgspec.json.decode((fixture / f"{chapter}.json").read_bytes())
 
 
 def plain(value: object) -> Any:  # noqa: ANN401 - what JSON can hold
-    """Return a value as JSON holds it: bytes as base64, mappings with their keys sorted."""
+    """Return a value for JSON: bytes as base64, mappings with sorted keys."""
     return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_as_dict, order="sorted"))
 
 
@@ -124,7 +124,7 @@ def _as_dict(value: object) -> object:
 
 
 async def _look(stage: Stage, told: Told) -> Mapping[str, Any]:
-    """Ask all that a store can be asked."""
+    """Call every method that inspects a store."""
     store = stage.store
     messages = await store.search(ALL)
     found: dict[str, Any] = {
@@ -154,7 +154,7 @@ async def _look(stage: Stage, told: Told) -> Mapping[str, Any]:
 
 
 async def _pages(store: Store) -> list[list[str]]:
-    """Return the ids of all messages, by pages of 10."""
+    """Return the ids of all messages, in pages of 10."""
     pages: list[list[str]] = []
     after: tuple[int, str] | None = None
     while page := await store.search(Query(limit=10, after=after)):
@@ -175,7 +175,7 @@ def _scanned(store: Scannable) -> Mapping[str, list[list[Any]]]:
 
 
 async def _rest(stage: Stage) -> dict[str, Any]:
-    """Return what stands after a chapter, in short."""
+    """Return a summary of the store after a chapter."""
     messages = await stage.messages()
     return {
         "messages": {each.record.id: (each.record.revision, each.state, each.next_attempt_ms) for each in messages},
@@ -186,12 +186,12 @@ async def _rest(stage: Stage) -> dict[str, Any]:
 
 
 def _is_old(entry: JournalEntry, stage: Stage, told: Told) -> bool:
-    """Say whether the story has written an entry: the owner on Kafka writes entries as soon as it is there."""
+    """Return whether the story has written an entry. A Kafka owner writes more entries as soon as it opens."""
     return stage.bench.counted_journal or entry.at_ms < told.now_ms
 
 
 async def _events(stage: Stage) -> list[tuple[str, str, str]]:
-    """Return the newest entries of the journal; of Kafka's partitions all entries, which have no common order."""
+    """Return the newest entries of the journal. For Kafka, return all: its partitions have no common order."""
     assert isinstance(stage.bench, OldData)
     await stage.bench.journal_is_whole(stage)
     events = [(each.event, each.id, each.detail) for each in await stage.store.journal(limit=1000)]
@@ -202,7 +202,7 @@ async def _events(stage: Stage) -> list[tuple[str, str, str]]:
 
 
 async def _settle(stage: Stage, told: Told) -> Mapping[str, Any]:
-    """Renew and settle the story's claims by the tokens that it left."""
+    """Renew and settle the claims of the story with their old tokens."""
     claimed = await stage.claimed({"mails": Demand(100)}, request=told.request)
     found: dict[str, Any] = {"repeated": [(each.record.id, _known(each, told)) for each in claimed.claims]}
     stage.move(1000)
@@ -231,7 +231,7 @@ def _later(token: int, stage: Stage) -> int:
 
 
 def _end(held: Held, stage: Stage) -> Settlement:
-    """Settle a claim as its id says."""
+    """Return the settlement that the id of a claim names."""
     if held.id.endswith(("again", "late")):
         return Again(held.id, held.revision, held.token, stage.now + HOUR_MS, 1, "later")
     if held.id.endswith("dead"):
@@ -243,7 +243,7 @@ def _end(held: Held, stage: Stage) -> Settlement:
 
 
 async def _command(stage: Stage, told: Told) -> Mapping[str, Any]:
-    """Repeat the story's last commands, then give new ones that depend on what the store remembers."""
+    """Repeat the last commands of the story. Then give new commands that depend on the memory of the store."""
     repeated = [_repeat(stage, *each) for each in told.commands]
     found: dict[str, Any] = {"repeated": await stage.store.apply(repeated)}
     if stage.store.traits.positions != "none":
@@ -274,7 +274,7 @@ async def _command(stage: Stage, told: Told) -> Mapping[str, Any]:
 
 
 def _repeat(stage: Stage, kind: str, message_id: str, op: str) -> Command:
-    """Return a command of the story again; the store knows it by its op alone."""
+    """Return a command of the story again. The store recognises it by its op alone."""
     commands: Mapping[str, Command] = {
         "Cancel": Cancel(b"", message_id),
         "Reschedule": Reschedule(b"", message_id, At(stage.now)),
@@ -288,7 +288,7 @@ def _repeat(stage: Stage, kind: str, message_id: str, op: str) -> Command:
 
 
 async def _deliver(stage: Stage, told: Told) -> Mapping[str, Any]:
-    """Release what is paused, and claim everything, as time passes: in which order, and how often it was tried."""
+    """Resume everything, and claim all messages as time passes. Return their order and their attempts."""
     for lane, address in await stage.store.paused():
         await stage.store.resume(lane, address)
     found: dict[str, Any] = {}
@@ -301,7 +301,7 @@ async def _deliver(stage: Stage, told: Told) -> Mapping[str, Any]:
 
 
 async def _delivered(stage: Stage) -> Mapping[str, list[Any]]:
-    """Claim and settle all that is due, and return it by lane."""
+    """Claim and settle all due messages. Return them by lane."""
     found: dict[str, list[Any]] = {lane: [] for lane in CLAIMED}
     due = replace(ALL, lanes=CLAIMED, to_ms=stage.now + 1)
     for _ in range(STEPS):
@@ -327,7 +327,7 @@ def _end_for_good(claim: Claim) -> Settlement:
 
 
 async def _redrive(stage: Stage, told: Told) -> Mapping[str, Any]:
-    """Give every dead letter but one a new life, and purge that one."""
+    """Redrive every dead letter except one, and purge that one."""
     letters = await stage.dead()
     keys = [each.key for each in letters if each.record.id != "dead late"]
     purged = [each.key for each in letters if each.record.id == "dead late"]
@@ -348,4 +348,4 @@ CHAPTERS: Mapping[str, Chapter] = {
     "deliver": _deliver,
     "redrive": _redrive,
 }
-"""In the order of their telling."""
+"""The chapters, in their order."""

@@ -1,4 +1,4 @@
-"""Old data of Kafka: a schedules topic, in which users have written as well, and its history."""
+"""Old data of Kafka: a schedules topic with records of aiodelay and of users, and its history topic."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ SETTINGS: dict[str, str | float] = {
     "delete_retention_ms": 604_800_000,
     "message_timestamp_type": "CreateTime",
 }
-"""Of a topic that is written again: its records keep their times."""
+"""The settings of a topic that is written again: its records keep their times."""
 KEPT, ASKED, BAD = "recorded to be kept", "for a user to ask", {"of a later format", "without a time"}
 DUE = datetime(2090, 1, 1, tzinfo=UTC)
 
 
 class OldKafka(OldData):
-    """Topics of an old version.
+    """The topics of an old version.
 
     Args:
         fixture: The folder with the topics.
-        bootstrap: Of a cluster, which gets them.
+        bootstrap: The address of the cluster that gets them.
     """
 
     order_per_group: ClassVar[bool] = False
@@ -71,13 +71,13 @@ class OldKafka(OldData):
         return open_store(f"{url}&history={self.history}" if journal else url, namespace="default", clock=clock)
 
     async def journal_is_whole(self, stage: Stage) -> None:
-        """Entries that change nothing are told with the next transaction, or after some seconds."""
+        """Wait for the entries that change no message. The owner writes them with the next transaction, or later."""
         assert isinstance(stage.store, KafkaStore)
         logs = [each.index.log for each in stage.store.partitions.values()]
         await until(lambda: not any(log.notes or log.under_way for log in logs), "all entries are told")
 
     async def settle_down(self, stage: Stage) -> None:
-        """Wait until the owner has decided about what users have written since."""
+        """Wait until the owner has judged the records that users have written since."""
 
         async def has_decided() -> bool:
             letters = {each.record.id for each in await stage.dead()}
@@ -86,14 +86,14 @@ class OldKafka(OldData):
         await until(has_decided, "the owner has decided about records of users")
 
     async def write(self) -> Told:
-        """Write the topics; users go on writing when their owner is gone."""
+        """Write the topics. Users continue to write after the owner has ended."""
         told = await self.tell()
         for file, partitions in (await self.topics()).items():
             (self._fixture / file).write_bytes(written(partitions))
         return told
 
     async def tell(self) -> Told:
-        """Tell the story in new topics, and that of users."""
+        """Play the story in new topics, and write the records of users."""
         async with Stage(self, journal=JOURNAL) as stage:
             told = await tell(stage)
             asked = await stage.record(ASKED)
@@ -101,16 +101,16 @@ class OldKafka(OldData):
         return told
 
     async def topics(self) -> Mapping[str, Sequence[Partition]]:
-        """Return what the topics hold now, by the name of the file for it."""
+        """Return the current content of the topics, by the name of its file."""
         names = {SCHEDULES: self.schedules, HISTORY: self.history}
         return {file: await asyncio.to_thread(read_topic, self._bootstrap, name) for file, name in names.items()}
 
     def old_topics(self) -> Mapping[str, Sequence[Partition]]:
-        """Return what the old version wrote."""
+        """Return the topics that the old version wrote."""
         return {file: read_lines((self._fixture / file).read_bytes()) for file in (SCHEDULES, HISTORY)}
 
     async def _write_as_users(self, stage: Stage, asked: Record) -> None:
-        """Write what no owner has seen: by a process that only schedules, and by other producers."""
+        """Write records that no owner has seen, by a process that only schedules and by other producers."""
         async with self.make_store(stage.clock, journal=0) as store:
             await store.apply(
                 [
@@ -128,7 +128,7 @@ class OldKafka(OldData):
 
 
 def _encoded() -> list[records.Wire]:
-    """Return what a user of `aiodelay.kafka.records` sends."""
+    """Return the records of a user of `aiodelay.kafka.records`."""
     late = Late.dead_letter("1h")
     messages = [
         Message(b"payload", at=DUE, id="encoded", to="kafka:target", key=b"k", headers={"a": b"\xff"}, late=late),
@@ -138,7 +138,7 @@ def _encoded() -> list[records.Wire]:
 
 
 def _plain() -> list[records.Wire]:
-    """Return what producers send that know no more than the format, some of it wrong."""
+    """Return the records of producers that know only the format. Some of the records are wrong."""
     at = ("scheduler-epoch", b"%d" % DUE.timestamp())
     past = ("scheduler-epoch", b"1700000000")
     target, key = ("scheduler-target-topic", b"target"), ("scheduler-target-key", b"k")
@@ -156,7 +156,7 @@ def _plain() -> list[records.Wire]:
 
 
 def _asking(record: Record) -> list[records.Wire]:
-    """Return what a process sends that does not own the topic, for a cancel that depends on what stands."""
+    """Return the records of a process that is not the owner, for cancels that depend on the stored message."""
     due_ms = record.due_ms
     asked = [(ASKED, record.revision - 1), (ASKED, record.revision), ("for a user to keep", 1)]
     cancels = [Cancel(b"asking %d" % n, message_id, (it, due_ms)) for n, (message_id, it) in enumerate(asked)]
@@ -170,7 +170,7 @@ def _produce(producer: Producer, topic: str, wire: records.Wire) -> None:
 
 
 def records_of(partition: Partition) -> set[Stands]:
-    """Return a partition's records, without when they were written, and without those that tell how far reading is."""
+    """Return the records of a partition, without their write times, and without position records."""
     kept = [each for each in partition.records if each.key not in (records.BARRIER, records.MARK)]
     return {replace(each, offset=0, timestamp=0, headers=tuple(_told_of(each))) for each in kept}
 

@@ -1,7 +1,7 @@
-"""Topics of Kafka as lines of JSON, and topics that are written from such lines, each record at the offset it had.
+"""Save Kafka topics as lines of JSON, and write them again with each record at its old offset.
 
-An owner's records name offsets, so that these have to be the same. Offsets that hold no record were markers at the ends
-of transactions, and records of transactions that were aborted: transactions are written there again.
+The records of an owner name offsets, so the offsets must not change. An offset without a record belongs to the marker
+of a transaction, or to an aborted transaction. The loader writes a transaction there again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Partition(Struct, frozen=True):
 
 
 def read_topic(bootstrap: str, topic: str) -> list[Partition]:
-    """Return all that was committed to a topic."""
+    """Return all committed records of a topic."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": uuid4().hex, "enable.partition.eof": True})
     try:
         numbers = sorted(consumer.list_topics(topic, PATIENCE_S).topics[topic].partitions)
@@ -71,7 +71,7 @@ def _stands(read: Read) -> Stands:
 
 
 def written(partitions: Iterable[Partition]) -> bytes:
-    """Return the lines that hold a topic: of each partition a line for itself, then one for each of its records."""
+    """Return a topic as lines: for each partition, a line for the partition and one for each of its records."""
     lines: list[Struct | dict[str, int]] = []
     for each in partitions:
         lines += [{"partition": each.number, "end": each.end}, *each.records]
@@ -79,7 +79,7 @@ def written(partitions: Iterable[Partition]) -> bytes:
 
 
 def read_lines(lines: bytes) -> list[Partition]:
-    """Return the topic that lines hold."""
+    """Return the topic that is saved in lines."""
     partitions: list[Partition] = []
     for line in lines.splitlines():
         fields = msgspec.json.decode(line)
@@ -91,7 +91,7 @@ def read_lines(lines: bytes) -> list[Partition]:
 
 
 def load(bootstrap: str, topic: str, partitions: Iterable[Partition]) -> None:
-    """Write a topic, which is there and empty."""
+    """Write the records into a topic, which must exist and be empty."""
     for each in partitions:
         _Loading(bootstrap, topic, each.number).load(each)
 
@@ -139,7 +139,7 @@ class _Loading:
             )
 
     def _fill(self, offsets: int) -> None:
-        """Take up two offsets or more: records that nobody reads, and the marker of their transaction."""
+        """Fill two or more offsets with an aborted transaction: records that nobody reads, and a marker."""
         if not offsets:
             return
         self._bound.begin_transaction()
@@ -150,7 +150,7 @@ class _Loading:
 
 
 def _runs(partition: Partition) -> Iterator[tuple[list[Stands], int]]:
-    """Yield records that stand side by side, with how many offsets behind them hold none."""
+    """Yield consecutive records, each group with the number of offsets without a record after it."""
     run: list[Stands] = []
     ends = [*[each.offset for each in partition.records[1:]], partition.end]
     for record, following in zip(partition.records, ends, strict=True):
@@ -162,7 +162,7 @@ def _runs(partition: Partition) -> Iterator[tuple[list[Stands], int]]:
         yield run, 0
 
 
-def _at(offset: int) -> Any:  # noqa: ANN401 - a callback of librdkafka's
+def _at(offset: int) -> Any:  # noqa: ANN401 - a callback of librdkafka
     def check(error: object, message: Read) -> None:
         assert error is None, error
         assert message.offset() == offset, f"a record stands at {message.offset()}, not {offset}"

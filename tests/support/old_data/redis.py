@@ -1,4 +1,4 @@
-"""Old data of Redis: the keys of two namespaces, and of a list beside them."""
+"""Old data of Redis: the keys of two namespaces and of a list."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ __all__ = ["OldRedis", "of_the_store"]
 FILE, NAMESPACE, SHOP = "keys.jsonl", "old-data", "old-data-shop"
 OURS = "*old-data*"
 _SMALL_MAPS = range(0x80, 0x90)
-"""First bytes of MessagePack's maps of up to 15 pairs."""
+"""The first bytes of MessagePack maps with up to 15 pairs."""
 _TAG = b"{old-data:00}:"
-_OCCURRENCE = b"\x03"  # the form of ids of occurrences
+_OCCURRENCE = b"\x03"  # the first byte of the id of an occurrence
 _OF_THE_SERVER = (b"fanout:", b"log:", b"logs", b"wake")
-"""How the names of keys go on that hold times of the server's own clock, or how processes are called."""
+"""The suffixes of keys with times of the server's clock, or with names of processes."""
 
 
 class OldRedis(OldData):
-    """Keys of an old version.
+    """The keys of an old version.
 
     Args:
         fixture: The folder with the keys.
-        url: Of a server, which gets them.
+        url: The URL of the server that gets them.
     """
 
     wakes_other_processes: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class OldRedis(OldData):
         self.namespace: str = NAMESPACE
 
     async def restore(self) -> None:
-        """Write the keys into the server, in the place of what is there."""
+        """Write the keys into the server. They replace its data."""
         self.clear()
         with Redis.from_url(self.url) as server:
             load(server, self.old_keys())
@@ -77,7 +77,7 @@ class OldRedis(OldData):
             return read_keys(server, OURS)
 
     async def write(self) -> Told:
-        """Write the keys: they are read while the story's processes have the store open, as if they were killed."""
+        """Save the keys while the processes of the story have the store open, as if they were killed."""
         self.clear()
         async with Stage(self, journal=JOURNAL) as stage:
             told = await self.tell(stage)
@@ -85,7 +85,7 @@ class OldRedis(OldData):
         return told
 
     async def tell(self, stage: Stage) -> Told:
-        """Tell the story, and that of lists and topics, beside a message of another namespace."""
+        """Play the story, also in lists and topics, next to a message of another namespace."""
         async with self.shop() as shop:
             await shop.apply([stage.put("plain", FAR, payload=b"of the shop")])
         told = await tell(stage)
@@ -93,13 +93,13 @@ class OldRedis(OldData):
         return told
 
     async def ends(self, told: Told) -> Any:  # noqa: ANN401 - what JSON can hold
-        """Return what stands beside the store, in a new copy."""
+        """Return the content of the lists, topics and logs of a new copy."""
         async with self.opened(told) as stage:
             return plain(await read_ends(stage, self.url, NAMESPACE))
 
 
 def of_the_store(keys: Sequence[Key]) -> dict[bytes, Key]:
-    """Return a store's own keys, without what is drawn by lot, without order in bodies, and without times to live."""
+    """Return the keys of a store, without random values, without the order in bodies, and without times to live."""
     found = [each for each in keys if each.key.startswith(_TAG)]
     kept = [each for each in found if not each.key.removeprefix(_TAG).startswith(_OF_THE_SERVER)]
     return {each.key: replace(each, ttl_ms=None, items=_compared(each)) for each in kept}
@@ -108,13 +108,13 @@ def of_the_store(keys: Sequence[Key]) -> dict[bytes, Key]:
 def _compared(key: Key) -> list[tuple[bytes, Any]]:
     if key.key.removeprefix(_TAG) in (b"msg", b"dead"):
         return [(name, _without_put_due(name, *_without_order(value))) for name, value in key.items]
-    if key.key.removeprefix(_TAG) == b"journal":  # the version that wrote the old data had another word
+    if key.key.removeprefix(_TAG) == b"journal":  # the old version used another word
         return [(number, _replaced(fields, b"in flight", b"in_flight")) for number, fields in key.items]
     return [(name, value) for name, value in key.items if name != b"uuid"]
 
 
 def _without_put_due(name: bytes, values: bytes, body: Mapping[str, Any]) -> tuple[bytes, Mapping[str, Any]]:
-    """Leave out the due time of an occurrence's put, which the version that wrote the old data did not keep."""
+    """Remove the due time of the put of an occurrence, which the old version did not keep."""
     is_occurrence = name.startswith(_OCCURRENCE)
     return values, {key: value for key, value in body.items() if not (is_occurrence and key == "d")}
 
@@ -124,7 +124,7 @@ def _replaced(fields: Sequence[bytes], old: bytes, new: bytes) -> list[bytes]:
 
 
 def _without_order(value: bytes) -> tuple[bytes, Mapping[str, Any]]:
-    """Part a record's body, which is a map at the end of a value: scripts write its keys in any order."""
+    """Split off the body of a record, a map at the end of the value, because scripts write its keys in any order."""
     for at, byte in enumerate(value):
         if byte in _SMALL_MAPS:
             with suppress(msgspec.MsgspecError, UnicodeDecodeError):

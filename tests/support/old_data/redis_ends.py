@@ -1,6 +1,6 @@
-"""What stands beside a Redis store: a list, a topic that fans out, and a log, with messages in every state of theirs.
+"""Old data of a Redis list, a fan-out topic and a log, with messages in every state.
 
-Their scripts judge by the server's clock. So whatever the story leaves in flight there has lapsed when it is read.
+Their scripts use the clock of the server. So the claims that the story leaves open have lapsed when a test reads them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ LIST, TOPIC = "{old-data}list", "orders"
 ADDRESSES = {"list": LIST, "fan-out": f"{TOPIC}?consumer=billing", "log": f"{TOPIC}?consumer=billing"}
 LANE = "taken"
 SHORT_MS = 10
-"""A lease that has ended when the data is read."""
+"""A lease that has ended when a test reads the data."""
 PUSHED_MS = 1_893_456_000_000
 
 
 class Ends:
-    """The sinks and sources, open."""
+    """The open sinks and sources."""
 
     def __init__(self, url: str, namespace: str, opened: AsyncExitStack) -> None:
         self._opened = opened
@@ -60,7 +60,7 @@ class Ends:
             await self._opened.enter_async_context(each)
 
     async def feed(self, name: str, instance: str, store: RedisStore) -> Feed:
-        """Open the taking from one of them by a process."""
+        """Open the feed of one of the sources for a process."""
         taking = self.sources[name].feed(ADDRESSES[name], instance, store.put_back, store.now_ms)
         return await self._opened.enter_async_context(taking)
 
@@ -77,7 +77,7 @@ async def _opened(url: str, namespace: str) -> AsyncIterator[Ends]:
 
 
 async def tell_ends(stage: Stage, url: str, namespace: str) -> None:
-    """Write what stands beside the store; some messages stay in it, because their list is full."""
+    """Write the list, the topic and the log. Some messages stay in the store, because their list is full."""
     assert isinstance(stage.store, RedisStore)
     async with _opened(url, namespace) as ends:
         await ends.fanout.register(TOPIC, "billing")
@@ -93,7 +93,7 @@ async def tell_ends(stage: Stage, url: str, namespace: str) -> None:
 
 
 async def _move(stage: Stage, sink: Sink, address: str) -> None:
-    """Have the store move four messages that are due."""
+    """Let the store move four due messages."""
     puts = [
         stage.put(f"{sink.name} {n}", lane=sink.name, address=address, key=b"k", headers={"n": b"%d" % n}, trace=TRACE)
         for n in range(4)
@@ -105,7 +105,7 @@ async def _move(stage: Stage, sink: Sink, address: str) -> None:
 
 
 async def _send(ends: Ends) -> None:
-    """Send from elsewhere, and append as any program may."""
+    """Send messages as another store does, and append one as another program does."""
     for sink, address, message_id in (
         (ends.fanout_sink, TOPIC, "sent"),
         (ends.inline_sink, TOPIC, "sent inline"),
@@ -123,7 +123,7 @@ async def _send(ends: Ends) -> None:
 
 
 async def _take(feed: Feed, store: RedisStore) -> None:
-    """Take three messages: one ends, one is to be tried again, one stays in flight."""
+    """Take three messages: one ends, one gets a retry, and one stays in flight."""
     claimed = await feed.claim({LANE: Demand(3)}, request="one", lease_ms=SHORT_MS)
     done, again, _ = claimed.claims
     await feed.settle([_done(done), _again(again, store.now_ms() + 1)])
@@ -141,7 +141,7 @@ def _again(claim: Claim, due_ms: int) -> Again:
 
 
 async def read_ends(stage: Stage, url: str, namespace: str) -> dict[str, Any]:
-    """Return what stands there, and in which order a process is given it."""
+    """Return the messages of the list, the topic and the log, in the order in which a process gets them."""
     assert isinstance(stage.store, RedisStore)
     async with _opened(url, namespace) as ends:
         found: dict[str, Any] = {
@@ -161,7 +161,7 @@ async def read_ends(stage: Stage, url: str, namespace: str) -> dict[str, Any]:
 
 
 async def _taken(feed: Feed) -> list[Sequence[Any]]:
-    """Take all, one after the other; what cannot be read is taken without a claim."""
+    """Take all messages, one after the other. An unreadable one comes without a claim."""
     found: list[Sequence[Any]] = []
     empty = 0
     while empty < 2:

@@ -1,6 +1,6 @@
-"""Keys of a Redis server as lines of JSON, which any Redis or Valkey can be given again.
+"""Save the keys of a Redis server as lines of JSON, and load them into any Redis or Valkey.
 
-`DUMP` writes a form that older servers and other products refuse, so a line has a key's type and what the key holds.
+Older servers and other products refuse the format of `DUMP`, so a line has the type and the content of a key.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Key(Struct, frozen=True, omit_defaults=True):
     """A key of a server.
 
     Attributes:
-        key: Its name.
+        key: The name of the key.
         type: `string`, `list`, `hash`, `set`, `zset` or `stream`.
-        items: What it holds, in pairs: of a hash, names and values; of a sorted set, members and scores; of a stream,
-            ids and fields. Of all others the second of a pair is null.
-        ttl_ms: For how long it lives; None = until it is deleted.
-        last_id: Of a stream, the last id that it has given.
+        items: The content, in pairs: for a hash, names and values; for a sorted set, members and scores; for a stream,
+            ids and fields. For other types, the second part of each pair is null.
+        ttl_ms: The time to live; None = until it is deleted.
+        last_id: The last id that a stream has assigned.
     """
 
     key: bytes
@@ -75,18 +75,18 @@ _READ: Mapping[str, Callable[[Any, bytes], list[tuple[bytes, Any]]]] = {
 
 
 def written(keys: Iterable[Key]) -> bytes:
-    """Return the lines that hold keys."""
+    """Return keys as lines."""
     return b"".join(msgspec.json.encode(each) + b"\n" for each in keys)
 
 
 def read_lines(lines: bytes) -> Iterator[Key]:
-    """Yield the keys that lines hold."""
+    """Yield the keys that are saved in lines."""
     for line in lines.splitlines():
         yield _decoded(msgspec.json.decode(line, type=Key))
 
 
 def _decoded(key: Key) -> Key:
-    """Return a key whose values, of which the types say nothing, are bytes again."""
+    """Return a key with its untyped values decoded to bytes."""
     read = _VALUES.get(key.type, lambda value: value)
     return msgspec.structs.replace(key, items=[(item, read(value)) for item, value in key.items])
 
@@ -110,7 +110,7 @@ def _commands(key: Key) -> Iterator[list[Any]]:
     if key.type == "stream":
         for entry_id, fields in key.items:
             yield ["XADD", name, entry_id, *fields]
-        if not key.items:  # the only way to an empty stream on Redis 6.2
+        if not key.items:  # on Redis 6.2, this is the only way to make an empty stream
             yield ["XADD", name, key.last_id, "a", "b"]
             yield ["XDEL", name, key.last_id]
         yield ["XSETID", name, key.last_id]

@@ -1,4 +1,4 @@
-"""Old data of SQLite: a file."""
+"""Old data of SQLite: a file that an old version wrote."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["OldSqlite", "rows_of"]
 
 FILE, SHOP = "delay.db", "shop"
 _COUNTERS = 4096
-"""A token's last 12 bits are a counter, which begins anywhere."""
+"""The last 12 bits of a token are a counter, which begins at a random number."""
 
 
 class OldSqlite(OldData):
-    """A file of an old version.
+    """The file of an old version.
 
     Args:
         fixture: The folder with the file.
-        here: A folder for copies of it.
+        here: A folder for its copies.
     """
 
     wakes_other_processes: ClassVar[bool] = True
@@ -40,11 +40,11 @@ class OldSqlite(OldData):
 
     @property
     def url(self) -> str:
-        """The copy's URL."""
+        """The URL of the copy."""
         return f"sqlite:///{self.path}"
 
     async def restore(self) -> None:
-        """Copy the file, without what the copy before has left beside it."""
+        """Copy the file, and delete the side files (WAL) of the copy before."""
         for each in self.path.parent.glob(f"{FILE}*"):
             each.unlink()
         copyfile(self._fixture / FILE, self.path)
@@ -54,14 +54,14 @@ class OldSqlite(OldData):
         return open_store(f"{self.url}?journal={journal}", namespace="default", clock=clock)
 
     async def write(self) -> Told:
-        """Write the file: it is copied while the story's processes have it open, as if they were killed."""
+        """Copy the file while the processes of the story have it open, as if they were killed."""
         async with Stage(self, journal=JOURNAL) as stage:
             told = await self.tell(stage)
             self.copy_to(self._fixture / FILE)
         return told
 
     async def tell(self, stage: Stage) -> Told:
-        """Tell the story, beside a message of another namespace."""
+        """Play the story, next to a message of another namespace."""
         async with self.shop() as shop:
             await shop.apply([stage.put("plain", FAR, payload=b"of the shop")])
         return await tell(stage)
@@ -71,13 +71,13 @@ class OldSqlite(OldData):
         return open_store(self.url, namespace=SHOP, clock=VirtualClock())
 
     def copy_to(self, path: Path) -> None:
-        """Copy the file as a clean close would leave it."""
+        """Copy the file into the state that a clean close leaves."""
         with closing(sqlite3.connect(self.path)) as old, closing(sqlite3.connect(path)) as new:
             old.backup(new)
 
 
 def rows_of(path: Path) -> Mapping[str, Sequence[tuple[Any, ...]]]:
-    """Return the rows of each table and of the view, without the counters of tokens; and the schema."""
+    """Return the schema, and the rows of each table and of the view, without the counters in tokens."""
     with closing(sqlite3.connect(path)) as connection:
         schema = connection.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY name").fetchall()
         tables = [name for kind, name, _ in schema if kind == "table"] + ["schedule"]

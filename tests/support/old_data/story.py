@@ -1,4 +1,4 @@
-"""The story of a store: it leaves messages in every state that a store keeps."""
+"""The story: a sequence of calls that leaves messages in every state that a store keeps."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from aiodelay.testing.conformance import Stage
 __all__ = ["JOURNAL", "LANES", "SOURCES", "Held", "Told", "tell"]
 
 JOURNAL = 500
-"""How many entries the journal keeps: all that the story and the chapters write."""
+"""The number of entries that the journal keeps: enough for the story and the chapters."""
 BILLS, INVOICES, MAILS, ORDERS, REPORTS, STDOUT = LANES = (
     *("bills", "invoices", "mails", "orders", "reports", "stdout"),
 )
 HOUR_MS, FAR = 3_600_000, At(3_786_912_000_000)
-"""An hour; 2090-01-01."""
+"""An hour, and the instant 2090-01-01."""
 SOURCES = {"kafka:requests/b9f3ba5c-0a53-4b8e-9d0a-3d4a7d1f5a01/0": 42, "import:0191f0a8": 7}
-"""Where each intake stands at the end of the story."""
+"""The position of each intake at the end of the story."""
 OWN_ID = "0191f0a85c7a7c3e9a4b5d6e7f801234"
-"""An id of the form that aiodelay makes itself, which Redis keeps as 16 bytes."""
+"""An id of the form that aiodelay generates, which Redis stores in 16 bytes."""
 EVERY_MINUTE: Mapping[str, str | int] = {"e": 60_000, "s": 1_893_456_000_000}
 EVERY_MONDAY: Mapping[str, str | int] = {"c": "0 9 * * mon", "z": "Europe/Paris", "m": "skip", "o": "skip"}
 TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
@@ -55,7 +55,7 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "orders.py", line 7, in 
 
 
 class Held(Struct, frozen=True):
-    """A claim that the story has not settled: by these values a later process settles or renews it."""
+    """A claim that the story has not settled. With these values, a later process settles or renews it."""
 
     id: str
     revision: int
@@ -63,12 +63,12 @@ class Held(Struct, frozen=True):
 
 
 class Told(Struct, frozen=True):
-    """What the chapters have to know of the story.
+    """The facts about the story that the chapters need.
 
     Attributes:
-        now_ms: The time on the clock at the end.
-        request: The last claim's.
-        held: All claims that the story has not settled, also those on versions that were replaced since.
+        now_ms: The time of the clock at the end.
+        request: The request id of the last claim.
+        held: All claims that the story has not settled, also claims on versions that were replaced since.
         commands: The last commands, whose ops the store still remembers: type, id, and op in hexadecimal.
     """
 
@@ -79,7 +79,7 @@ class Told(Struct, frozen=True):
 
 
 async def tell(stage: Stage) -> Told:
-    """Write the set."""
+    """Play the story on a store."""
     commands: list[Command] = []
     await _fail(stage)
     await _end_processes(stage)
@@ -101,7 +101,7 @@ async def tell(stage: Stage) -> Told:
 
 
 async def _fail(stage: Stage) -> None:
-    """Let attempts fail: one message is tried again later, and there is a dead letter of each reason."""
+    """Let attempts fail, so that one message has a retry and there is a dead letter for each reason."""
     await stage.stored(stage.put("failed", key=b"\xff", headers={"a": b"\x00"}, trace=TRACE))
     for attempt in range(1, 7):
         claim = await stage.claim_one()
@@ -129,7 +129,7 @@ async def _fail(stage: Stage) -> None:
 
 
 async def _end_processes(stage: Stage) -> None:
-    """Let leases lapse: a killer, suspects of which one has a kill, and a message that has lapsed once."""
+    """Let claims lapse, to make a killer, suspects (one of them with a kill), and a message with one lapse."""
     await stage.stored(stage.put("killer"))
     for _ in range(SUSPECT_LAPSES + KILLS_TO_DEATH):
         await stage.die()
@@ -147,7 +147,7 @@ async def _end_processes(stage: Stage) -> None:
 
 
 async def _recur(stage: Stage) -> None:
-    """Let series recur: beside them stand retries and dead letters of their occurrences."""
+    """Let series recur, with retries and dead letters of their occurrences."""
     await stage.stored(stage.put("cron", FAR, lane=MAILS, rule=EVERY_MONDAY))
     await stage.stored(stage.put("series", lane=MAILS, rule=EVERY_MINUTE, late=Late.drop("90d"), payload=b"tick"))
     for attempt in (1, 2):
@@ -176,7 +176,7 @@ async def _retry(stage: Stage, attempt: int, *, then_ms: int) -> None:
 
 
 async def _store(stage: Stage) -> None:
-    """Store messages of all kinds, and have some end whose versions and ops are remembered."""
+    """Store messages of all kinds, and end some whose versions and ops the store must remember."""
     await stage.stored(
         stage.put("plain", FAR, payload=b""),
         stage.put(OWN_ID, FAR, payload=bytes(range(256)), trace=TRACE),
@@ -198,7 +198,7 @@ async def _store(stage: Stage) -> None:
 
 
 async def _command(stage: Stage, given: list[Command]) -> None:
-    """Cancel, move and replace messages."""
+    """Cancel, reschedule, fire and replace messages."""
     ids = ("cancelled", "moved", "fired", "replaced", "moved while it failed")
     await stage.stored(*[stage.put(each, After(HOUR_MS), lane=REPORTS) for each in ids])
     commands: list[Command] = [
@@ -218,7 +218,7 @@ async def _command(stage: Stage, given: list[Command]) -> None:
 
 
 async def _pause(stage: Stage) -> None:
-    """Pause a lane and an address, so that messages wait aside; the `Late` policy of one applies meanwhile."""
+    """Pause a lane and an address, so that their messages wait. The `Late` policy of one message applies meanwhile."""
     await stage.store.pause(BILLS)
     await stage.store.pause(STDOUT, "online")
     await stage.stored(
@@ -233,7 +233,7 @@ async def _pause(stage: Stage) -> None:
 
 
 async def _take_in(stage: Stage) -> None:
-    """Take in what intakes have read, and take back what sources give back."""
+    """Store commands with the position of an intake, and put back messages from sources."""
     for n, (source, position) in enumerate(SOURCES.items()):
         await stage.store.position(source)
         moved = SourcePosition(source, 0, position)
@@ -258,7 +258,7 @@ async def _take_in(stage: Stage) -> None:
 
 
 async def _leave_in_flight(stage: Stage, given: list[Command]) -> Sequence[Claim]:
-    """Leave claims open, some of them on versions that are replaced or cancelled since."""
+    """Leave claims open. Some of their versions are then replaced or cancelled."""
     names = ("done", "again", "dead", "renewed", "cancelled", "replaced", "replaced and ended", "late", "left")
     await stage.stored(stage.put("series replaced", lane=MAILS, rule=EVERY_MINUTE))
     claim = await stage.claim_one(MAILS)
@@ -284,7 +284,7 @@ async def _leave_in_flight(stage: Stage, given: list[Command]) -> Sequence[Claim
 
 
 async def _leave_in_trial(stage: Stage) -> Sequence[Claim]:
-    """Leave a suspect with another process, which tries it alone."""
+    """Leave a suspect with another worker, which tries it alone."""
     second = await stage.another_worker("second", (ORDERS,))
     return await stage.claim(1, ORDERS, work=second)
 

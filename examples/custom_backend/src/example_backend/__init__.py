@@ -1,4 +1,4 @@
-"""A store and a sink for aiodelay, in a package of their own: `log:///folder` and `webhook://host`."""
+"""An example package with a store and a sink for aiodelay: `log:///folder` and `webhook://host`."""
 
 from .sink import WebhookSink
 from .store import LogStore

@@ -1,4 +1,4 @@
-"""`to="webhook:<path>"`: posts what is due to an HTTP server."""
+"""`WebhookSink`, for `to="webhook:<path>"`: posts due messages to an HTTP server."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from aiodelay.errors import ConfigurationError, TargetError, shortened
 
 
 class WebhookSink:
-    """Posts each message's payload; the delivery id goes with it, for the receiver to drop duplicates by.
+    """A sink that posts the payload of each message, with the delivery id. The receiver drops duplicates by that id.
 
     Args:
-        base: Where the paths that messages are addressed to begin: `https://host:port/base`.
+        base: The URL that the address of a message is appended to, such as `https://host:port/base`.
     """
 
     name = "webhook"

@@ -1,4 +1,7 @@
-"""`log:///folder`: a store for one process, kept in one file: the log of all calls, carried out again at start."""
+"""`LogStore`, for `log:///folder`: a store for one process in one file.
+
+The file is a log of all calls. When the store opens, it carries out the logged calls again.
+"""
 
 from __future__ import annotations
 
@@ -45,19 +48,19 @@ from aiodelay.ports import Work
 from aiodelay.ports.clock import Clock, SystemClock
 
 HEADER = f"aiodelay {aiodelay.__version__}"
-"""Another version might decide otherwise: its logs are not carried out."""
+"""The first entry of each opening. A store refuses the log of another version, which may have decided differently."""
 
 
 class LogStore(MemoryStore):
-    """The memory store, whose calls are written down before they are answered.
+    """A memory store that writes each call to a log before it returns the answer.
 
-    What the memory store does depends on nothing but its calls, their order and their time: the same calls at the
-    same times make the same store again. The file grows with each call.
+    The state of a memory store depends only on its calls, their order and their times. So the same calls at the same
+    times restore the state. The file grows with each call.
 
     Args:
-        path: The file.
-        clock: Where the store reads the time.
-        journal: Most entries of the journal to keep; 0 = keep none.
+        path: The path of the file.
+        clock: The clock of the store.
+        journal: The most journal entries to keep; 0 = keep none.
     """
 
     traits = replace(MemoryStore.traits, durable=True)
@@ -68,7 +71,7 @@ class LogStore(MemoryStore):
         super().__init__(**self._settings)
 
     async def __aenter__(self) -> Self:
-        super().__init__(**self._settings)  # empty: the log tells the rest
+        super().__init__(**self._settings)  # start empty; the replay of the log restores the state
         self._time: StandingClock = self._settings["clock"]
         self._order, self._workers_opened = asyncio.Lock(), count()
         self._file = self._opened()
@@ -96,14 +99,14 @@ class LogStore(MemoryStore):
     # --- the log ------------------------------------------------------------------------------------------
 
     async def _replay(self) -> None:
-        """Carry out again what the file tells; cut off a last entry that was not written to its end."""
+        """Carry out the logged calls again. Truncate the file after the last complete entry."""
         self._file.seek(0)
         log = BytesIO(self._file.read())
         whole, works = 0, dict[int, Work]()
         async with AsyncExitStack() as opened:
             while (entry := _read(log)) is not None:
                 match entry:
-                    case str():  # an opening: no worker of the one before is left
+                    case str():  # the store was opened here: the workers of the opening before have ended
                         await opened.aclose()
                         if entry != HEADER:
                             raise StoreMismatchError(
@@ -127,11 +130,11 @@ class LogStore(MemoryStore):
 
     async def log(
         self, do: Callable[..., Coroutine[Any, Any, Any]], *args: object, worker: int | None = None, **options: object
-    ) -> Any:  # noqa: ANN401 - what the call returns
-        """Carry out a call, write it down, and return its answer: one call at a time, all of it at one instant.
+    ) -> Any:  # noqa: ANN401 - the answers have many types
+        """Carry out a call, log it, and return its answer. Calls run one at a time; the clock stands still meanwhile.
 
         Raises:
-            StoreUnavailableError: The file takes nothing, now or before. It may have been written down.
+            StoreUnavailableError: This write or an earlier one failed. This call may be in the log.
         """
         async with self._order:
             if self._file.closed:
@@ -145,20 +148,20 @@ class LogStore(MemoryStore):
             return answer
 
     def _write(self, entry: object, *, is_durable: bool = True) -> None:
-        """Write; the loop waits for the disk, as it would not in a store for many users."""
+        """Write an entry. This blocks the event loop until the disk answers; a store for many users should not."""
         buffer = BytesIO()
         Pickler(buffer).dump(entry)
         try:
             left = buffer.getvalue()
-            while left:  # a disk that becomes full takes a part of it first
+            while left:  # a disk that becomes full may take only a part of the entry
                 left = left[self._file.write(left) :]
             if is_durable:
                 os.fsync(self._file.fileno())
-        except OSError as error:  # what is in memory is ahead of the file: nothing more is answered
+        except OSError as error:  # the memory is ahead of the file now: refuse all further calls
             self._file.close()
             raise StoreUnavailableError(self.name, str(error)) from error
 
-    # --- what changes the store ---------------------------------------------------------------------------
+    # --- calls that change the store ----------------------------------------------------------------------
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         if self._file.closed:
@@ -192,12 +195,12 @@ class LogStore(MemoryStore):
 
 
 class LogWork:
-    """One worker's side of the store.
+    """One worker's view of the store.
 
     Args:
-        store: Writes its calls down.
-        work: Carries them out.
-        number: Names the worker in the log.
+        store: The store that logs the calls.
+        work: The worker's view of the memory store, which carries out the calls.
+        number: The number of the worker in the log.
     """
 
     def __init__(self, store: LogStore, work: Work, number: int) -> None:
@@ -229,7 +232,10 @@ class LogWork:
         self._work.clear()
 
     def beat(self, ids: Collection[str]) -> None:
-        """Have the loop carry it out: while a handler blocks that, nobody else can take anything."""
+        """Run the beat on the event loop. The caller, another thread, waits while a handler blocks the loop.
+
+        This is safe: a store for one process has no other process that could take the message meanwhile.
+        """
 
         async def beat(ids: Collection[str]) -> None:
             self._work.beat(ids)
@@ -241,11 +247,11 @@ class LogWork:
 
 
 UNDURABLE = {"claim", "renew", "tidy", "beat"}
-"""Calls that a power loss may undo: what was claimed is given out again."""
+"""Calls that are not synced to disk. A power loss may undo them; then claimed messages can be claimed again."""
 
 
 class StandingClock:
-    """A clock that can be made to stand while a call is carried out."""
+    """A clock that stands still while the store carries out a call."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -266,25 +272,25 @@ class StandingClock:
 
 
 class Pickler(pickle.Pickler):
-    def reducer_override(self, value: object) -> Any:  # noqa: ANN401 - as pickle has it
-        if isinstance(value, Enum):  # which Pythons write in ways of their own
+    def reducer_override(self, value: object) -> Any:  # noqa: ANN401 - the signature of pickle
+        if isinstance(value, Enum):  # versions of Python pickle enums in different ways
             return type(value), (value.value,)
         return (dict, (dict(value),)) if isinstance(value, MappingProxyType) else NotImplemented
 
 
 class Unpickler(pickle.Unpickler):
-    """Makes messages and commands, and nothing that a file of somebody else's may ask for."""
+    """An unpickler that creates only messages and commands. Other classes in a file could run any code."""
 
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as pickle has it
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - the signature of pickle
         if (module, name) == ("builtins", "dict"):
             return super().find_class(module, name)
-        if module.startswith("aiodelay.") and name in values.__all__:  # earlier versions have them in other modules
+        if module.startswith("aiodelay.") and name in values.__all__:  # the module differs in earlier versions
             return getattr(values, name)
         raise StoreMismatchError("log", f"of {module}.{name}", "of what aiodelay.core.values has")
 
 
 def _read(log: BytesIO) -> Any:  # noqa: ANN401 - a header or a call
-    """Return the next entry; None where there is none, or not all of it."""
+    """Return the next entry; None at the end of the log and at an incomplete entry."""
     try:
         return Unpickler(log).load()
     except (EOFError, pickle.UnpicklingError):
@@ -292,7 +298,7 @@ def _read(log: BytesIO) -> Any:  # noqa: ANN401 - a header or a call
 
 
 def open_store(url: str, *, namespace: str, clock: Clock | None) -> LogStore:
-    """Open `log:///relative/folder` or `log:////absolute/folder`, with `journal=N` as other stores have it."""
+    """Open `log:///relative/folder` or `log:////absolute/folder`. The option `journal=N` works as in other stores."""
     options = UrlOptions(url)
     journal = options.integer("journal", 0, 0, 1_000_000)
     options.finish()

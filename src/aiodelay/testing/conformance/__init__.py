@@ -1,11 +1,12 @@
-"""The conformance suites: for stores, for those that move messages into sinks, for publishers and for subscribers.
+"""The conformance suites: test classes for authors of stores, transfers, publishers and subscribers.
 
-Begin with `suite`; `stage` gives each rule its store and its clock.
+A test module subclasses a suite and says how to make the object under test. Start reading at `suite`. `stage` gives
+each test its store and its clock.
 """
 
 import pytest
 
-# Before they are imported, so that their assertions explain themselves also where pytest does not know this package.
+# Before the imports below: pytest rewrites the assertions of these modules, so that a failed one shows its values.
 pytest.register_assert_rewrite(
     *(
         f"{__name__}.{name}"

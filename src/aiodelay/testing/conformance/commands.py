@@ -1,6 +1,6 @@
-"""The same id again, and the same op again."""
+"""`CommandRules`: rules for `apply`, above all for a repeated id and for a repeated op."""
 
-# ruff: noqa: D102 - the name of a rule's test says what it promises
+# ruff: noqa: D102 - the name of a test states its rule
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ _CELLS = [
 ]
 RULE = {"e": HOUR_MS}
 AFTERWARDS = ("nothing", "claimed", "done", "dead", "again", "replaced", "cancelled", "rescheduled", "fired", "late")
-"""What may happen to a message between a command and its repetition."""
+"""The events that may happen to a message between a command and its repetition."""
 
 
 class CommandRules(Bench):
-    """What `apply` promises."""
+    """The rules for `Store.apply`."""
 
     # --- the same id again --------------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ class CommandRules(Bench):
 
     @staticmethod
     async def _bring(stage: Stage, call: str, state: State) -> None:
-        """Bring the message `m` where the table's column says."""
+        """Bring the message `m` into the state that a column of the table names."""
         if call == "redrive":
             await stage.stored(stage.put())
             await stage.end(dead(await stage.claim_one()))
@@ -128,7 +128,7 @@ class CommandRules(Bench):
 
     @staticmethod
     async def _call(stage: Stage, call: str, revision: int) -> Stored | Refused:
-        """Do to `m`, which stands at this revision, what the table's row says."""
+        """Make the call of a row of the table for the message `m`, which has this revision."""
         outcome: Outcome
         word, _, which = call.partition(", ")
         meant = revision + (which == "another")
@@ -264,7 +264,7 @@ class CommandRules(Bench):
         assert await stage.claim() == []
 
     async def _check_repetition(self, stage: Stage, command: Command, afterwards: str) -> None:
-        """Check that `command`, repeated after something else happened, answers as before and writes nothing."""
+        """Check that a command repeated after another event returns the first answer and writes nothing."""
         first = await stage.do(command)
         await self._happen(stage, afterwards)
         before = await stage.picture()
@@ -273,7 +273,7 @@ class CommandRules(Bench):
 
     @staticmethod
     async def _happen(stage: Stage, what: str) -> None:
-        """Let something happen to the message `m`."""
+        """Let an event of `AFTERWARDS` happen to the message `m`."""
         match what:
             case "claimed":
                 await stage.claim_one()
@@ -374,7 +374,7 @@ class CommandRules(Bench):
     @pytest.mark.parametrize("first", [0, 4, 6])
     @staged
     async def test_s3_what_another_has_read_is_refused_whole(self, stage: Stage, first: int) -> None:
-        """A reader of 4 to 9 has not noticed that its successor has stored 4; nor has one that believes to be at 6."""
+        """The stored position is 5. A batch that begins before it, or after it, comes from an outdated reader."""
         stage.needs_positions()
         await stage.stored(stage.put("kept", After(1)))
         await stage.store.apply([], source=SourcePosition("topic", 3, 5))
@@ -387,7 +387,7 @@ class CommandRules(Bench):
     @staged
     async def test_s2_a_reader_goes_on_where_its_position_stands(self, stage: Stage) -> None:
         stage.needs_positions()
-        steps = [("a", 3, 5), ("b", 5, 9), ("c", 9, 7)]  # back: the stream itself was cut off
+        steps = [("a", 3, 5), ("b", 5, 9), ("c", 9, 7)]  # 9 to 7: the stream itself was truncated
         for message_id, first, position in steps:
             (outcome,) = await stage.store.apply([stage.put(message_id)], source=SourcePosition("t", first, position))
             assert isinstance(outcome, Stored)
@@ -499,7 +499,7 @@ class CommandRules(Bench):
         stage.move(LEASE_MS - 1)
         await stage.tidy()
         assert await self._cancel(stage) == "in_flight"
-        for _ in range(2):  # also now that no version of it is left
+        for _ in range(2):  # the second cancel finds no version of the message
             renewed, outcome = await stage.renew(renewed)
             assert outcome is RenewOutcome.SUPERSEDED
             stage.move(LEASE_MS - 1)

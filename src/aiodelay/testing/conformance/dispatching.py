@@ -1,6 +1,6 @@
-"""Demand, fairness, wake-ups, `Late`, holds: what reaches a dispatcher, and when."""
+"""`DispatchRules`: rules for demand, fairness between lanes, wake-ups, `Late` and pauses."""
 
-# ruff: noqa: D102 - the name of a rule's test says what it promises
+# ruff: noqa: D102 - the name of a test states its rule
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RULE: Mapping[str, str | int] = {"e": 60_000}
 
 
 class DispatchRules(Bench):
-    """What a claim gives, and when there is something to claim."""
+    """Which messages a claim returns, and when `wait` ends."""
 
     # --- demand -------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class DispatchRules(Bench):
     async def test_l3_a_flooded_lane_leaves_the_others_their_share(self, stage: Stage) -> None:
         await stage.stored(*[stage.put(f"flood {i}") for i in range(3 * MAX_CLAIM_MESSAGES)])
         stage.move(1000)
-        for turn in range(len(LANES)):  # whoever is served first
+        for turn in range(len(LANES)):  # the lane that is served first changes with each claim
             puts = [stage.put(f"{turn} {lane} {i}", lane=lane) for i in range(20) for lane in (OTHER, THIRD)]
             await stage.stored(*puts)
             claims = (await stage.claimed({lane: Demand(1000) for lane in LANES})).claims
@@ -175,7 +175,7 @@ class DispatchRules(Bench):
         assert await stage.claim() == []
         await stage.stored(stage.put())
         await self._ends_at_once(stage, None)
-        await self._ends_at_once(stage, None)  # until it is cleared
+        await self._ends_at_once(stage, None)  # the wake-up stays until `clear`
 
     @pytest.mark.parametrize("ago_ms", [0, 1, HOUR_MS])
     @staged
@@ -215,7 +215,7 @@ class DispatchRules(Bench):
                 await stage.lapse()
         stage.move(due_ms + 60_000 - stage.now)
         assert (await stage.tidy()).expired == 0
-        (claim,) = await stage.claim(lane="unserved")  # exactly at the limit it is not late
+        (claim,) = await stage.claim(lane="unserved")  # exactly at the limit, the message is not late yet
         await stage.end(again(claim, stage.now, claim.record.attempt))
         stage.move(1)
         expired = (await stage.tidy()).expired if by == "tidy" else 0
@@ -238,7 +238,7 @@ class DispatchRules(Bench):
         await stage.end(again(await stage.claim_one(), stage.now + HOUR_MS))
         stage.move(2000)
         assert (await stage.tidy()).expired == 0
-        await stage.do(Reschedule(stage.op(), "m", After(0)))  # which sets a new due time
+        await stage.do(Reschedule(stage.op(), "m", After(0)))  # sets a new due time
         await stage.claim_one()
 
     @pytest.mark.parametrize("policy", [Late.drop("1s"), Late.dead_letter("1s")], ids=["drop", "dead letter"])

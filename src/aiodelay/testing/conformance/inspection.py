@@ -1,6 +1,6 @@
-"""What operators see: messages, counts, load, lanes, dead letters, the journal."""
+"""`LookingRules`: rules for inspection: messages, counts, load, lanes, dead letters and the journal."""
 
-# ruff: noqa: D102 - the name of a rule's test says what it promises
+# ruff: noqa: D102 - the name of a test states its rule
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNSERVED = "unserved"
 
 
 class LookingRules(Bench):
-    """What the store shows of messages, processes, dead letters and the journal, and what `tidy` reports."""
+    """The rules for the answers about messages, processes, dead letters and the journal, and for `tidy`'s report."""
 
     # --- messages -----------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
-"""Claims, leases, retries, and what lapses tell of a message."""
+"""`LeaseRules`: rules for claims, leases and retries, and for suspects found by their lapses."""
 
-# ruff: noqa: D102 - the name of a rule's test says what it promises
+# ruff: noqa: D102 - the name of a test states its rule
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = ["LeaseRules"]
 
 
 class LeaseRules(Bench):
-    """What holds between a claim and its settlement."""
+    """The rules for the time between a claim and its settlement."""
 
     # --- claims -------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class LeaseRules(Bench):
         await stage.lapse()
         claim = await stage.claim_one()
         assert claim.record.attempt == 0
-        await stage.end(again(claim, stage.now, attempt=0))  # given back, never run
+        await stage.end(again(claim, stage.now, attempt=0))  # the worker gives it back without a run
         claim = await stage.claim_one()
         assert claim.record.attempt == 0
         await stage.end(again(claim, stage.now, attempt=1))
@@ -271,7 +271,7 @@ class LeaseRules(Bench):
         await stage.stored(stage.put("past", At(stage.now - 2 * HOUR_MS)), stage.put("now", lane=OTHER))
         old = await stage.claim_one()
         await stage.claim_one(OTHER)
-        for _ in range(2):  # each step gives holders the time anew
+        for _ in range(2):  # each step of the clock gives the owners of leases the full time again
             stage.step_back(HOUR_MS)
             assert await stage.claim() == []
             stage.move(RIGHTING_MS - 1)
@@ -291,7 +291,7 @@ class LeaseRules(Bench):
         claim = await stage.claim_one()
         stage.step_back(HOUR_MS)
         assert await stage.claim() == []
-        for lease_ms in (HOUR_MS, LEASE_MS):  # the first time the holder does not know yet
+        for lease_ms in (HOUR_MS, LEASE_MS):  # at the first renewal, the owner has not noticed the step yet
             claim, outcome = await stage.renew(claim, lease_ms)
             assert outcome is RenewOutcome.RENEWED
         stage.move(LEASE_MS - 1)
@@ -365,7 +365,7 @@ class LeaseRules(Bench):
 
     @staticmethod
     async def _make_suspect(stage: Stage) -> None:
-        """Let everything that is due lapse until it is suspect."""
+        """Let the claims of all due messages lapse until the messages are suspects."""
         for _ in range(SUSPECT_LAPSES):
             assert await stage.claim()
             await stage.lapse()
@@ -417,7 +417,7 @@ class LeaseRules(Bench):
         assert [ids_of(group) for group in groups] == [[f"m{i}" for i in range(n)] for n in (7, 4, 2, 1, 1)]
         assert {claim.record.lapses for group in groups for claim in group} == {SUSPECT_LAPSES}
         assert [claim.record.kills for group in groups for claim in group] == [0] * 14 + [1]
-        for group in (["m0"], ["m1"], [f"m{i}" for i in range(2, 7)]):  # the first is known, the others are not
+        for group in (["m0"], ["m1"], [f"m{i}" for i in range(2, 7)]):  # m0 has a kill, the others have none
             claims = await stage.claim()
             assert ids_of(claims) == group
             await stage.work.settle([done(claim) for claim in claims])
@@ -499,7 +499,7 @@ class LeaseRules(Bench):
         assert [letter.record.id for letter in await stage.dead()] == ["poison"]
 
     async def _suspect_of_another(self, stage: Stage) -> tuple[Claim, Work]:
-        """Give a suspect to a process of which nothing is heard afterwards, and which is not known to have ended."""
+        """Give a suspect to a worker that stays silent afterwards without having ended."""
         await stage.stored(stage.put())
         await self._make_suspect(stage)
         other = await stage.another_worker("second")
@@ -527,7 +527,7 @@ class LeaseRules(Bench):
         stage.move(1)
         again_ = await stage.claim_one()
         assert again_.record.alone
-        if self.wakes_other_processes:  # elsewhere one process has all workers, so that the silent process lives
+        if self.wakes_other_processes:  # in other stores, all workers share one process, which is not silent
             assert again_.record.kills == 1
 
     @staged
@@ -544,7 +544,7 @@ class LeaseRules(Bench):
     async def test_l5_an_error_text_that_is_no_utf8_stops_nobody(self, stage: Stage, end: str) -> None:
         await stage.stored(stage.put("a"), stage.put("b"))
         first, second = await stage.claim()
-        error = "FileNotFoundError: r\udce9sum\udce9"  # what `os.fsdecode` makes of other encodings
+        error = "FileNotFoundError: r\udce9sum\udce9"  # `os.fsdecode` decodes bytes of other encodings like this
         settlement = again(first, stage.now + 1, 1, error) if end == "again" else dead(first, error=error)
         assert list(await stage.work.settle([settlement, done(second)])) == [SettleOutcome.SETTLED] * 2
         record = (await stage.dead())[0].record if end == "dead" else await stage.record("a")

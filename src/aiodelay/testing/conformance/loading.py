@@ -1,6 +1,6 @@
-"""Bulk loads: versioned messages, guarded by their versions alone, whenever their parts are sent again."""
+"""`LoadingRules`: rules for bulk loads. Only the version of a message guards it when a load sends it again."""
 
-# ruff: noqa: D102 - the name of a rule's test says what it promises
+# ruff: noqa: D102 - the name of a test states its rule
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["LoadingRules"]
 
 
 class LoadingRules(Bench):
-    """What `BulkLoad` promises."""
+    """The rules for `BulkLoad`."""
 
     @staged
     async def test_s2_a_load_is_stored_and_its_repetition_is_known(self, stage: Stage) -> None:
@@ -92,7 +92,7 @@ class LoadingRules(Bench):
     @pytest.mark.parametrize("alive", ["in flight", "replaced in flight", "retried", "replaced while retried"])
     @staged
     async def test_s5_a_load_tells_of_an_older_version_in_flight(self, stage: Stage, alive: str) -> None:
-        """A retry of a series is one too."""
+        """A retry of an occurrence also counts as an older version of its series."""
         stage.needs_verdict()
         rule = {"e": HOUR_MS} if alive.endswith("retried") else None
         await _load(stage, [stage.put("m", conflict=Conflict.newer(1), rule=rule)])

@@ -1,6 +1,6 @@
-"""Suites for publishers and subscribers: the rules D1 to D21 of docs/reactive.md."""
+"""`PublisherConformance` and `SubscriberConformance`: suites for the rules D1 to D21 of docs/reactive.md."""
 
-# ruff: noqa: D102 - the name of a rule's test says what it promises
+# ruff: noqa: D102 - the name of a test states its rule
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ ROUND_S = 0.001
 
 class _Suite:
     quiet_s: float = 0.1
-    """Seconds without a signal after which none is expected any more."""
+    """Seconds for which a test waits before it concludes that no signal comes any more."""
     soon_s: float = 5.0
-    """Seconds within which what must come has come."""
+    """Seconds within which an expected signal must come."""
 
     def new_loop(self) -> asyncio.AbstractEventLoop:
-        """Return an event loop for one test; asyncio's own unless overridden."""
+        """Return an event loop for one test; by default asyncio's own loop."""
         return asyncio.new_event_loop()
 
     async def quiet(self) -> None:
-        """Wait until what may come has come."""
+        """Wait `quiet_s`, so that any signal under way arrives."""
         await asyncio.sleep(self.quiet_s)
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait until a condition holds."""
+        """Wait until a condition is true; fail after `soon_s`. `what` names the condition in the error."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + self.soon_s
         while not condition():
@@ -50,7 +50,7 @@ class _Suite:
 
 
 def _on_loop(test: Callable[Concatenate[S, P], Coroutine[Any, Any, None]]) -> Callable[Concatenate[S, P], None]:
-    """Run an async test on a loop of its own, in which nothing may fail unnoticed."""
+    """Run an async test on a loop of its own. The test fails if an exception reaches the loop's handler."""
 
     @functools.wraps(test)
     def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -69,7 +69,7 @@ def _on_loop(test: Callable[Concatenate[S, P], Coroutine[Any, Any, None]]) -> Ca
 
 
 def _check_plain(call: Callable[..., object], *arguments: object) -> None:
-    """Call a plain function that has no result; a coroutine function would never run."""
+    """Call a plain function that returns None. Fail if it is a coroutine function, whose body would never run."""
     result = call(*arguments)
     if inspect.iscoroutine(result):
         result.close()
@@ -84,17 +84,17 @@ def _skip(reason: str) -> None:
 
 
 class Probe(Generic[T]):
-    """A subscriber that does what a test says, and notes what it is signalled.
+    """A subscriber that records its signals and runs callbacks of a test.
 
     Args:
-        on_subscribe: Called with it from within that signal.
-        on_next: Called with it and each item from within that signal.
+        on_subscribe: Called with the probe, inside the signal `on_subscribe`.
+        on_next: Called with the probe and the item, inside each signal `on_next`.
 
     Attributes:
-        signals: The signals' names, in order.
-        items: What came.
-        requested: How many were requested so far.
-        wrong: What broke a rule that holds at all times: D1, D2, D4 or D6.
+        signals: The names of the signals, in order.
+        items: The items that came.
+        requested: The number of items requested so far.
+        wrong: One text per violation of D1, D2, D4 or D6, the rules that hold at all times.
     """
 
     subscription: Subscription
@@ -115,11 +115,11 @@ class Probe(Generic[T]):
 
     @property
     def is_ended(self) -> bool:
-        """Whether it was told of the end."""
+        """Whether `on_error` or `on_complete` has come."""
         return not {"on_error", "on_complete"}.isdisjoint(self.signals)
 
     def request(self, n: int) -> None:
-        """Ask for more."""
+        """Request `n` more items."""
         self.requested += n
         self.subscription.request(n)
 
@@ -143,7 +143,7 @@ class Probe(Generic[T]):
             self.error = error
 
     def on_complete(self) -> None:
-        """Note the end."""
+        """Record the end."""
         with self._noting("on_complete"):
             pass
 
@@ -164,9 +164,9 @@ class Probe(Generic[T]):
 
 
 class PublisherConformance(_Suite, ABC, Generic[T]):
-    """What every publisher must do, as tests named after the rules of docs/reactive.md.
+    """The suite for publishers: one test or more for each rule of docs/reactive.md that a publisher must keep.
 
-    Subclass it in a test module, say how a publisher is made, and let pytest collect the class:
+    Subclass it in a test module, say how to make a publisher, and let pytest collect the class:
 
     ```python
     class TestMyPublisher(PublisherConformance[int]):
@@ -175,26 +175,26 @@ class PublisherConformance(_Suite, ABC, Generic[T]):
             yield MyPublisher(range(items))
     ```
 
-    Each test has an event loop of its own. No plugin for async tests is needed, and any may be there. A test waits
-    `quiet_s` for what must not come, and up to `soon_s` for what must.
+    Each test has an event loop of its own. The suite needs no plugin for async tests, and works with any. A test waits
+    `quiet_s` to see that no signal comes, and up to `soon_s` for an expected signal.
     """
 
     completes: bool = True
-    """Whether it completes once its items were taken and `end` was called; False skips the rules about that."""
+    """Whether the publisher completes after its items were taken and `end` was called. False skips those rules."""
 
     @abstractmethod
     def publisher(self, items: int) -> AbstractAsyncContextManager[Publisher[T]]:
-        """Open a publisher that has so many items to give, and no others."""
+        """Open a publisher with exactly this number of items."""
 
     async def end(self, publisher: Publisher[T]) -> None:
-        """Have a publisher complete whose items were all taken; by default it does so by itself."""
+        """Make a publisher complete whose items were all taken. By default this does nothing."""
 
     def failing_publisher(self) -> AbstractAsyncContextManager[Publisher[T]] | None:
-        """Open a publisher that fails before its first item; None = there is no such."""
+        """Open a publisher that fails before its first item; None = no publisher of this kind can fail."""
         return None
 
     def take(self, item: T) -> None:
-        """Do with an item what each subscriber owes it, such as settling it."""
+        """Do with an item what every subscriber must do, such as settling it. By default this does nothing."""
 
     def _probe(
         self,
@@ -215,8 +215,8 @@ class PublisherConformance(_Suite, ABC, Generic[T]):
         return probe
 
     async def _has(self, probe: Probe[T], items: int) -> None:
-        """Check that so many items have come, and no more come."""
-        await self.until(lambda: len(probe.items) >= items, f"item {items} of those requested")
+        """Check that this number of items has come, and that no more come."""
+        await self.until(lambda: len(probe.items) >= items, f"requested item {items}")
         await self.quiet()
         assert len(probe.items) == items, f"{len(probe.items)} items came instead of {items}"
         assert probe.wrong == []
@@ -244,7 +244,7 @@ class PublisherConformance(_Suite, ABC, Generic[T]):
     @_on_loop
     async def test_d3_the_end_is_told(self) -> None:
         if not self.completes:
-            _skip("it never completes")
+            _skip("the publisher never completes")
         async with self.publisher(3) as publisher:
             probe = await self._subscribed(publisher)
             probe.request(10)
@@ -258,7 +258,7 @@ class PublisherConformance(_Suite, ABC, Generic[T]):
     async def test_d3_a_failure_is_told(self) -> None:
         failing = self.failing_publisher()
         if failing is None:
-            _skip("it never fails")
+            _skip("the publisher never fails")
         async with cast("AbstractAsyncContextManager[Publisher[T]]", failing) as publisher:
             probe = await self._subscribed(publisher)
             await self.until(lambda: probe.is_ended, "on_error")
@@ -268,7 +268,7 @@ class PublisherConformance(_Suite, ABC, Generic[T]):
     @_on_loop
     async def test_d4_nothing_follows_the_end(self) -> None:
         if not self.completes:
-            _skip("it never completes")
+            _skip("the publisher never completes")
         async with self.publisher(3) as publisher:
             probe = await self._subscribed(publisher)
             probe.request(10)
@@ -290,9 +290,9 @@ class PublisherConformance(_Suite, ABC, Generic[T]):
             await self.until(lambda: len(probe.items) >= 3, "three items")
             await self.quiet()
             seen = len(probe.signals)
-            assert len(probe.items) < 200, "all items came although it was cancelled after three"
+            assert len(probe.items) < 200, "all items came although the subscription was cancelled after three"
             await self.quiet()
-            assert len(probe.signals) == seen, "signals go on after it was cancelled"
+            assert len(probe.signals) == seen, "signals continue after the subscription was cancelled"
             assert not probe.is_ended
 
     @_on_loop
@@ -371,7 +371,7 @@ class PublisherConformance(_Suite, ABC, Generic[T]):
             seen = list(probe.signals)
             probe.request(2)
             await self.quiet()
-            assert probe.signals == seen, "something was signalled although it was cancelled before it was requested"
+            assert probe.signals == seen, "a signal came for items requested after the subscription was cancelled"
 
     @_on_loop
     async def test_d18_requests_add_up(self) -> None:
@@ -419,11 +419,11 @@ class PublisherConformance(_Suite, ABC, Generic[T]):
 
 
 class ProbeSubscription:
-    """A subscription that notes what it is asked for.
+    """A subscription that records its calls.
 
     Attributes:
-        requests: The numbers requested.
-        cancels: How often it was cancelled.
+        requests: The number `n` of each request.
+        cancels: The number of calls of `cancel`.
     """
 
     def __init__(self) -> None:
@@ -432,22 +432,22 @@ class ProbeSubscription:
 
     @property
     def requested(self) -> int:
-        """How many were requested so far."""
+        """The number of items requested so far."""
         return sum(self.requests)
 
     def request(self, n: int) -> None:
-        """Note it."""
+        """Record a request."""
         self.requests.append(n)
 
     def cancel(self) -> None:
-        """Note it."""
+        """Record a cancel."""
         self.cancels += 1
 
 
 class SubscriberConformance(_Suite, ABC, Generic[T]):
-    """What every subscriber must do, as tests named after the rules of docs/reactive.md.
+    """The suite for subscribers: one test or more for each rule of docs/reactive.md that a subscriber must keep.
 
-    Subclass it in a test module, say how a subscriber and an item are made, and let pytest collect the class:
+    Subclass it in a test module, say how to make a subscriber and an item, and let pytest collect the class:
 
     ```python
     class TestMySubscriber(SubscriberConformance[int]):
@@ -461,19 +461,19 @@ class SubscriberConformance(_Suite, ABC, Generic[T]):
     """
 
     at_once_s: float = 0.5
-    """Seconds within which each signal returns."""
+    """Seconds within which each signal must return."""
 
     @abstractmethod
     def subscriber(self) -> AbstractAsyncContextManager[Subscriber[T]]:
-        """Open a new subscriber that takes what it is given, and then asks for more."""
+        """Open a new subscriber that takes items and then requests more."""
 
     @abstractmethod
     def item(self, number: int) -> T:
-        """Return an item; each number gives another."""
+        """Return an item, a different one for each number."""
 
     def leave(self, subscriber: Subscriber[T]) -> None:
-        """Have a subscriber need no more; where none can, the rules about that are skipped."""
-        _skip("it always needs more")
+        """Make a subscriber cancel its subscription. By default, the suite skips the rules about that."""
+        _skip("the subscriber always needs more items")
 
     async def _subscribed(self, subscriber: Subscriber[T]) -> ProbeSubscription:
         subscription = ProbeSubscription()
@@ -482,7 +482,7 @@ class SubscriberConformance(_Suite, ABC, Generic[T]):
         return subscription
 
     async def _feed(self, subscriber: Subscriber[T], subscription: ProbeSubscription, items: int) -> None:
-        """Give it items, each once it was requested."""
+        """Give items to a subscriber, each after the subscriber has requested it."""
         for number in range(items):
             await self.until(lambda number=number: subscription.requested > number, f"a request of item {number + 1}")  # type: ignore[misc]
             subscriber.on_next(self.item(number))
@@ -523,7 +523,7 @@ class SubscriberConformance(_Suite, ABC, Generic[T]):
             calls = len(subscription.requests) + subscription.cancels
             _end(subscriber, signal)
             await self.quiet()
-            assert len(subscription.requests) + subscription.cancels == calls, f"{signal} was answered by a call"
+            assert len(subscription.requests) + subscription.cancels == calls, f"{signal} called the subscription"
 
     @_on_loop
     async def test_d11_a_second_subscription_is_cancelled(self) -> None:
@@ -550,7 +550,7 @@ class SubscriberConformance(_Suite, ABC, Generic[T]):
             requested = subscription.requested
             subscriber.on_next(self.item(0))
             await self.quiet()
-            assert subscription.requested == requested, "it requested more after it had cancelled"
+            assert subscription.requested == requested, "the subscriber requested more after it had cancelled"
 
     @pytest.mark.parametrize("signal", ["on_complete", "on_error"])
     @_on_loop

@@ -1,6 +1,9 @@
-"""Recurring messages: one record, re-armed in the step that ends an occurrence's first attempt."""
+"""`RecurringRules`: rules for recurring messages.
 
-# ruff: noqa: D102 - the name of a rule's test says what it promises
+A series is one record. The step that ends the first attempt of an occurrence also schedules the next occurrence.
+"""
+
+# ruff: noqa: D102 - the name of a test states its rule
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ End = Literal["done", "again", "dead"]
 
 
 class RecurringRules(Bench):
-    """What holds of a series and its occurrences."""
+    """The rules for a series and its occurrences."""
 
     # --- re-arming ----------------------------------------------------------------------------------------
 
@@ -200,7 +203,7 @@ class RecurringRules(Bench):
 
     @staticmethod
     async def _with_dead_occurrence(stage: Stage) -> int:
-        """Make a series `s` whose first occurrence is a dead letter; return that one's due time."""
+        """Make a series `s` whose first occurrence is a dead letter. Return the due time of that occurrence."""
         due_ms = (await stage.stored(stage.put("s", rule=RULE))).due_ms
         await stage.end(dead(await stage.claim_one(), then=due_ms + MINUTE_MS))
         return due_ms
@@ -250,7 +253,7 @@ class RecurringRules(Bench):
         assert (await stage.record("s")).live == live
         ending = occurrence_id("s", live[0])
         if end == "late":
-            stage.move(HOUR_MS + 1 - 2 * MINUTE_MS)  # the first is late, the second not yet
+            stage.move(HOUR_MS + 1 - 2 * MINUTE_MS)  # the first retry is late, the second not yet
             await stage.tidy()
         elif end == "cancelled":
             stage.needs_verdict()
@@ -263,7 +266,7 @@ class RecurringRules(Bench):
     @staged
     async def test_recurring_series_claimed_as_its_retries_end_late_lists_none(self, stage: Stage) -> None:
         live = await self._with_retries(stage, late=Late.drop("1h"))
-        await stage.do(Reschedule(stage.op(), "s", At(live[0] + HOUR_MS // 2 + 1)))  # it stands between the two
+        await stage.do(Reschedule(stage.op(), "s", At(live[0] + HOUR_MS // 2 + 1)))  # between the two retries
         await stage.stored(stage.put("before them"))
         stage.move(HOUR_MS + MINUTE_MS)
         claims = await stage.claim()
@@ -310,7 +313,7 @@ class RecurringRules(Bench):
 
     @staticmethod
     async def _with_retries(stage: Stage, late: Late = Late.deliver()) -> tuple[int, ...]:  # noqa: B008 - frozen
-        """Make a series `s`, an hour ahead, with two occurrences that wait for a retry; return their due times."""
+        """Make a series `s`, due in an hour, with two occurrences that wait for a retry. Return their due times."""
         live: tuple[int, ...] = ()
         await stage.stored(stage.put("s", rule=RULE, late=late))
         for _ in range(2):
@@ -389,7 +392,7 @@ class RecurringRules(Bench):
         await self._end_cancelled(stage, claim, end)
 
     async def _end_cancelled(self, stage: Stage, claim: Claim, end: str) -> None:
-        """End the one message in flight, which was cancelled; nothing may be left."""
+        """End the only message in flight, which was cancelled, and check that no message is left."""
         (snapshot,) = await stage.messages()
         assert (snapshot.state, snapshot.record.no_retry) == (State.IN_FLIGHT, True)
         if end == "lapse":
@@ -484,7 +487,7 @@ class RecurringRules(Bench):
     async def test_s5_recurring_retry_is_told_also_when_its_series_had_ended_before_its_id_came_again(
         self, stage: Stage, end: str
     ) -> None:
-        """Once the series is cancelled while a retry runs, or has ended without a next time."""
+        """The series ends while a retry runs: by a cancel, or because it has no next occurrence."""
         stage.needs_verdict()
         retry, _ = await self._with_retries_in_flight(stage)
         if end == "cancelled":
@@ -542,7 +545,7 @@ class RecurringRules(Bench):
         return outcome.answer
 
     async def _with_retries_in_flight(self, stage: Stage) -> tuple[Claim, ...]:
-        """Make a series `s`, an hour ahead or more, and claim two of its occurrences that are tried again."""
+        """Make a series `s`, due in an hour or more, and claim the retries of two of its occurrences."""
         for due_ms in await self._with_retries(stage):
             await stage.do(Fire(stage.op(), occurrence_id("s", due_ms)))
         claims = sorted(await stage.claim(), key=lambda claim: claim.record.due_ms)
@@ -551,7 +554,7 @@ class RecurringRules(Bench):
 
     @staticmethod
     async def _end_series(stage: Stage, end: str) -> None:
-        """End the series `s`, without a next time."""
+        """End the series `s`, without a next occurrence."""
         await stage.do(Fire(stage.op(), "s"))
         await stage.end(ending(end, await stage.claim_one(), due_ms=stage.now))
 

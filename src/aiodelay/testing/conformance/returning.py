@@ -1,6 +1,9 @@
-"""What had left a store for a sink, and comes back from its source: to be tried again, or as a dead letter."""
+"""`ReturningRules`: rules for `put_back`.
 
-# ruff: noqa: D102 - the name of a rule's test says what it promises
+A source puts a message back into the store that has left the store for a sink: as a retry or as a dead letter.
+"""
+
+# ruff: noqa: D102 - the name of a test states its rule
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ __all__ = ["ReturningRules"]
 
 
 class ReturningRules(Bench):
-    """What `put_back` promises."""
+    """The rules for `Store.put_back`."""
 
     @staged
     async def test_s8_what_is_put_back_is_tried_again_as_it_was(self, stage: Stage) -> None:
@@ -101,7 +104,7 @@ class ReturningRules(Bench):
         assert [each.record.id for each in await stage.messages()] == left
 
     async def _occurrence_put_back(self, stage: Stage) -> None:
-        """Make a series `s`, and put back its first occurrence, which had left."""
+        """Make a series `s`, and put back its first occurrence, which has left the store."""
         await stage.stored(stage.put("s", rule={"e": 60_000}))
         claim = await stage.claim_one()
         await stage.end(done(claim, then=stage.now + 60_000))
@@ -136,7 +139,7 @@ class ReturningRules(Bench):
         assert events[-2:] == [("again", "e"), ("dead", "rejected")]
 
     async def _left(self, stage: Stage, late: Late = Late.deliver()) -> Record:  # noqa: B008 - frozen
-        """Return the record of a message that is settled here and lives on elsewhere."""
+        """Return the record of a message that has left the store: it is settled in the store and lives in a sink."""
         await stage.stored(stage.put("m", late=late, headers={"a": b"\xff"}, encoding="json", payload=b"{}"))
         claim = await stage.claim_one()
         await stage.end(done(claim))

@@ -1,6 +1,6 @@
-"""Rules S1 to S9, and R1 of a store by itself: what must hold whatever happens."""
+"""`SafetyRules`: the rules S1 to S9 of docs/guarantees.md, and rule R1 for a store alone."""
 
-# ruff: noqa: D102 - the name of a rule's test says what it promises
+# ruff: noqa: D102 - the name of a test states its rule
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RULE: Mapping[str, str | int] = {"e": 60_000}
 
 
 class SafetyRules(Bench):
-    """Never early, never lost, never back from the dead, never changed."""
+    """No message is early, lost, changed, or delivered again after its end."""
 
     # --- S1 -----------------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ class SafetyRules(Bench):
         stage.move(1000)
         claim = await stage.claim_one()
         stage.step_back(HOUR_MS)
-        await stage.end(again(claim, stage.now + 10))  # "in 10 ms" by the new time is before the due time
+        await stage.end(again(claim, stage.now + 10))  # 10 ms after the new time is before the due time
         stage.move(HOUR_MS - 1)
         assert await stage.claim() == []
         stage.move(1)
@@ -100,7 +100,7 @@ class SafetyRules(Bench):
 
     @staged
     async def test_r1_a_store_that_was_left_is_entered_again(self, stage: Stage) -> None:
-        for number in range(3):  # as by a scheduler that waits for a sink
+        for number in range(3):  # a scheduler that waits for a sink does the same
             await stage.enter_again()
             await stage.stored(stage.put(f"{number}"))
             await stage.end(done(await stage.claim_one()))
@@ -165,7 +165,7 @@ class SafetyRules(Bench):
     async def test_s3_every_claim_of_a_message_has_another_token(self, stage: Stage) -> None:
         await stage.stored(stage.put())
         tokens = []
-        for _ in range(50):  # at one instant of the clock
+        for _ in range(50):  # the clock does not move
             claim = await stage.claim_one()
             tokens.append(claim.token)
             await stage.end(again(claim, stage.now))
@@ -307,7 +307,7 @@ class SafetyRules(Bench):
     async def test_s9_by_due_time_then_scheduling_order(self, stage: Stage) -> None:
         stage.needs_order()
         dues = [30, 10, 20, 10, 30, 10]
-        for number, due in enumerate(dues):  # some in batches, some alone
+        for number, due in enumerate(dues):  # one command in each batch; below, three commands in one batch
             await stage.stored(stage.put(f"{due} {number}", After(due)))
         await stage.stored(*[stage.put(f"20 {number}", After(20)) for number in (6, 7, 8)])
         stage.move(30)

@@ -1,4 +1,4 @@
-"""A store on a clock moved by hand, and short words for what the rules do with it."""
+"""`Bench` and `Stage`: the base class of the suites for stores, and the store, worker and clock of one test."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ __all__ = [
 ]
 
 LANE, OTHER, THIRD = LANES = ("orders", "mails", "bills")
-"""The lanes that the suite's worker serves; most rules use the first alone."""
+"""The lanes that the suite's worker serves. Most rules use only the first."""
 ALL = 500
 HOUR_MS = 3_600_000
 
@@ -79,15 +79,16 @@ B = TypeVar("B", bound="Bench")
 
 
 class Bench(ABC):
-    """Makes a suite's stores, and tells the promises that the traits of the stores leave out.
+    """The base class of the suites for stores. It makes the stores, and declares the promises that traits do not cover.
 
     Attributes:
-        order_per_group: The store gives out the messages of a lane by due time, then scheduling order (S9).
-        leases_survive: A claim outlives the process that made it, until its lease ends. Otherwise it ends with it.
-        counted_journal: The journal keeps as many entries as it was told, and numbers them one by one. Otherwise it
-            keeps entries by their age, and their numbers grow.
-        wakes_other_processes: A put in one process ends `wait` in another before the safety poll. The suite then calls
-            `reopen` on an open store too, and uses both.
+        order_per_group: Claims return the messages of a lane by due time, then in scheduling order (S9).
+        leases_survive: A claim outlives the process that made it, until its lease ends. If False, the claim ends with
+            the process.
+        counted_journal: The journal keeps the number of entries that `make_store` is given, and numbers them one by
+            one. If False, it keeps entries by age, and their numbers only grow.
+        wakes_other_processes: A put in one process ends `wait` in another process before the safety poll. If True, the
+            suite also calls `reopen` on an open store, and uses both objects.
     """
 
     order_per_group: ClassVar[bool] = True
@@ -97,24 +98,24 @@ class Bench(ABC):
 
     @abstractmethod
     def make_store(self, clock: VirtualClock, *, journal: int = 0) -> Store:
-        """Return a new, empty store that shares its data with no other; not opened yet.
+        """Return a new, empty store that is not open and shares its data with no other store.
 
         Args:
-            clock: The store's clock.
-            journal: Most entries of the journal to keep; 0 = keep none.
+            clock: The clock of the store.
+            journal: The most journal entries to keep; 0 = keep none.
         """
 
     def new_loop(self) -> asyncio.AbstractEventLoop:
-        """Return an event loop for one test; asyncio's own unless overridden."""
+        """Return an event loop for one test; by default asyncio's own loop."""
         return asyncio.new_event_loop()
 
     def reopen(self, store: Store, clock: VirtualClock) -> Store:
-        """Return a new object on the data of a store that was closed; stores that say `durable` must override this."""
+        """Return a new store object on the data of a closed store. Suites of `durable` stores must override this."""
         raise NotImplementedError(f"{store.name} is durable: override reopen()")
 
 
 def staged(test: Callable[Concatenate[B, Stage, P], Coroutine[Any, Any, None]]) -> Callable[Concatenate[B, P], None]:
-    """Run an async test on a loop and a stage of its own, whatever plugin for async tests there is, or none."""
+    """Run an async test on a new loop and a new stage, with any plugin for async tests or none."""
 
     @functools.wraps(test)
     def run(self: B, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -131,14 +132,14 @@ def staged(test: Callable[Concatenate[B, Stage, P], Coroutine[Any, Any, None]]) 
 
 
 class Stage:
-    """An open store with one worker, on a clock moved by hand.
+    """An open store with one worker, on a clock that the test moves.
 
     Args:
-        bench: Makes the store.
-        journal: Most entries of the journal to keep.
+        bench: The suite that makes the store.
+        journal: The most journal entries to keep.
 
     Raises:
-        ConfigurationError: The store lacks methods of `aiodelay.ports.Store`; names them.
+        ConfigurationError: The store lacks methods of `aiodelay.ports.Store`. The text names them.
     """
 
     store: Store
@@ -160,15 +161,15 @@ class Stage:
         await self._opened.aclose()
 
     async def another_worker(self, name: str, lanes: Collection[Lane] = LANES) -> Work:
-        """Open one more dispatching role; it is closed with the stage."""
+        """Open one more worker. The end of the stage closes it."""
         return await self._opened.enter_async_context(self.store.work(name, lanes))
 
     async def with_journal(self, journal: int) -> Stage:
-        """Open one more store, empty, that keeps a journal; it is closed with this stage."""
+        """Open another empty store that keeps a journal. The end of this stage closes it."""
         return await self._opened.enter_async_context(Stage(self.bench, journal=journal))
 
     async def reopen(self) -> None:
-        """Close everything, then open the same data again."""
+        """Close the store and its workers, then open the same data with a new store object."""
         if not self.store.traits.durable:
             self._skip("is not durable")
         await self._opened.aclose()
@@ -176,7 +177,7 @@ class Stage:
         await self.__aenter__()
 
     async def enter_again(self) -> None:
-        """Leave the store, with all its workers, and enter the same object once more."""
+        """Close the store and its workers, then open the same store object again."""
         await self._opened.aclose()
         await self.__aenter__()
 
@@ -186,12 +187,12 @@ class Stage:
         pytest.skip(f"{self.store.name} {reason}")
 
     def needs_conflict(self, mode: str) -> None:
-        """Skip the test if the store's traits do not name this conflict mode."""
+        """Skip the test if the traits of the store do not name this conflict mode."""
         if mode not in self.store.traits.conflicts:
             self._skip(f"has no Conflict.{mode}")
 
     def needs_verdict(self) -> None:
-        """Skip the test if the store's cancel is not final."""
+        """Skip the test if the store's answer to a cancel is not final."""
         if self.store.traits.cancel != "verdict":
             self._skip("records cancels and carries them out later")
 
@@ -201,47 +202,50 @@ class Stage:
             self._skip("does not promise an order")
 
     def needs_positions(self, *, verdict: bool = False) -> None:
-        """Skip the test if the store keeps no positions of intakes, or, if asked, has no verdicts with them."""
+        """Skip the test if the store keeps no positions of intakes.
+
+        With `verdict`, also skip it if the store answers commands with a position before it has judged them.
+        """
         if self.store.traits.positions == "none":
             self._skip("keeps no positions of intakes")
         if verdict and self.store.traits.positions == "recorded":
-            self._skip("records what comes with a position, without a verdict")
+            self._skip("records commands that come with a position, without a verdict")
 
     def needs_counted_journal(self) -> None:
-        """Skip the test if the store's journal is kept by age."""
+        """Skip the test if the store keeps its journal by age."""
         if not self.bench.counted_journal:
             self._skip("keeps its journal by age")
 
     def needs_wake_ups(self) -> None:
-        """Skip the test if a put ends no `wait` of another process."""
+        """Skip the test if a put does not end the `wait` of another process."""
         if not self.bench.wakes_other_processes:
             self._skip("does not wake other processes")
 
-    # Former names, from when these were abilities that a store could lack.
+    # Deprecated names. They are from the time when these abilities were optional.
 
     @property
     def look(self) -> Store:
-        """The store, by a former name."""
+        """The store, by a deprecated name."""
         return self._by_former_name("look")
 
     @property
     def crew(self) -> Store:
-        """The store, by a former name."""
+        """The store, by a deprecated name."""
         return self._by_former_name("crew")
 
     @property
     def holds(self) -> Store:
-        """The store, by a former name."""
+        """The store, by a deprecated name."""
         return self._by_former_name("holds")
 
     @property
     def graves(self) -> Store:
-        """The store, by a former name."""
+        """The store, by a deprecated name."""
         return self._by_former_name("graves")
 
     @property
     def diary(self) -> Store:
-        """The store, by a former name."""
+        """The store, by a deprecated name."""
         return self._by_former_name("diary")
 
     def _by_former_name(self, name: str) -> Store:
@@ -249,7 +253,7 @@ class Stage:
         return self.store
 
     def versioned(self, version: int) -> Conflict:
-        """Return `Conflict.newer`; skips the test if the store has it not."""
+        """Return `Conflict.newer(version)`. Skip the test if the store does not support it."""
         self.needs_conflict("newer")
         return Conflict.newer(version)
 
@@ -257,21 +261,21 @@ class Stage:
 
     @property
     def now(self) -> int:
-        """The clock's time, epoch ms."""
+        """The time of the clock, in epoch ms."""
         return self.clock.now_ms()
 
     def move(self, ms: int) -> None:
-        """Let time pass."""
+        """Let `ms` milliseconds pass."""
         self.clock.move(ms)
 
     def step_back(self, ms: int) -> None:
-        """Set the wall clock back."""
+        """Set the wall clock back by `ms` milliseconds."""
         self.clock.step(-timedelta(milliseconds=ms))
 
     # --- commands -----------------------------------------------------------------------------------------
 
     def op(self) -> bytes:
-        """Return an op that no command has had."""
+        """Return an op that no command of this test has used."""
         return next(self._ops).to_bytes(8, "big")
 
     def put(
@@ -291,19 +295,19 @@ class Stage:
         trace: Mapping[str, str] = NO_TRACE,
         rule: Mapping[str, str | int] | None = None,
     ) -> Put:
-        """Make a put with an op of its own; `Conflict.newer` puts its version into the envelope too."""
+        """Return a put with a new op. `Conflict.newer` also sets the version of the envelope."""
         envelope = Envelope(
             message_id, lane, address, type_, encoding, payload, key, headers, trace, conflict.version, rule
         )
         return Put(self.op(), envelope, due, conflict, late)
 
     async def do(self, command: Command) -> Outcome:
-        """Send one command."""
+        """Apply one command and return its outcome."""
         (outcome,) = await self.store.apply([command])
         return outcome
 
     async def stored(self, *puts: Put) -> Stored:
-        """Send puts; all must be stored. Returns the last outcome."""
+        """Apply puts, which the store must store. Return the last outcome."""
         outcome: Outcome | None = None
         for outcome in await self.store.apply(puts):
             assert isinstance(outcome, Stored), outcome
@@ -315,7 +319,7 @@ class Stage:
     async def claimed(
         self, demand: Mapping[Lane, Demand] | None = None, *, work: Work | None = None, request: str = ""
     ) -> Claimed:
-        """Claim, by default all that is due in all lanes."""
+        """Claim messages: by default, all due messages of all lanes."""
         return await (work or self.work).claim(
             demand if demand is not None else {lane: Demand(ALL) for lane in LANES},
             request=request or f"request {next(self._requests)}",
@@ -323,88 +327,92 @@ class Stage:
         )
 
     async def claim(self, limit: int = ALL, lane: Lane = LANE, *, work: Work | None = None) -> list[Claim]:
-        """Claim from one lane."""
+        """Claim due messages of one lane."""
         return list((await self.claimed({lane: Demand(limit)}, work=work)).claims)
 
     async def claim_one(self, lane: Lane = LANE, *, work: Work | None = None) -> Claim:
-        """Claim from one lane, where exactly one message must be due."""
+        """Claim the only due message of a lane. Fail if the claim returns another number of messages."""
         claims = await self.claim(lane=lane, work=work)
-        assert len(claims) == 1, f"{len(claims)} messages were given where one is due"
+        assert len(claims) == 1, f"the claim returned {len(claims)} messages; one is due"
         return claims[0]
 
     async def ids(self, lane: Lane = LANE) -> list[str]:
-        """Claim all that is due in a lane, and return the ids in the order given."""
+        """Claim all due messages of a lane. Return their ids in the order of the claims."""
         return [claim.record.id for claim in await self.claim(lane=lane)]
 
     async def settle(self, settlement: Settlement, *, work: Work | None = None) -> SettleOutcome:
-        """Send one settlement."""
+        """Send one settlement and return its outcome."""
         (outcome,) = await (work or self.work).settle([settlement])
         return outcome
 
     async def end(self, settlement: Settlement) -> None:
-        """Send one settlement, which must be accepted."""
+        """Send one settlement, which the store must accept."""
         assert await self.settle(settlement) is SettleOutcome.SETTLED
 
     async def renew(
         self, claim: Claim, lease_ms: int = LEASE_MS, *, ends_trial: bool = False
     ) -> tuple[Claim, RenewOutcome]:
-        """Renew a lease from now on; returns the claim with its new token too."""
+        """Renew a lease from now on. Return the claim with its new token, and the outcome."""
         to = token_for(self.now + lease_ms, token_counter(claim.token))
         renewal = Renewal(claim.record.id, claim.record.revision, claim.token, to, ends_trial)
         (outcome,) = await self.work.renew([renewal])
         return Claim(claim.record, to), outcome
 
     async def tidy(self, lanes: Collection[Lane] = LANES, *, limit: int = 1000) -> Tidied:
-        """Do a step of housekeeping."""
+        """Run one step of housekeeping."""
         return await self.work.tidy(lanes, limit=limit)
 
     async def lapse(self) -> None:
-        """Let every lease end unsettled."""
+        """Let every claim lapse: move the clock to the end of all leases and tidy."""
         self.move(LEASE_MS)
         await self.tidy()
 
     async def die(self, *, max_lapses: int = MAX_LAPSES) -> list[Claim]:
-        """Claim all that is due, with no more lapses, in a process that ends at once, and let its leases end."""
+        """Claim all due messages in a worker that ends at once, and let its claims lapse.
+
+        Args:
+            max_lapses: The worker claims only messages with at most this number of lapses.
+        """
         demand = {lane: Demand(ALL, max_lapses=max_lapses) for lane in LANES}
         async with self.store.work("short-lived", LANES) as gone:
             claimed = await self.claimed(demand, work=gone)
         await self.lapse()
         return list(claimed.claims)
 
-    # --- looking ------------------------------------------------------------------------------------------
+    # --- inspection ---------------------------------------------------------------------------------------
 
     async def get(self, message_id: str = "m") -> Snapshot | None:
-        """Look at a message."""
+        """Return a message, or None."""
         return await self.store.get(message_id)
 
     async def record(self, message_id: str = "m") -> Record:
-        """Look at the record of a message that must be there."""
+        """Return the record of a message that must exist."""
         snapshot = await self.get(message_id)
         assert snapshot is not None, f"{message_id} is gone"
         return snapshot.record
 
     async def dead(self) -> list[DeadLetter]:
-        """List all dead letters."""
+        """Return all dead letters."""
         return list(await self.store.dead_letters(limit=1000))
 
     async def messages(self) -> list[Snapshot]:
-        """List all messages that are pending or in flight."""
+        """Return all messages that have not ended."""
         return list(await self.store.search(Query(limit=1000)))
 
     async def picture(self) -> object:
-        """Return all that can be seen of the store's messages, to compare it with another moment."""
+        """Return all messages and dead letters, to compare the store at two moments."""
         return await self.messages(), await self.dead()
 
     @property
     def soon_s(self) -> float:
-        """Real seconds within which a wake-up must arrive: well before the safety poll would do its work."""
+        """Real seconds within which a wake-up must arrive: at most half the interval of the safety poll."""
         return min(self.store.traits.safety_poll_ms / 1000 / 2, 5.0)
 
     async def wakes(self, action: Callable[[], Awaitable[object]], *, work: Work | None = None) -> None:
-        """Check that a `wait` under way ends by what `action` does, well before the safety poll would end it."""
+        """Check that `action` ends a running `wait`, well before the safety poll would end it."""
         waiting = work or self.work
         async with asyncio.timeout(self.soon_s), asyncio.TaskGroup() as tasks:
-            for _ in range(3):  # something of the opening may still end the first
+            for _ in range(3):  # a late wake-up from the opening of the store may end the first wait
                 waiting.clear()
                 await self.claimed({lane: Demand(0) for lane in LANES}, work=waiting)
                 waiter = tasks.create_task(waiting.wait(until_ms=None))
@@ -412,19 +420,19 @@ class Stage:
                     await asyncio.sleep(0)
                 if not waiter.done():
                     break
-            assert not waiter.done(), "wait() did not wait although nothing had happened"
+            assert not waiter.done(), "wait() returned although nothing had happened"
             await action()
 
 
 def done(
     claim: Claim, then: int | None = None, outcome: Literal["delivered", "dropped", "skipped"] = "delivered"
 ) -> Done:
-    """Settle: over."""
+    """Return the settlement that ends the message."""
     return Done(claim.record.id, claim.record.revision, claim.token, then, outcome)
 
 
 def again(claim: Claim, due_ms: int, attempt: int = 1, error: str | None = None, then: int | None = None) -> Again:
-    """Settle: deliver again at `due_ms`."""
+    """Return the settlement that schedules another attempt at `due_ms`."""
     return Again(claim.record.id, claim.record.revision, claim.token, due_ms, attempt, error, then)
 
 
@@ -435,17 +443,17 @@ def dead(
     error: str | None = None,
     then: int | None = None,
 ) -> Dead:
-    """Settle: give up."""
+    """Return the settlement that makes the message a dead letter."""
     return Dead(claim.record.id, claim.record.revision, claim.token, reason, attempt, error, then)
 
 
 def ending(kind: str, claim: Claim, *, due_ms: int, then: int | None = None) -> Settlement:
-    """Settle in one of the three ways, named by `kind`."""
+    """Return the settlement that `kind` names: `done`, `again`, or any other word for `dead`."""
     if kind == "done":
         return done(claim, then)
     return again(claim, due_ms, then=then) if kind == "again" else dead(claim, then=then)
 
 
 def ids_of(claims: Sequence[Claim]) -> list[str]:
-    """Return the ids of claims."""
+    """Return the message ids of claims."""
     return [claim.record.id for claim in claims]

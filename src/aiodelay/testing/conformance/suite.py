@@ -1,4 +1,4 @@
-"""The suite as third parties use it."""
+"""`StoreConformance`: the suite that every store must pass, also a store outside aiodelay."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class StoreConformance(
     LoadingRules,
     UpgradeRules,
 ):
-    """What every store must do, as tests named after the rules of docs/guarantees.md.
+    """The suite for stores: tests named after the rules of docs/guarantees.md.
 
-    Subclass it in a test module, say how a store is made, and let pytest collect the class:
+    Subclass it in a test module, say how to make a store, and let pytest collect the class:
 
     ```python
     class TestMyStore(StoreConformance):
@@ -36,14 +36,15 @@ class StoreConformance(
             return MyStore(clock=clock)
     ```
 
-    Each test has a new store, an event loop of its own, and a clock that only the test moves; nothing sleeps. No
-    plugin for async tests is needed, and any may be there. `new_loop` may be overridden for another event loop.
+    Each test has a new store, an event loop of its own, and a clock that only the test moves. No test sleeps in real
+    time. The suite needs no plugin for async tests, and works with any. Override `new_loop` to use another event loop.
 
-    A store that says `durable` in its traits also overrides `reopen`. Of some promises the traits do not tell; the
-    subclass does, by class attributes: `order_per_group`, `leases_survive`, `counted_journal`, `wakes_other_processes`.
-    The suite skips a rule that traits or attributes declare away, and the rules of `BulkLoad` and `Upgradable` on a
-    store without them; each skipped test says why.
+    If the traits of the store say `durable`, the subclass must also override `reopen`. The traits do not cover all
+    promises. The subclass declares the others by class attributes: `order_per_group`, `leases_survive`,
+    `counted_journal`, `wakes_other_processes`. The suite skips a rule if the traits or attributes say that the store
+    does not promise it. It skips the rules of `BulkLoad` and `Upgradable` if the store lacks these abilities. Each
+    skipped test gives the reason.
 
-    To see that a test can fail, call it: `MySuite().test_s6_nothing_ended_comes_back()` raises `AssertionError` on a
-    store that breaks the rule.
+    To see that a test can fail, call it on a store that breaks the rule. For example,
+    `MySuite().test_s6_nothing_ended_comes_back()` then raises `AssertionError`.
     """

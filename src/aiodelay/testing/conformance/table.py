@@ -1,6 +1,6 @@
-"""The table "the same id again": what a command comes to by where a message with its id stands.
+"""The table "the same id again": the outcome of each command for each state of a message with the same id.
 
-One table for people and tests: docs/guarantees.md shows it, `SameIdRules` plays it.
+docs/guarantees.md shows the table. `CommandRules.test_same_id_again` tests every cell.
 """
 
 from __future__ import annotations
@@ -10,15 +10,21 @@ from typing import Literal, NamedTuple, TypeAlias
 __all__ = ["SAME_ID_TABLE", "Cell", "SameId", "Stays"]
 
 Stays: TypeAlias = Literal["old", "new", "moved", "nothing"]
-"""What stands under the id afterwards: the message that was there, the one given, the old one at another time, none."""
+"""The message under the id afterwards.
+
+- `old`: the message that was there.
+- `new`: the message of the command.
+- `moved`: the message that was there, with another due time.
+- `nothing`: no message.
+"""
 
 
 class Cell(NamedTuple):
-    """One cell.
+    """One cell of the table.
 
     Attributes:
-        answer: The outcome's `answer`, or the refusal's `reason`.
-        stays: What stands under the id afterwards.
+        answer: The `answer` of the outcome, or the `reason` of the refusal.
+        stays: The message under the id afterwards.
     """
 
     answer: str
@@ -26,15 +32,16 @@ class Cell(NamedTuple):
 
 
 class SameId(NamedTuple):
-    """One row.
+    """One row of the table.
 
     Attributes:
-        call: What is called with the id.
-        pending: If a message with the id waits.
-        in_flight: If one is leased.
-        replacing: If one waits, and an older version is still leased: a message that it has replaced, or a retry of an
-            earlier occurrence of the series that it is, or has replaced.
-        done: If one has ended: settled, cancelled or dead-lettered (a dead letter stays where it is).
+        call: The call that names the id.
+        pending: The cell for a message that waits.
+        in_flight: The cell for a message that is leased.
+        replacing: The cell for a message that waits while an older version is still leased. The older version is a
+            message that this one has replaced, or a retry of an earlier occurrence of this series, or of a series that
+            this message has replaced.
+        done: The cell for a message that was settled, cancelled or became a dead letter. A dead letter is kept.
     """
 
     call: str
@@ -73,4 +80,7 @@ SAME_ID_TABLE: tuple[SameId, ...] = (
     SameId("fire", Cell("fired", "moved"), Cell("in_flight", "old"), Cell("fired", "moved"), NOT_FOUND),
     SameId("redrive", EXISTS, EXISTS, EXISTS, STORED),
 )
-"""Rows in the order of docs/guarantees.md. `replace` in flight fences the old claim: its settlement is `superseded`."""
+"""The rows, in the order of docs/guarantees.md.
+
+A `replace` of a message in flight fences the old claim: the settlement of that claim is answered `superseded`.
+"""

@@ -1,6 +1,6 @@
-"""What a store must do that moves messages into sinks by itself: see `TransferConformance`."""
+"""`TransferConformance`: the suite for a store that moves messages into its own sinks, such as Redis lists."""
 
-# ruff: noqa: D102 - the name of a rule's test says what it promises
+# ruff: noqa: D102 - the name of a test states its rule
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ __all__ = ["TransferConformance"]
 
 RULE: Mapping[str, str | int] = {"e": 60_000}
 MOST_WAIT_MS = 2_000
-"""A destination that took nothing is tried again within so long."""
+"""The longest time until a store tries a blocked destination again, in milliseconds."""
 
 
 class _Moves:
-    """A stage's store, one of its sinks, and short words for what the rules do with them."""
+    """The store of a stage and one of its sinks, with short methods for the tests."""
 
     def __init__(self, suite: TransferConformance, stage: Stage, *, limit: int = 0) -> None:
         assert isinstance(stage.store, Transfer)
@@ -80,7 +80,7 @@ class _Moves:
             return await moves.transfer(demand, settlements, traces=traces)
 
     async def move_all(self) -> int:
-        """Move until nothing more can be moved now; return how many."""
+        """Move messages until no more can be moved now. Return the number of moved messages."""
         moved = 0
         with self.store.transferring(self.sink) as moves:
             for _ in range(100):
@@ -102,37 +102,38 @@ def _ended(record: Record, then: int | None, outcome: str = "delivered") -> Done
 
 
 class TransferConformance(Bench):
-    """What every store must do that says it reaches a sink exactly once, as tests named after the rules.
+    """The suite for stores that promise to reach a sink exactly once: tests named after the rules.
 
-    Subclass it beside `StoreConformance`: `make_store` as there, and the destinations as seen from outside.
+    Subclass it in addition to `StoreConformance`, with the same `make_store`. The other methods read and change the
+    destinations from outside the store, as a consumer does.
     """
 
     has_limit: ClassVar[bool] = True
-    """Whether a destination can be full."""
+    """Whether a destination can be full. False skips the tests of full destinations."""
 
     @abstractmethod
     def make_sink(self, store: Store, *, limit: int) -> Sink:
         """Return a sink that the store reaches exactly once.
 
         Args:
-            store: Open.
-            limit: Most messages that a destination holds; 0 = any number.
+            store: The open store.
+            limit: The most messages that a destination holds; 0 = any number.
         """
 
     @abstractmethod
     async def arrived(self, store: Store, sink: Sink, address: str) -> Sequence[Record]:
-        """Return what stands at a destination, in order."""
+        """Return the records at a destination, in order."""
 
     @abstractmethod
     async def clear(self, store: Store, sink: Sink, address: str) -> None:
-        """Take everything away from a destination, so that there is room."""
+        """Remove everything from a destination, so that it has room."""
 
     @abstractmethod
     async def spoil(self, store: Store, sink: Sink, address: str) -> None:
-        """Make an empty destination one that refuses every message, until it is cleared."""
+        """Make an empty destination refuse every message until `clear`, for example by data of a wrong type."""
 
     def moves(self, stage: Stage, *, limit: int = 0) -> _Moves:
-        """Open a transfer on a stage's store."""
+        """Open a transfer on the store of a stage."""
         if limit and not self.has_limit:
             pytest.skip(f"{stage.store.name} has no destinations that can be full")
         return _Moves(self, stage, limit=limit)
@@ -508,7 +509,7 @@ class TransferConformance(Bench):
         assert transferred.next_due_ms is not None
         assert transferred.now_ms < transferred.next_due_ms <= transferred.now_ms + MOST_WAIT_MS
         assert (await moves.move()).changed == {}
-        for _ in range(10):  # it is tried later each time, up to a limit
+        for _ in range(10):  # the store waits longer before each new try, up to a limit
             stage.move(transferred.next_due_ms - stage.now)
             transferred = await moves.move()
             assert transferred.changed[moves.here]
@@ -550,7 +551,7 @@ class TransferConformance(Bench):
         assert await stage.claim(lane=moves.sink.name) == []
         stage.move(HOUR_MS)
         claimed = await stage.claimed({moves.sink.name: Demand(9)})
-        assert claimed.next_due_ms is None or claimed.next_due_ms > stage.now, "whoever claims would ask without end"
+        assert claimed.next_due_ms is None or claimed.next_due_ms > stage.now, "a worker would claim again without end"
         await stage.tidy()
         assert [claim.record.id for claim in await stage.claim(lane=moves.sink.name)] == ["m"]
 
@@ -564,7 +565,7 @@ class TransferConformance(Bench):
         (series,) = first.series
         assert (first.moved, series.id, series.envelope.rule) == (1, "s", RULE)
         settlement = _ended(series, stage.now + 60_000)
-        for moved in (1, 0):  # repeated, it has no second effect
+        for moved in (1, 0):  # the repetition has no effect
             transferred = await moves.move(settlements=[settlement])
             assert (transferred.moved, list(transferred.series)) == (moved, [])
             assert transferred.next_due_ms == stage.now + 60_000
@@ -663,7 +664,7 @@ async def _wake(transfer: Transferring) -> None:
 
 
 def _without_place(envelope: Envelope) -> object:
-    """What of an envelope travels to a destination: all but where that is."""
+    """Return the parts of an envelope that travel to a destination: all but the lane and the address."""
     return (
         *(envelope.id, envelope.type, envelope.encoding, envelope.payload, envelope.key),
         *(dict(envelope.headers), dict(envelope.trace), envelope.version),

@@ -1,6 +1,6 @@
-"""Processes of two versions on one store: what the older one does once the newer one has switched a feature on."""
+"""`UpgradeRules`: rules for an older version on a store in which a newer version has switched a feature on."""
 
-# ruff: noqa: D102 - the name of a rule's test says what it promises
+# ruff: noqa: D102 - the name of a test states its rule
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .stage import Bench, Stage, done, staged
 __all__ = ["UpgradeRules"]
 
 NEW = "rehearsed"
-"""A feature that no version of aiodelay has."""
+"""The name of a feature that no version of aiodelay has."""
 
 
 class UpgradeRules(Bench):
-    """What `Upgradable` promises: each test is a version that does not know a feature, unless it says `knowing`."""
+    """The rules for `Upgradable`. The test plays a version that does not know a feature, except in `_knowing()`."""
 
     @staged
     async def test_v1_a_version_that_does_not_know_a_feature_claims_nothing(self, stage: Stage) -> None:
@@ -64,7 +64,7 @@ class UpgradeRules(Bench):
     @staged
     async def test_v1_a_claim_from_before_the_switch_is_renewed_and_settled(self, stage: Stage) -> None:
         if not stage.bench.leases_survive:
-            pytest.skip(f"{stage.store.name} gives a claim back when its process stops to dispatch")
+            pytest.skip(f"{stage.store.name} gives a claim back when its process stops dispatching")
         await stage.stored(stage.put("m"))
         claim = await stage.claim_one()
         await _switch_on(stage)
@@ -106,7 +106,7 @@ async def _switch_on(stage: Stage) -> None:
 
 @contextmanager
 def _knowing() -> Iterator[None]:
-    """Be a version that knows the feature."""
+    """Play a version that knows the feature, during the block."""
     before, features.KNOWN = features.KNOWN, features.KNOWN | {NEW}
     try:
         yield
