@@ -1,6 +1,7 @@
-"""Regressions that comparable systems had, by their numbers in SEED-SYSTEMS.md, section 12, on a real Redis.
+"""Defects that comparable systems had, each repeated by one numbered test on a real Redis.
 
-15-18, 20-22, 24 and 25 are about Kafka. What needs a long time is given a clock that is moved.
+The same numbers are used in the other files of this folder: 15 to 18, 20 to 22, 24 and 25 are about Kafka. A test that
+would need a long time moves a clock.
 """
 
 from __future__ import annotations

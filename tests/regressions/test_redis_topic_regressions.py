@@ -1,4 +1,4 @@
-"""Regressions that a fan-out or a log can have, by their numbers in the list: 4, 7 to 10 and 29 to 32."""
+"""Regressions that a fan-out or a log can have, numbers 4, 7 to 10 and 29 to 32."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Regressions of comparable systems (SEED-SYSTEMS.md, section 12) that need neither Redis nor Kafka.
+"""Defects that comparable systems had, each repeated by one numbered test that needs no server.
 
-End to end through a scheduler, on every store that needs no server. The numbers are those of the list; what is missing
-here is about Kafka (15-18, 20-22, 24, 25) or stands in test_redis_regressions.py, with the rest again on Redis.
+The tests run end to end through a scheduler, on every store that needs no server. Numbers 15 to 18, 20 to 22, 24 and 25
+are about Kafka. The other missing numbers are in test_redis_regressions.py, which also repeats these tests on Redis.
 """
 
 from __future__ import annotations
