@@ -381,7 +381,7 @@ class _SharedConnection:
         _ALL.add(self)
 
     def forget(self) -> None:
-        """Drop the connection without closing it: after a fork it belongs to the parent, which runs its thread."""
+        """Drop the connection without closing it. After a fork, only the parent has the connection's thread."""
         self._lock = Lock()
         self._connection: _Connection | None = None
 

@@ -274,7 +274,7 @@ class DuplicateIdError(AiodelayError):
 
 
 class ClosedError(AiodelayError):
-    """An object is not open although the call needs it open, or it is already open."""
+    """The object is in the wrong state for the call: it is not open, or it is already open."""
 
     what: str
     state: str
@@ -467,7 +467,7 @@ class OutcomeUnknownError(StoreError):
         """
         if self._again is None:
             raise OutcomeUnknownError(
-                self.message_id, "this error was copied and cannot send anything", action=self.action
+                self.message_id, "this error is a copy, and a copy cannot repeat the call", action=self.action
             )
         return await self._again()
 

@@ -357,8 +357,8 @@ class Scheduler(Control):
             late: What to do if the message would be delivered much too late.
 
         Returns:
-            The id, the due time, and whether the message was stored, replaced another one, or left another one
-            unchanged.
+            The id, the due time, and whether the message was stored, replaced an earlier message, or left an earlier
+            message unchanged.
 
         Raises:
             InputError: An argument is wrong; nothing was sent.
@@ -1006,7 +1006,7 @@ class Scheduler(Control):
 
     @contextmanager
     def watch(self) -> Iterator[WakeUp]:
-        """Give a wake-up that is set whenever this process has settled a message or can take another one."""
+        """Give a wake-up that is set whenever this process has settled a message or can take another message."""
         with nullcontext(WakeUp()) if self._running is None else self._running.subscriptions.watch() as changed:
             yield changed
 

@@ -120,7 +120,7 @@ def test_a_worker_that_was_killed_is_started_again(tmp_path: Path) -> None:
         dispatching(program, 2)
         asyncio.run(schedule(tmp_path, 1))
         os.kill(pid_in(program.out.wait_for("work started in")), signal.SIGKILL)
-        program.err.wait_for("a worker ended with exit code -9; it is started again in 0.5 s")
+        program.err.wait_for("a worker ended with exit code -9; aiodelay starts it again in 0.5 s")
         dispatching(program, 1)
 
 
@@ -205,7 +205,7 @@ def test_reload_starts_anew_when_the_program_changes_and_outlives_its_mistakes(t
         program.out.wait_for("first finished")
         (tmp_path / "app.py").write_text("scheduler = (")
         program.err.wait_for(r"app\.py changed; restarting")
-        program.err.wait_for("a worker ended with exit code 1; it is started again when a file changes")
+        program.err.wait_for("a worker ended with exit code 1; aiodelay starts it again when a file changes")
         write_app(tmp_path, name="second")
         dispatching(program, 1)
         asyncio.run(schedule(tmp_path, 1))

@@ -210,7 +210,7 @@ async def test_copied_outcome_cannot_send_again() -> None:
 
     error = errors.OutcomeUnknownError("a", "no answer", again)
     assert await error.retry() == "sent"
-    with pytest.raises(errors.OutcomeUnknownError, match="this error was copied and cannot send anything"):
+    with pytest.raises(errors.OutcomeUnknownError, match="this error is a copy, and a copy cannot repeat the call"):
         await pickle.loads(pickle.dumps(error)).retry()
 
 

@@ -247,7 +247,7 @@ async def test_asked_again_too_late(clock: VirtualClock) -> None:
             await scheduler.schedule(Pay(), delay="1h", id="order-7")
         store.heal()
         await clock.advance("28s")
-        with pytest.raises(OutcomeUnknownError, match="too late: the store may have forgotten this op"):
+        with pytest.raises(OutcomeUnknownError, match="too late: the store may have forgotten this command"):
             await caught.value.retry()
 
 

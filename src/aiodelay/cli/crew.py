@@ -109,12 +109,12 @@ class _Crew:
             if self._ending.is_set():
                 return
             if not self._restarts:
-                log.error("a worker ended with exit code %d; it is started again when a file changes", code)
+                log.error("a worker ended with exit code %d; aiodelay starts it again when a file changes", code)
                 await self._ending.wait()
                 return
             if loop.time() - began_s >= STEADY_S:
                 pause_s = FIRST_PAUSE_S
-            log.error("a worker ended with exit code %d; it is started again in %g s", code, pause_s)
+            log.error("a worker ended with exit code %d; aiodelay starts it again in %g s", code, pause_s)
             try:
                 async with asyncio.timeout(pause_s):
                     await self._ending.wait()

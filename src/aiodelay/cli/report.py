@@ -32,7 +32,7 @@ class Tally:
     lateness_ms: Counter[int] = field(default_factory=Counter)
 
     def percentile_ms(self, percent: int) -> int | None:
-        """Return the lateness that `percent` of the first attempts did not exceed; None without attempts."""
+        """Return the lateness that `percent` of the first attempts did not exceed; None if there are none."""
         rank = -(-self.lateness_ms.total() * percent // 100)
         for lateness_ms, count in sorted(self.lateness_ms.items()):
             rank -= count

@@ -111,9 +111,9 @@ def _number_hint(value: object) -> str:
 
 
 def format_duration(ms: int) -> str:
-    """Return the duration as exact text: `1h30m`, `1.5s`, `250ms`, `0s`. A negative one begins with a minus.
+    """Return the duration as exact text: `1h30m`, `1.5s`, `250ms`, `0s`.
 
-    `parse_duration` reads the text back, unless it is negative.
+    The text of a negative duration begins with a minus, and `parse_duration` does not read it back.
     """
     if ms < 0:
         return "-" + format_duration(-ms)

@@ -67,7 +67,7 @@ class Every:
 
     Attributes:
         interval: At least 100 ms; kept as the shortest text, so that `Every("60m") == Every("1h")`.
-        start: Aware; kept in UTC, rounded up to a whole millisecond. None: one interval after scheduling.
+        start: Aware; kept in UTC, rounded up to a whole millisecond. None = one interval after scheduling.
         missed: What happens to occurrences whose successor is due too.
         overlap: What an occurrence does while an earlier one is still being retried.
         interval_ms: The interval in milliseconds.

@@ -202,7 +202,7 @@ def due_of(due: At | After, now_ms: int) -> int:
 
 
 def first_answer(record: Record) -> Stored:
-    """Return the answer to the put that made this record. It is valid while nothing has moved the record."""
+    """Return the answer to the put that made this record. It is true while the record has its first due time."""
     return Stored("stored", record.revision, record.due_ms)
 
 

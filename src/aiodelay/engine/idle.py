@@ -73,7 +73,7 @@ class IdleWait:
         return min(max(left_s, PENDING_POLL_S), LONGEST_PENDING_POLL_S)
 
     async def _pending(self, *, most: int) -> Sequence[Snapshot]:
-        """Return messages of the served lanes, the next one first, without recurring messages."""
+        """Return messages of the served lanes, earliest first, without recurring messages."""
         found: list[Snapshot] = []
         query = Query(lanes=tuple(self._subscriptions.lanes()), limit=100)
         while query.lanes and len(found) < most:

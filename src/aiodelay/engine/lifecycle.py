@@ -168,7 +168,7 @@ class Running:
 
     @property
     def observer(self) -> Observer | None:
-        """The observer of this opening; None without telemetry."""
+        """The observer of this opening; None if there is no telemetry."""
         return self._options.observer
 
     @property

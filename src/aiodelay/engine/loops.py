@@ -47,7 +47,7 @@ class RuntimeOptions(Struct, frozen=True):
     dead_letter_hooks: Sequence[Callable[[DeadLetter], Awaitable[object]]] = ()
 
     def apart(self, *, silent: bool = False) -> AbstractContextManager[None]:
-        """Return a block in which new tasks leave the caller's trace; see `Observer.apart`."""
+        """Return a context manager. Tasks that start in its block do not join the caller's trace: `Observer.apart`."""
         return nullcontext() if self.observer is None else self.observer.apart(silent=silent)
 
 

@@ -33,7 +33,7 @@ class ObservedClaim(Protocol):
 
 
 class Observer(Protocol):
-    """Receives the events of one opening of a scheduler. No method may wait, except in calls that it passes on."""
+    """Receives the events of one opening of a scheduler. A method may wait only for the call that it wraps."""
 
     def work(self, opening: AbstractAsyncContextManager[Work]) -> AbstractAsyncContextManager[Work]:
         """Wrap a store's dispatching side."""
@@ -48,7 +48,7 @@ class Observer(Protocol):
         ...
 
     def apart(self, *, silent: bool = False) -> AbstractContextManager[None]:
-        """Leave the caller's trace for the length of a block. `silent`: client instrumentation makes no spans there."""
+        """Leave the caller's trace during a block. If `silent`, client instrumentation makes no spans in the block."""
         ...
 
     def begin(self, held: ObservedClaim, lateness_ms: int) -> None:

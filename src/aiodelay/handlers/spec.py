@@ -1,4 +1,4 @@
-"""`HandlerSpec`: a handler as the engine runs it. `registration` makes it from a user's function."""
+"""`HandlerSpec`: the facts that the engine needs to run a handler. `registration` makes it from a user's function."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["HandlerSpec"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSpec:
-    """A handler as the engine runs it.
+    """The facts that the engine needs to run a handler.
 
     Attributes:
-        name: The stable type name of its events, which is its lane.
+        name: The stable type name of its events. It is also the name of its lane.
         aliases: Former type names. One demand covers all names.
         decode: Decodes a payload, given its encoding.
         call: Calls the user's function with the event and, if it has such a parameter, the context.

@@ -65,7 +65,7 @@ class Around(Struct, frozen=True):
         paused: The paused lanes, and the lane and address of paused destinations.
         blocked: The blocked destinations.
         counts: The counts of messages by lane.
-        journal_from_ms: The time of the oldest entry of the whole journal; None without entries.
+        journal_from_ms: The time of the oldest entry of the whole journal; None if the journal is empty.
     """
 
     now_ms: int
@@ -103,7 +103,7 @@ async def story_of(scheduler: Scheduler, message_id: str) -> Story:
 
 
 async def _journal(scheduler: Scheduler, message_id: str) -> tuple[list[JournalEntry] | None, int | None]:
-    """Return the journal entries of a message, None without a journal; and the time of the journal's oldest entry."""
+    """Return the journal entries of a message (None: no journal), and the time of the journal's oldest entry."""
     entries: list[JournalEntry] = []
     try:
         while page := await scheduler.journal(message_id, after=entries[-1].number if entries else 0, limit=PAGE):

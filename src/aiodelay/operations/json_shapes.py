@@ -401,7 +401,7 @@ def _error_text(given: Mapping[str, Any], field: str) -> str | None:
 
 
 def read_time(given: object, field: str) -> datetime | None:
-    """Return the time in an ISO 8601 text as an aware `datetime`; None for None.
+    """Return the time in an ISO 8601 text as an aware `datetime`; None if there is no text.
 
     Raises:
         ScheduleTimeError: The value is not such a text, or the text has no offset.

@@ -310,13 +310,13 @@ class Lateness(Struct, frozen=True):
 
     Attributes:
         samples: The number of first attempts.
-        p50_ms: The lateness that half of the attempts did not exceed; None without samples.
-        p99_ms: The lateness that 99 of 100 attempts did not exceed; None without samples.
-        max_ms: The highest lateness; None without samples.
-        buckets: Pairs of a bound and the number of attempts up to it and above the bound before. The last bound is
-            None.
-        is_complete: All entries of the last 5 minutes were read. Otherwise only the newest ones were. Then no samples
-            means that the lateness is not known.
+        p50_ms: The lateness that half of the attempts did not exceed; None if there are no samples.
+        p99_ms: The lateness that 99 of 100 attempts did not exceed; None if there are no samples.
+        max_ms: The highest lateness; None if there are no samples.
+        buckets: Pairs of an upper bound in ms, and the number of attempts up to this bound. Each attempt counts in one
+            pair only. The last bound is None: no limit.
+        is_complete: Whether all entries of the last 5 minutes were read. If not, only the newest entries were read, and
+            the lateness is unknown if there are no samples.
     """
 
     samples: int
@@ -400,5 +400,5 @@ def lateness_of(samples: Sequence[int], *, is_complete: bool) -> Lateness:
 
 
 def _share(ordered: Sequence[int], percent: int) -> int | None:
-    """Return a percentile: the smallest value that `percent` of the values do not exceed; None without values."""
+    """Return a percentile: the smallest value that `percent` % of them do not exceed; None if there are no values."""
     return ordered[max(-(-len(ordered) * percent // 100) - 1, 0)] if ordered else None

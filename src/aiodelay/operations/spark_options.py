@@ -176,12 +176,12 @@ class BackfillOptions(WriteOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ColdPutOptions(PaceOptions):
-    """Options of `cold put`. The default of `min_lead` is the window of a promotion plus one day until the next one.
+    """Options of `cold put`. The default of `min_lead` is the default window of `promote`, plus one day.
 
     Attributes:
         tier: The folder of the tier, on a file system that Spark can read and write. The job creates it.
-        store: The store into which the tier is promoted. Rows that are due too soon go into this store, and messages
-            that they replace are ended there too. Without it, such rows are rejected.
+        store: The store into which the tier is promoted. The job writes rows that are due too soon into this store, and
+            ends replaced messages in it. Without it, the job rejects such rows.
         namespace: The namespace of the messages.
         to: The destination of rows without one: SINK:ADDRESS, or handler:TYPE.
         mapping: The columns or SQL expressions that give the parts of a message, as for `backfill`.
@@ -285,8 +285,8 @@ class MigrateOptions(PaceOptions):
             another scheduler, stop it first and write etf1+kafka://host:9092/schedules or
             fred84+redis://host?prefix=de_.
         target: The URL of the store to move messages to.
-        cutover: The time of the cut-over, ISO 8601 with an offset. Messages due before it stay in the source. After the
-            cut-over, the job moves the rest that is due later than `lead` from now.
+        cutover: The time of the cut-over, ISO 8601 with an offset. Messages due before it stay in the source. If the
+            cut-over is past, the job moves the remaining messages that are due later than `lead` from now.
         work: A folder for this migration alone, where the driver and the executors can write. It holds payloads.
         namespace: The namespace in the source.
         to_namespace: The namespace in the target.

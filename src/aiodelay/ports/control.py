@@ -27,7 +27,7 @@ class DeadLetters(Protocol):
         Args:
             lane: Only letters of this lane.
             message_id: Only letters of this message, in all its revisions.
-            after: The (at_ms, id, revision) of the last letter of the page before.
+            after: The (at_ms, id, revision) of the last letter of the previous page.
             limit: 1 to 1,000.
         """
         ...

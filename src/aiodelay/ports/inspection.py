@@ -43,7 +43,7 @@ class Recurring(Protocol):
         """List recurring messages that are pending or in flight, in a stable order that the store chooses.
 
         Args:
-            after: The id of the last message of the page before.
+            after: The id of the last message of the previous page.
             limit: 1 to 1,000.
 
         Raises:

@@ -12,10 +12,10 @@ __all__ = ["Bounded", "Guarded", "Identified", "Lists", "Loads", "Registry", "Re
 
 @runtime_checkable
 class Loads(Protocol):
-    """A store that must read its data before it serves claims, which may take longer than opening `work` should."""
+    """A store that must read its data before it serves claims. Reading may take longer than `work` may take to open."""
 
     def status(self) -> WorkStatus:
-        """Return how much has been read, also while `work` is being opened."""
+        """Return how much has been read. May be called while `work` is being opened."""
         ...
 
     def tell_restored(self, told: Callable[[float], None] | None) -> None:

@@ -135,14 +135,17 @@ class Tier:
         return standing_of(tuple(row) for row in entries)
 
     def facts(self, standing: Standing, is_wanted: Callable[[date], bool]) -> DataFrame | None:
-        """Return the facts of the wanted days; None without any. Spark lists and reads no files of other days."""
+        """Return the facts of the wanted days; None if they have no facts.
+
+        Spark neither lists nor reads the files of other days.
+        """
         places = self.places(standing, is_wanted)
         if not places:
             return None
         return self._spark.read.schema(_ddl(_FACT)).option("basePath", f"{self._folder}/facts").parquet(*places)
 
     def places(self, standing: Standing, is_wanted: Callable[[date], bool]) -> list[str]:
-        """Return the folders with the facts of the wanted days."""
+        """Return the folders that hold the facts of the wanted days."""
         places: list[str] = []
         for name, days in sorted(standing.loads.items()):
             wanted = {day for day in days if is_wanted(day)}
@@ -151,7 +154,7 @@ class Tier:
         return places
 
     def known(self, standing: Standing, rows: DataFrame, *, now_ms: int) -> DataFrame | None:
-        """Return the versions that the tier has of some ids, on days that are not over; None without any facts.
+        """Return the versions that the tier has of some ids, on days that are not over; None if there are no facts.
 
         The frame has a row for each `id` and `due_day`: the highest `version` that was put or stored, the highest that
         was `stored`, and the highest that has `ended`.

@@ -45,7 +45,7 @@ class Ending(NamedTuple):
 
     Attributes:
         id: The id of the message.
-        most_version: The highest version to end; None: any version.
+        most_version: The highest version to end; None = any version.
         barred_version: A version that a promotion may have read but not written yet. The store must refuse its write.
     """
 
@@ -151,7 +151,10 @@ async def _barred(store: Store, versions: Sequence[tuple[str, int]]) -> set[str]
 
 
 async def _cancels(store: Store, endings: Sequence[Ending]) -> tuple[list[Cancel], dict[str, str]]:
-    """Return cancels, and outcomes of messages without one. With `most_version`, cancel only the revision read."""
+    """Return the cancels to send, and the outcomes of messages that need no cancel.
+
+    If an ending has `most_version`, its cancel names the revision that was read now, so a later revision stays.
+    """
     cancels = [Cancel(NO_OP, each.id) for each in endings if each.most_version is None]
     words: dict[str, str] = {}
     bounded = [(each.id, each.most_version) for each in endings if each.most_version is not None]

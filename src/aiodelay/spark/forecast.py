@@ -192,7 +192,7 @@ class _Queue:
         return max(0, self._served_by(end - 1) - self.rate * at_ms) if end else 0
 
     def worst(self) -> int | None:
-        """Return the first slot with the longest queue; None without slots."""
+        """Return the first slot with the longest queue; None if there are no slots."""
         return int(self._after.argmax()) if len(self._after) else None
 
     def drained_ms(self, at: int) -> int:

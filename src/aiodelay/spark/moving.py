@@ -152,7 +152,7 @@ class Copier:
         return pa.RecordBatch.from_pydict({name: [n] for name, n in counts.items()})
 
     def _accepted(self, part: pa.RecordBatch, now_ms: int) -> list[_Row]:
-        """Return a put for each row. Leave out rows that `schedule()` would refuse: they stay in the first store."""
+        """Return a put for each row that `schedule()` would accept. The other messages stay in the first store."""
         try:
             puts = puts_of(part, self._settings(), now_ms)
         except InputError as error:

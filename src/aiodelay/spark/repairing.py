@@ -1,4 +1,4 @@
-"""The task of a repair: it checks each difference again, in truth and store, before it changes the store."""
+"""The task of a repair: it reads truth and store again for each difference before it changes the store."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def local_session(master: str | None = None, conf: Mapping[str, str] | None = No
     Python workers run this interpreter, unless `PYSPARK_PYTHON` is set. The time zone of the session is UTC.
 
     Args:
-        master: For example `local[4]` or `spark://host:7077`. None: Spark's own configuration, else `local[*]`.
+        master: For example `local[4]` or `spark://host:7077`. None = Spark's own configuration, else `local[*]`.
         conf: More settings of Spark.
 
     Raises:

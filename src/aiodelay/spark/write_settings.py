@@ -78,7 +78,7 @@ class WriteSettings(Struct, frozen=True, kw_only=True):
         timezone: The time zone of `timestamp_ntz` columns.
         patience_ms: How long a call is repeated while the store does not answer.
         columns: The names of the frame's columns, in lower case.
-        until_ms: The time in epoch ms after which no row is sent; None: no limit.
+        until_ms: The time in epoch ms after which no row is sent; None = no limit.
     """
 
     store: str

@@ -59,7 +59,7 @@ def write_frame(frame: DataFrame, given: Mapping[str, str], *, until_ms: int | N
     Args:
         frame: Rows with the columns of a message; docs/spark/data-source.md lists them.
         given: The options of the data source for writing.
-        until_ms: The time in epoch ms after which no row is sent; None: no limit.
+        until_ms: The time in epoch ms after which no row is sent; None = no limit.
 
     Raises:
         ConfigurationError: As for `writer_of`; or not all rows were sent by `until_ms`.

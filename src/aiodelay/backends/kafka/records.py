@@ -263,9 +263,9 @@ def encode_record(
 
     Args:
         record: The message and its state.
-        read_to: The offset up to which the owner has read, in an owner's record; None: a user's record.
+        read_to: In an owner's record: the offset up to which the owner has read. None = a user's record.
         place_ms: The time of the next attempt, if it is not the due time.
-        memory: Answers and a version to remember.
+        memory: Answers to commands, and the version of an ended message, that readers must remember.
     """
     envelope = record.envelope
     headers: list[tuple[str, bytes]] = [(EPOCH, b"%d" % -(-record.due_ms // 1000))]
@@ -357,7 +357,7 @@ def encode_ask_to_cancel(cancel: Cancel) -> Wire:
 
 
 def asked_cancel(key: bytes, headers: Headers) -> Cancel | None:
-    """Return the cancel that a record requests; None: it requests something else. `key` is the message's.
+    """Return the cancel that a record requests, or None if it requests something else. `key` is the message's key.
 
     Raises:
         RecordFormatError: The record does not name a revision and a due time.
@@ -372,7 +372,7 @@ def asked_cancel(key: bytes, headers: Headers) -> Cancel | None:
 
 
 def asked_op(key: bytes | None, value: bytes | None, headers: Headers) -> tuple[bytes, bytes] | None:
-    """Return the message's key and the op in a record of `encode_ask_to_cancel`; None: it is another kind of record."""
+    """Return the message's key and the op in a record of `encode_ask_to_cancel`, or None for another kind of record."""
     if key is None or value is None or not key.startswith(KEEP) or CANCEL not in dict(headers):
         return None
     return key.removeprefix(KEEP), op_of(headers)
@@ -437,7 +437,7 @@ def _remembering(memory: Memory | None) -> list[tuple[str, bytes]]:
 
 
 def memory_of(headers: Headers) -> Memory | None:
-    """Return the memory in a record; None: it has none, or it cannot be read."""
+    """Return the memory in a record, or None if the record has no memory that can be read."""
     text = dict(headers).get(MEMORY)
     if text is None:
         return None
@@ -463,7 +463,7 @@ def encode_hold(lane: str, address: str | None, *, is_held: bool) -> Wire:
 
 
 def held_in(key: bytes) -> tuple[str, str | None] | None:
-    """Return the lane and the address in the key of a record of `encode_hold`; None: the key names none."""
+    """Return the lane and the address in the key of a record of `encode_hold`, or None if the key names none."""
     try:
         return msgspec.json.decode(key.removeprefix(HOLD), type=tuple[str, str | None])
     except _NOT_JSON:
@@ -481,7 +481,7 @@ def encode_feature(name: str, version: str) -> Wire:
 
 
 def feature_in(key: bytes, value: bytes | None) -> tuple[str, str] | None:
-    """Return the feature in a record, and the version that switched it on; None: the record names no feature."""
+    """Return the feature that a record names, and the version that switched it on; or None if it names no feature."""
     name = key.removeprefix(FEATURE)
     if value is None or not key.startswith(FEATURE) or not _FEATURE.fullmatch(name):
         return None
@@ -512,7 +512,7 @@ def encode_position(source: str, position: int) -> Wire:
 
 
 def position_in(key: bytes, value: bytes | None) -> tuple[str, int] | None:
-    """Return the source and the position in a record; None: it keeps no position."""
+    """Return the source and the position in a record, or None if it keeps no position."""
     if not key.startswith(INTAKE) or value is None or not value.isdigit():
         return None
     return key.removeprefix(INTAKE).decode(errors="replace"), int(value)
@@ -572,7 +572,7 @@ def encode_history(entry: JournalEntry) -> Wire:
 
 
 def decode_history(value: bytes | None, number: int) -> JournalEntry | None:
-    """Return the journal entry in a record of a history topic; None: another program wrote the record."""
+    """Return the journal entry in a record of a history topic, or None if another program wrote the record."""
     try:
         entry = msgspec.structs.replace(msgspec.json.decode(value or b"", type=JournalEntry), number=number)
     except _NOT_JSON:
@@ -658,9 +658,9 @@ class Glance(NamedTuple):
     Attributes:
         kind: A message, the end of a message, one of aiodelay's own kinds, or a record that cannot be read.
         place_ms: The time of the next attempt of a message.
-        read_to: The offset up to which the writer of an owner's record had read; None: a user's record.
+        read_to: The offset up to which the writer of an owner's record had read; None = a user's record.
         problem: Why the record cannot be read.
-        lane: The lane of a message that may be decoded later; "": it must be decoded at once, like a series.
+        lane: The lane of a message that may be decoded later. "" = the message must be decoded at once, like a series.
     """
 
     kind: Kind
@@ -701,7 +701,7 @@ def glance(key: bytes | None, value: bytes | None, headers: Headers) -> Glance:
 
 
 def _by_key(key: bytes | None) -> Glance | None:
-    """Return the facts that the key alone tells; None: the value and the headers decide."""
+    """Return the facts of a record whose key alone decides them, or None if value and headers decide."""
     if key is None:
         return Glance(Kind.BAD, problem="it has no key")
     if key.startswith(RESERVED):
@@ -762,7 +762,7 @@ def _number(found: Mapping[str, bytes | None], name: str, most: int = _MOST_MS) 
 
 
 def partitions_in(value: bytes | None) -> int | None:
-    """Return the topic's number of partitions in an owner's record; None: it names none."""
+    """Return the topic's number of partitions in an owner's record, or None if it names none."""
     return int(value) if value is not None and value.isdigit() and len(value) <= 9 else None
 
 
@@ -778,10 +778,10 @@ def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Re
         key: The record's key.
         value: The record's value.
         headers: The record's headers. If several have one name, the last counts.
-        written_ms: The record's timestamp. It is the revision of a message that no owner has written again.
+        written_ms: The record's timestamp. If no owner has written the message again, it is the message's revision.
 
     Raises:
-        RecordFormatError: Says what is wrong.
+        RecordFormatError: The record cannot be read. The error names the part that is wrong.
     """
     found = dict(headers)
     check_names(headers)

@@ -105,10 +105,10 @@ class KafkaSink:
         await self._writer.__aexit__(*exc_info)
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
-        """Write the records. May be cancelled: records that were under way may then be written.
+        """Write the records. May be cancelled: then records that were under way may or may not be written.
 
         Raises:
-            SinkUnavailableError: No record is known to be written.
+            SinkUnavailableError: Kafka has confirmed no record. Any of them may have been written.
         """
         now_ms = self._clock.now_ms()
         records = [
@@ -132,7 +132,7 @@ class KafkaSink:
 
 
 def _outcome(written: Written, record: Outgoing) -> SendOutcome | None:
-    """Return the outcome for a record; None: the outcome is unknown."""
+    """Return the outcome for a record, or None if the outcome is unknown."""
     error = written.error
     if error is None:
         return _SENT

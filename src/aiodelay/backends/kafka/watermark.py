@@ -31,5 +31,5 @@ class Watermark(Struct, frozen=True):
         return offset < self.read_to and place_ms <= self.until_ms
 
     def is_beyond(self, other: Watermark) -> bool:
-        """Say whether this watermark covers more than another one, and nothing less."""
+        """Say whether this watermark covers all that the other watermark covers, and more records."""
         return self.read_to > other.read_to and self.until_ms >= other.until_ms

@@ -37,7 +37,7 @@ class ClaimCounter:
         self._last = int.from_bytes(os.urandom(2), "big")
 
     def next(self) -> int:
-        """Return the next number."""
+        """Return the number for the next claim."""
         self._last += 1
         return self._last
 

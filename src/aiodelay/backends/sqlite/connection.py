@@ -140,7 +140,7 @@ class Database:
 
     Args:
         path: The absolute path of the file.
-        query_only: True: the connection refuses to write.
+        query_only: Whether the connection refuses to write.
     """
 
     def __init__(self, path: str, *, query_only: bool = False) -> None:
@@ -216,7 +216,7 @@ class Database:
         """Refuse a file of another program.
 
         Args:
-            may_be_new: True: accept an empty file.
+            may_be_new: Whether to accept an empty file.
 
         Raises:
             StoreMismatchError: Another program has written the file, its schema is newer, or it is empty.
@@ -253,8 +253,8 @@ class Database:
         """Take the write lock.
 
         Args:
-            is_durable: True: the commit returns when the disk has the data. False: a power loss may lose the data, but
-                the end of this process does not.
+            is_durable: Whether the commit returns only when the disk has the data. If not, a power loss may lose the
+                data, but the end of this process does not.
 
         Raises:
             StoreTooNewError: A newer version has changed the schema since this process opened the file.

@@ -102,7 +102,7 @@ class Handle:
         Args:
             run: The function. It may run twice, if its first transaction is undone.
             size: The number of messages that the function handles.
-            is_durable: True: return only when the disk has the data.
+            is_durable: Whether to return only when the disk has the data.
             committed: Called with the answer in the writer's thread, after the commit.
             failed: Called with the failure, if nothing was written or the outcome is unknown.
 

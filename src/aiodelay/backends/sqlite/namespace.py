@@ -76,7 +76,7 @@ class Namespace:
 
         Args:
             now: The time of the transaction, epoch ms.
-            careful: True: check every column of each row, because some rows may be unreadable.
+            careful: Whether to check every column of each row, because some rows may be unreadable.
         """
         self.now, self.careful, self.has_new, self._next_n = now, careful, False, None
         self.new_answers = 0

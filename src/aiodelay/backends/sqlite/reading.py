@@ -45,8 +45,8 @@ class Reader:
     """Reads one namespace.
 
     Args:
-        connection: A connection of this thread. If another program wrote text that is not UTF-8, its text has
-            surrogates.
+        connection: A connection of this thread. It returns text with surrogates if another program wrote text that is
+            not UTF-8.
         namespace: The name of the namespace. A namespace that does not exist is empty.
     """
 

@@ -39,7 +39,7 @@ class Job(Generic[T]):
             of its own, with `careful` set.
         failed: Returns the answer for a failure, or raises an error.
         size: The number of messages that the job handles.
-        is_durable: True: the answer waits until the disk has the data.
+        is_durable: Whether the answer waits until the disk has the data.
         committed: Called with the answer in the writer's thread, even if the caller was cancelled meanwhile.
     """
 

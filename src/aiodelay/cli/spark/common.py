@@ -49,7 +49,7 @@ class Cluster:
 
 
 def mapping_of(given: tuple[str, ...]) -> Mapping[str, str] | None:
-    """Return the mapping from all `--map` options; None without any."""
+    """Return the mapping from all `--map` options; None if there are none."""
     from aiodelay.spark.jobs.mapping import read_mapping  # noqa: PLC0415 - `--help` needs no Spark
 
     return read_mapping(",".join(given)) if given else None

@@ -79,7 +79,7 @@ class Trial:
 
 
 class DictAnswers:
-    """`Answers` over dicts."""
+    """Implements `Answers` with dicts: answers by op, and the latest revisions and ended versions by message id."""
 
     def __init__(self) -> None:
         self.by_op: ExpiringDict[bytes, Outcome] = ExpiringDict()

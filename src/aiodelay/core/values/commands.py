@@ -128,8 +128,8 @@ class Cancel(Struct, frozen=True, gc=False):
     Attributes:
         op: The op id.
         id: The message id.
-        only: The revision that the message must still have, and its due time unless that is None. Otherwise the message
-            is not touched, and the answer is `outdated`.
+        only: The revision and the due time that the message must still have. If the due time is None, only the revision
+            must be the same. If they differ, the store does not touch the message and answers `outdated`.
     """
 
     op: bytes

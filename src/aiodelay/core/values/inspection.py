@@ -50,7 +50,7 @@ class Query(Struct, frozen=True):
         lanes: Only these lanes; empty = all.
         from_ms: Only messages whose next attempt is at this time or later.
         to_ms: Only messages whose next attempt is before this time.
-        after: The (next attempt, id) of the last message of the page before.
+        after: The (next attempt, id) of the last message of the previous page.
         limit: Most messages to return, 1 to 1,000.
     """
 

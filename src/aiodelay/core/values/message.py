@@ -43,7 +43,7 @@ class Scheduled(Struct, frozen=True):
         due_ms: The due time of the message that is stored under the id now, epoch ms on the store's clock. 0 if there
             is none.
         revision: The revision of that message. It grows with each replacement. 0 if there is none.
-        outcome: Whether the message was stored, replaced another one, or left another one unchanged.
+        outcome: Whether the message was stored, replaced an earlier message, or left an earlier message unchanged.
         is_older_in_flight: The message replaced a version that is still being delivered, or a series with a retry in
             flight. Both may run at the same time.
     """

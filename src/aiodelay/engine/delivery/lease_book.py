@@ -62,18 +62,18 @@ class Held(Struct, eq=False):
 
     Attributes:
         claim: The claim. Each renewal replaces it.
-        taker: The subscription that has it.
-        book: The book that holds it.
-        renew_at_ms: When its lease is renewed next.
-        settlement: Set once its run is over.
-        is_lost: Its lease was lost, or it was forgotten.
+        taker: The subscription to which the claim was delivered.
+        book: The book that holds the claim.
+        renew_at_ms: When the book renews the lease next.
+        settlement: Set once the run is over.
+        is_lost: The lease was lost, or `forget` has dropped the claim.
         is_unwanted: The message was replaced or cancelled after the claim. A run that has not begun must not begin.
-        is_over: The book no longer holds it.
-        alone_until_ms: If it is a suspect: nothing else is claimed until then.
-        trial_ends_ms: If it is a suspect: the end of its trial.
-        may_kill_until_ms: If the message has lapsed before: until then it may still end this process. A message that
-            has lapsed once runs apart from suspects until then.
-        attempt: The attempt as the observer sees it; None without an observer.
+        is_over: The book does not hold the claim any more.
+        alone_until_ms: For a suspect: this process claims nothing else until this time.
+        trial_ends_ms: For a suspect: the end of its trial.
+        may_kill_until_ms: For a message that has lapsed before: until this time, it may still end this process. If it
+            is not a suspect, this process claims no suspect until this time.
+        attempt: The observer's object for the attempt; None if there is no observer.
     """
 
     claim: Claim
@@ -134,7 +134,7 @@ class LeaseBook:
 
     @property
     def is_trying(self) -> bool:
-        """Whether it holds suspects that were claimed within the last second. Nothing else is claimed meanwhile."""
+        """Whether the book holds a suspect that was claimed within the last second. Claim nothing else meanwhile."""
         now = self._clock.monotonic_ms()
         return any(held.alone_until_ms > now for held in self._tried.values())
 
@@ -150,7 +150,7 @@ class LeaseBook:
         return SUSPECT_LAPSES - 1 if self._may_kill(self._lapsed) else MAX_LAPSES
 
     def _may_kill(self, doubtful: dict[int, Held]) -> bool:
-        """Return whether any of these may still end this process; forget those that have run for a minute."""
+        """Return whether any of the claims may still end this process. Forget claims that have run for a minute."""
         now = self._clock.monotonic_ms()
         while doubtful:
             key, first = next(iter(doubtful.items()))
@@ -168,7 +168,7 @@ class LeaseBook:
         return self._clock.monotonic_ms()
 
     def read(self, asked_at_ms: int) -> None:
-        """Note when the claim that was just answered had been asked for."""
+        """Note when this process sent the claim that the store has just answered."""
         self._asked_at_ms = asked_at_ms
         if self._least:  # later claims are answered with the newest versions, so older notes are not needed any more
             self._least = {each: noted for each, noted in self._least.items() if noted[1] >= asked_at_ms}
@@ -228,7 +228,7 @@ class LeaseBook:
             self._wakeup.set()
 
     def settle(self, held: Held, settlement: Settlement) -> None:
-        """End a claim. The settlement is sent as soon as the call before it has been answered."""
+        """End a claim. The book sends the settlement as soon as the store has answered the previous call."""
         if held.is_lost:
             self.forget(held)
             return

@@ -130,6 +130,6 @@ class Publication(HandlerSubscription):
         return super(Publication, self)._returned(held, result)
 
     def _break(self, signal: str, error: Exception) -> None:
-        """End the subscription of a subscriber that raised, which is forbidden (D15)."""
+        """Cancel the subscription, because the subscriber has raised. Rule D15 forbids a subscriber to raise."""
         log.error("%s: %s raised; its subscription is cancelled", self.lane, signal, exc_info=error)
         self.cancel()

@@ -1,4 +1,4 @@
-"""`CommandSender`: sends a command in a group, repeats it while its outcome is unknown, and returns or raises."""
+"""`CommandSender`: sends commands in groups, and repeats each command until its outcome is known or time is up."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class CommandSender:
     async def _sent(
         self, commands: Sequence[Command], size: int, since_ms: int, *, latest_ms: int | None = None
     ) -> Sequence[Outcome]:
-        """Send commands. Send those again that the store did not, or may not have, carried out."""
+        """Send commands. Repeat each command whose outcome is unknown or that the store has not carried out."""
         starts_ms = self._clock.monotonic_ms()
         outcomes = await self._commit.submit(commands, size, latest_ms=latest_ms)
         if not any(map(_is_open, outcomes)):
@@ -137,7 +137,7 @@ class CommandSender:
             latest_ms = since_ms + LAST_REPEAT_MS
             if self._clock.monotonic_ms() > latest_ms:
                 raise OutcomeUnknownError(
-                    command.id, "too late: the store may have forgotten this op", action=ACTIONS[type(command)]
+                    command.id, "too late: the store may have forgotten this command", action=ACTIONS[type(command)]
                 )
             size = command.envelope.size if isinstance(command, Put) else 0
             try:

@@ -25,7 +25,7 @@ MOST = 1 << 62
 
 
 def write_cursor(place: tuple[object, ...] | None) -> str | None:
-    """Return the place of the next page as text for a URL; None for None."""
+    """Return the place of the next page as text for a URL; None if there is no next page."""
     return None if place is None else base64.urlsafe_b64encode(msgspec.msgpack.encode(place)).decode().rstrip("=")
 
 

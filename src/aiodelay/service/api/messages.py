@@ -198,7 +198,7 @@ def _etag(revision: int) -> dict[str, str]:
 
 
 def _meant_revision(request: Request) -> int | None:
-    """Return the revision that `If-Match` demands; None without this header."""
+    """Return the revision that `If-Match` demands; None if the request has no such header."""
     given = request.headers.get("if-match")
     if given is None:
         return None

@@ -542,7 +542,7 @@ class SeriesOut(Struct, frozen=True):
 
     Attributes:
         count: The number of series found so far.
-        first: The ids of the first ones.
+        first: The ids of the first series found.
         included: True if the cancel ends them too; false if it leaves them unchanged.
     """
 

@@ -120,7 +120,7 @@ class Operation:
         series: The recurring series that were found, whether the operation ends them or leaves them unchanged.
         changed: The number of targets whose outcome is known.
         outcomes: The number of targets by outcome.
-        error: The reason of a failure; "" without one.
+        error: The reason of a failure; "" if there is no failure.
         began_ms: The start of the operation, epoch ms.
         ended_ms: The end of the operation, epoch ms; None while it runs.
         is_stopping: A caller has stopped the operation.

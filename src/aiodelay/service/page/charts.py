@@ -52,7 +52,7 @@ class Bars:
         bars: The bars that are not empty.
         width: The width of the chart: one unit per bucket.
         total: The number of messages in all bars.
-        peak: The highest bar; None without messages.
+        peak: The highest bar; None if there are no messages.
         scale: The numbers of the vertical axis, evenly spread, highest first; the last is 0.
         ticks: The times of the horizontal axis, evenly spread.
         busiest: The highest bars, highest first.

@@ -71,7 +71,7 @@ def failed(request: Request, error: AiodelayError) -> Response:
 
 
 def seen_at(path: str) -> Response:
-    """Return the answer to an accepted form: a redirect to the screen that shows its result, which can be reloaded."""
+    """Return the answer to an accepted form: a redirect to the screen with the result. It is safe to reload."""
     return RedirectResponse(path, 303)
 
 

@@ -55,7 +55,7 @@ class Facts:
     Attributes:
         now_ms: The time of the store.
         lanes: The counts of messages by lane.
-        oldest_ms: The time since which the oldest overdue message waits; None without one.
+        oldest_ms: The time since which the oldest overdue message waits; None if no message is overdue.
         lateness: The measured lateness; None if the store keeps no journal.
         journal: If the store keeps no journal: the URL option that makes it keep one.
     """

@@ -99,7 +99,7 @@ def _trigger(every: Duration | None) -> Mapping[str, Any]:
 
 
 def _check_places(to: str, checkpoint: str) -> None:
-    """Check that the checkpoint belongs to the archive. With another one, Spark would skip batches and lose events.
+    """Check that the checkpoint belongs to the archive. With another checkpoint, Spark would skip batches of events.
 
     Spark plans a batch in the checkpoint, writes it to the archive's log, and commits it in the checkpoint, in this
     order. So the numbers of the last batches must be in this order too.
@@ -120,6 +120,6 @@ def _check_places(to: str, checkpoint: str) -> None:
 
 
 def _last_batch(folder: Path) -> int:
-    """Return the number of the last batch in one of Spark's logs; -1 without any."""
+    """Return the number of the last batch in one of Spark's logs; -1 if the log has no batch."""
     numbers = (each.name.partition(".")[0] for each in folder.glob("*"))
     return max((int(number) for number in numbers if number.isdigit()), default=-1)

@@ -45,7 +45,7 @@ def run(frame: DataFrame, options: _Options) -> Summary:
     Args:
         frame: Any rows.
         options: See `BackfillOptions`; callers give each by keyword. Python callers may also give `now_ms`, the current
-            time for the checks in epoch ms; None: the clock of this machine.
+            time for the checks in epoch ms; None = the clock of this machine.
 
     Returns:
         Counts of accepted, repeated and superseded rows, and of stored, replaced and known messages. `facts` has the

@@ -42,8 +42,9 @@ def run(frame: DataFrame, options: _Options) -> Summary:
     Args:
         frame: A row for each message.
         options: See `ColdCancelOptions`; callers give each by keyword. Python callers may also give `mapping`: a column
-            or an SQL expression for `id`, `version` and `was_due_at`; None: columns with these names. Without
-            `version`, every version is cancelled; with it, no newer one. With `was_due_at`, only that day is read.
+            or an SQL expression for `id`, `version` and `was_due_at`. Without `mapping`, the columns have these names.
+            Without `version`, every version is cancelled; with it, no newer version. With `was_due_at`, only that day
+            is read.
 
     Returns:
         `rows`: the number of ids. `counts`: `ended` (by a new tombstone); `newer` (newer than the given version, and

@@ -1,4 +1,4 @@
-"""The comparison of a truth with a store, as pure transforms of frames. It reads each frame once, in executors."""
+"""Compares a truth (the messages that should be pending) with a store. Pure transforms; each reads a frame once."""
 
 from __future__ import annotations
 

@@ -96,10 +96,10 @@ def mapped(
 
     Args:
         frame: Any rows.
-        mapping: For each column of a message, a column of the frame or an SQL expression. None: the columns of the
+        mapping: For each column of a message, a column of the frame or an SQL expression. None = the columns of the
             frame that have the names of message columns.
         to: The destination of rows without one. A column `to` of the mapping has priority.
-        timezone: The time zone of times without an offset. None: such columns are an error, and such texts are null.
+        timezone: The time zone of times without an offset. None = such columns are an error, and such texts are null.
 
     Raises:
         ConfigurationError: A column is missing, or has a type that cannot be converted.

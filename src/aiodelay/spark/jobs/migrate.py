@@ -204,7 +204,7 @@ class _Migration:
         return found.join(retried.select(F.regexp_replace("id", _OCCURRENCE, "").alias("id")), "id", "left_anti")
 
     def _outdated(self) -> DataFrame:
-        """Return the originals of outdated copies: the source has another version of their id now."""
+        """Return the originals of outdated copies: in the source, their revision or due time has changed."""
         stands = messages_of(self._spark, self._plan.source, "id", "revision", "due_at")
         marked = stands.select("id", self._mark(_due_ms()).alias("now"))
         return self._copies().join(marked, "id").where("mark != now").selectExpr(*_NAMED)

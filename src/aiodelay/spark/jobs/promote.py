@@ -104,7 +104,7 @@ class _Days(NamedTuple):
     Attributes:
         first: The first day.
         end: The day after the last day.
-        tried: An unfinished run has claimed the days before this day.
+        tried: Earlier runs have claimed all days before this day, and may have stored some of their messages.
     """
 
     first: date

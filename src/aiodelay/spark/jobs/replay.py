@@ -82,9 +82,9 @@ def replayed(messages: DataFrame, *, name: str | None, now_ms: int, shift_ms: in
 
     Args:
         messages: Rows with the columns of a message.
-        name: The name of the replay; None: ids stay, and versions grow by one.
+        name: The name of the replay, which becomes part of the ids. None = ids stay, and versions grow by one.
         now_ms: The due time if there is no shift, in epoch ms.
-        shift_ms: The difference of the new due time to the old one; None: all messages are due at `now_ms`.
+        shift_ms: The difference of the new due time to the old one; None = all messages are due at `now_ms`.
     """
     version = F.coalesce("version", F.lit(0)) if "version" in messages.columns else F.lit(0)
     order = Window.partitionBy("id").orderBy(version.desc(), F.col("due_at").desc())

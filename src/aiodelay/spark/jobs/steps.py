@@ -70,7 +70,7 @@ class Steps:
         return self.read(step, number) is not None
 
     def last(self, step: Step) -> int:
-        """Return the number of the last pass that has written a step; 0 without any."""
+        """Return the number of the last pass that has written a step; 0 if none has."""
         table = self.table(step)
         row = None if table is None else table.agg(F.max("pass").alias("last")).first()
         return 0 if row is None else row["last"] or 0

@@ -47,7 +47,7 @@ class GroupMember(Protocol):
         """
 
     async def committed_offsets(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Return the offsets that the group has committed; -1 for a partition without one.
+        """Return the offset that the group has committed in each partition; -1 if there is none.
 
         Raises:
             KafkaError: The group's coordinator does not answer, or refuses.

@@ -41,7 +41,7 @@ class Cluster(Struct, frozen=True):
         return ",".join(self.client["bootstrap_servers"])
 
     def is_same(self, other: Cluster) -> bool:
-        """Say whether another one is certainly the same cluster with the same login: they have a host in common."""
+        """Say whether both are certainly the same cluster, with the same login: they have a host in common."""
         login = [
             {name: value for name, value in each.client.items() if name not in ("bootstrap_servers", "ssl_context")}
             for each in (self, other)

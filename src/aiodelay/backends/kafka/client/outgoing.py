@@ -40,10 +40,10 @@ class Written(NamedTuple):
 
     Attributes:
         indices: The positions of its records in the list of records to write.
-        error: Why the batch was not written, or may not have been; None: it was written.
+        error: Why the batch was not written, or may not have been; None = it was written.
         offset: The offset of its first record.
         in_doubt: Whether the batch may have been written in spite of the error.
-        partition: The partition of the batch; -1: the batch was not sent.
+        partition: The partition of the batch; -1 = the batch was not sent.
     """
 
     indices: list[int]

@@ -39,7 +39,7 @@ class Producer:
 
     Args:
         cluster: The cluster to write to.
-        batch_bytes: Returns the most bytes of a batch for a topic; None: `BATCH_BYTES` for each topic.
+        batch_bytes: Returns the most bytes of a batch for a topic; None = `BATCH_BYTES` for each topic.
         options: More options of aiokafka's producer.
     """
 
@@ -94,7 +94,7 @@ class Producer:
         await self._client.end(within_s=CLOSE_S)
 
     async def partitions(self, topic: str) -> int | None:
-        """Return the number of partitions of a topic; None: there is no such topic.
+        """Return the number of partitions of a topic, or None if there is no such topic.
 
         Raises:
             KafkaError: The cluster does not answer.

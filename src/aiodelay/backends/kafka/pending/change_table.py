@@ -1,7 +1,8 @@
-"""`ChangeTable`: the table that the rules work on. On Kafka, a decision counts once its record was read back.
+"""`ChangeTable`: the table of a partition, which the rules of `core.rules` read and change.
 
-While a change is being decided, calls on the table are added to that change. Nobody can claim or change the message
-until the change's record is read back, or the session ends without it. Outside of a change, calls take effect at once.
+On Kafka, a decision counts only after the owner has read its record back from the partition. While the rules decide a
+change, the table adds their calls to that change. From then on, nobody can claim or change the message until the
+owner has read the record back, or the session ends without it. Outside of a change, calls take effect at once.
 """
 
 from __future__ import annotations

@@ -32,14 +32,14 @@ class Change(Struct, eq=False, gc=False):
     """The records to write for one key. They were decided when everything below `read_to` had been read.
 
     Attributes:
-        put: The message as it goes on, and the time of its next attempt; None: the message ends.
+        put: The new state of the message, and the time of its next attempt; None = the message ends.
         letters: Dead letters to write with it.
         others: More messages to put with it, such as a retry of an occurrence together with its series.
         memory: Answers and a version that must outlive the message's record.
         targets: Records for other topics, in the same transaction.
         purged: A dead letter that this change deletes.
         asked: The key of a user's request to the owner that this change ends.
-        entry: The message in the table that nobody else may claim or change meanwhile; None: no message.
+        entry: The message in the table that nobody else may claim or change meanwhile; None = no message.
         is_users: Whether it writes a user's cancel. That counts even if others have written the key meanwhile.
         offset: The offset of its last record, once that is written.
         counted: Whether its record was read and counted.
@@ -219,7 +219,10 @@ class ChangeLog:
     # --- beginning and ending a change --------------------------------------------------------------------
 
     def offer(self, change: Change) -> Change | None:
-        """Begin a change and reserve its message; None: it only ends a message that has no record any more."""
+        """Begin a change, reserve its message, and return the change.
+
+        If the change only ends a message that has no record any more, there is nothing to write: return None.
+        """
         has_news = bool(change.letters or change.put is not None or change.others)
         if not (self.state.stands(change.key) or has_news):
             if change.entry is not None and not change.is_users:

@@ -21,7 +21,7 @@ __all__ = ["Checkpoint", "Witness", "checkpoint_of"]
 
 
 class Witness(Struct, frozen=True, array_like=True):
-    """The last record that was read. A partition without this record is another partition, or was cut off.
+    """The last record that was read. If a partition lacks it, the partition is not the same, or its end was cut off.
 
     Attributes:
         offset: The offset of the record.

@@ -94,14 +94,14 @@ class Decisions:
         return outcome, self._log.offer(change) if outcome is SettleOutcome.SETTLED else None
 
     def end(self, entry: Entry, settlement: Settlement) -> Change | None:
-        """Decide how a due message ends that nobody has claimed; None: it has changed or ended already."""
+        """Decide how a due, unclaimed message ends. Return None if it has changed or ended already."""
         if not self._log.is_left(entry) or entry.state is not EntryState.IN_LANE:
             return None
         self._log.reserve(entry)
         return self.settle(settlement)[1]
 
     def end_instead(self, change: Change, settlement: Settlement) -> Change | None:
-        """Decide how a message ends whose move cannot be written; None: it has changed or ended already.
+        """Decide how a message ends whose move cannot be written. Return None if it has changed or ended already.
 
         Args:
             change: The move, which must not be written any more.
@@ -144,7 +144,7 @@ class Decisions:
         return stored, self._log.offer(change)
 
     def purge(self, key: DeadKey) -> Change | None:
-        """Decide to delete a dead letter; None: there is no such dead letter."""
+        """Decide to delete a dead letter. Return None if there is no such dead letter."""
         if not self._table.letters.has(key):
             return None
         change = Change(b"", self._state.read_to, None, purged=key)

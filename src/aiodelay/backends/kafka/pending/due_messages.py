@@ -97,7 +97,7 @@ class DueMessages:
         return change
 
     def series_at(self, settlement: Settlement) -> Entry | None:
-        """Return the series whose occurrence a settlement ends; None: it is not due now, or its lane is paused."""
+        """Return the series whose occurrence a settlement ends, or None if it is not due or its lane is paused."""
         entry = self._table.find(settlement.id)
         if entry is None or entry.state is not EntryState.IN_LANE or entry.record.envelope.rule is None:
             return None

@@ -1,4 +1,7 @@
-"""`FarMessages`: moves messages between near and far. Of a far message, the index keeps little more than the offset."""
+"""`FarMessages`: moves messages between near (in memory) and far (due beyond the horizon).
+
+The index keeps little more of a far message than the offset of its record. A near message is in the table as a whole.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A *user's* record is a put or a cancel. Anyone may write one at any time, because Kafka compares nothing before it
 appends. An *owner's* record is a tombstone when a message has ended, or a put when a message is tried again. It says
-how far its writer had read: `read_to`. It counts only if no user's record of its key is at `read_to` or later. The
-record of a key that counts is called its *standing* record.
+how far its writer had read: `read_to`. It counts only if no user's record of its key is at `read_to` or later. Of each
+key, the record that counts is called the *standing* record.
 
 Every reader ignores an owner's record that does not count. Kafka's cleaner does not know this rule: it would keep that
 record and drop the user's record before it. The owner therefore writes the user's record again before
@@ -28,8 +28,8 @@ class Seen(Struct, frozen=True, gc=False):
 
     Attributes:
         offset: The offset of the record.
-        is_put: Whether the record has a message. False: it is a cancel or a tombstone.
-        read_to: In an owner's record: its writer had read everything below this offset. None: a user's record.
+        is_put: Whether the record has a message. Otherwise it is a cancel or a tombstone.
+        read_to: In an owner's record: its writer had read everything below this offset. None = a user's record.
     """
 
     offset: int
@@ -43,7 +43,7 @@ class Precedence(Struct, frozen=True, gc=False):
     Attributes:
         seen: The standing record.
         hidden_at: Offset of the first later owner's record that does not count. The cleaner would keep that record and
-            drop the standing one, so the owner must write the standing record again. None: no such record.
+            drop the standing record, so the owner must write the standing record again. None = no such record.
     """
 
     seen: Seen
@@ -51,7 +51,7 @@ class Precedence(Struct, frozen=True, gc=False):
 
 
 def after(standing: Precedence | None, seen: Seen) -> Precedence:
-    """Return the facts about a key after its next record. `standing` is None if nothing needs to be known before."""
+    """Return the facts about a key after its next record. `standing` has the facts before it; None = no facts."""
     if standing is None or seen.read_to is None or not is_unread(standing.seen, seen.read_to):
         return Precedence(seen)
     if standing.hidden_at is not None:
@@ -60,7 +60,7 @@ def after(standing: Precedence | None, seen: Seen) -> Precedence:
 
 
 def is_forgettable(standing: Precedence, read_to: int) -> bool:
-    """Say whether nothing needs to be known about a key once an owner has read everything below `read_to`."""
+    """Say whether an owner that has read everything below `read_to` may forget the facts about a key."""
     return not standing.seen.is_put and standing.hidden_at is None and not is_unread(standing.seen, read_to)
 
 

@@ -146,7 +146,7 @@ class RecordReader:
             all_asked[key] = Asked(read.offset, what)
 
     def _read_own_end(self, key: bytes, offset: int) -> bool:
-        """Take in the end of a message that this owner has decided; False: read the record in the usual way."""
+        """Take in the end of a message that this owner has decided. Return False to read it in the usual way."""
         change, state = self._changes.held_back.get(key), self._state
         if change is None or change.offset != offset or change.is_users or change.entry is None:
             return False
@@ -362,7 +362,7 @@ class RecordReader:
     # --- far messages -------------------------------------------------------------------------------------
 
     def _read_far(self, read: Read, glance: Glance) -> bool:
-        """Note a far message without decoding it; False: the record must be read in the usual way."""
+        """Note a far message without decoding it. Return False if the caller must read the record in the usual way."""
         key, read_to, state = read.key, glance.read_to, self._state
         assert key is not None
         change = self._changes.held_back.get(key)

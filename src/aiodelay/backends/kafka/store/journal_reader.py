@@ -29,7 +29,7 @@ class KafkaJournalReader:
 
     Args:
         cluster: The cluster of the topic.
-        topic: The history topic, or another one.
+        topic: The history topic, or another topic.
         consumer: A started consumer without a topic.
     """
 

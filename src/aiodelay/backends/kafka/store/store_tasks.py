@@ -35,7 +35,7 @@ class StoreTasks:
         await self._tasks.__aenter__()
 
     def take(self) -> asyncio.TaskGroup | None:
-        """Refuse new tasks and return the task group, which the caller must end; None: the store was not open."""
+        """Refuse new tasks. Return the task group, which the caller must end, or None if the store was not open."""
         tasks, self._tasks = self._tasks, None
         return tasks
 

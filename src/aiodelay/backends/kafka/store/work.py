@@ -87,7 +87,7 @@ class KafkaWork:
         return Claimed(claims, self._parts.clock.now_ms(), min(next_due, default=None))
 
     def _in_turn(self) -> list[Partition]:
-        """Return the partitions that are ready, beginning with another one at each turn."""
+        """Return the partitions that are ready. Each turn begins with another partition."""
         ready = [each for each in self._assignment.partitions.values() if each.is_ready]
         first = self._turn % len(ready) if ready else 0
         return ready[first:] + ready[:first]
@@ -118,7 +118,7 @@ class KafkaWork:
         return [outcomes[i] for i in range(len(settlements))]
 
     def _place_of(self, claim: Settlement | Renewal) -> Partition | None:
-        """Return the partition of a claim; None: another process owns the partition now, or the message has ended."""
+        """Return the partition of a claim, or None if another process owns it now or the message has ended."""
         found = self._places.get((claim.id, claim.token))
         if found is None:
             found = next(

@@ -198,7 +198,7 @@ class TopicFeed:
         """Do nothing: a source's record has no lapses, so it is never a suspect."""
 
     def _taken_by(self, claim: Settlement | Renewal) -> _Taken | None:
-        """Return the record of a claim; None: this process does not own its partition any more."""
+        """Return the record of a claim, or None if this process does not own its partition any more."""
         key = _key(claim)
         taken = self._taken.get(key)
         if taken is not None and taken.part.is_lost:

@@ -71,7 +71,7 @@ class FeedPart:
 
     @property
     def to_commit(self) -> int | None:
-        """The offset to commit; None: there is nothing new to commit."""
+        """The offset to commit, or None if there is nothing new to commit."""
         ended_to = self.offsets.ended_to
         return ended_to if ended_to != self.committed and ended_to > self._begun_at else None
 

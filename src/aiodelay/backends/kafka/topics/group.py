@@ -1,8 +1,10 @@
 """`Group`: this process as a member of a consumer group, which decides which member should own a partition.
 
-During a rebalance nothing stops. A member goes on with the partitions that it keeps, and gives up a lost partition when
-it learns of the loss. The group alone does not fence off an earlier owner. For a store's partitions the producer's
-epoch does that; for a source's topic the group's generation does, without which no offset is committed.
+During a rebalance nothing stops. A member goes on with the partitions that it keeps. It gives up a lost partition when
+it learns of the loss.
+
+The group alone does not fence off an earlier owner. In a store, the epoch of the producer fences off an earlier owner
+of a partition. In a source, Kafka refuses an offset commit that has an older generation of the group.
 
 `Group` does not read records. If it did, reading would stop at each rebalance.
 """

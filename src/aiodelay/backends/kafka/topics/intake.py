@@ -68,7 +68,7 @@ CUT_OFF_S = 10.0
 
 
 class _OvertakenError(Exception):
-    """Another reader has stored records, or the store's position is another one than expected."""
+    """Another reader has stored records, or the position in the store is not the position that this intake expects."""
 
 
 class _RecreatedError(Exception):
@@ -90,7 +90,7 @@ class _Batch(Struct):
 
 
 def source_of(topic: str, incarnation: str, partition: int) -> str:
-    """Return the key under which a partition's position is stored. It is another one if a topic is created again."""
+    """Return the key under which a partition's position is stored. A topic that is created again has a new key."""
     return f"kafka:{topic}/{incarnation}/{partition}"
 
 
@@ -148,7 +148,7 @@ class Intake:
             await asyncio.sleep(pause_s(self._failures))
 
     async def _take_in(self) -> None:
-        await self._may_go_on()  # first: asking for the position fences off the reader before this one
+        await self._may_go_on()  # first: asking for the position fences off the earlier reader
         consumer = consumer_of(self._cluster, max_partition_fetch_bytes=FETCH_BYTES)
         try:
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):
@@ -166,7 +166,7 @@ class Intake:
     async def _identify(self, consumer: Consumer) -> None:
         found = await self._incarnation(consumer)
         if self._id and found != self._id:
-            log.warning("%s: the topic is another one than before; it is read from its beginning", self._name)
+            log.warning("%s: the topic was deleted and created again; it is read from its beginning", self._name)
         if found != self._id:
             self._id = found
             self._written.clear()

@@ -55,7 +55,7 @@ class OffsetCommits:
         """Commit the offsets of ended records at intervals, until cancelled, also after errors."""
         while True:
             await self._moved.wait()
-            self._moved.clear()  # before the commit: a record that ends from here on causes another one
+            self._moved.clear()  # before the commit: a record that ends from here on causes another commit
             await self.commit()
             await asyncio.sleep(COMMIT_S)
 

@@ -40,17 +40,17 @@ STALL_S = 20.0
 
 
 class PassedError(Exception):
-    """The position of the source is another one. Nothing was written."""
+    """The stored position of the source is not the expected position. Nothing was written."""
 
 
 class IntakeSession(Struct):
     """The transactions of one source, and its position once that was read.
 
     Attributes:
-        transactions: Started transactions, which have fenced off the reader before this one.
+        transactions: Started transactions. Their start has fenced off the earlier reader.
         barrier: The offset of this session's barrier, up to which the positions are read.
         is_new_topic: Whether the topic ended before an offset up to which it had been read.
-        position: The position of the source; None: no position is stored.
+        position: The position of the source; None = no position is stored.
         is_read: Whether the position is known.
     """
 
@@ -78,10 +78,10 @@ class Positions:
         self._read_to = 0
 
     async def begin(self, source: str) -> IntakeSession:
-        """Begin to take a source in, and fence off the reader before. The caller must not be cancelled.
+        """Begin to take a source in, and fence off the earlier reader. The caller must not be cancelled.
 
-        If this process has begun before, another reader may have come and gone since. A transaction finds out whether
-        this process was fenced off.
+        If this process already has a session, another reader may have read the source since. A transaction finds out
+        whether that reader has fenced off this process.
 
         Raises:
             AbortedError, InDoubtError, FencedError: A transaction has failed.
@@ -99,7 +99,7 @@ class Positions:
             return await self._session(source)
 
     async def position(self, source: str, session: IntakeSession) -> int | None:
-        """Return the position of a source; None: no position is stored.
+        """Return the position of a source, or None if no position is stored.
 
         Raises:
             KafkaError, TimeoutError, OSError: The position cannot be read.
@@ -115,7 +115,7 @@ class Positions:
         The caller must not be cancelled.
 
         Raises:
-            PassedError: The position of the source is another one, or another reader of the source has begun.
+            PassedError: The stored position is not the expected position, or another reader of the source has begun.
             AbortedError, InDoubtError, FencedError: The transaction has failed.
             KafkaError, TimeoutError, OSError: The transaction could not begin. Nothing was written.
         """

@@ -35,7 +35,7 @@ class Rules(NamedTuple):
 
     Attributes:
         allowed: The topics to which messages may go.
-        from_arrival: Whether a countdown begins when the record is read. False: when it was written.
+        from_arrival: Whether a countdown begins when the record is read. Otherwise it begins when it was written.
         max_payload: Most bytes of a message.
     """
 

@@ -87,7 +87,7 @@ class Targets:
 
     @property
     def next_ms(self) -> int | None:
-        """When to check the next blocked topic again; None: no topic is blocked."""
+        """When to check the next blocked topic again, or None if no topic is blocked."""
         return min((each.until_ms for each in self.blocked.values()), default=None)
 
     def over(self) -> list[str]:

@@ -186,7 +186,7 @@ def check(topic: Topic, cluster: Cluster) -> None:
     """Refuse a topic that may lose messages; log other problems once.
 
     Raises:
-        StoreMismatchError: The topic may lose messages. It names all problems, and the command that repairs them.
+        StoreMismatchError: The topic may lose messages. The error names all problems, and the command to repair them.
     """
     found = problems(topic)
     if not topic.settings:
@@ -337,7 +337,7 @@ async def _by_admin(cluster: Cluster, ask: Callable[[Admin], Awaitable[_Found]],
     """Return the result of `ask` with an administrator's client. Repeat it while brokers do not agree with each other.
 
     A broker that has just started, or was silent for a while, counts for the controller only after its next heartbeat.
-    A topic that one broker knows may still be unknown to another one.
+    One broker may know a topic that another broker does not know yet.
 
     Args:
         cluster: The cluster to ask.
@@ -361,7 +361,7 @@ async def _by_admin(cluster: Cluster, ask: Callable[[Admin], Awaitable[_Found]],
 
 
 async def _retried(admin: Admin, ask: Callable[[Admin], Awaitable[_Found]]) -> _Found:
-    """Return the result of `ask`. Repeat it with the same client: a new one may have to wait for a silent host."""
+    """Return the result of `ask`. Repeat it with the same client: a new client may have to wait for a silent host."""
     while True:
         try:
             return await ask(admin)

@@ -49,7 +49,7 @@ class OwnClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
         self._asked_in_vain = 0
         """How many times in a row there was no answer, or an answer without a leader for some partition."""
         self._unnamed: Collection[str] | None = None
-        """The topics to ask for while no topic was added; None: all topics."""
+        """The topics to ask for while no topic was added; None = all topics."""
 
     _get_conn = rebound(AIOKafkaClient._get_conn, create_conn=connect)
 
@@ -74,7 +74,7 @@ class OwnClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
         self._is_urgent.set()
 
     async def partition_count(self, topic: str, *, timeout_s: float) -> int | None:
-        """Return the number of partitions of a topic; None: there is no such topic.
+        """Return the number of partitions of a topic, or None if there is no such topic.
 
         Raises:
             KafkaError: The cluster does not answer.

@@ -60,7 +60,7 @@ _requests, _logins = _RequestLog(_log), _LoginLog(_log)
 
 
 class OwnConnection(AIOKafkaConnection):  # type: ignore[misc]  # aiokafka has no types
-    """A connection to one broker that keeps its requests out of the log."""
+    """A connection to one broker. It logs requests only if the user has set a level for aiokafka's loggers (K9)."""
 
     send = rebound(AIOKafkaConnection.send, log=_requests)
     _handle_frame = rebound(AIOKafkaConnection._handle_frame, log=_requests)

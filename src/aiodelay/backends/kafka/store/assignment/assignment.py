@@ -94,7 +94,7 @@ class Assignment:
 
     @property
     def is_owner(self) -> bool:
-        """Whether this process owns partitions or waits for some; False: it only schedules."""
+        """Whether this process owns partitions or waits for some. A process that only schedules does neither."""
         return bool(self._running)
 
     @property

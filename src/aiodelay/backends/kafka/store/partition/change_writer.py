@@ -169,7 +169,7 @@ class ChangeWriter:
         return [*change.targets, *(Outgoing(self._place.topic, *wire, self._place.number) for wire in change.wires())]
 
     async def _commit(self, transactions: Transactions, batch: Batch) -> bool:
-        """Write a transaction. True: committed; False: aborted, because a user has changed one of its messages."""
+        """Write a transaction. Return False if it was aborted because a user has changed one of its messages."""
         async with self._writing:
             offsets = await transactions.begin(batch.outgoing)
             overtaken_at = await self._user_changes.last_offset(transactions, batch, offsets)

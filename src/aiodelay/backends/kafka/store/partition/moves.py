@@ -54,7 +54,7 @@ class Moves:
         return changes, due
 
     def settle_occurrence(self, settlement: Settlement) -> Change | None:
-        """Decide how an occurrence of a series ends; None: the series has changed meanwhile."""
+        """Decide how an occurrence of a series ends. Return None if the series has changed meanwhile."""
         entry = self._progress.index.due.series_at(settlement) if self._ownership.is_ready else None
         if entry is None:
             return None

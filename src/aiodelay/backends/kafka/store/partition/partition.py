@@ -146,7 +146,7 @@ class Partition:
 
     @property
     def problem(self) -> StoreMismatchError | None:
-        """The error that stops the partition until the process starts again; None: no such error."""
+        """The error that stops the partition until the process starts again; None = no such error."""
         return self._ownership.problem
 
     # --- running and ending -------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Partition:
             self._ownership.refuse(moved_keys(self._place.topic, self._place.partitions, n))
 
     def open_at(self, offset: int | None, now_s: float) -> None:
-        """Note the offset of an open transaction, beyond which nobody can read; None: no transaction is open."""
+        """Note the offset of an open transaction, which nobody can read past; None = no transaction is open."""
         self._stalls.note(offset, now_s)
 
     def read_at(self, now_s: float, *, is_whole: bool) -> bool:

@@ -22,7 +22,7 @@ class Session(Struct, frozen=True, gc=False):
 
     Attributes:
         read_to: Everything below this offset has been read.
-        barrier: Offset of the session's own barrier; None: the barrier is not written yet.
+        barrier: Offset of the session's own barrier; None = the barrier is not written yet.
     """
 
     read_to: int = 0

@@ -142,7 +142,7 @@ class SessionRunner:
         """Compare the topic's number of partitions with the number that its first owner has recorded.
 
         Raises:
-            StoreMismatchError: The recorded number is another one.
+            StoreMismatchError: The two numbers differ.
         """
         before, now = self._progress.index.state.partitions, self._place.partitions
         if before == now:

@@ -23,7 +23,7 @@ class Place(NamedTuple):
         topic: The schedules topic.
         number: The partition's number.
         partitions: The number of partitions of the topic.
-        is_accepted: The user has accepted this number, even if the partition has recorded another one.
+        is_accepted: The user accepts this number of partitions, even if the partition has recorded another number.
     """
 
     topic: str

@@ -31,7 +31,7 @@ class StallWatch:
         """Whether a transaction has been open for longer than `OPEN_S`."""
 
     def note(self, offset: int | None, now_s: float) -> None:
-        """Note the offset of the open transaction; None: no transaction is open."""
+        """Note the offset of the open transaction; None = no transaction is open."""
         if offset != self._offset:
             if self.is_stalled:
                 self._ownership.why, self.is_stalled = "", False

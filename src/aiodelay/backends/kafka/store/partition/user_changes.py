@@ -39,9 +39,9 @@ class UserChanges:
         self._overtaken = 0
 
     async def last_offset(self, transactions: Transactions, batch: Batch, offsets: Sequence[int]) -> int | None:
-        """Return the offset of users' last change to a message that an open transaction moves; None: no change.
+        """Return the offset of users' last change to any message that the open transaction moves, or None.
 
-        A user's change that the broker takes after its answer does not stop the move.
+        The broker may accept a user's change after it has answered this question. Such a change does not stop the move.
         """
         for _ in range(MOST_QUESTIONS):
             asked_s = asyncio.get_running_loop().time()
