@@ -457,7 +457,7 @@ class OutcomeUnknownError(StoreError):
         return type(self), self.args, {**vars(self), "_again": None}
 
     async def retry(self) -> object:
-        """Send the same command again. It takes effect once, whether or not the first one arrived.
+        """Send the same command again. The store carries it out once, whether or not the first command arrived.
 
         Returns:
             What the first call would have returned.

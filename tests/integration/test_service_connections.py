@@ -179,7 +179,7 @@ async def test_probes_are_answered_while_a_thousand_connections_say_nothing(
             writer.write(HEAD[: number % len(HEAD)])
             if number % 100 == 99:
                 assert await is_answered(port), number
-        await until(lambda: any("were closed for new ones" in each for each in caplog.messages), "it is logged")
+        await until(lambda: any("idle connections were closed" in each for each in caplog.messages), "it is logged")
 
 
 async def test_a_connection_that_is_being_answered_gives_way_to_none(caplog: pytest.LogCaptureFixture) -> None:
@@ -202,6 +202,6 @@ async def test_a_connection_that_is_being_answered_gives_way_to_none(caplog: pyt
             assert await reader.readexactly(len(PART)), "those that are there go on"
         await until(lambda: len(caplog.messages) >= 2, "both are logged")
     assert set(caplog.messages) == {
-        "1 connections without a request were closed for new ones: api.max_connections is 2",
+        "1 idle connections were closed to accept new connections: api.max_connections is 2",
         "1 connections were refused: api.max_connections is 2",
     }

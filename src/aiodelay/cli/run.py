@@ -125,7 +125,7 @@ def find_scheduler(target: str) -> Scheduler:
 
     Raises:
         CommandError: The text has another form, or there is no such object, or the object is not a scheduler. The error
-            names what the module has instead.
+            names schedulers or similar names that the module has.
     """
     module_name, _, path = target.partition(":")
     if not module_name or not path or module_name.startswith("."):

@@ -76,7 +76,7 @@ class FairShare(Generic[R]):
         self.is_trial: bool = False
 
     def take(self) -> list[R]:
-        """Take each group's equal share first, then share out what is left of the claim."""
+        """Take each group's equal share first. Then the groups take the rest of the claim, in their order."""
         for parts in (len(self._groups), 1):
             for group in self._groups:
                 self._fill(group, parts)
@@ -106,7 +106,7 @@ class FairShare(Generic[R]):
             self._bytes += size
 
     def _takes(self, record: Record) -> bool:
-        """Return whether a message may join. A suspect that has ended a process alone is tried alone again."""
+        """Return whether the claim may take a message too. A suspect that ended its process alone is tried alone."""
         is_suspect = t.is_suspect(record)
         if not self._messages:
             self.is_trial = is_suspect

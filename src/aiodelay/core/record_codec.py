@@ -176,7 +176,7 @@ def _read_trace(written: bytes | dict[str, str]) -> Mapping[str, str]:
     if isinstance(written, dict):
         return written or NO_TRACE
     if len(written) != _TRACEPARENT_BYTES:
-        raise ValueError(f"a trace context of {len(written)} bytes")
+        raise ValueError(f"a trace context has {len(written)} bytes, not {_TRACEPARENT_BYTES}")
     text = written.hex()
     return {"traceparent": f"00-{text[:32]}-{text[32:48]}-{text[48:]}"}
 

@@ -63,11 +63,12 @@ class Every:
     """A fixed interval of elapsed time. Clock changes do not affect it.
 
     Occurrences lie on a grid: `start` plus whole intervals, or without `start` the first due time plus whole intervals.
-    However late an occurrence runs, the next one stays on the grid.
+    A late run of an occurrence does not move the later occurrences.
 
     Attributes:
         interval: At least 100 ms; kept as the shortest text, so that `Every("60m") == Every("1h")`.
-        start: Aware; kept in UTC, rounded up to a whole millisecond. None = one interval after scheduling.
+        start: An aware datetime, kept in UTC and rounded up to a whole millisecond. None = one interval after
+            scheduling.
         missed: What happens to occurrences whose successor is due too.
         overlap: What an occurrence does while an earlier one is still being retried.
         interval_ms: The interval in milliseconds.

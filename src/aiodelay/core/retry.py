@@ -58,9 +58,8 @@ class Retry:
     to `± jitter` of itself, so that messages which failed together do not return together. Since jitter comes after the
     cap, a wait lies between 0 and `cap * (1 + jitter)`.
 
-    `by_type` gives plans for some error types. The most specific named class of the error decides, as `except` clauses
-    sorted by inheritance would. Other errors follow the outer plan. Attempts are counted per message, whatever error
-    ended each of them:
+    `by_type` gives plans for some error types. If several of these types fit an error, the plan of the most derived
+    type counts. Errors of all other types follow the outer plan. Attempts are counted per message, not per error type:
 
         Retry(attempts=5, by_type={ValueError: Retry.never(), ConnectionError: Retry(attempts=50, first="1s")})
 
@@ -91,7 +90,7 @@ class Retry:
         Args:
             attempts: The number of all attempts, the first included: 1 to 1000.
             first: The wait before the second attempt.
-            factor: Each wait is the wait before it times this factor; 1 or more.
+            factor: Each wait is the previous wait times this factor; 1 or more.
             cap: Longest wait before jitter; not below `first`.
             jitter: The random part of each wait, 0 to 1.
             by_type: Plans for errors of these types and their subclasses.
@@ -127,7 +126,7 @@ class Retry:
             by_type: Plans for errors of these types and their subclasses.
 
         Raises:
-            ConfigurationError: There are no waits or too many, one is not a duration, or an error as for `Retry`.
+            ConfigurationError: There are no waits or too many, a wait is not a duration, or an error as for `Retry`.
         """
         if not _is_list(intervals) or not 0 < len(intervals) < MAX_ATTEMPTS:
             allowed = f'1 to {MAX_ATTEMPTS - 1} durations, e.g. ["5s", "1m"]; Retry.never() for none'

@@ -28,7 +28,7 @@ class IdleWait:
 
     Args:
         store: The scheduler's store.
-        subscriptions: What the scheduler serves.
+        subscriptions: The subscriptions of the scheduler.
         drain_ms: A wait for a due time further ahead than this is logged.
         is_closing: Says whether the scheduler is being closed.
     """

@@ -66,7 +66,7 @@ class Observer(Protocol):
         ...
 
     def settled(self, held: ObservedClaim, settlement: Settlement) -> Settlement:
-        """Note how a claim ends. Return the settlement to send, with what the message keeps of the attempt's trace."""
+        """Note how a claim ends. Return the settlement to send, with the trace headers that the message keeps."""
         ...
 
     def left(self, held: ObservedClaim) -> None:

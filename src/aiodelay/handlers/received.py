@@ -63,14 +63,16 @@ class HeldMessage(Generic[T, C]):
         return self._is_outdated()
 
     def settle(self, result: Later | Reject | Exception | None = None) -> bool:
-        """Settle the message like the result of a handler: None is done, an exception means another attempt.
+        """Settle the message. The result means the same as the result of a handler.
+
+        None ends the message. An exception counts as a failed attempt, and the retry policy decides.
 
         Returns:
             False if the message is no longer held. Then nothing is written, and a message that lost its lease may be
             delivered again.
 
         Raises:
-            InputError: The result is something else. The message is still held.
+            InputError: The result has another type. The message is still held.
         """
         if not (result is None or isinstance(result, Later | Reject | Exception)):
             raise InputError("result", kind_of(result), "None, Later, Reject or an exception")

@@ -70,7 +70,7 @@ Kept: TypeAlias = Literal["messages", "dead"]
 Kind: TypeAlias = Literal["missing", "drift"]
 """A kind of difference that a repair removes."""
 OnConflict: TypeAlias = Literal["insert", "newer"]
-"""The version of an id that wins: the first one, or the highest one."""
+"""The version of an id that wins: the first version, or the highest."""
 Overdue: TypeAlias = Literal["backlog", "ignore"]
 """The rule for messages due before the simulated time: they count as due at its start, or they are left out."""
 PastDue: TypeAlias = Literal["reject", "now"]

@@ -54,7 +54,7 @@ class Pauses(Protocol):
         ...
 
     async def paused(self) -> Sequence[tuple[Lane, str | None]]:
-        """List what is paused: each lane, with its address or None."""
+        """List the paused lanes and addresses: pairs of a lane and an address. None = the whole lane is paused."""
         ...
 
 

@@ -31,11 +31,12 @@ class Feed(Protocol):
 
         Args:
             demand: Most messages and bytes wanted per lane. The feed does not touch other lanes.
-            request: A repeated claim with the same request returns the same messages, as far as they are still leased.
+            request: A repeated claim with the same request returns the same messages, if their leases have not ended.
             lease_ms: Milliseconds until an unsettled claim may be claimed again, with another token.
 
         Raises:
-            StoreUnavailableError: No answer. Nothing is leased, or a repeat returns the lease: safe to repeat.
+            StoreUnavailableError: The store did not answer. It may have leased messages. Repeating is safe: a repeated
+                claim returns them.
         """
         ...
 
@@ -49,7 +50,8 @@ class Feed(Protocol):
             One outcome for each settlement, in order.
 
         Raises:
-            StoreUnavailableError: No answer. Repeating is safe; settlements that were written then answer `gone`.
+            StoreUnavailableError: The store did not answer. Repeating is safe: settlements that the store has already
+                written answer `gone`.
         """
         ...
 
@@ -57,7 +59,7 @@ class Feed(Protocol):
         """Extend leases: each from its token to a later one (L1).
 
         Raises:
-            StoreUnavailableError: No answer. Repeating is safe.
+            StoreUnavailableError: The store did not answer. Repeating is safe.
         """
         ...
 

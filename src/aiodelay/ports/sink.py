@@ -35,7 +35,7 @@ class Sink(Protocol):
         ...
 
     async def __aenter__(self) -> Self:
-        """Connect. An error leaves nothing open. After an error, here or elsewhere, the sink may be entered again.
+        """Connect. If this fails, nothing stays open. The sink may be entered again after any error.
 
         Raises:
             SinkUnavailableError: The sink does not answer. Another attempt may succeed.
@@ -50,7 +50,7 @@ class Sink(Protocol):
         """Send a batch.
 
         If `send` raises another error or returns another number of outcomes, the engine sends each message of the batch
-        by itself. A message for which that happens again has failed an attempt.
+        by itself. If it fails again for one message, that message has failed an attempt.
 
         Returns:
             One outcome for each delivery, in order.

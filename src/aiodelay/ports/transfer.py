@@ -55,7 +55,7 @@ class Transferring(Protocol):
             traces: The largest number of moved messages whose traces are returned.
 
         Raises:
-            StoreUnavailableError: No answer. The store may have moved messages; a repeat moves the rest.
+            StoreUnavailableError: The store did not answer. It may have moved messages. A repeated call moves the rest.
         """
         ...
 

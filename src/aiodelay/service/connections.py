@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
         yield
 
     async def on_tick(self, counter: int) -> bool:
-        """End idle connections, and log refused ones, once a second."""
+        """End idle connections, and log refused connections, once a second."""
         if counter % TICKS == 0:
             self._end_idle_connections()
             self._log_too_many()
@@ -75,13 +75,13 @@ class Server(uvicorn.Server):
     def _log_too_many(self) -> None:
         most = f"api.max_connections is {self._most}"
         if self._gave_way:
-            log.warning("%s connections without a request were closed for new ones: %s", self._gave_way, most)
+            log.warning("%s idle connections were closed to accept new connections: %s", self._gave_way, most)
         if self._refused:
             log.warning("%s connections were refused: %s", self._refused, most)
         self._refused = self._gave_way = 0
 
     def take(self, connection: _Protocol) -> None:
-        """Accept a new connection. If there are too many, close an idle one for it, or else refuse this one."""
+        """Accept a new connection. If there are too many, close an idle connection, or else refuse the new one."""
         if len(self._open) >= self._most and not self._make_room():
             self._refused += 1
             connection.transport.abort()

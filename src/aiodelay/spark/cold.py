@@ -43,7 +43,7 @@ PUT: Final = "put"
 STORED: Final = "stored"
 """A message that went straight into the store because it was due too soon for the tier. It is never promoted."""
 END: Final = "end"
-"""A tombstone: messages of its id and day with this version or an older one are not delivered any more."""
+"""A tombstone: messages of its id and day with this version or an older version are not delivered any more."""
 
 MESSAGE: Final[Mapping[str, str]] = {
     "id": "STRING",

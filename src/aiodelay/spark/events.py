@@ -88,7 +88,7 @@ def stream_reader_of(given: Mapping[str, str], schema: StructType) -> EventReade
     options = Options(given)
     table = options.choice("table", ("messages", "dead", "done", "events"), "messages")
     if table != "events":
-        raise ConfigurationError("option 'table'", shortened(table), "events: other tables are read, not followed")
+        raise ConfigurationError("option 'table'", shortened(table), "events; read the other tables with spark.read")
     settings = _Settings(
         store=options.required("store", "redis://localhost:6379/0?journal=100000"),
         namespace=check_namespace(options.text("namespace", "default")),

@@ -219,7 +219,10 @@ def _begin(start: int, stop: int) -> int:
 
 
 def _shared(begins: Mapping[int, int], spans: Mapping[int, range], most: int | None) -> dict[int, int]:
-    """Return the end of each part, with at most `most` rows in total. Parts share what a short part does not use."""
+    """Return the end of each part, so that all parts have at most `most` rows together.
+
+    Each part gets an equal share. A short part does not need its whole share, so the longer parts get more.
+    """
     left = {part: max(0, span.stop - max(span.start, _begin(begins[part], span.stop))) for part, span in spans.items()}
     ends = {part: span.stop for part, span in spans.items()}
     if most is None or sum(left.values()) <= most:

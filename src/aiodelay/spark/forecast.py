@@ -81,13 +81,13 @@ class Hour(Struct, frozen=True, kw_only=True):
 
 
 class Forecast(Struct, frozen=True, kw_only=True):
-    """The forecast of the simulated time at a rate. It has the attributes of `Hour` for the whole time, and these.
+    """The forecast at one rate. Attributes with a name from `Hour` are for the whole simulated time.
 
     Attributes:
         rate: Messages a second.
         worst_ms: Instant of the longest backlog, epoch ms; None if no message is due.
         drained_ms: Instant at which that backlog is empty; None if it is not empty before the end.
-        left_ms: Time to dispatch the messages left at the end, if no others come.
+        left_ms: Time to dispatch the messages that are left at the end, if no more messages come.
         load: Due messages, as a part of the messages that the rate can dispatch in the time. Above 1, the backlog never
             drains.
         hours: The forecast of every hour.
@@ -142,7 +142,7 @@ def forecast(arrivals: Arrivals, rate: int, span: Span, weight: int = MESSAGE) -
 
 
 def _hours(queue: _Queue, span: Span) -> list[Hour]:
-    """Return the forecast of every hour. In an hour without due messages, the queue of the hour before drains on."""
+    """Return the forecast of every hour. An hour begins with the queue that the previous hour has left."""
     hours, before = list[Hour](), 0
     spans = span.hours()
     ends = np.searchsorted(queue.arrivals.at_ms, [hour.to_ms - span.from_ms for hour in spans]).tolist()

@@ -238,7 +238,7 @@ class Taker:
 
 @dataclass(frozen=True)
 class Withdrawer:
-    """Cancels copies in the second store, if they are still there with their mark.
+    """Cancels copies in the second store. A message there without the mark of a copy stays.
 
     Attributes:
         place: The second store.

@@ -18,7 +18,7 @@ _FIRST: Final = (
 )
 """The columns of the first version of the tables, in order. Columns of newer versions follow them."""
 _OWN: Final = frozenset({"due_at"})
-"""Columns of the record that each table declares itself, before the others."""
+"""Columns of the record that each table declares itself, before its other columns."""
 
 
 def record_columns(fields: Iterable[Field]) -> dict[str, str]:

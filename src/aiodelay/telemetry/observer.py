@@ -28,7 +28,7 @@ class Observer(Measurements):
     """Observes one opening of a scheduler. It adds the wrappers that measure calls to `Measurements`."""
 
     def commands(self, commands: Carrier) -> Carrier:
-        """Return commands that are observed: schedule, cancel, reschedule and fire."""
+        """Return a wrapper that observes commands: schedule, cancel, reschedule and fire."""
         return ObservedCommands(commands, self, create_spans=self._create_spans)
 
     @asynccontextmanager

@@ -858,7 +858,7 @@ def decode_dead(key: bytes, value: bytes, headers: Headers) -> DeadLetter:
     """Return the dead letter in a record.
 
     Raises:
-        RecordFormatError: Says what is wrong.
+        RecordFormatError: The record cannot be read. The error names the part that is wrong.
     """
     found = dict(headers)
     of = key.removeprefix(DEAD).partition(b"/")[2]

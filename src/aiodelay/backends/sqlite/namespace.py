@@ -155,7 +155,7 @@ class Namespace:
         """Return True if the store may now return the leases that are too long.
 
         A lease is too long after the clock has stepped back. Its worker has `RIGHTING_MS` to renew it with a right end.
-        Call this method only while such a lease exists: it records when the first one was seen.
+        Call this method only while such a lease exists: it records when it first saw such a lease.
         """
         found = self.execute("SELECT ahead_since_ms FROM clock_steps WHERE ns = ?", (self.ns,)).fetchone()
         before = found[0] if found else 0

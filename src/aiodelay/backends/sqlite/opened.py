@@ -74,13 +74,13 @@ class Opened:
             raise WrongLoopError("store", "event loop or thread")
 
     def add(self, wakeup: WakeUp) -> None:
-        """Add a wake-up to set when lanes change. The first one starts the watcher of other processes' writes."""
+        """Add a wake-up to set when lanes change. The first wake-up starts the watcher of other processes' writes."""
         self._wakeups.add(wakeup)
         if self._watcher is None:
             self._watcher = Watcher(self._path, self._changed)
 
     async def remove(self, wakeup: WakeUp) -> None:
-        """Remove a wake-up. The last one stops the watcher."""
+        """Remove a wake-up. The removal of the last wake-up stops the watcher."""
         self._wakeups.discard(wakeup)
         if not self._wakeups and self._watcher is not None:
             watcher, self._watcher = self._watcher, None

@@ -195,7 +195,8 @@ class Tables(Namespace):
     def head_ms(self, lane: int, held: Collection[str]) -> int | None:
         """Return the place of the first message of a lane whose address is not paused. Park the messages before it.
 
-        If `PARKED_AT_ONCE` messages were parked, return the place of the last one, so that the caller comes back soon.
+        If `PARKED_AT_ONCE` messages were parked, return the place of the last parked message, so that the caller soon
+        calls again.
         """
         if not held:
             query = "SELECT place_ms FROM queue WHERE lane = ? ORDER BY place_ms LIMIT 1"

@@ -1,7 +1,7 @@
 """`Writer`: the thread that runs all write transactions of an open store.
 
-Jobs that arrive during a transaction form the next transaction together, so they share one fsync. On the event loop
-there are only callbacks of the futures of `run_in_executor`: this module creates no task.
+Jobs that arrive during a transaction form the next transaction together, so they share one fsync. This module creates
+no task. On the event loop, it runs only callbacks of futures from `run_in_executor`.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class Refused(Struct, frozen=True, gc=False):
     """The command was not carried out, and certainly nothing was written.
 
     Attributes:
-        reason: Why. `undecodable` concerns a dead letter whose record cannot be read, so that its payload and its
+        reason: The reason. `undecodable`: the record of a dead letter cannot be read, so its payload and its
             destination are unknown.
         detail: The reason as text for people.
         revision: For `outdated`: the revision of the stored message; 0 if there is none.
@@ -221,7 +221,7 @@ class ScheduleOutcome(StrEnum):
 class CancelOutcome(StrEnum):
     """What `cancel()` did.
 
-    `IN_FLIGHT`: the attempt under way, possibly one of a replaced version, goes on. No other follows.
+    `IN_FLIGHT`: the attempt that is under way goes on, perhaps with a replaced version. No other attempt follows.
     `RECORDED`: the message is cancelled, unless its delivery has begun. This process does not own all partitions, so it
     does not know.
     `OUTDATED`: the message has another revision than `if_revision`, and stays.
@@ -235,7 +235,7 @@ class CancelOutcome(StrEnum):
 
 
 class RescheduleOutcome(StrEnum):
-    """What `reschedule()` did. `TOO_LATE`: the delivery at the old due time has begun, and no other follows."""
+    """What `reschedule()` did. `TOO_LATE`: the delivery at the old due time has begun; no other delivery follows."""
 
     RESCHEDULED = "rescheduled"
     TOO_LATE = "too_late"

@@ -189,5 +189,5 @@ class JournalEntry(Struct, frozen=True, gc=False):
 
     @property
     def is_put_off(self) -> bool:
-        """Whether the message waits for another attempt although nothing failed: it was given back."""
+        """Whether the message was given back: it waits for another attempt, although no attempt failed."""
         return self.event == "again" and not self.detail

@@ -41,7 +41,7 @@ Lane: TypeAlias = str
 LEASE_MS = 15_000
 """How long a claim lasts, in ms, unless it is renewed. It is renewed after a third of this time."""
 MAX_LEASE_MS = 60_000
-"""No lease may end further ahead than this. A lease that does was made before the clock stepped back."""
+"""No lease may end further ahead than this. A lease with a later end was made before the clock stepped back."""
 RETRY_WINDOW_MS = 30_000
 """How long a store remembers the op of a command whose record is gone, in ms. Repeats within this time are safe."""
 AWAY_AFTER_MS = 60_000

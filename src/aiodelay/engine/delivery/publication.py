@@ -27,8 +27,8 @@ log: logging.Logger = logging.getLogger("aiodelay.reactive")
 class Publication(HandlerSubscription):
     """Signals one lane's messages to one subscriber. It is also the `Subscription` that the subscriber receives.
 
-    `concurrency` is the number of requested messages that are not settled yet. So the demand is the number of requested
-    messages that have not arrived yet.
+    `concurrency` counts the requested messages that are not settled yet. So the demand, which is `concurrency` minus
+    the messages in flight, counts the requested messages that have not arrived yet.
 
     Args:
         subscriber: The subscriber; None once the subscription is over.

@@ -1,4 +1,4 @@
-"""The settlement of a claim whose handler has run: what the handler returned or raised decides."""
+"""The settlement of a claim whose handler has run. It depends on the handler's result or exception."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class RunSettlements:
         self._spec, self._now_ms = spec, now_ms
 
     def after_own_fault(self, held: Held) -> Settlement:
-        """Return what an error in aiodelay itself leads to: another attempt after `OWN_FAULT_MS`."""
+        """Return the settlement after an error in aiodelay itself: another attempt after `OWN_FAULT_MS`."""
         record, now = held.claim.record, self._now_ms()
         return settling.again(record, held.claim.token, now, due_ms=now + OWN_FAULT_MS, attempt=record.attempt)
 
     def after_failure(self, held: Held, error: BaseException) -> Settlement:
-        """Return what a handler's exception leads to: another attempt or a dead letter, as the retry policy says."""
+        """Return the settlement after a handler's exception: another attempt or a dead letter, by the retry policy."""
         if held.attempt is not None:
             held.attempt.failed(error)
         record, token = held.claim.record, held.claim.token
@@ -60,7 +60,7 @@ class RunSettlements:
         return settling.again(record, token, now, due_ms=now + decision.delay_ms, attempt=attempt, error=text)
 
     def after_return(self, held: Held, result: object) -> Settlement:
-        """Return what a handler's result leads to: None, `Later` or `Reject`. Another result counts as a failure."""
+        """Return the settlement for a handler's result: None, `Later` or `Reject`. Any other result is a failure."""
         record, token = held.claim.record, held.claim.token
         if result is None and record.envelope.rule is None:
             return Done(record.envelope.id, record.revision, token)

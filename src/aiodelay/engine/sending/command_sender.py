@@ -179,7 +179,7 @@ def _is_open(outcome: Outcome) -> bool:
 
 
 def _least_to_begin(command: Command, outcome: Outcome) -> int:
-    """Return the oldest revision that may begin after a command; 0 if the outcome does not restrict that."""
+    """Return the oldest revision whose run may begin after a command; 0 if every revision may begin."""
     if not isinstance(outcome, Stored):
         return 0
     if isinstance(command, Cancel):

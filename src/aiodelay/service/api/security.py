@@ -119,7 +119,7 @@ class Tokens:
     def refuse(self, peer: str) -> None:
         """Write to the audit log that a caller sent an invalid token.
 
-        There is at most one line a second. The next line counts the refusals since the last one.
+        There is at most one line a second. The next line counts the refusals since the last line.
         """
         self._refused += 1
         now_ms = self._clock.monotonic_ms()

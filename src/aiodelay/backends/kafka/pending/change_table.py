@@ -32,7 +32,7 @@ __all__ = ["ChangeTable", "SupersededChanges"]
 
 
 class _Answers:
-    """`Answers` that are also added to the current change when no other record of the partition has them any more."""
+    """`Answers` that survive their record. If a change removes the record of an answer, the change keeps the answer."""
 
     def __init__(self, near: DictAnswers, log: ChangeLog) -> None:
         self._near, self._log = near, log

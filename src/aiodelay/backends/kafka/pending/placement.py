@@ -67,7 +67,7 @@ class Placement:
         self.is_mixed = True
         log.warning(
             "%s: message %s is in this partition, but belongs to partition %d: its producer has another partitioner "
-            "than Java's. All records of an id must go to one partition, or a replace or cancel misses the earlier one",
+            "than Java's. All records of an id must go to one partition, or a replace or cancel misses the message",
             self.name,
             records.id_of(key),
             own,

@@ -40,7 +40,7 @@ class Suspects:
         self._groups = deque(filter(None, left))
 
     def take_turn(self, others: deque[Change]) -> deque[Change]:
-        """Return the changes for the next transaction: a group or the others, in turn if there are both."""
+        """Return the changes for the next transaction: a group of suspects, or `others`. If both exist, take turns."""
         self._had_turn = bool(self._groups) and not (self._had_turn and others)
         return self._groups.popleft() if self._had_turn else others
 

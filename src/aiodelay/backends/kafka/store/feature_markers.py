@@ -34,7 +34,8 @@ class FeatureMarkers(StorePort):
     async def switch_on(self, names: Collection[str]) -> None:
         """Record features in every partition.
 
-        The first partitions come last: `features` reads only these, and must not find a feature that others lack.
+        The first partition of each topic comes last. `features` reads only first partitions, so it finds a feature only
+        if all other partitions have it too.
         """
         recorded = await self.features()
         places = sorted(all_places(self._parts), key=lambda place: place.partition == 0)

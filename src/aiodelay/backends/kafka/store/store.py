@@ -180,7 +180,7 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
         return await self._intakes.position(source)
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        """Take messages back: into own partitions as their owner, into others by requests to their owners."""
+        """Take messages back. For a partition of another process, write a request to its owner."""
         self._parts.tasks.check_open()
         return await self._put_backs.put_back(messages)
 

@@ -93,7 +93,7 @@ def _waiting(assignment: Assignment) -> Counter[tuple[str, str]]:
 
 
 class _Taking:
-    """The rest of the demand of one call, and what the call has found."""
+    """The state of one transfer call: its remaining demand, and the series and unknown topics that it has met."""
 
     def __init__(self, demand: Demand) -> None:
         self.messages, self.bytes = demand.messages, demand.max_bytes
@@ -111,7 +111,7 @@ class _Taking:
         return changes
 
     def goes_on(self, partition: Partition) -> bool:
-        """Say whether to take more now. The caller first handles series, and topics not known to take records."""
+        """Say whether to take more now. The caller first handles series, and checks unknown topics."""
         has_room = self.messages > 0 and self.bytes >= MAX_CLAIM_BYTES
         return has_room and partition.is_ready and not self.series and not self.unknown
 

@@ -190,7 +190,7 @@ class TopicFeed:
         return [SettleOutcome.GONE if taken is None else SettleOutcome.SETTLED for taken in found]
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        """Renew leases. A claim lasts as long as this process owns the partition."""
+        """Renew leases. A lease lasts until the claim is settled, or this process loses the partition."""
         owned = [self._taken_by(renewal) is not None for renewal in renewals]
         return [RenewOutcome.RENEWED if each else RenewOutcome.LOST for each in owned]
 

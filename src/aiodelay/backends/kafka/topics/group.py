@@ -45,7 +45,7 @@ HEARTBEAT_MS = 1_000
 UUID_LENGTH = 37
 """Length of the suffix that a broker adds to a member's name to make the member's id: a hyphen and a UUID."""
 METADATA_MS = 10_000
-"""Greatest age of what a client knows about topics."""
+"""Greatest age of a client's metadata about topics."""
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types

@@ -214,7 +214,11 @@ class Intake:
             await stop(consumer)
 
     def _check_cut_off(self, position: int, end: int) -> None:
-        """Return only after a partition has ended before its position for so long that it must have been cut off."""
+        """Return if the partition was cut off: for `CUT_OFF_S`, its end has been before the stored position.
+
+        Raises:
+            _RecreatedError: The time is not over. A new leader may not know the end yet.
+        """
         now = self._now_s()
         self._cut_off_at = self._cut_off_at or now + CUT_OFF_S
         if now < self._cut_off_at:

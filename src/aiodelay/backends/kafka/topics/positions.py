@@ -162,7 +162,7 @@ class Positions:
                 tasks.create_task(self._end(source))
 
     async def _read(self, source: str, session: IntakeSession) -> int | None:
-        """Return a source's position, after everything before its session's barrier has been read."""
+        """Read the topic up to the session's barrier, and return the position of the source."""
         async with self._reading:
             if session.is_new_topic and session.barrier < self._read_to:
                 self._read_to = 0

@@ -88,7 +88,7 @@ class TopicWatch:
             return False
 
     async def _compare(self, place: TopicPartition) -> bool:
-        """Compare the topic's current id with the first one; say whether they are the same.
+        """Compare the topic's current id with its first id; say whether they are the same.
 
         Raises:
             KafkaError, TimeoutError, OSError: The cluster does not answer.

@@ -68,7 +68,7 @@ class ChangeWriter:
         self._marked_ms = 0
 
     async def finish(self) -> None:
-        """Begin no new transaction; return when the open one has ended and its records were read back."""
+        """Begin no new transaction. Return when the open transaction has ended and its records were read back."""
         await self._writing.acquire()
         await self._unread.until_none()
 

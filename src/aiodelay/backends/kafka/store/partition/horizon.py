@@ -182,7 +182,7 @@ class Horizon:
 
 
 def _earliest(rows: list[tuple[int, int, Lane]], limit: int) -> list[tuple[int, int, Lane]]:
-    """Return the first `limit` rows, and all others that are due in the same second as the last of these."""
+    """Return the first `limit` rows, and all rows that are due in the same second as the last of them."""
     if len(rows) <= limit:
         return rows
     last = heapq.nsmallest(limit, rows)[-1][0]

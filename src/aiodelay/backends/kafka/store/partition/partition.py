@@ -156,7 +156,7 @@ class Partition:
         await self._sessions.run()
 
     async def finish(self) -> None:
-        """Begin no new transaction; return when the open one has ended and its records were read back."""
+        """Begin no new transaction. Return when the open transaction has ended and its records were read back."""
         await self._writer.finish()
 
     def give_up(self) -> None:
