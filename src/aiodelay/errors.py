@@ -448,10 +448,9 @@ class OutcomeUnknownError(StoreError):
         self.message_id, self.reason, self._again, self.action = message_id, reason, again, action
 
     def __str__(self) -> str:
-        return (
-            f"whether message {self.message_id!r} was {self.action} is unknown: {self.reason}; "
-            "await error.retry() within 30 s to find out, safely"
-        )
+        can_repeat = self._again is not None
+        advice = "await error.retry() within 30 s to find out, safely" if can_repeat else "read the message to find out"
+        return f"whether message {self.message_id!r} was {self.action} is unknown: {self.reason}; {advice}"
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), self.args, {**vars(self), "_again": None}

@@ -93,7 +93,7 @@ RENDERED: dict[type[AiodelayError], tuple[tuple[object, ...], str]] = {
     ),
     errors.OutcomeUnknownError: (
         ("a", "no answer"),
-        "whether message 'a' was stored is unknown: no answer; await error.retry() within 30 s to find out, safely",
+        "whether message 'a' was stored is unknown: no answer; read the message to find out",
     ),
     errors.SinkUnavailableError: (("stdout", "BrokenPipeError"), "sink stdout is unavailable: BrokenPipeError"),
     PartlyScheduledError: (
@@ -209,6 +209,7 @@ async def test_copied_outcome_cannot_send_again() -> None:
         return "sent"
 
     error = errors.OutcomeUnknownError("a", "no answer", again)
+    assert str(error).endswith("unknown: no answer; await error.retry() within 30 s to find out, safely")
     assert await error.retry() == "sent"
     with pytest.raises(errors.OutcomeUnknownError, match="this error is a copy, and a copy cannot repeat the call"):
         await pickle.loads(pickle.dumps(error)).retry()
