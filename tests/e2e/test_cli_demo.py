@@ -26,7 +26,7 @@ EVENT = re.compile(
     r"(?P<what>[\w:]+) +(?P<id>\S+)? +(?P<note>.+)"
 )
 SCREENS = {
-    "/": "holds p99",
+    "/": "contains p99",
     "/messages": "RenewContract",
     "/recurring": "Heartbeat",
     "/dead": "CardExpiredError",

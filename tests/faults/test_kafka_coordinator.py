@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from typing import NamedTuple
 
 import pytest
 from aiokafka import AIOKafkaConsumer
+from aiokafka.client import CoordinationType
 
+from aiodelay.backends.kafka.client._overrides.producer import OwnTransactions
 from aiodelay.core.values import Stored
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.kafka import KafkaStore
@@ -24,7 +27,7 @@ from .test_kafka_store import ALL, moved, now_ms, put, transfer
 
 pytestmark = pytest.mark.asyncio
 
-ADD_PARTITIONS, END = 24, 26
+FIND_COORDINATOR, ADD_PARTITIONS, END = 10, 24, 26
 TIMEOUT_MS = 3000
 
 
@@ -116,6 +119,31 @@ async def test_k4_f24_the_log_tells_what_became_of_a_transaction_and_its_produce
         request, later = coordinator.requests[i], coordinator.requests[i + 1 :]
         assert Request(ADD_PARTITIONS, request.epoch) not in later, "a late end might end this one"
         assert fault != "answer late" or request not in later
+
+
+async def test_k30_a_connection_that_breaks_while_the_coordinator_is_asked_for_ends_no_producer(
+    seen: tuple[Broker, Proxy], caplog: pytest.LogCaptureFixture
+) -> None:
+    broker, proxy = seen
+    target, breaks = await create_topic(broker.bootstrap, new_name()), 0
+
+    async def look(_: int, data: bytes, is_answer: bool) -> None:
+        nonlocal breaks
+        asks = not is_answer and len(data) > 14 and struct.unpack_from(">h", data, 4)[0] == FIND_COORDINATOR
+        if asks and breaks < 2:
+            breaks += 1
+            raise ConnectionResetError
+
+    options = {"bootstrap_servers": f"127.0.0.1:{proxy.port}", "transactional_id": new_name("aiodelay")}
+    async with OwnTransactions(**options, request_timeout_ms=TIMEOUT_MS) as producer:
+        producer._sender._coordinator_dead(CoordinationType.TRANSACTION)
+        proxy.look = look
+        async with asyncio.timeout(30), producer.transaction():
+            await producer.send_and_wait(target, b"written", partition=0)
+    proxy.look = None
+    assert breaks == 2
+    assert [record.value for record in await read(broker.bootstrap, target)] == [b"written"]
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
 async def test_k3_closing_leaves_no_transaction_open(seen: tuple[Broker, Proxy]) -> None:

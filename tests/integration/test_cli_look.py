@@ -69,8 +69,8 @@ def test_top_off_a_terminal_is_a_table(cli: Cli) -> None:
     assert "no journal" in lines[1]
     assert lines[1].startswith("oldest overdue for ")
     assert lines[2].split() == ["lane", "scheduled", "overdue", "in", "flight", "held", "dead"]
-    assert lines[3].split() == ["mail", "1", "1", "0", "0", "0", "nobody", "reads", "it"]
-    assert lines[4].split() == ["sms", "0", "0", "0", "1", "0", "paused;", "nobody", "reads", "it"]
+    assert lines[3].split() == ["mail", "1", "1", "0", "0", "0", "read", "by", "nobody"]
+    assert lines[4].split() == ["sms", "0", "0", "0", "1", "0", "paused;", "read", "by", "nobody"]
     shapes = cli("top", "--json", "--times", "2", "--every", "100ms").objects
     assert len(shapes) == 2
     assert shapes[0]["paused"] == ["sms"]

@@ -231,5 +231,5 @@ async def test_lifespans_nest() -> None:
 
 @pytest.mark.parametrize("own", [7, "startup"])
 async def test_what_is_no_lifespan_is_refused(own: Any) -> None:  # noqa: ANN401 - wrong on purpose
-    with pytest.raises(ConfigurationError, match=r"lifespan is an? .*; allowed: a function of the application"):
+    with pytest.raises(ConfigurationError, match=r"lifespan is an? .*; allowed: a function that takes the application"):
         Scheduler("memory://").lifespan(own)

@@ -119,5 +119,5 @@ def test_a_job_that_comes_to_something_else_ends_the_example(spark: SparkSession
     steps = Pipeline(spark, "redis://localhost", "localhost:9092", tmp_path, rows=2)
     summary = Summary(job="reconcile", seconds=0.1, rows=2, rejected=1, counts={"same": 1, "missing": 1})
     steps.expect(summary, {"rows": 2, "same": 1})
-    with pytest.raises(WrongError, match=r"^reconcile before: .*'rejected': 1.*where .*'rejected': 0"):
+    with pytest.raises(WrongError, match=r"^reconcile before: .*'rejected': 1.*expected .*'rejected': 0"):
         steps.expect(summary, {"rows": 2, "rejected": 0}, "before")

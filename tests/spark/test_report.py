@@ -152,13 +152,13 @@ def test_what_was_asked_wrongly_is_named(spark: SparkSession, tmp_path: Path) ->
     with pytest.raises(InputError, match=r"^start is .*timezone-aware"):
         report(events, start=TEN.replace(tzinfo=None))
     for condition in ("lane == == 'a'", "topic = 'a'", "concat(lane, '=')"):
-        with pytest.raises(InputError, match=r"^where is .*=.*; allowed: a condition"):
+        with pytest.raises(InputError, match=r"^where is .*=.*; allowed: an SQL condition"):
             report(events, where=condition)
     with pytest.raises(InputError, match=r"^column 'lane' of the events is missing; allowed: string"):
         report(events.drop("lane"))
     with pytest.raises(InputError, match=r"^column 'at' of the events is timestamp_ntz; allowed: timestamp"):
         report(events.withColumn("at", F.col("at").cast("timestamp_ntz")))
-    with pytest.raises(InputError, match=r"^archive is .*nowhere'; allowed: where"):
+    with pytest.raises(InputError, match=r"^archive is .*nowhere'; allowed: a folder"):
         run(spark, archive=f"{tmp_path / 'nowhere'}")
     with pytest.raises(ConfigurationError, match=r"^parquet is .*; allowed: a folder outside the archive"):
         run(spark, archive=f"{tmp_path}/", parquet=f"{tmp_path / 'report'}")

@@ -134,7 +134,7 @@ def test_what_was_asked_wrongly_is_named(spark: SparkSession, tmp_path: Path) ->
         ({"slot": "1ms"}, r"slot is 1ms; allowed: longer, or a shorter time"),
         ({"slot": "fast"}, r"slot is 'fast'; allowed: text such as"),
         ({"overdue": "drop"}, r"overdue is 'drop'; allowed: backlog, ignore"),
-        ({"where": "due_at"}, r"where is 'due_at', of type timestamp; allowed: a condition"),
+        ({"where": "due_at"}, r"where is 'due_at', of type timestamp; allowed: an SQL condition"),
         ({"mapping": {"id": "due_at"}}, r"map is without 'due_at'; allowed: due_at=COLUMN; columns: due_at"),
         ({"mapping": {"due_at": "remind_at"}}, r"map due_at is 'remind_at'; allowed: a column or"),
         ({"mapping": {"due_at": "1"}}, r"column 'due_at' is INT; allowed: TIMESTAMP, or STRING"),
@@ -171,7 +171,7 @@ def test_the_command_simulates_files_and_prints_one_line(
     assert facts["written"] == [f"{tmp_path / 'out' / name}" for name in ("simulate.csv", "simulate.html")]
     for arguments, line in (
         ([], "--store is missing"),
-        ([*files, "--lane", "kafka"], "--lane is 'kafka'; allowed: with"),
+        ([*files, "--lane", "kafka"], "--lane is 'kafka'; allowed: --lane with a store"),
     ):
         wrong = job(*command, *arguments)
         assert wrong.code == 2

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.client import ConnectionGroup
-from aiokafka.errors import ConcurrentTransactions, KafkaConnectionError
+from aiokafka.errors import ConcurrentTransactions, KafkaConnectionError, NodeNotReadyError
 from aiokafka.producer.sender import Sender, SendProduceReqHandler
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
 
@@ -98,6 +98,17 @@ class _WatchedClient(OwnClient):
 
     on_lost: Callable[[], None]
     """Called when a request of a transaction gets no answer."""
+
+    async def coordinator_lookup(self, coordinator_type: Any, coordinator_key: str) -> Any:  # noqa: ANN401 - aiokafka's
+        """Find a coordinator. If the connection breaks, raise an error after which aiokafka's sender tries again (K30).
+
+        Raises:
+            NodeNotReadyError: The connection broke.
+        """
+        try:
+            return await super().coordinator_lookup(coordinator_type, coordinator_key)
+        except KafkaConnectionError as error:
+            raise NodeNotReadyError(str(error)) from error
 
     async def send(self, node_id: int, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:  # noqa: ANN401
         """Send a request. Repeat it while Kafka is still ending the last transaction."""
