@@ -152,7 +152,7 @@ def test_what_was_asked_wrongly_is_named(spark: SparkSession, tmp_path: Path) ->
     with pytest.raises(InputError, match=r"^start is .*timezone-aware"):
         report(events, start=TEN.replace(tzinfo=None))
     for condition in ("lane == == 'a'", "topic = 'a'", "concat(lane, '=')"):
-        with pytest.raises(InputError, match=r"^where is .*=.*; allowed: an SQL condition"):
+        with pytest.raises(InputError, match=r"^where is .*=.*; allowed: a condition"):
             report(events, where=condition)
     with pytest.raises(InputError, match=r"^column 'lane' of the events is missing; allowed: string"):
         report(events.drop("lane"))
