@@ -1,6 +1,6 @@
-"""Spark's log of the files in an archive's folder: read it, and replace it.
+"""Reading and replacing the log that names the valid files in an archive's folder.
 
-Spark's file sink writes the log. A file of the folder is valid only if the log names it.
+Spark's file sink writes this log. A file in the folder belongs to the archive only if the log names the file.
 """
 
 from __future__ import annotations
@@ -99,7 +99,11 @@ class Archived:
         return Listed(batch, [msgspec.json.decode(line, type=File) for line in lines])
 
     def relist(self, listed: Listed) -> bool:
-        """Replace the valid files in one step; return False if an archive job has committed a batch in the meantime."""
+        """Replace the list of valid files in one step.
+
+        Returns:
+            True if the new list is valid. False if an archive job has committed a batch in the meantime.
+        """
         log = self.folder / LOG
         place, draft = log / f"{listed.batch}.compact", log / f".{listed.batch}.draft"
         with draft.open("wb") as written:
@@ -109,13 +113,14 @@ class Archived:
             written.flush()
             os.fsync(written.fileno())
         if self.listed().batch == listed.batch:
-            (log / f".{place.name}.crc").unlink(missing_ok=True)  # else the old checksum refuses the new file
+            # With the old checksum, readers would refuse the new file.
+            (log / f".{place.name}.crc").unlink(missing_ok=True)
             draft.replace(place)
         draft.unlink(missing_ok=True)
         return set(_paths(listed)) <= set(_paths(self.listed()))
 
     def unlisted(self, listed: Listed) -> dict[str, list[Path]]:
-        """Return the Parquet files that are not valid, by day."""
+        """Return the Parquet files in the folder that `listed` does not name, by day."""
         counted = {file.place for file in listed.files}
         found: dict[str, list[Path]] = {}
         for place in self.folder.glob("day=*/*.parquet"):
@@ -125,7 +130,7 @@ class Archived:
 
 
 def local_path(folder: str) -> Path | None:
-    """Return the absolute path of a folder on this machine; None if its URL names another place."""
+    """Return the absolute path of a folder on this machine. If the folder's URL names another place, return None."""
     parts = urlsplit(folder)
     if parts.scheme not in ("", "file") or parts.netloc:
         return None

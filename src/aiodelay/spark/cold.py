@@ -1,10 +1,10 @@
 """The folder of a cold tier: facts as Parquet by due day, and a log of valid loads and promoted days.
 
-A *fact* is a row: a message that was put, a message that went straight into the store, or a tombstone. The facts of one
-job are a *load*, in `facts/load=<name>/due_day=<day>/`. A load is valid when an entry of the log (`log/<kind>-<name>/`)
-names it. Jobs only add loads and entries, each in a folder of its own. So jobs that write at the same time do not
-disturb each other, and a reader sees a whole load or nothing of it. This needs a file system that shows a file only
-when it is complete.
+A *fact* is a row of one of three kinds: a message that was put into the tier, a message that went straight into the
+store, or a tombstone, which ends a message. The facts of one job are a *load*, in `facts/load=<name>/due_day=<day>/`. A
+load is valid when an entry of the log (`log/<kind>-<name>/`) names the load. Jobs only add loads and entries, each in a
+folder of its own. So jobs that write at the same time do not disturb each other, and a reader sees a whole load or
+nothing of it. The file system must show a file only when the file is complete.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PUT: Final = "put"
 STORED: Final = "stored"
 """A message that went straight into the store because it was due too soon for the tier. It is never promoted."""
 END: Final = "end"
-"""A tombstone: messages of its id and day with this version or an older version are not delivered any more."""
+"""A tombstone. Messages with the id and the day of this fact, and with this or an older version, are not delivered."""
 
 MESSAGE: Final[Mapping[str, str]] = {
     "id": "STRING",
@@ -56,7 +56,7 @@ MESSAGE: Final[Mapping[str, str]] = {
     "headers": "MAP<STRING, BINARY>",
     "version": "BIGINT",
 }
-"""The columns of a message and their types, as they are written to a store."""
+"""The columns that a promotion writes to a store, with their types."""
 _FACT: Final = {"kind": "STRING", **MESSAGE, "at": "TIMESTAMP", "due_day": "DATE"}
 WAS_DUE_AT: Final = "was_due_at"
 """An additional column: the earlier due time of a message, which names the day that has its older version."""
@@ -71,7 +71,7 @@ class Load(Struct, frozen=True):
     Attributes:
         name: The name of the load in its folder.
         days: The due days of its facts.
-        counts: The number of facts by kind.
+        counts: The numbers of messages that were put, and of tombstones.
     """
 
     name: str
@@ -104,20 +104,20 @@ class Standing(Struct, frozen=True):
         return (self.claimed - _EPOCH).days * _DAY_MS
 
     def since(self, before: Standing, own: str | None) -> Standing:
-        """Return this state without the loads of an earlier state, and without the caller's own load."""
+        """Return this state without some loads: those of the state `before`, and the caller's own load."""
         loads = {name: days for name, days in self.loads.items() if name not in before.loads and name != own}
         return Standing(loads, self.claimed, self.promoted, self.store)
 
 
 class Tier:
-    """A cold tier.
+    """The folder of one cold tier: adds facts, reads facts, and reads and writes the log.
 
     Args:
         spark: The session that reads and writes the tier.
         folder: A folder that Spark's executors can read and write.
 
     Raises:
-        ConfigurationError: The name of the folder is blank or has a character of a pattern.
+        ConfigurationError: The name of the folder is blank, or has a character that Spark reads as a pattern.
     """
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
@@ -154,16 +154,17 @@ class Tier:
         return places
 
     def known(self, standing: Standing, rows: DataFrame, *, now_ms: int) -> DataFrame | None:
-        """Return the versions that the tier has of some ids, on days that are not over; None if there are no facts.
-
-        The frame has a row for each `id` and `due_day`: the highest `version` that was put or stored, the highest that
-        was `stored`, and the highest that has `ended`.
+        """Return the versions in the tier of some ids, on days that are not over or not promoted.
 
         Args:
             standing: The state whose loads are read.
-            rows: The ids, as `id`. With a column `was_due_at`, only the days of `was_due_at` and `due_day` are read. If
-                it is missing, or a row has neither day, all days are read.
+            rows: The ids, in a column `id`. If there is a column `was_due_at`, and each row has a `was_due_at` or a
+                `due_day`, only these days are read. Otherwise all days are read.
             now_ms: The current time, in epoch ms.
+
+        Returns:
+            A row for each `id` and `due_day`: the highest `version` that was put or stored, the highest version that
+            was `stored`, and the highest version that has `ended`. None if the read days have no facts.
         """
         since = min(standing.promoted, day_of(now_ms))
         named = _named_days(rows) if WAS_DUE_AT in rows.columns else None
@@ -178,11 +179,15 @@ class Tier:
         return of_ids.groupBy("id", "due_day").agg(*versions).where("version IS NOT NULL")
 
     def add(self, facts: DataFrame, *, now_ms: int) -> Load | None:
-        """Add facts as a load: all become valid at one moment, or none. Return None if there are no facts.
+        """Add facts as one load. Either all facts become valid at one moment, or none.
 
         Args:
-            facts: Columns `kind`, `id`, `version` and `due_day`; for messages that are put, also their other columns.
+            facts: Columns `kind`, `id`, `version` and `due_day`. For messages that are put, also the other columns of a
+                message.
             now_ms: The time of the facts, in epoch ms.
+
+        Returns:
+            The load; None if there are no facts.
         """
         name = uuid4().hex
         place = f"{self._folder}/facts/load={name}"
@@ -198,11 +203,14 @@ class Tier:
         return load
 
     def claim(self, through: date, *, store: str, now_ms: int) -> None:
-        """Record that messages due before a day are being promoted. Jobs that add to these days must read the claim."""
+        """Record that messages due before a day are being promoted.
+
+        A job that adds facts of these days reads this claim afterwards. Then it knows that the promotion may miss them.
+        """
         self._enter("claim", uuid4().hex, now_ms, through=through, store=store)
 
     def promoted(self, through: date, *, store: str, now_ms: int) -> None:
-        """Record that all messages due before a day are in the store, or have been."""
+        """Record that all messages due before a day are in the store, or were in the store and have ended."""
         self._enter("promoted", uuid4().hex, now_ms, through=through, store=store)
 
     def _enter(
@@ -247,7 +255,7 @@ def day_of(ms: int) -> date:
 
 
 def due_day(due_at: Column) -> Column:
-    """Return the day of a timestamp in UTC, whatever the session's zone."""
+    """Return the UTC day of a timestamp. The time zone of the session has no effect."""
     return F.date_from_unix_date(F.floor(F.unix_millis(due_at) / F.lit(_DAY_MS)).cast("int"))
 
 
@@ -260,13 +268,13 @@ def live(facts: DataFrame) -> DataFrame:
 
 
 def ends(by_day: DataFrame) -> DataFrame:
-    """Return the tombstones for the versions of `by_day` that do not have one yet."""
+    """Return tombstones for the versions in `by_day` that have no tombstone yet."""
     lacking = by_day.where("ended IS NULL OR ended < version")
     return lacking.select(F.lit(END).alias("kind"), "id", "version", "due_day")
 
 
 def _named_days(rows: DataFrame) -> set[date] | None:
-    """Return the days that rows name; None if a row names no day, so that any day is possible."""
+    """Return the days that the rows name. If a row names no day, any day is possible: return None."""
     was_due = due_day(F.col(WAS_DUE_AT))
     named = [was_due, F.col("due_day")] if "due_day" in rows.columns else [was_due]
     days = rows.select(F.array_compact(F.array(*named)).alias("days")).select(F.explode_outer("days").alias("day"))

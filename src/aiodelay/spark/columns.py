@@ -142,7 +142,7 @@ _SOURCES: Final = {
     "late": _Source(("late",), _late),
     "rule": _Source(("rule",), _rule),
 }
-"""The columns that are converted. Every other column is the store's column of the same name."""
+"""The columns of the table that need a conversion. Every other column is the store's column of the same name."""
 
 
 # --- arrays -----------------------------------------------------------------------------------------------
@@ -175,7 +175,10 @@ def _map_array(values: Sequence[Mapping[str, Any]], type_: Any) -> Any:  # noqa:
 
 
 def _integers(values: Sequence[int | None], type_: Any) -> Any:  # noqa: ANN401 - as above
-    """Return numbers. A number that another program wrote too large for the type becomes the largest of the type."""
+    """Return an Arrow array of integers.
+
+    If another program has written a number that is too large for the type, the largest number of the type replaces it.
+    """
     try:
         return _whole_numbers(values) if pa.types.is_int64(type_) else pa.array(values, type_)
     except (OverflowError, pa.ArrowInvalid):

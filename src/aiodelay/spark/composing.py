@@ -1,6 +1,6 @@
 """Conversion of Arrow rows into puts, column by column. Tasks that write to a store use it.
 
-A check runs on the whole column where possible, and on single rows only if the column has a suspect value.
+A check runs on the whole column where possible. It runs on single rows only if a value of the column may be wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ENCODINGS = ("", "json", "msgpack", "null")
 
 
 def parts_of(batch: pa.RecordBatch, most_rows: int) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into parts of at most `most_rows` rows, and of about the bytes that one call to a store takes."""
+    """Cut a batch into parts that fit into one call to a store: at most `most_rows` rows, and not too many bytes."""
     row_bytes = max(batch.nbytes // max(batch.num_rows, 1), 1)
     rows = max(min(most_rows, MAX_CLAIM_BYTES // row_bytes), 1)
     for at in range(0, batch.num_rows, rows):
@@ -117,7 +117,7 @@ class _Rows:
     def _times(self, name: str) -> list[Any]:
         """Return a column of times in epoch ms, rounded up so that no message is early."""
         column = self._columns[name]
-        if column.type.tz is None:  # if a local time exists twice or never, take the later instant: never early
+        if column.type.tz is None:  # a local time may exist twice or never: the later instant is never early
             column = pc.assume_timezone(column, self._settings.timezone, ambiguous="latest", nonexistent="latest")
         return [None if us is None else -(-us // 1000) for us in column.cast(pa.int64()).to_pylist()]
 
@@ -202,13 +202,13 @@ def _checked_due(due_ms: int | None, now_ms: int) -> None:
     if due_ms is None:
         raise ScheduleTimeError("due_at", "null", "a time")
     if due_ms < 0:
-        raise ScheduleTimeError("due_at", "before 1970", "a time from 1970 on; in the past it is due now")
+        raise ScheduleTimeError("due_at", "before 1970", "a time from 1970 on; a message with a past time is due now")
     check_horizon(due_ms, now_ms, "due_at")
 
 
 def _destination(to: str | None) -> tuple[str, str]:
     if to is None:
-        raise TargetError("to", "null", "'<sink>:<address>'; or the option 'to', for rows without one")
+        raise TargetError("to", "null", "'<sink>:<address>', or the option 'to' for rows without a destination")
     return destination_of(to)
 
 

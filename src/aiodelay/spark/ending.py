@@ -1,6 +1,7 @@
 """Ending messages in the store of a cold tier, by version. `cold put` and `cold cancel` use it.
 
-It ends messages that the store has, and bars versions that a promotion has read but not written yet.
+If the store has a message, this module cancels it. If a promotion has read a version but not written it yet, this
+module *bars* the version: the store then refuses the version when the promotion writes it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Ending(NamedTuple):
     Attributes:
         id: The id of the message.
         most_version: The highest version to end; None = any version.
-        barred_version: A version that a promotion may have read but not written yet. The store must refuse its write.
+        barred_version: A version to bar, because a promotion may have read it and not written it yet; None = bar no
+            version.
     """
 
     id: str
@@ -55,15 +57,20 @@ class Ending(NamedTuple):
 
 
 def end_frame(rows: DataFrame, settings: WriteSettings) -> Mapping[str, int]:
-    """End messages in a store. Repeating it changes nothing more.
+    """End messages in a store. A repeated call changes nothing more.
 
     Args:
         rows: Columns `id`, `most_version` and `barred_version`, as in `Ending`; other columns are ignored.
         settings: The store, and the rate over all tasks.
 
     Returns:
-        The number of messages by outcome: `cancelled`; `barred` (not in the store yet, so that their promotion is
-        refused); `in_flight`; `ended` (or not in the store); `newer` (the store has a newer version, which stays).
+        The number of messages by outcome:
+
+        - `cancelled`: this call has cancelled the message;
+        - `barred`: the message was not in the store yet, and the store now refuses its promotion;
+        - `in_flight`: the message is being delivered;
+        - `ended`: the message had ended, or the store never had it;
+        - `newer`: the store has a newer version, which stays.
 
     Raises:
         PythonException: The store does not answer; `clear_error` returns the cause.
@@ -111,10 +118,10 @@ async def end_in(store: Store, endings: Sequence[Ending]) -> list[str]:
 
     If a promotion may be about to write a version, this function first stores a placeholder with that version and a far
     due time. Then it cancels the placeholder like any message. So the store remembers the version as ended, and refuses
-    the promotion's write. A newer version stays, also if it is stored at the same moment.
+    the promotion's write. A newer version stays, even if it is stored at the same moment.
 
     Raises:
-        StoreUnavailableError: The store did not answer. Repeating is safe.
+        StoreUnavailableError: The store did not answer. A repeated call is safe.
     """
     barred = await _barred(
         store, [(each.id, each.barred_version) for each in endings if each.barred_version is not None]
@@ -134,7 +141,7 @@ async def end_in(store: Store, endings: Sequence[Ending]) -> list[str]:
 
 
 async def _barred(store: Store, versions: Sequence[tuple[str, int]]) -> set[str]:
-    """Store placeholders for barred versions; return the ids of which the store had no message."""
+    """Store placeholders for barred versions. Return the ids for which the store had no message."""
     assert isinstance(store, BulkLoad)
     due = At(store.now_ms() + MAX_HORIZON_MS - _SLACK_MS)
     puts = [
@@ -153,7 +160,8 @@ async def _barred(store: Store, versions: Sequence[tuple[str, int]]) -> set[str]
 async def _cancels(store: Store, endings: Sequence[Ending]) -> tuple[list[Cancel], dict[str, str]]:
     """Return the cancels to send, and the outcomes of messages that need no cancel.
 
-    If an ending has `most_version`, its cancel names the revision that was read now, so a later revision stays.
+    If an ending has `most_version`, this function reads the revision of the message and names it in the cancel. So a
+    later revision stays.
     """
     cancels = [Cancel(NO_OP, each.id) for each in endings if each.most_version is None]
     words: dict[str, str] = {}

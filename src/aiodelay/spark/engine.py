@@ -1,9 +1,10 @@
 """The engine: a scheduler on Spark's state, in which records wait in slots of time (experimental).
 
-Use it for a lateness of seconds, if you already have Spark and Kafka, and if the pending messages do not fit into one
-Redis. Each pair of shard and slot has one list of entries in Spark's state, with one timer. So Spark reads the list at
-once, whatever its length. The engine delivers a slot after its end, so no message is early. This adds up to a slot, a
-trigger interval and a batch to the lateness.
+Use the engine if a lateness of seconds is acceptable, if you already have Spark and Kafka, and if the pending messages
+do not fit into one Redis. A *slot* is a short interval of due times; a *shard* is a part of all ids. Each pair of shard
+and slot has one list of entries in Spark's state, with one timer. So Spark reads a list of any length in one step. The
+engine delivers the messages of a slot after the end of the slot, so no message is early. Therefore a message may be
+late by the length of a slot, plus a trigger interval, plus the duration of a batch.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def placed(raw: DataFrame, slots: Slots) -> DataFrame:
 
     Args:
         raw: A stream of `format("aiodelay_kafka")`, or of Spark's Kafka source with `includeHeaders`: `key`, `value`,
-            `topic`, `partition`, `offset`, `timestamp`, `headers`. The format: docs/formats.md, "Kafka".
+            `topic`, `partition`, `offset`, `timestamp`, `headers`. docs/formats.md describes the format under "Kafka".
         slots: The length of a slot, and the number of shards.
     """
 
@@ -134,9 +135,10 @@ class SlotScheduler(StatefulProcessor):
 
 
 def due(entries: DataFrame, schedules: str, dead: str) -> DataFrame:
-    """Return the stream of records to write, in the columns of `OUTPUT`. The checkpoint keeps entries that are not due.
+    """Return the stream of records to write, in the columns of `OUTPUT`.
 
-    The session must keep state in RocksDB. A checkpoint keeps its number of shuffle partitions.
+    The checkpoint keeps the entries that are not due yet. The session must keep state in RocksDB. The first run with a
+    checkpoint fixes the number of shuffle partitions.
 
     Args:
         entries: The stream that `placed` returned.

@@ -1,6 +1,6 @@
-"""Finding the cause of a failed Spark job: the aiodelay error inside Spark's error, which has traces of two languages.
+"""Search for the cause of a failed Spark job: the aiodelay error inside the long text of Spark's error.
 
-The commands of `aiodelay spark` use it, and programs may.
+The commands of `aiodelay spark` use `clear_error`, and programs may use it too.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class SparkFailedError(AiodelayError):
 def clear_error(error: BaseException) -> AiodelayError:
     """Return the aiodelay error that made a Spark job fail, raised in this process or in a Python worker.
 
-    An error from a worker has its class and its text, but no attributes. If the job failed for another reason, the
-    result is a `SparkFailedError` with the line of the trace that says what happened.
+    An error from a worker arrives with its class and text, but without its attributes. If the job failed for another
+    reason, the result is a `SparkFailedError` with the line of the trace that says what happened.
     """
     if isinstance(error, AiodelayError):
         return error

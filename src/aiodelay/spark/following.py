@@ -57,7 +57,7 @@ class EventsLostError(AiodelayError):
         n = self.last - self.first + 1
         return (
             f"events {self.first} to {self.last} of part {self.part} of {self.store} ({n:,}) {self.reason} before they "
-            "were read. Read more often, or keep more of them. failOnDataLoss=false continues without them"
+            "were read. Read more often, or keep more events. failOnDataLoss=false continues without them"
         )
 
 
@@ -69,7 +69,7 @@ class Following(Struct, frozen=True, kw_only=True):
         starting: The start of a stream without a checkpoint.
         most_rows: Most rows of a batch.
         pieces: About the number of tasks that read a batch.
-        must_have_all: A gap is an error.
+        must_have_all: True if a gap is an error. A gap is a range of numbers that were deleted before they were read.
     """
 
     store: str
@@ -157,7 +157,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._following.most_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - as above
-        """Fix the end of the run: the numbers that exist now."""
+        """Fix the end of the run at the numbers that exist now."""
         self._target = self.spans()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - as above
@@ -214,7 +214,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _begin(start: int, stop: int) -> int:
-    """Return the begin of a range; 0 if the journal was created again and is shorter than `start`."""
+    """Return the first number to read: `start`, or 0 if the journal was created again and is shorter than `start`."""
     return start if start <= stop else 0
 
 

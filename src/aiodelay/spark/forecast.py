@@ -1,8 +1,9 @@
 """The arithmetic of `aiodelay spark simulate`: one queue in front of a dispatcher with a fixed rate.
 
-It returns lateness and backlog, in total and for every hour. The dispatcher serves messages one after the other, the
-earliest due time first. All messages of a slot count as due at its begin. The rest is exact arithmetic on integers:
-work and capacity are in millionths of a message, and a rate is the number of these millionths in a ms.
+`forecast` returns lateness and backlog, in total and for every hour. The dispatcher serves messages one after the
+other, the earliest due time first. Time is divided into *slots* of equal length. All messages that are due in a slot
+count as due at its begin. The rest is exact arithmetic on integers: work and capacity are in millionths of a message,
+and a rate is the number of these millionths in a ms.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NOTHING: Final = dict.fromkeys((*_PERCENTS, "max_ms"))
 
 
 class Span(Struct, frozen=True):
-    """The simulated time, from `from_ms` until before `to_ms`, in epoch ms."""
+    """The simulated time: from `from_ms` (included) to `to_ms` (excluded), in epoch ms."""
 
     from_ms: int
     to_ms: int
@@ -60,9 +61,9 @@ class Hour(Struct, frozen=True, kw_only=True):
     Attributes:
         from_ms: Begin of the hour, epoch ms; for the first hour, the begin of the simulated time.
         messages: Number of messages that are due in the hour.
-        p50_ms: Median of their lateness; None if no message is due.
-        p95_ms: 95th percentile of their lateness; None if no message is due.
-        p99_ms: 99th percentile of their lateness; None if no message is due.
+        p50_ms: Median of the lateness of these messages; None if no message is due.
+        p95_ms: 95th percentile of the lateness; None if no message is due.
+        p99_ms: 99th percentile of the lateness; None if no message is due.
         max_ms: Largest lateness; None if no message is due.
         backlog: Most messages that are due and not dispatched, at any instant of the hour.
         left: Messages that are due and not dispatched at the end of the hour.
@@ -86,10 +87,11 @@ class Forecast(Struct, frozen=True, kw_only=True):
     Attributes:
         rate: Messages a second.
         worst_ms: Instant of the longest backlog, epoch ms; None if no message is due.
-        drained_ms: Instant at which that backlog is empty; None if it is not empty before the end.
+        drained_ms: Instant at which the queue is empty again after the longest backlog; None if the simulated time
+            ends before.
         left_ms: Time to dispatch the messages that are left at the end, if no more messages come.
-        load: Due messages, as a part of the messages that the rate can dispatch in the time. Above 1, the backlog never
-            drains.
+        load: The number of due messages, divided by the number of messages that the rate can dispatch in the simulated
+            time. Above 1, the backlog never drains.
         hours: The forecast of every hour.
     """
 
@@ -112,7 +114,8 @@ class Forecast(Struct, frozen=True, kw_only=True):
 def forecast(arrivals: Arrivals, rate: int, span: Span, weight: int = MESSAGE) -> Forecast:
     """Return the forecast of arrivals at a rate.
 
-    Percentiles are exact to the time of one message (1/rate). All other figures are exact for the slots.
+    A percentile differs from the exact value by at most the time of one message (1/rate). All other figures are exact,
+    except that a slot hides the due times within it.
 
     Args:
         arrivals: The messages that are due within the span.
@@ -168,7 +171,7 @@ class _Queue:
 
     Let A messages be due before a slot that begins at t. Then the work in front of the slot is `A * weight - rate * t`
     plus the capacity that was unused until t. The unused capacity is the maximum of `rate * t - A * weight` over all
-    slots so far. While it does not grow, the queue is never empty: this is a busy period.
+    slots so far. While the unused capacity does not grow, the queue is never empty. Such a time is a busy period.
     """
 
     def __init__(self, arrivals: Arrivals, rate: int, weight: int) -> None:
@@ -188,7 +191,7 @@ class _Queue:
         return int(self._after[some].max(initial=0))
 
     def left(self, end: int, at_ms: int) -> int:
-        """Return the work left at an instant that is after the slots before `end`, and before the slot `end`."""
+        """Return the work that is left at the instant `at_ms`, which lies between the slots `end - 1` and `end`."""
         return max(0, self._served_by(end - 1) - self.rate * at_ms) if end else 0
 
     def worst(self) -> int | None:
@@ -201,7 +204,7 @@ class _Queue:
         return -(-self._served_by(last) // self.rate)
 
     def _served_by(self, at: int) -> int:
-        """Return the capacity, used or unused, until the last message of a slot is served."""
+        """Return the capacity, used and unused, from the begin of the span until a slot's last message is served."""
         return int(self._unused[at]) + int(self._upto[at]) * self._weight
 
     def lateness(self, some: slice) -> dict[str, int | None]:
@@ -216,9 +219,9 @@ class _Queue:
 def _percentiles(ahead: Integers, n: Integers, weight: int) -> dict[str, int]:
     """Return percentiles of the work for which messages wait.
 
-    The messages of a slot wait for each other. So this function spreads them evenly over a range that ends with the
-    wait of the last message. It adds up the ranges of all slots. A percentile is the point below which the sum has its
-    part.
+    The messages of a slot wait for each other. So this function spreads them evenly over a range of waits that ends
+    with the wait of the slot's last message. Then it adds up the ranges of all slots. The 95th percentile is the wait
+    that 95 percent of the messages in this sum do not exceed.
     """
     begins = ahead - weight
     marked = np.concatenate([2 * begins, 2 * (begins + n * weight) + 1])

@@ -15,7 +15,7 @@ def noted_interrupts() -> Iterator[threading.Event]:
     """Yield an event that Ctrl-C (SIGINT) sets. Inside the block, Ctrl-C does not raise `KeyboardInterrupt`.
 
     An exception in the middle of a call to Spark can make the client of a Connect session wait for ever. Only the main
-    thread receives signals: in other threads the event is never set.
+    thread receives signals. If another thread enters the block, the event is never set.
     """
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -22,7 +22,7 @@ _MOST: Final = {
     "due_ms": (1 << 48) - 1,
     "attempt": (1 << 31) - 1,
 }
-"""The limits of `aiodelay.kafka.records`. They are repeated here because that module needs a Kafka client."""
+"""The limits of numbers in `aiodelay.kafka.records`, repeated here because that module needs a Kafka client."""
 _WHOLE: Final = " AND ".join(
     [f"entry.{name} IS NOT NULL" for name in ("event", "id", "lane")]
     + [f"entry.{name} BETWEEN 0 AND {most}" for name, most in _MOST.items()]
@@ -32,8 +32,8 @@ _WHOLE: Final = " AND ".join(
 def kafka_to_events(raw: DataFrame) -> DataFrame:
     """Convert the records of a history topic into events, in the columns of `schemas.EVENTS`. Drop other records.
 
-    The rows are the same as those of `format("aiodelay").option("table", "events")`. The format: docs/formats.md,
-    "Kafka".
+    The rows are equal to the rows of `format("aiodelay").option("table", "events")`. docs/formats.md describes the
+    format of the records under "Kafka".
 
     Args:
         raw: A batch or a stream with the columns `partition`, `offset` and `value` of Spark's connector.

@@ -35,8 +35,8 @@ class Counts(Struct, frozen=True):
     Attributes:
         stored: Rows that are new in the store.
         replaced: Rows that replaced an older version.
-        known: Rows that changed nothing. The store has the same or a higher version, or remembers that it ended. A row
-            whose first answer was lost is known when it is sent again.
+        known: Rows that changed nothing, because the store has the same or a higher version, or remembers that the
+            version ended. If the answer for a stored row is lost, the row is sent again and counts as known.
     """
 
     stored: int = 0
@@ -53,7 +53,7 @@ class Counts(Struct, frozen=True):
 
 
 def load(settings: WriteSettings, batches: Iterator[pa.RecordBatch]) -> Counts:
-    """Store the rows of the batches and return their counts. Repeating it changes nothing.
+    """Store the rows of the batches and return their counts. A repeated call changes nothing.
 
     Raises:
         InputError: A row cannot be a message.
@@ -118,7 +118,7 @@ class _Loader:
             self._room.release()
 
     async def _tried(self, puts: Sequence[Put]) -> tuple[Sequence[Put], Refused | Unknown | None]:
-        """Send puts once; return the puts to send again, and the reason."""
+        """Send puts once. Return the puts to send again, and an outcome that tells why; None if no put is left."""
         assert isinstance(self._store, BulkLoad)
         outcomes = await self._store.bulk_load(puts)
         self.counts += Counts(
@@ -129,7 +129,7 @@ class _Loader:
         left = [(put, each) for put, each in zip(puts, outcomes, strict=True) if not _is_settled(each)]
         for put, each in left:
             if isinstance(each, Refused) and each.reason not in ("unavailable", "full"):
-                raise InputError("message", f"refused as {each.reason} ({each.detail})", "what can be replaced", put.id)
+                raise InputError("message", f"refused as {each.reason} ({each.detail})", "replaceable message", put.id)
         return [put for put, _ in left], next((each for _, each in left if isinstance(each, Refused | Unknown)), None)
 
 
@@ -144,7 +144,7 @@ def _is_settled(outcome: Outcome) -> bool:
 
 
 class Patience:
-    """Growing pauses between tries, up to a total time."""
+    """Pauses between tries, each longer than the last. After a total time, no more tries follow."""
 
     def __init__(self, most_ms: int) -> None:
         self._now_s = asyncio.get_running_loop().time

@@ -1,8 +1,9 @@
 """The tasks of a migration: `Copier` writes copies, `Taker` removes originals, `Withdrawer` cancels copies.
 
-A copy has a mark in its trace context: the store from which it came, and the revision and the due time of the original.
-By this mark a task recognises the copy of exactly this version. Messages of applications, copies of other migrations
-and copies of earlier versions have other marks or none.
+A migration copies messages from its *first* store to its *second* store. A copy has a *mark* in its trace context: the
+store from which it came, and the revision and the due time of the original. By this mark a task recognises the copy of
+exactly this version. Copies of other migrations and copies of earlier versions have another mark. Messages of
+applications have no mark.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ __all__ = ["COPIED", "MOVED", "OUTCOMES", "TAKEN_BACK", "WHAT", "Copier", "Place
 log: logging.Logger = logging.getLogger("aiodelay.spark")
 
 Taken: TypeAlias = Literal["removed", "gone", "changed", "left"]
-"""The outcome of a removal: removed; not there; replaced or rescheduled since; left because it is due too soon."""
+"""The outcome of a removal.
+
+`removed`: the message was removed. `gone`: the store does not have the message. `changed`: the message was replaced or
+rescheduled since it was copied. `left`: the message stays because it is due too soon.
+"""
 
 MOVED: Final = "aiodelay-moved"
 """The key of the mark in the trace context of a copy. Its value: `<origin>/<revision>/<due ms>` of the original."""
@@ -51,7 +56,7 @@ _LOOKS = 10
 
 
 class Place(NamedTuple):
-    """One side of a migration. `url` may be `env:NAME` or `file:PATH`: each process reads these itself."""
+    """A store and a namespace of a migration. `url` may be `env:NAME` or `file:PATH`; each process then looks it up."""
 
     url: str
     namespace: str
@@ -77,7 +82,7 @@ class Place(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """The mark of this store and namespace in copies: a short hash."""
+        """A short hash of this store and namespace. The marks of its copies begin with this hash."""
         return blake2b(f"{self.store().name} {self.namespace}".encode(), digest_size=6).hexdigest()
 
     def __repr__(self) -> str:  # tracebacks that show variables must not show a password
@@ -113,8 +118,8 @@ class Copier:
 
     Attributes:
         to: The second store.
-        origin: The mark of the first store, `Place.origin`.
-        columns: The columns of the rows: those of the table `messages`, and `due_ms`.
+        origin: The hash of the first store, `Place.origin`.
+        columns: The columns of the rows: the columns of the table `messages`, and `due_ms`.
         number: The number of the pass, from 1. If a task repeats within a pass, the store recognises its commands.
         margin_ms: Messages that are due within this time are not copied.
         task_rate: Rows a second of one task; 0 = no limit.
@@ -257,7 +262,7 @@ class Withdrawer:
             yield pa.RecordBatch.from_pydict({"taken_back": [taken]})
 
     def _withdraw(self, rows: Mapping[str, _Named]) -> int:
-        """Find and cancel copies until there are none. On Kafka, an owner may still be writing a requested copy."""
+        """Find and cancel copies until none is left: on Kafka, an owner may still be writing a requested copy."""
         taken = set[str]()
         for _ in range(_LOOKS):
             found = self._copies(rows)
@@ -268,7 +273,7 @@ class Withdrawer:
         raise StoreUnavailableError(self.place.store().name, f"{len(found)} copies were cancelled, but are still there")
 
     def _copies(self, rows: Mapping[str, _Named]) -> list[_Named]:
-        """Return the copies in the second store, with their own revision and due time."""
+        """Return the copies in the second store, with the revision and the due time that they have there."""
         store = self.place.scannable()
         scan = Scan(table="messages", columns=(*WHAT, "trace"), ids=tuple(rows))
         return [

@@ -36,8 +36,8 @@ class Pacer:
     async def take(self, rows: int) -> None:
         """Wait until these rows may be sent.
 
-        The wait comes before the rows, not after them. So many small tasks, one after the other, also keep to the rate.
-        Time in which no rows were sent is not saved for later.
+        A task waits before it sends rows, not after. So many small tasks, one after the other, also keep to the rate.
+        Time in which no rows were sent does not allow more rows later.
         """
         if not self._rate:
             return

@@ -1,6 +1,7 @@
 """Writing the records of the engine to their topics.
 
-Kafka acknowledges all records, or writing raises an error. A record that its topic never takes goes to the dead topic.
+Either Kafka acknowledges all records, or the function raises an error. If a topic never takes a record, the record goes
+to the dead topic.
 """
 
 from __future__ import annotations
@@ -124,9 +125,10 @@ async def _written(writer: Writer, records: Sequence[Outgoing], dead: str) -> tu
 
 
 def _instead(record: Outgoing, error: Exception, dead: str, *, is_refused: bool) -> Outgoing | None:
-    """Return the record for the dead topic if the topic never takes a record; None if the record is tried again.
+    """If a topic never takes a record, return the record to write into the dead topic. Otherwise return None.
 
-    `is_refused`: the broker refused the record when it was sent alone.
+    After None, the caller tries the record again. `is_refused` is true if the broker refused the record when it was
+    sent alone.
     """
     if isinstance(error, TopicAuthorizationFailedError):
         is_final = record.topic in refused_topics(error, record.topic)
@@ -148,7 +150,7 @@ def _dead_letter(record: Outgoing, error: Exception, dead: str) -> Outgoing:
 
 
 def _is_suspect(record: Outgoing, written: Written, dead: str) -> bool:
-    """Return whether one record may have made its batch fail, such as one without a key for a compacted topic."""
+    """Return whether a record may have made its batch fail: for example, it has no key and its topic is compacted."""
     if written.error is None or written.in_doubt or isinstance(written.error, _FINAL) or record.topic == dead:
         return False
     return not refused_topics(written.error, record.topic)

@@ -64,7 +64,7 @@ def followed(query: StreamingQuery, note: Callable[[StreamingQuery], object]) ->
 
 
 def _by_name(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the values of a row by name. A Connect session of Spark 4.3 returns values and schema apart."""
+    """Return the values of a row by name. A Connect session of Spark 4.3 returns values and schema separately."""
     if row.keys() != {"values", "schema"}:
         return row
     names = (field["name"] for field in row["schema"]["fields"])

@@ -113,7 +113,7 @@ class Reader(DataSourceReader):
 
 
 class PushingReader(Reader):
-    """Also takes filters on ids and due times. Spark allows this only if it is configured."""
+    """A reader that also takes filters on ids and due times from Spark. A setting of the session must allow this."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Narrow the scan by the filters, and return all filters so that Spark checks the rows again.
@@ -127,7 +127,7 @@ class PushingReader(Reader):
 
 
 def _with_filter(scan: Scan, given: Filter) -> Scan | None:
-    """Return the scan, narrowed by a filter; None if the filter cannot narrow it."""
+    """Return the scan, narrowed by a filter. If the filter cannot narrow the scan, return None."""
     narrowed: Scan | None = None
     match given:
         case EqualTo(("id",), str(value)):

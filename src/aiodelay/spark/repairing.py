@@ -1,4 +1,8 @@
-"""The task of a repair: it reads truth and store again for each difference before it changes the store."""
+"""The task of a repair. For each difference, the task reads truth and store again before it changes the store.
+
+The *truth* is a frame with the messages that should be pending. A *difference* is an id for which truth and store
+differ.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +43,11 @@ Skipped: TypeAlias = Literal["present", "ended", "changed", "withdrawn", "wanted
 OUTCOMES: Final = "kind STRING, outcome STRING, n BIGINT"
 
 FOUND: Final = ("kind", "have_revision", "have_due_ms", "rows_of_id")
-"""The columns of a difference. In a row, the columns of the truth follow them."""
+"""The columns of a difference. In each row, the columns of the truth follow these columns."""
 
 _AT_ONCE = 100
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {"to": ("lane", "address")}
-"""The fields of an envelope for a column, if their names differ."""
+"""The fields of an envelope that hold a column, for each column whose fields have other names."""
 
 
 class Found(Struct, frozen=True):
@@ -71,7 +75,7 @@ def repair_of(
         stands: The message in the store now; None if there is none.
         want: The message that the truth has now; None if it has none.
         given: The columns of the truth except `due_at`. The other fields of the stored message stay.
-        is_versioned: The truth has versions.
+        is_versioned: True if the truth has versions.
         horizon_ms: Stored messages that are due until this time, in epoch ms, are not changed.
     """
     if found.kind == "missing":
@@ -148,7 +152,7 @@ class Repairer:
 
         Raises:
             InputError: The truth has an id twice, or one of its rows cannot be a message.
-            StoreUnavailableError: The store does not answer. Repeating is safe.
+            StoreUnavailableError: The store does not answer. A repeated call is safe.
         """
         counts = asyncio.run(self._run(batches))
         rows = [(kind, outcome, n) for (kind, outcome), n in counts.items()]
@@ -166,7 +170,7 @@ class Repairer:
         return counts
 
     async def _mend(self, store: Store, batch: pa.RecordBatch) -> list[tuple[str, str]]:
-        """Read some messages, decide, and write at once, so that few messages change in between."""
+        """Read some messages, decide, and write immediately, so that few messages change in between."""
         found, wants = self._read(batch, store.now_ms())
         stands = await asyncio.gather(*(store.get(each.id) for each in found))
         decided = [

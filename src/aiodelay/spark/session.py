@@ -18,7 +18,7 @@ __all__ = ["is_elsewhere", "local_session", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("aiodelay")` in a session, classic or Connect. Needed if Spark does not find it itself."""
+    """Register `format("aiodelay")` in a session, classic or Connect. Call this if Spark does not find the format."""
     spark.dataSource.register(AiodelaySource)
 
 

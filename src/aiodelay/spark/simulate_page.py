@@ -36,8 +36,9 @@ _OF_HOUR: Final = {
 }
 _ABOUT = (
     "A simulation of one queue for each rate. The message with the earliest due time is dispatched first. No new "
-    "messages are scheduled, and no attempt is retried. Lateness is that of the messages that are due in the hour, "
-    "within {slot} and the time of one message. Backlog is the number of messages that are due and not dispatched. "
+    "messages are scheduled, and no attempt is retried. An hour shows the lateness of the messages that are due in the "
+    "hour, accurate to {slot} plus the time of one message. Backlog is the number of messages that are due and not "
+    "dispatched. "
     "Utilisation is the part of the time in which a message is being dispatched. The scales of lateness and backlog "
     "are logarithmic."
 )

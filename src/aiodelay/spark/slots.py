@@ -1,7 +1,7 @@
 """The decisions of the engine, as pure functions: the slot of a record, the valid record of an id, the output.
 
-A slot is named by its end in epoch ms. It holds the messages that are due up to its end, and the engine delivers none
-of them before its end.
+A *slot* is an interval of due times; its name is its end in epoch ms. The engine delivers no message of a slot before
+the end of the slot.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["WAS_DUE", "Entry", "Given", "Output", "Placed", "Slots", "newest", "
 WAS_DUE: Final = "aiodelay-was-due-ms"
 """Header of a record that replaces or cancels a message: the earlier due time of the id, epoch ms."""
 NO_SLOT: Final = 0
-"""The slot of entries that do not wait: it is always over."""
+"""The slot of entries that do not wait. This slot is always over."""
 _MOST_MS: Final = (1 << 48) - 1
 
 
@@ -112,7 +112,8 @@ class Slots(msgspec.Struct, frozen=True):
             entries = _entries(given)
         except RecordFormatError as error:
             return [Placed(shard, NO_SLOT, _dead(given, error.problem))]
-        slots = {self.end_of(entry.due_ms or 0): entry for entry in entries}  # in one slot, the message wins
+        # If both entries have the same slot, the entry of the message stays, because it comes last.
+        slots = {self.end_of(entry.due_ms or 0): entry for entry in entries}
         return [Placed(shard, slot_ms, entry) for slot_ms, entry in slots.items()]
 
 
@@ -164,7 +165,10 @@ def _dead(given: Given, problem: str) -> Entry:
 
 
 def newest(entries: Iterable[Entry]) -> list[tuple[int | None, bytes]]:
-    """Return the due time and the record of each message to write: the newest entry of an id, unless it ends the id."""
+    """Return the due time and the record of each message to write.
+
+    The newest entry of an id is valid. If this entry ends the id, there is nothing to write for the id.
+    """
     dead = list[tuple[int | None, bytes]]()
     found = dict[str, Entry]()
     for entry in entries:

@@ -52,13 +52,13 @@ async def readable_partitions(cluster: Cluster, topic: str) -> int:
 
 
 class _Settings(Following, frozen=True, kw_only=True):
-    """The options of the stream. The checkpoint has `purpose`; a checkpoint of another purpose is an error."""
+    """The options of the stream. The checkpoint stores `purpose`. A checkpoint with another purpose is an error."""
 
     purpose: str
 
 
 class TopicReader(Follower):
-    """Follows a topic. Offsets are those of `Follower`, and also have the purpose of the stream.
+    """Follows a topic. An offset has the keys that `Follower` describes, and also the purpose of the stream.
 
     Args:
         settings: The options of the stream.

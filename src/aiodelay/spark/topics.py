@@ -3,7 +3,8 @@
 The rows have the columns of Spark's connector. Reading is exact: the checkpoint has the offsets, and only committed
 records are read. Writing is at least once: Kafka acknowledges all records of a batch before Spark commits the batch.
 
-Spark imports this module again for each batch, on the driver. So functions that do the work import large modules.
+Spark imports this module again for each batch, on the driver. So functions that do the work import the large modules,
+and this module does not import them at its top.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class _Writing(Struct, frozen=True, kw_only=True):
 
 
 class TopicWriter(DataSourceStreamArrowWriter):
-    """Writes each row to the topic that it names. Rows that their topic never takes go to the dead topic.
+    """Writes each row to the topic that the row names. If the topic never takes the row, it goes to the dead topic.
 
     Args:
         writing: The options of the writer.

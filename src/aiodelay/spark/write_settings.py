@@ -60,7 +60,7 @@ LEFT_OUT: Final = frozenset(
         "traceback",
     }
 )
-"""Columns of a read table that a writer ignores: they describe the past of a message, and a written message is new."""
+"""Columns of a read table that a writer ignores: they tell the past of a message, but a written message is new."""
 
 
 class WriteSettings(Struct, frozen=True, kw_only=True):
@@ -69,8 +69,8 @@ class WriteSettings(Struct, frozen=True, kw_only=True):
     Attributes:
         store: The store as it was given: a URL, `env:NAME` or `file:PATH`.
         namespace: The namespace of the messages.
-        to: The destination of rows without one.
-        conflict: `insert`: every row has version 0. `newer`: the column `version` has the versions.
+        to: The destination of rows that name no destination.
+        conflict: With `insert`, every row has version 0. With `newer`, the column `version` has the versions.
         rate: Rows a second over all tasks; 0 = no limit.
         concurrency: The number of tasks that write at once; None if it was not given.
         batch_rows: Most rows of one call.

@@ -83,7 +83,7 @@ def write_frame(frame: DataFrame, given: Mapping[str, str], *, until_ms: int | N
 
 
 def cores_of(spark: SparkSession) -> int:
-    """Return the number of tasks that run at once. Spark cuts a range into as many parts, also with Connect."""
+    """Return the number of tasks that run at the same time: Spark cuts a range into this number of parts."""
     return spark.range(100_000).select(spark_partition_id()).distinct().count()
 
 

@@ -1,4 +1,4 @@
-"""The jobs of `aiodelay spark`, a module each: pure transforms of frames, and `run`, which returns a `Summary`.
+"""The jobs of `aiodelay spark`. Each module has pure transforms of frames, and `run`, which returns a `Summary`.
 
 Begin with `snapshot`, the smallest job, then `backfill`.
 """

@@ -24,11 +24,11 @@ from .settings_origin import setting
 __all__ = ["by_day", "run"]
 
 _EVERY_BATCH: Final = "spark.sql.streaming.fileSink.log.compactInterval"
-"""The interval of batches at which Spark writes the whole log of files into one file; 1: after each batch."""
+"""Spark's setting: the number of batches after which Spark writes the whole log of files into one file."""
 
 
 def by_day(events: DataFrame) -> DataFrame:
-    """Return events with a column `day`: the date in UTC, in any time zone of the session."""
+    """Return events with a column `day`: the date in UTC. The time zone of the session has no effect."""
     return events.withColumn("day", F.expr("date_from_unix_date(cast(floor(unix_millis(at) / 86400000) as int))"))
 
 
@@ -37,8 +37,8 @@ def run(spark: SparkSession, options: ArchiveOptions) -> Summary:
     """Write the events that are not in the archive yet.
 
     A program that reads the folder with Spark sees each event exactly once, at any time. Spark's log `_spark_metadata`
-    names the valid files. You can kill a run at any point and run it again. Do not run two at once: the second ends
-    with an error.
+    names the valid files. You can kill a run at any point and run it again. Do not archive into one folder twice at the
+    same time: the second run ends with an error.
 
     Args:
         spark: The session.
@@ -101,8 +101,9 @@ def _trigger(every: Duration | None) -> Mapping[str, Any]:
 def _check_places(to: str, checkpoint: str) -> None:
     """Check that the checkpoint belongs to the archive. With another checkpoint, Spark would skip batches of events.
 
-    Spark plans a batch in the checkpoint, writes it to the archive's log, and commits it in the checkpoint, in this
-    order. So the numbers of the last batches must be in this order too.
+    Spark first plans a batch in the checkpoint, then writes it to the archive's log, then commits it in the checkpoint.
+    So the last planned batch is never older than the last written batch, which is never older than the last committed
+    batch.
     """
     if not to.strip():
         raise ConfigurationError("to", "blank", "the archive's folder")

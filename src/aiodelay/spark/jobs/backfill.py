@@ -39,20 +39,21 @@ class _Options(BackfillOptions):
 def run(frame: DataFrame, options: _Options) -> Summary:
     """Store a message for each row that can be a message.
 
-    The job may be repeated. If an id is pending, or ended within the tombstone window, its first version stays
-    (`insert`), or its highest version (`newer`). All rows are checked once, before the first row is stored.
+    The job may be repeated. A row may have the id of a message that is pending, or that ended within the tombstone
+    window. With `insert`, the first version of such an id stays. With `newer`, the highest version stays. All rows are
+    checked once, before the first row is stored.
 
     Args:
         frame: Any rows.
-        options: See `BackfillOptions`; callers give each by keyword. Python callers may also give `now_ms`, the current
-            time for the checks in epoch ms; None = the clock of this machine.
+        options: See `BackfillOptions`; callers give each option by keyword. Python callers may also give `now_ms`: the
+            current time for the checks, in epoch ms. None = the clock of this machine.
 
     Returns:
         Counts of accepted, repeated and superseded rows, and of stored, replaced and known messages. `facts` has the
         reasons of rejected rows.
 
     Raises:
-        ConfigurationError: An option is wrong, or the name or type of a column. Nothing was stored.
+        ConfigurationError: An option is wrong, or a column has a wrong name or type. Nothing was stored.
         StoreUnavailableError: The store did not answer for too long. Running the job again is safe.
     """
     rules = Rules(
@@ -108,7 +109,7 @@ _MISSING = {
 
 
 def checked_destination(to: str | None) -> str | None:
-    """Check the destination for all rows and return it; None stays None.
+    """Check the destination for all rows, and return it. If `to` is None, return None.
 
     Raises:
         ConfigurationError: The text is not a destination.
@@ -125,10 +126,10 @@ class Found(NamedTuple):
     """The numbers of checked rows.
 
     Attributes:
-        rows: All rows.
-        accepted: Rows that can be messages.
-        dropped: Repeated and superseded rows, by reason. They are not mistakes.
-        reasons: Rejected rows, by `field.reason`.
+        rows: The number of all rows.
+        accepted: The number of rows that can be messages.
+        dropped: The numbers of repeated and of superseded rows. Such rows are not mistakes.
+        reasons: The numbers of rejected rows, by `field.reason`.
     """
 
     rows: int

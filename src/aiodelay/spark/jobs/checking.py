@@ -18,7 +18,7 @@ from .mapping import conversions, converted
 __all__ = ["DROPPED", "Rules", "accepted", "judged", "rejected"]
 
 DROPPED: Final = ("repeated", "superseded")
-"""Reasons that are not mistakes: an equal row was accepted, or a row with a newer version."""
+"""Reasons that are not mistakes. An equal row was accepted, or a row with the same id and a newer version."""
 
 _CONTROL = r"[\x00-\x1f\x7f-\x9f\u2028\u2029]"
 _OCCURRENCE = r"~[0-9]{10,}\z"
@@ -29,7 +29,7 @@ _RESERVED_HEADER = r"\A(?i)aiodelay-"
 _ENCODINGS = ("", "json", "msgpack", "null")
 
 _Check: TypeAlias = tuple[str, Column]
-"""A reason, and the condition under which a row is rejected for this reason. A null condition does not reject."""
+"""A reason, and the condition under which a row is rejected for this reason. A null condition rejects nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,10 +39,11 @@ class Rules:
     Attributes:
         now_ms: The current time for the checks of all rows, in epoch milliseconds.
         min_lead_ms: Rows that are due sooner than this are rejected.
-        past_due: `reject`: reject rows that are due in the past or too soon. `now`: store them for delivery now.
+        past_due: The rule for rows that are due in the past or too soon. `reject` rejects them. `now` stores them for
+            delivery now.
         max_payload: Most bytes of a payload.
-        conflict: `insert`: rows with the same id and different contents are all rejected. `newer`: the highest version
-            is accepted.
+        conflict: The rule for rows with the same id and different contents. `insert` rejects all of them. `newer`
+            accepts the row with the highest version.
         timezone: The time zone of times without an offset.
     """
 
@@ -83,7 +84,7 @@ def rejected(rows: DataFrame) -> DataFrame:
 
 def _without_duplicates(checked: DataFrame, message: Mapping[str, Column], rules: Rules) -> DataFrame:
     is_good = F.col("_verdict").isNull()
-    own = F.concat(F.lit("\0"), F.monotonically_increasing_id().cast("string"))  # no accepted id begins so
+    own = F.concat(F.lit("\0"), F.monotonically_increasing_id().cast("string"))  # no accepted id begins with NUL
     version = F.coalesce(message["version"], F.lit(0)) if _counts_versions(message, rules) else F.lit(0).cast("bigint")
     contents = [F.map_entries(column) if name == "headers" else column for name, column in message.items()]
     same_id = Window.partitionBy("_id")
@@ -112,7 +113,7 @@ def _counts_versions(message: Mapping[str, Column], rules: Rules) -> bool:
     return rules.conflict == "newer" and "version" in message
 
 
-# --- one function for each column: its checks in order; the first that rejects gives the reason --------------
+# --- one function for each column; the first check that rejects a row gives the reason ------------------------
 
 
 def _text(column: Column, most_bytes: int) -> Iterator[_Check]:

@@ -25,7 +25,7 @@ from .mapping import given
 __all__ = ["COLUMNS", "run"]
 
 COLUMNS: Final = ("id", "version", WAS_DUE_AT)
-"""The columns that a mapping may give."""
+"""The columns that the option `mapping` may give."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,18 +41,23 @@ def run(frame: DataFrame, options: _Options) -> Summary:
 
     Args:
         frame: A row for each message.
-        options: See `ColdCancelOptions`; callers give each by keyword. Python callers may also give `mapping`: a column
-            or an SQL expression for `id`, `version` and `was_due_at`. Without `mapping`, the columns have these names.
-            Without `version`, every version is cancelled; with it, no newer version. With `was_due_at`, only that day
-            is read.
+        options: See `ColdCancelOptions`; callers give each option by keyword. Python callers may also give `mapping`: a
+            column or an SQL expression for `id`, `version` and `was_due_at`. Without `mapping`, the columns have these
+            names. If a row has a `version`, newer versions are not cancelled; otherwise every version is cancelled. If
+            each row has a `was_due_at`, the job reads only those days.
 
     Returns:
-        `rows`: the number of ids. `counts`: `ended` (by a new tombstone); `newer` (newer than the given version, and
-        not cancelled); `not_found` (not in the tier); `promoted` (in the store, or on a day that a promotion has
-        claimed); with a store, `hot_…`: the outcomes there.
+        `rows` is the number of ids. `counts` has these numbers:
+
+        - `ended`: messages that got a tombstone;
+        - `newer`: ids with a version newer than the given version, which was not cancelled;
+        - `not_found`: ids that are not in the tier;
+        - `promoted`: ids that are in the store, or on a day that a promotion has claimed;
+        - `hot_…`: the outcomes in the store, if the job has a store.
 
     Raises:
-        ConfigurationError: An option is wrong, or the name or type of a column; or nothing was ever put into the tier.
+        ConfigurationError: An option is wrong, or a column has a wrong name or type, or nothing was ever put into the
+            tier.
         StoreUnavailableError: The store did not answer. Running the job again is safe.
     """
     now_ms = judging_ms(options.now)
@@ -107,8 +112,9 @@ _IS_OLDER: Final = "version <= coalesce(most_version, version)"
 
 
 def _told(asked: DataFrame, matches: DataFrame, standing: Standing) -> DataFrame:
-    """Return each id with the number of `days` that have it, and of the `older` days that may be cancelled.
+    """Return a row for each id, with the versions that the tier has of the id.
 
+    `days` is the number of days with a version. `older` is the number of days whose version may be cancelled.
     `barred_version` is the version that is in the store, or that a promotion may have read and not written yet.
     """
     is_there = (F.col("due_day") < F.lit(standing.claimed)) | (F.col("stored") == F.col("version"))

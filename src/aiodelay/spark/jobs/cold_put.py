@@ -29,28 +29,33 @@ from .settings_origin import one_of
 __all__ = ["MIN_LEAD", "run"]
 
 MIN_LEAD: Final = ColdPutOptions.min_lead
-"""The default covers the window of a promotion, and the day until the next promotion."""
+"""The default minimum lead. It covers the window of a promotion, and the day until the next promotion."""
 
 
 @job("cold put", ColdPutOptions)
 def run(frame: DataFrame, options: ColdPutOptions) -> Summary:
     """Add a message to the tier for each row that can be a message and is due far enough ahead.
 
-    All rows of a run become valid at one moment, or none. The job may be repeated. The tier keeps the first version of
-    an id (`insert`), or the highest (`newer`). A newer version ends the older one, also if that is due on another day.
+    Either all rows of a run become valid at one moment, or none. The job may be repeated. With `insert`, the tier keeps
+    the first version of an id. With `newer`, it keeps the highest version. A newer version ends an older version, even
+    if the older version is due on another day.
 
     Args:
         frame: Any rows.
         options: See `ColdPutOptions`; callers give each by keyword.
 
     Returns:
-        Counts of rows as for `backfill`; `put` and `ended` (facts added to the tier); `known` (rows that changed
-        nothing); with a store, `hot_…`: outcomes of rows and of ended messages there. Without a store, the job rejects
-        rows that need it: `due_at.overtaken` (a promotion has claimed the day), `id.promoted` (the row replaces a
-        promoted message).
+        The counts of rows as for `backfill`, and these:
+
+        - `put` and `ended`: messages and tombstones that were added to the tier;
+        - `known`: rows that changed nothing;
+        - `hot_…`: outcomes of rows and of ended messages in the store, if the job has a store.
+
+        If the job has no store, it rejects rows that need a store. The reason is `due_at.overtaken` if a promotion has
+        claimed the day of the row, or `id.promoted` if the row replaces a promoted message.
 
     Raises:
-        ConfigurationError: An option is wrong, or the name or type of a column. Nothing was added.
+        ConfigurationError: An option is wrong, or a column has a wrong name or type. Nothing was added.
         StoreUnavailableError: The store did not answer for too long. Running the job again is safe.
     """
     read_ms, now_ms = SystemClock().now_ms(), judging_ms(options.now)
@@ -140,7 +145,10 @@ class _Put:
         return counts | self._in_store(decided, older, after)
 
     def _in_store(self, decided: DataFrame, older: list[DataFrame], after: Standing) -> dict[str, int]:
-        """Write to the store what promotions miss: rows due too soon, and facts added after a claim of their day."""
+        """Write to the store the rows that promotions miss, and return counts.
+
+        Promotions miss rows that are due too soon, and facts that were added after a promotion had claimed their day.
+        """
         is_claimed = F.col("due_day") < F.lit(after.claimed)
         is_soon = F.col("stands") & (F.col("is_near") | is_claimed)
         is_there = is_claimed | (F.col("stored") == F.col("version"))
@@ -170,8 +178,8 @@ def _decided(own: DataFrame, known: DataFrame) -> DataFrame:
     """Return the rows with the decision about each row.
 
     `is_new`: the row is newer than all versions of its id in the tier. `stands`: the row is valid after this run.
-    `newer_version` and `newer_day` are those of the valid message: this row, or the one in the tier. If two concurrent
-    runs have put the same version on several days, the earliest day is valid.
+    `newer_version` and `newer_day`: version and day of the valid message, which is this row or a message in the tier.
+    If two concurrent runs have put the same version on several days, the earliest day is valid.
     """
     best = F.max(F.struct("version", -F.unix_date("due_day"), "due_day", "ended")).alias("best")
     rows = own.join(known.groupBy("id").agg(best), "id", "left")
@@ -188,8 +196,8 @@ def _decided(own: DataFrame, known: DataFrame) -> DataFrame:
 def _older(known: DataFrame, decided: DataFrame) -> DataFrame:
     """Return the versions in the tier that the rows replace.
 
-    This includes versions that an earlier run should have ended: a run that is killed while another one adds the same
-    ids may leave both versions.
+    The result includes versions that an earlier run should have ended. If a run is killed while another run adds the
+    same ids, both versions may be left.
     """
     newer = decided.select("id", "newer_version", "newer_day", "is_near", "stands")
     is_older = _comes_after(F.col("newer_version"), F.col("newer_day"), F.col("version"), F.col("due_day"))

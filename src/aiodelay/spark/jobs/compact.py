@@ -53,9 +53,9 @@ class ArchiveDamagedError(AiodelayError):
 def run(spark: SparkSession, options: CompactOptions) -> Summary:
     """Merge the files of each day that is over.
 
-    In one step, the new files become valid and the old ones invalid. Old files stay for a time, for readers that have
-    begun to read them; a later run removes them. You can kill a run and run it again. If an archive job commits a batch
-    at the same moment, its batch wins, and the next run merges the days.
+    In one step, the new files become valid and the old files invalid. Old files stay for a time, because readers may
+    have begun to read them; a later run removes them. You can kill a run and run it again. If an archive job commits a
+    batch at the same moment, the old files stay valid, and the next run merges the days.
 
     Args:
         spark: The session.

@@ -1,4 +1,7 @@
-"""Compares a truth (the messages that should be pending) with a store. Pure transforms; each reads a frame once."""
+"""The comparison of a truth with a store, as pure transforms. Each transform reads a frame once.
+
+A *truth* is a frame with the messages that should be pending.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ __all__ = ["COMPARED", "FINDINGS", "UNFIT", "Finding", "compared_in", "judged", 
 
 Finding: TypeAlias = Literal["missing", "orphan", "drift"]
 FINDINGS: Final[tuple[Finding, ...]] = ("missing", "orphan", "drift")
-"""The kinds of difference: only in the truth; only in the store; in both, but not equal."""
+"""The kinds of difference. `missing`: only in the truth. `orphan`: only in the store. `drift`: in both, not equal."""
 
 UNFIT: Final = ("null_id", "null_due", "repeated")
 """Kinds of rows that make a truth unfit for a comparison."""
@@ -44,11 +47,12 @@ def judged(truth: DataFrame, stored: DataFrame, ended: DataFrame, *, horizon_ms:
 
     Returns:
         `kind`, `id`, `differs` (names of columns), `want_due_ms`, `have_due_ms`, `want_version`, `have_version`,
-        `have_revision`, `in_truth` and `in_store` (0 or 1). Kinds are those of `FINDINGS` and:
+        `have_revision`, `in_truth` and `in_store` (0 or 1). The kinds are `FINDINGS` and:
 
-        - `same`; `soon`;
+        - `same`: equal in truth and store;
+        - `soon`: not compared, see `horizon_ms`;
         - `ended`: not in the store, which remembers that the message ended;
-        - `ahead`: the version in the store is higher than in the truth;
+        - `ahead`: the store has a higher version than the truth;
         - `recurring`: a series in the store, which is not compared with single messages;
         - `null_id`, `null_due`, `repeated`: the truth is unfit for a comparison.
     """
@@ -78,8 +82,8 @@ def judged(truth: DataFrame, stored: DataFrame, ended: DataFrame, *, horizon_ms:
 def tallied(judgements: DataFrame) -> DataFrame:
     """Summarise the result of `judged`: a row for each difference and each unfit row, and one row for each other kind.
 
-    So the result is small, whatever was compared. It has the columns of `judged`, and `ids`: the number of ids in a
-    row. In the row of a kind, `id` and `differs` are null.
+    So equal messages do not make the result larger. The result has the columns of `judged`, and `ids`: the number of
+    ids that a row stands for. In the row of a whole kind, `id` and `differs` are null.
     """
     is_told = F.col("kind").isin(*FINDINGS, *UNFIT)
     # Group by the texts: for a maximum of text, Spark would sort all rows.

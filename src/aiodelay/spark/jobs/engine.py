@@ -31,7 +31,7 @@ from .settings_origin import run_coroutine, setting
 __all__ = ["OnBatch", "run", "start"]
 
 OnBatch: TypeAlias = Callable[[Mapping[str, Any]], object]
-"""A callback for each batch with output: `batch`, `delivered`, `dead`, `seconds`, `lateness_ms`."""
+"""A callback for each batch with output. Its argument has `batch`, `delivered`, `dead`, `seconds` and `lateness_ms`."""
 
 _PARTS: Final = (0.5, 0.99)
 _STATE_STORE: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -100,7 +100,7 @@ def run(spark: SparkSession, options: _Options) -> Summary:
 
     Args:
         spark: The session.
-        options: Those of `start`, and `on_batch`, which is called for each batch with output.
+        options: The options of `start`, and `on_batch`, which is called for each batch with output.
 
     Returns:
         The numbers of delivered messages, dead letters and batches of this run; `facts` has the largest lateness.

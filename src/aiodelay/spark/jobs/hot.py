@@ -22,7 +22,10 @@ from aiodelay.spark.writing import write_frame
 __all__ = ["Hot"]
 
 _WITHIN_MS: Final = TOMBSTONE_WINDOW_MS - 3_600_000
-"""The time from reading a tier to writing: an hour less than a store remembers messages that have ended since."""
+"""The most time between the reading of a tier and the last write to a store.
+
+A store remembers ended messages for one hour longer. So it still knows all messages that have ended since the reading.
+"""
 _SCHEMA: Final = StructType(
     [
         StructField("id", StringType()),
@@ -86,10 +89,11 @@ class Hot(WriteOptions):
 
         Args:
             messages: Rows with the columns of a message; other columns are ignored.
-            read_ms: When the tier was read, in epoch ms of this machine's clock.
+            read_ms: The time at which the tier was read, in epoch ms of this machine's clock.
 
         Raises:
-            ConfigurationError: The write took too long: the store may have forgotten messages that ended since.
+            ConfigurationError: The write took too long. The store may have forgotten messages that ended since
+                `read_ms`.
         """
         rows = messages.select(*(name for name in MESSAGE if name in messages.columns))
         return structs.asdict(write_frame(rows, self._options(), until_ms=read_ms + _WITHIN_MS))

@@ -25,7 +25,10 @@ Keywords = ParamSpec("Keywords")
 def taking(
     options: Callable[Keywords, Options],
 ) -> Callable[[Callable[[Given, Options], Result]], Callable[Concatenate[Given, Keywords], Result]]:
-    """Decorate a function of a frame or session and an options value: callers give each option by keyword."""
+    """Decorate a function that takes a frame or session, and an options value.
+
+    Callers of the decorated function give each option by keyword.
+    """
 
     def decorated(function: Callable[[Given, Options], Result]) -> Callable[Concatenate[Given, Keywords], Result]:
         first, _ = inspect.signature(function).parameters.values()

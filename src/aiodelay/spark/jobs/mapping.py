@@ -30,11 +30,11 @@ from aiodelay.spark.cold import WAS_DUE_AT
 __all__ = ["MAPPED", "conversions", "converted", "given", "mapped", "read_mapping", "read_zone"]
 
 MAPPED: Final = ("id", "due_at", "payload", "to", "type", "encoding", "key", "headers", "version")
-"""The columns that a mapping may give: those that the sender of a message decides."""
+"""The columns that a mapping may give: the columns that the sender of a message decides."""
 
 REQUIRED: Final = ("id", "due_at")
 OFFSET: Final = r"(Z|[+-]\d{2}:?\d{2})\s*$"
-"""The end of a text that names an instant. Without an offset, the instant would be a guess."""
+"""A pattern for the end of a text that names an instant. If a text has no offset, the instant is unknown."""
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _NESTED = (StructType, MapType, ArrayType)
@@ -98,8 +98,9 @@ def mapped(
         frame: Any rows.
         mapping: For each column of a message, a column of the frame or an SQL expression. None = the columns of the
             frame that have the names of message columns.
-        to: The destination of rows without one. A column `to` of the mapping has priority.
-        timezone: The time zone of times without an offset. None = such columns are an error, and such texts are null.
+        to: The destination of rows whose column `to` is null or missing.
+        timezone: The time zone of times without an offset. None = a column of such times is an error, and a text with
+            such a time becomes null.
 
     Raises:
         ConfigurationError: A column is missing, or has a type that cannot be converted.
@@ -199,8 +200,8 @@ def _due(name: str, kind: DataType, zone: str | None) -> Column:
 def _in_zone(local: Column, zone: str) -> Column:
     """Return the instant of a local time. If it exists twice because clocks are set back, return the later instant.
 
-    Otherwise the message would be early. The offset three hours later is that of the second of the two instants. The
-    expression does not use the session's time zone, in which other local times exist twice.
+    With the earlier instant, the message could be early. The later instant has the offset that the zone has three hours
+    later. The expression does not use the session's time zone, in which other local times exist twice.
     """
     here, utc, hours = F.lit(zone), F.lit("UTC"), F.expr("INTERVAL 3 HOURS")
     first = F.convert_timezone(here, utc, local)

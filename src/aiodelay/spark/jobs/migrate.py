@@ -193,10 +193,10 @@ class _Migration:
         return outdated + self._end(number)
 
     def _movable(self, found: DataFrame) -> DataFrame:
-        """Return the messages without series that have an occurrence in retry, because a removal would end the retry.
+        """Return the messages that may be moved. A series of which an occurrence waits for a retry is left out.
 
-        Race: the occurrences are read after the series. If a retry of an occurrence begins in between, the series has
-        got another due time, and the removal by due time does not match.
+        The removal of such a series would also end the retry. Race: this function reads the occurrences after the
+        series. If a retry begins in between, the series has another due time now, so the removal by due time skips it.
         """
         if found.where("rule IS NOT NULL").isEmpty():
             return found
@@ -204,7 +204,10 @@ class _Migration:
         return found.join(retried.select(F.regexp_replace("id", _OCCURRENCE, "").alias("id")), "id", "left_anti")
 
     def _outdated(self) -> DataFrame:
-        """Return the originals of outdated copies: in the source, their revision or due time has changed."""
+        """Return the versions of which the target has an outdated copy.
+
+        A copy is outdated if the revision or the due time of the message has changed in the source.
+        """
         stands = messages_of(self._spark, self._plan.source, "id", "revision", "due_at")
         marked = stands.select("id", self._mark(_due_ms()).alias("now"))
         return self._copies().join(marked, "id").where("mark != now").selectExpr(*_NAMED)
@@ -222,7 +225,7 @@ class _Migration:
         return marked.where(F.col("mark").startswith(f"{self._origin}/"))
 
     def _mark(self, due_ms: Column) -> Column:
-        """Return the mark of a copy of a message."""
+        """Return the mark that the copy of a message has; see `aiodelay.spark.moving`."""
         return F.concat_ws("/", F.lit(self._origin), "revision", due_ms)
 
     def _same(self, found: DataFrame, both: DataFrame, ids: list[str] | None) -> DataFrame:
@@ -281,7 +284,7 @@ class _Migration:
 _COUNTS: Final = ("copied", "refused", "moved", "gone", "changed", "late", "taken_back")
 _COUNTED: Final = {"removed": "moved", "gone": "gone", "changed": "changed", "left": "late"}
 _MOVED: Final = "outcome IN ('removed', 'gone')"
-"""Outcomes whose copies stay: removed now or by an earlier try, or cancelled while the message was in both stores."""
+"""Outcomes after which the copy stays. This or an earlier try removed the original, or a program cancelled it."""
 
 
 _OCCURRENCE: Final = r"~[0-9]{10,}\z"

@@ -50,13 +50,19 @@ def report(
         start: The first instant that is counted; aware.
         end: The first instant that is not counted any more; aware.
         where: An SQL condition on the columns of `events`. It should hold for all events of a message, or for none.
-        totals: Add rows for each part of `by`, with null in the columns over which they sum.
+        totals: Also return totals: rows that sum over some or all columns of `by`, with null in these columns.
 
     Returns:
-        The columns of `by`; `delivered`; `p50_ms`, `p95_ms`, `p99_ms`, `max_ms` and `min_ms` of lateness, null without
-        a delivery; `early` = delivered before the due time, by the clocks that wrote the events; `unclaimed` =
-        delivered without a claim in the journal; `repeated` = successes after the first; `again` = retries; `dropped`;
-        `skipped`; `dead`, and `dead_<reason>`. The rows have no order.
+        Rows in no order, with the columns of `by` and these columns:
+
+        - `delivered`: deliveries that succeeded;
+        - `p50_ms`, `p95_ms`, `p99_ms`, `max_ms` and `min_ms` of lateness; null if nothing was delivered;
+        - `early`: deliveries before the due time, by the clocks that wrote the events;
+        - `unclaimed`: deliveries without a claim in the journal;
+        - `repeated`: successes after the first success;
+        - `again`: retries;
+        - `dropped` and `skipped`: messages and occurrences that were not delivered because they were late;
+        - `dead` and `dead_<reason>`: dead letters.
 
     Raises:
         InputError: A column is missing or has another type, or `where` is not a valid condition.
@@ -84,7 +90,7 @@ def _check_range(start: datetime | None, end: datetime | None) -> None:
 
 
 def _chosen(events: DataFrame, start: datetime | None, end: datetime | None, where: str | None) -> DataFrame:
-    """Return claims and outcomes in the time range. Claims are read from a day before the start on."""
+    """Return the outcomes in the time range, and the claims from one day before its start until its end."""
     _check_columns(events)
     chosen = events.where(F.col("event").isin("claimed", *_OUTCOMES))
     if where is not None:
@@ -125,7 +131,7 @@ def _instant(at: datetime) -> Column:
 
 
 def _outcomes(events: DataFrame) -> DataFrame:
-    """Return a row for each outcome: `lane`, `at`, `what`, and of a first success `late_ms` and `is_claimed`."""
+    """Return a row for each outcome: `lane`, `at`, `what`; for a first success, also `late_ms` and `is_claimed`."""
     occurrence = Window.partitionBy("id", "revision", "due_at").orderBy("number")
     upto_now = occurrence.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     event, is_delivered = F.col("event"), F.col("event") == "delivered"

@@ -36,10 +36,10 @@ def run(spark: SparkSession, options: PromoteOptions) -> Summary:
 
     The job claims the days in the tier's log before it reads them. So a job that adds to these days later knows that it
     must also write to the store. When all messages are in the store, the log marks the days as promoted. If a run is
-    killed, the next run repeats it. By their versions, the store recognises messages that it has, or had within 24
-    hours.
+    killed, the next run promotes the same days again. The store recognises by version each message that it has, or that
+    ended within the last 24 hours.
 
-    If a promotion was missed, messages may have less time left than the minimum lead. The job stores them too. It
+    If a promotion was missed, messages may have less time left than the minimum lead. The job stores such messages too,
     counts them as `late` and as rejected, and logs an error.
 
     Args:
@@ -47,14 +47,15 @@ def run(spark: SparkSession, options: PromoteOptions) -> Summary:
         options: See `PromoteOptions`; callers give each by keyword.
 
     Returns:
-        Counts of messages: `stored`; `replaced` (an older version); `known`. Of all of them: `late`; `overdue`; and
-        `doubtful`: an unfinished run may have stored them so long ago that the store has forgotten whether they were
-        delivered. `facts` has the days, and the number of folders read.
+        Counts of messages. Each message is either `stored`, or `replaced` (it replaced an older version), or `known`.
+        Some of these messages are also counted as `late`, as `overdue`, or as `doubtful`. A message is `doubtful` if an
+        unfinished run may have stored it so long ago that the store has forgotten whether it was delivered. `facts` has
+        the days, and the number of folders read.
 
     Raises:
-        ConfigurationError: An option is wrong, or nothing was ever put into the tier. Or the run took so long that the
-            store may have forgotten messages that were cancelled since. The days stay claimed, and running the job
-            again is safe.
+        ConfigurationError: An option is wrong, or nothing was ever put into the tier. The other cause is a run that
+            took so long that the store may have forgotten messages that were cancelled since. Then the days stay
+            claimed, and running the job again is safe.
         StoreUnavailableError: The store did not answer for too long. Running the job again is safe.
     """
     read_ms, now_ms = SystemClock().now_ms(), judging_ms(options.now)

@@ -57,8 +57,8 @@ def run(spark: SparkSession, options: _Options) -> Summary:
 
     Args:
         spark: A session, classic or Connect.
-        options: The truth as a frame with a row for each message that should be pending, evaluated once. Then the
-            options of `ReconcileOptions`; callers give each by keyword.
+        options: First `truth`: a frame with a row for each message that should be pending. Spark evaluates the frame
+            once. Then the options of `ReconcileOptions`; callers give each option by keyword.
 
     Returns:
         `rows`: rows of the truth. `rejected`: differences. `counts`: messages by kind.
@@ -79,7 +79,7 @@ def run(spark: SparkSession, options: _Options) -> Summary:
     pending = stored(spark, "id", "due_at", "version", "revision", "rule", *compared, **place_of, **lane)
     ended = stored(spark, "id", "version", table="done", **place_of)
     found = tallied(judged(wanted, pending, ended, horizon_ms=now_ms + margin_ms))
-    # A checkpoint, not a cache: Spark must not evaluate it again, because truth and store have changed since.
+    # A checkpoint, not a cache: Spark must not compare again, because truth and store have changed since.
     found = found.localCheckpoint(eager=True)
     took_ms = clock.monotonic_ms() - started_ms
     found = _without_soon(found, now_ms + took_ms)

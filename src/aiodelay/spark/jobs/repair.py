@@ -57,8 +57,9 @@ def run(spark: SparkSession, options: _Options) -> Summary:
 
     Args:
         spark: A session, classic or Connect.
-        options: The differences that `reconcile` has written, and the truth as for `reconcile`. The truth is read again
-            and may have changed. Then the options of `RepairOptions`; callers give each by keyword.
+        options: First `differences`, which `reconcile` has written, and `truth` as for `reconcile`. The job reads the
+            truth again, and the truth may have changed. Then the options of `RepairOptions`; callers give each option
+            by keyword.
 
     Returns:
         `rows`: differences of the chosen kinds. `counts`: their outcomes. Repaired: `stored`, `replaced`,

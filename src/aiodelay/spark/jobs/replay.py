@@ -48,7 +48,7 @@ def run(frame: DataFrame, options: _Options) -> Summary:
         The summary of `backfill`, with the count `without_message`: ids that have events but no message in the frame.
 
     Raises:
-        ConfigurationError: An option is wrong, or the name or type of a column. Nothing was stored.
+        ConfigurationError: An option is wrong, or a column has a wrong name or type. Nothing was stored.
         StoreUnavailableError: The store did not answer for too long. Running the job again is safe.
     """
     _check_name(options.name, same_ids=options.same_ids)
@@ -84,7 +84,7 @@ def replayed(messages: DataFrame, *, name: str | None, now_ms: int, shift_ms: in
         messages: Rows with the columns of a message.
         name: The name of the replay, which becomes part of the ids. None = ids stay, and versions grow by one.
         now_ms: The due time if there is no shift, in epoch ms.
-        shift_ms: The difference of the new due time to the old one; None = all messages are due at `now_ms`.
+        shift_ms: The time by which each due time moves; None = all messages are due at `now_ms`.
     """
     version = F.coalesce("version", F.lit(0)) if "version" in messages.columns else F.lit(0)
     order = Window.partitionBy("id").orderBy(version.desc(), F.col("due_at").desc())

@@ -42,9 +42,12 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def problem_of_condition(frame: DataFrame, condition: str) -> str | None:
-    """Return why a text is not an SQL condition on a frame, as a suffix for an error; None if it is a condition."""
+    """Return the reason why a text is not an SQL condition on a frame, as a suffix for an error text.
+
+    If the text is a condition, return None.
+    """
     try:
-        (kind,) = frame.select(F.expr(condition)).schema.fields  # `where` would not check in a Connect session
+        (kind,) = frame.select(F.expr(condition)).schema.fields  # `where` checks nothing in a Connect session
     except PySparkException as error:
         reason = f"{error}".strip().partition("\n")[0]
         return f" ({cut(reason, 200)})"
@@ -83,7 +86,7 @@ def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """Open a temporary file that replaces the target after the block, when it is complete."""
+    """Yield a temporary file. When the block has ended without an error, the file replaces the file `path`."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("w", encoding="utf-8", newline="") as file:

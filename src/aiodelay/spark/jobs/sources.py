@@ -1,4 +1,4 @@
-"""Readers for jobs: files and databases (`parquet:DIR`, `csv:…`, `jdbc:URL?dbtable=…`), and tables of a store."""
+"""Readers for jobs: of files and databases (`parquet:DIR`, `csv:…`, `jdbc:URL?dbtable=…`), and of a store's tables."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ __all__ = ["Step", "Steps", "messages_of"]
 Step: TypeAlias = Literal["found", "both", "taken", "ended"]
 """The steps of a pass.
 
-`found`: the messages to copy. `both`: those that are unchanged in the source and have their copy in the target.
-`taken`: the outcome of the removal of each of these. `ended`: the pass has ended.
+`found`: the messages to copy. `both`: the messages that are unchanged in the source and have their copy in the target.
+`taken`: the outcome of the removal of each message of `both`. `ended`: the pass has ended.
 """
 
 _NOT_THERE: Final = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA")
@@ -103,7 +103,16 @@ def messages_of(
     ids: Collection[str] | None = None,
     from_ms: int | None = None,
 ) -> DataFrame:
-    """Return messages of a store: some columns (default: all), some ids, or those due from a time on."""
+    """Return rows of a table of a store.
+
+    Args:
+        spark: The session.
+        place: The store and the namespace.
+        columns: The columns to read; default: all columns.
+        table: The table to read.
+        ids: Read only the rows with these ids; None = all rows.
+        from_ms: Read only messages that are due at this time or later, in epoch ms; None = all messages.
+    """
     options = {"store": place.url, "namespace": place.namespace, "table": table}
     if ids is not None:
         options["ids"] = msgspec.json.encode(list(ids)).decode()
