@@ -1,4 +1,4 @@
-"""The nox sessions. Each answers one question, and `nox -l` lists them.
+"""The nox sessions. Each session answers one question, and `nox -l` lists the sessions.
 
 Arguments after `--` go to the program that the session runs.
 """
@@ -83,7 +83,7 @@ def quick(session: nox.Session) -> None:
 
 @nox.session
 def changed(session: nox.Session) -> None:
-    """Did I break code that depends on my change? Needs servers. `--since REV`, `--why`; other options go to pytest."""
+    """Did I break code that depends on my change? Needs servers. Takes `--since REV`, `--why`, and pytest's options."""
     options, arguments = changed_tests.options_of(session.posargs)
     planned = changed_tests.plan(ROOT, options.since, why=options.why)
     session.log("\n".join(planned.report))
@@ -192,7 +192,7 @@ def install(session: nox.Session, dependency_group: str) -> None:
 
 
 def requirements(*, spark: str) -> list[str]:
-    """Return the requirements of the tests. With a version of PySpark, include those of the Spark tests."""
+    """Return the requirements of the tests. With a version of PySpark, include the requirements of the Spark tests."""
     return [*group("spark"), f"pyspark=={spark}"] if spark else [*group("test")]
 
 
@@ -290,7 +290,7 @@ def unpack_redis(session: nox.Session, root: Path, program: Path) -> bool:
     """Download and unpack Redis and the libraries that it needs, and write a script that runs it.
 
     Returns:
-        Whether the program runs.
+        True if the program runs.
     """
     quiet: dict[str, Any] = {"external": True, "silent": True, "success_codes": range(256)}
     archives = root / "archives"

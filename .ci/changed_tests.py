@@ -1,6 +1,6 @@
 """Select test files by the files that they use: the tests that a change can break, and the tests that need no server.
 
-noxfile.py uses it in the sessions `changed` and `quick`. To see a selection without running it:
+noxfile.py uses this module in the sessions `changed` and `quick`. To see a selection without running the tests:
 python3 .ci/changed_tests.py [--since REV] [--why]
 
 File A uses file B in these cases, also when the statement is in a function or under `TYPE_CHECKING`:
@@ -60,7 +60,7 @@ class Use(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """The test files to run, each with the steps from a changed file to it."""
+    """The test files to run. For each test file: the steps from a changed file to the test file."""
 
     because: dict[str, list[str]]
     left_out: list[str]
@@ -87,8 +87,9 @@ def base_of(root: Path, since: str = "") -> str:
 
 
 def changes(root: Path, base: str) -> set[str]:
-    """Return the files that differ from a commit, in later commits, the index or the work tree, and untracked files.
+    """Return the files that differ from a commit, and the untracked files.
 
+    A file differs if a later commit, the index or the work tree has changed it.
     A renamed file counts twice, under both names.
     """
     differing = git(root, "diff", "--name-only", "--no-renames", "-z", base)
@@ -109,7 +110,7 @@ class Tree:
 
     Args:
         root: The folder of the project.
-        files: Paths below it. They may include deleted files, so that files that still use them are found.
+        files: Paths below the root. They may include deleted files: a file may still use a deleted file.
     """
 
     def __init__(self, root: Path, files: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""Print one of the README's two commands. The gate uses it, so that it runs exactly the commands of the README.
+"""Print one of the README's two commands. With this program, the gate runs exactly the commands of the README.
 
 Usage: python3 .ci/readme_commands.py {demo,tests} [README.md]
 """

@@ -32,7 +32,7 @@ ANSWER = {"id": "m", "outcome": "stored", "due": "2027-01-01T00:00:00.000Z", "re
 
 
 async def serve(url: str, namespace: str) -> None:
-    """Serve until killed."""
+    """Serve the API and the bare route until this process is killed."""
     bare = FastAPI(openapi_url=None)
 
     @bare.post(BARE, status_code=201)

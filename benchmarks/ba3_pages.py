@@ -68,7 +68,7 @@ ASKED: Mapping[str, Sequence[str]] = {
     "/info": ("/info",),
     "/liveness": ("/liveness",),
 }
-"""The requests to each route."""
+"""The requests that the benchmark sends to each route."""
 PATHS = [path for paths in ASKED.values() for path in paths]
 READ_ON = 3
 """The most pages that are read one after the other."""
@@ -159,7 +159,7 @@ def asked(client: redis.Redis, port: int) -> Took:
 
 
 def read_on(port: int, path: str) -> None:
-    """Read the first pages."""
+    """Request a path, and the pages that follow, up to `READ_ON` pages."""
     after = ""
     for _ in range(READ_ON):
         page = answer(port, path + after)

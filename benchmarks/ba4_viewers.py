@@ -1,4 +1,4 @@
-"""BA4: the lateness of messages while ten pages follow their process, or follow another process."""
+"""BA4: the lateness of messages while ten open web pages follow the delivering process, or another process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """BA6: the cost of telemetry for due messages of a Redis store that reach a handler (the work of BP1).
 
-"Without the calls" is the same code, compiled without the lines that call an observer.
+The side "without the calls" is the same code, compiled without the lines that call an observer.
 """
 
 from __future__ import annotations

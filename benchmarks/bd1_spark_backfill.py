@@ -71,7 +71,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 def backfill(frame: DataFrame, url: str, n: int) -> float:
-    """Ours: the job with all its checks."""
+    """Measure our side: the backfill job with all its checks."""
     from aiodelay.spark.jobs.backfill import run as run_job  # noqa: PLC0415 - where Spark is
 
     empty(url)
@@ -83,7 +83,7 @@ def backfill(frame: DataFrame, url: str, n: int) -> float:
 
 
 def write(frame: DataFrame, url: str, n: int) -> float:
-    """Ours: the data source alone."""
+    """Measure our side: the data source alone, without the checks of the job."""
     empty(url)
     with Stopwatch() as watch:
         frame.write.format("aiodelay").mode("append").options(store=url, rate="0").save()
@@ -111,7 +111,7 @@ def prepare(url: str) -> None:
 
 
 def write_part(url: str, files: list[Path]) -> None:
-    """Send the part of one process, 500 rows a call. Compose the next call while the server runs one."""
+    """Send the rows of one process, 500 rows a call. Compose each call while the server runs the call before."""
     apply, keys = script("apply"), Keys("default").fixed
     head = ("EVALSHA", apply.sha, len(keys), *keys, "", 0, "", "", "", "")
     with redis.Redis.from_url(url, socket_timeout=None) as client:

@@ -51,7 +51,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 def differing(stored: DataFrame, n: int, missing: int, drift: int) -> DataFrame:
-    """Return the truth: leave out the first messages, and change the payloads of the next."""
+    """Return a truth that lacks the first stored messages, and has other payloads for the messages after them."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - its usual name; where Spark is
 
     number = F.substring_index("id", "-", -1).cast("bigint")
@@ -61,14 +61,14 @@ def differing(stored: DataFrame, n: int, missing: int, drift: int) -> DataFrame:
 
 
 def read_store(spark: SparkSession, url: str) -> float:
-    """The first half of the bare side: read the compared columns, and drop them."""
+    """Measure the first half of the bare side: read the compared columns, and drop them."""
     with Stopwatch() as watch:
         read(spark, url, COLUMNS).write.format("noop").mode("overwrite").save()
     return watch.seconds
 
 
 def join(truth: DataFrame, stored: DataFrame, found: dict[str, int]) -> float:
-    """The second half of the bare side: a full outer join of two tables in files, and three counts."""
+    """Measure the second half of the bare side: a full outer join of two tables in files, and three counts."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as above
 
     def side(frame: DataFrame, name: str) -> DataFrame:
@@ -88,7 +88,7 @@ def join(truth: DataFrame, stored: DataFrame, found: dict[str, int]) -> float:
 
 
 def reconcile(spark: SparkSession, truth: DataFrame, url: str, found: dict[str, int]) -> float:
-    """Ours: the job."""
+    """Measure our side: the reconcile job."""
     from aiodelay.spark.jobs.reconcile import run as run_reconcile  # noqa: PLC0415 - where Spark is
 
     with Stopwatch() as watch:

@@ -25,7 +25,7 @@ GOAL = Goal("at least", 0.7)
 
 DUE = datetime.fromtimestamp(DUE_MS / 1000, UTC)
 PART = 0.1
-"""The part of the rows in runs that are not nightly."""
+"""A run that is not nightly uses this part of the rows."""
 
 
 def run(plan: Plan) -> list[Row]:
@@ -65,7 +65,7 @@ def fill(spark: SparkSession, n: int, folder: Path) -> tuple[int, int]:
 
 
 def promote(spark: SparkSession, url: str, n: int, folder: Path) -> float:
-    """Ours: the job, as on its first run."""
+    """Measure our side: the promote job, as on its first run."""
     from aiodelay.spark.jobs.promote import run as run_job  # noqa: PLC0415 - where Spark is
 
     for entry in (*folder.glob("log/claim-*"), *folder.glob("log/promoted-*")):

@@ -60,7 +60,7 @@ def run(plan: Plan) -> list[Row]:
         return [_speed(plan, spark), *_match(plan, spark)]
 
 
-# --- how long it takes ------------------------------------------------------------------------------------
+# --- the time of a simulation -----------------------------------------------------------------------------
 
 
 def _speed(plan: Plan, spark: SparkSession) -> Row:
@@ -87,7 +87,7 @@ def write_week(spark: SparkSession, n: int, path: Path) -> DataFrame:
 
 
 def aggregate(frame: DataFrame) -> float:
-    """The bare limit: count messages by the second."""
+    """Measure the bare limit: count messages by the second."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as above
 
     with Stopwatch() as watch:
@@ -105,7 +105,7 @@ def simulate_week(frame: DataFrame, n: int, out: Path) -> float:
     return watch.seconds
 
 
-# --- whether it comes true --------------------------------------------------------------------------------
+# --- the forecast, compared with real dispatch ------------------------------------------------------------
 
 
 def _match(plan: Plan, spark: SparkSession) -> list[Row]:

@@ -63,12 +63,12 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def bare(n: int, *, at_once: int) -> float:
-    """The bare limit: a heap, a task per message, strong references, and a wait for all of them.
+    """Measure the bare limit: a heap, a task per message, strong references, and a wait for all of them.
 
     Args:
         n: Number of messages.
-        at_once: Number of tasks after which the loop lets them run. A plain loop uses `n`. Then all tasks live at the
-            same time, and the garbage collector takes half of the time.
+        at_once: Number of tasks that are created before they may run. A plain loop uses `n`. Then all tasks live at
+            the same time, and the garbage collector takes half of the time.
     """
     heap = [(1, number, raw_payload(number)) for number in range(n)]
     heapq.heapify(heap)
@@ -94,7 +94,7 @@ async def bare(n: int, *, at_once: int) -> float:
 
 
 async def typed(n: int, concurrency: int) -> float:
-    """Ours: from the open of the scheduler to its close, with all messages settled."""
+    """Measure our side, from the open of the scheduler to its close, with all messages settled."""
     at = datetime.now(UTC)
     store, scheduler, delivered, all_delivered = await _loaded(n, (Message(order(i), at=at) for i in range(n)))
 
@@ -109,7 +109,7 @@ async def typed(n: int, concurrency: int) -> float:
 
 
 async def untyped(n: int, concurrency: int) -> float:
-    """Ours, with a handler of bytes."""
+    """Measure our side with a handler of bytes."""
     at = datetime.now(UTC)
     messages = (Message(raw_payload(i), at=at, to="handler:raw") for i in range(n))
     store, scheduler, delivered, all_delivered = await _loaded(n, messages)

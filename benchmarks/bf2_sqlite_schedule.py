@@ -51,7 +51,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def schedule_each(file: Path, n: int) -> float:
-    """Ours: a task for each call, all concurrent."""
+    """Measure our side: a task for each call of `schedule`, all concurrent."""
     async with Scheduler(SqliteStore(file), dispatch=False) as scheduler:
         with Stopwatch() as watch:
             async with asyncio.TaskGroup() as tasks:
@@ -62,7 +62,7 @@ async def schedule_each(file: Path, n: int) -> float:
 
 
 async def loop_alone(n: int) -> float:
-    """The cost of the concurrent calls alone. No library can be faster."""
+    """Measure the concurrent calls alone, without a store. No library can be faster."""
     loop, futures = asyncio.get_running_loop(), list[asyncio.Future[None]]()
 
     async def call() -> None:
@@ -81,7 +81,7 @@ async def loop_alone(n: int) -> float:
 
 
 async def schedule_many(file: Path, n: int) -> float:
-    """Ours: one call."""
+    """Measure our side: one call of `schedule_many`."""
     async with Scheduler(SqliteStore(file), dispatch=False) as scheduler:
         with Stopwatch() as watch:
             stored = await scheduler.schedule_many(Message(order(i), delay=AHEAD) for i in range(n))

@@ -32,7 +32,7 @@ __all__ = ["BENCHMARK"]
 
 MESSAGES = 100_000
 CONCURRENCY = 1_000
-"""Two claims: the handler runs one while the writer's thread makes the other."""
+"""The size of two claims. The handler runs one claim while the writer's thread makes the other."""
 DEFAULT_CONCURRENCY = 16
 GOAL = Goal("at least", 0.5)
 
@@ -79,7 +79,7 @@ def _copy(source: Path, file: Path) -> Path:
         file.with_name(file.name + suffix).unlink(missing_ok=True)
     shutil.copy(source, file)
     with file.open("rb+") as copied:
-        os.fsync(copied.fileno())  # else the first commit would pay for the copy
+        os.fsync(copied.fileno())  # otherwise the first commit would write the copy to disk
     return file
 
 
@@ -98,7 +98,7 @@ def make_old(file: Path) -> None:
 
 
 async def drain(file: Path, n: int, concurrency: int) -> float:
-    """Ours: from the open of the scheduler to its close, with all messages settled."""
+    """Measure our side, from the open of the scheduler to its close, with all messages settled."""
     scheduler, delivered = Scheduler(SqliteStore(file), overdue_alarm="1h"), list[int]()
     all_delivered = asyncio.get_running_loop().create_future()
 

@@ -89,7 +89,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def ours(bootstrap: str, n: int) -> float:
-    """Ours: from the instant at which all messages are due until the store is empty."""
+    """Measure our side, from the instant at which all messages are due until the store is empty."""
     async with topics(bootstrap, PARTITIONS) as (schedules, target):
         seconds = await _dispatch(bootstrap, schedules, target, n)
         records = await delivered(bootstrap, target, n)
@@ -143,7 +143,10 @@ def _both(record: Record) -> tuple[Outgoing, Outgoing]:
 
 
 async def bare(bootstrap: str, to_send: dict[int, list[tuple[Outgoing, Outgoing]]], send: Send) -> float:
-    """The bare limit: a transactional producer for each partition of the schedules, with 500 messages a transaction."""
+    """Measure the bare limit: a transactional producer for each partition of the schedules.
+
+    Each transaction has 500 messages.
+    """
     n = sum(len(each) for each in to_send.values())
     async with topics(bootstrap, PARTITIONS) as (schedules, target):
         batches = {

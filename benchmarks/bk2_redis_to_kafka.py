@@ -49,7 +49,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def ours(plan: Plan, n: int, records: list[Record]) -> float:
-    """Ours: from the open of the scheduler until the store is empty. Put the arrived records into `records`."""
+    """Measure our side, from the open of the scheduler until the store is empty. Add the arrived records to `records`."""
     async with topics(plan.kafka, PARTITIONS) as (_, target), emptied(plan.redis) as client:
         at, sink = datetime.now(UTC), KafkaSink(plan.kafka)
         async with Scheduler(RedisStore(plan.redis, clock=MinuteAgo()), sinks=[sink], dispatch=False) as producer:
@@ -64,7 +64,7 @@ async def ours(plan: Plan, n: int, records: list[Record]) -> float:
 
 
 async def bare(bootstrap: str, records: Sequence[Record], number_in: Callable[[bytes], int] = number_of) -> float:
-    """The bare limit: the same records with aiokafka's plain call, each acknowledged by the broker."""
+    """Measure the bare limit: the same records with aiokafka's plain call, each acknowledged by the broker."""
     async with topics(bootstrap, PARTITIONS) as (_, target):
         with Stopwatch() as watch:
             async with producing(bootstrap, **LINGER) as producer:

@@ -76,7 +76,7 @@ async def fill(bootstrap: str, schedules: str, n: int, ahead_ms: range) -> None:
 
 
 async def our_read(bootstrap: str, schedules: str, n: int) -> float:
-    """Ours: from the open of the store until every partition is ready."""
+    """Measure our side, from the open of the store until every partition is ready."""
     with Stopwatch() as watch:
         store = await opened_and_ready(bootstrap, schedules, n)
     await store.__aexit__(None, None, None)
@@ -96,7 +96,7 @@ async def opened_and_ready(bootstrap: str, schedules: str, n: int, options: str 
 
 
 async def bare_read(bootstrap: str, schedules: str, n: int) -> float:
-    """The bare limit: a consumer that reads all records and keeps none."""
+    """Measure the bare limit: a consumer that reads all records and keeps none."""
     with Stopwatch() as watch:
         consumer = AIOKafkaConsumer(
             bootstrap_servers=bootstrap,

@@ -31,7 +31,7 @@ P50_GOAL, P99_GOAL = Goal("at most", 5.0), Goal("at most", 1.5)
 
 
 class Arrival(NamedTuple):
-    """A message: when it is scheduled and due, in epoch ms."""
+    """The times at which a message is scheduled and due, in epoch ms."""
 
     number: int
     at_ms: int
@@ -102,7 +102,7 @@ async def arriving(bootstrap: str, topic: str, dues: Sequence[int]) -> AsyncIter
 
 @asynccontextmanager
 async def paced(plan: Plan, n: int) -> AsyncIterator[tuple[Scheduler, dict[int, float]]]:
-    """Schedule at a steady rate while one process delivers. Give its scheduler, and the lateness by number in ms."""
+    """Schedule at a steady rate while one process delivers. Yield the scheduler, and the lateness in ms by number."""
     async with topics(plan.kafka, PARTITIONS) as (schedules, target):
         url = f"kafka://{plan.kafka}/{schedules}"
         async with Scheduler(KafkaStore(url)) as owner, Scheduler(KafkaStore(url), dispatch=False) as producer:
@@ -127,14 +127,14 @@ async def _schedule(producer: Scheduler, target: str, planned: Sequence[Arrival]
 
 
 async def ours(plan: Plan, n: int) -> list[float]:
-    """Ours: one process schedules and moves the messages."""
+    """Measure our side: one process schedules and moves the messages."""
     async with paced(plan, n) as (_, lateness_ms):
         pass
     return list(lateness_ms.values())
 
 
 async def bare(plan: Plan, n: int) -> list[float]:
-    """The bare limit: messages wait in memory, and a loop for each partition commits those that became due."""
+    """Measure the bare limit: messages wait in memory, and a loop for each partition commits those that became due."""
     async with topics(plan.kafka, PARTITIONS) as (schedules, target):
         planned = arrivals(n, plan.scale)
         shares: list[list[Arrival]] = [[] for _ in range(PARTITIONS)]

@@ -24,10 +24,13 @@ __all__ = ["BENCHMARK"]
 PROCESSES = 2
 PENDING = 100_000
 DUE = 10_000
-"""The messages that become due evenly, from before the kill until long after it. The others are due far ahead."""
+"""The number of messages that become due evenly, from before the kill until long after it.
+
+All other messages are due far ahead.
+"""
 SPAN_S, LEAD_S, KILL_AFTER_S = 25.0, 3.0, 5.0
 FIRST = 12
-"""Messages that are due at once. When they have arrived, both processes have read their partitions."""
+"""The number of messages that are due at once. When they have arrived, both processes have read their partitions."""
 GOAL = Goal("at most", 15_000)
 MOST_AGAIN = Goal("at most", 3_000)
 

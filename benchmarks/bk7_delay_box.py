@@ -58,7 +58,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def ours(plan: Plan, n: int, records: list[Record]) -> float:
-    """Ours: from the open of the box until the store is empty. Put the arrived records into `records`."""
+    """Measure our side, from the open of the box until the store is empty. Add the arrived records to `records`."""
     async with (
         topics(plan.kafka, PARTITIONS) as (dead, target),
         topics(plan.kafka, PARTITIONS) as (_, intake),
@@ -95,7 +95,7 @@ async def ask(bootstrap: str, intake: str, target: str, n: int) -> None:
 
 
 async def bare_getmany(bootstrap: str, n: int) -> float:
-    """The bare limit of reading: the same requests with aiokafka's consumer."""
+    """Measure the bare limit of reading: the same requests with aiokafka's consumer."""
     async with topics(bootstrap, PARTITIONS) as (_, intake):
         await ask(bootstrap, intake, "target", n)
         found = 0

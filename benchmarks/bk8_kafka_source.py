@@ -34,7 +34,7 @@ __all__ = ["BENCHMARK"]
 MESSAGES = 100_000
 PARTITIONS = 3
 CONCURRENCY = 1_500
-"""As in BP9."""
+"""The concurrency of BP9."""
 DEFAULT_CONCURRENCY = 16
 MOST_RECORDS = 2_000
 AT_ONCE = 5_000
@@ -85,7 +85,7 @@ async def filled(bootstrap: str, n: int) -> AsyncIterator[str]:
 
 
 async def bare(bootstrap: str, n: int) -> float:
-    """The bare limit: `getmany` in a group with automatic commits, and a task for each record."""
+    """Measure the bare limit: `getmany` in a group with automatic commits, and a task for each record."""
     handled: list[bytes] = []
 
     async def handle(value: bytes) -> None:
@@ -112,7 +112,7 @@ async def bare(bootstrap: str, n: int) -> float:
 
 
 async def take(bootstrap: str, n: int, concurrency: int) -> float:
-    """Ours: from the open of the scheduler to its close, with every offset committed."""
+    """Measure our side, from the open of the scheduler to its close, with every offset committed."""
     handled, group = list[int](), kafka.new_name("group")
     all_handled = asyncio.get_running_loop().create_future()
     async with filled(bootstrap, n) as topic:

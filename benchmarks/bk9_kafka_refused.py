@@ -1,4 +1,4 @@
-"""BK9: the lateness of healthy messages among refused ones, compared with a run without refused messages."""
+"""BK9: the lateness of healthy messages among refused messages, compared with a run without refused messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _p99(plan: Plan, n: int, large: int) -> float:
 
 
 async def healthy(plan: Plan, n: int, large: int) -> list[float]:
-    """Move healthy messages, and messages that their topic refuses. Return the lateness of the healthy ones, in ms."""
+    """Move healthy messages, and messages that their topic refuses. Return the lateness of the healthy messages."""
     small = await create_topic(plan.kafka, new_name("small"), max_message_bytes=LIMIT)
     async with paced(plan, n) as (owner, lateness_ms):
         since, span_s = datetime.now(UTC) + timedelta(seconds=AHEAD_S), SPAN_S * plan.scale

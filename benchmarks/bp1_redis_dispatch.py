@@ -35,7 +35,7 @@ __all__ = ["BENCHMARK"]
 
 MESSAGES = 20_000
 CONCURRENCY = 1_500
-"""Three claims: one is being made, the handler runs one, and one is being settled."""
+"""The size of three claims: the store makes one claim, the handler runs one, and one is being settled."""
 DEFAULT_CONCURRENCY = 16
 BARE_BATCH = 500
 MINUTE_AGO = MinuteAgo()
@@ -103,7 +103,7 @@ def _measured(plan: Plan, main: Callable[[], Coroutine[None, None, float]]) -> f
 
 
 async def bare(url: str, n: int) -> float:
-    """The bare limit: claim 500 with a lease, run a task per message, acknowledge ended messages together."""
+    """Measure the bare limit: claim 500 with a lease, run a task per message, acknowledge ended messages together."""
     async with emptied(url) as client:
         await fill_bare(client, [raw_payload(i) for i in range(n)])
         acknowledge = client.register_script(ACKNOWLEDGE)
@@ -152,7 +152,7 @@ async def bare(url: str, n: int) -> float:
 async def typed(
     url: str, n: int, concurrency: int, *, clock: Clock = MINUTE_AGO, telemetry: Telemetry | None = None
 ) -> float:
-    """Ours: from the open of the scheduler to its close, with all messages settled."""
+    """Measure our side, from the open of the scheduler to its close, with all messages settled."""
     at = datetime.now(UTC)
     scheduler, delivered = Scheduler(RedisStore(url), telemetry=telemetry), list[int]()
     all_delivered = asyncio.get_running_loop().create_future()
@@ -171,7 +171,7 @@ async def typed(
 
 
 async def untyped(url: str, n: int, concurrency: int) -> float:
-    """Ours, with a handler of bytes."""
+    """Measure our side with a handler of bytes."""
     at = datetime.now(UTC)
     scheduler, delivered = Scheduler(RedisStore(url)), list[int]()
     all_delivered = asyncio.get_running_loop().create_future()

@@ -79,7 +79,7 @@ async def moved(url: str, n: int) -> list[bytes]:
 
 
 async def bare(url: str, elements: list[bytes]) -> float:
-    """The bare limit: a script that reads the list's length, pushes 500 elements and removes their messages."""
+    """Measure the bare limit: a script that reads the list's length, pushes 500 elements and removes their messages."""
     async with emptied(url) as client:
         await fill_bare(client, elements)
         move = client.register_script(MOVE)
@@ -92,7 +92,7 @@ async def bare(url: str, elements: list[bytes]) -> float:
 
 
 async def transfer(url: str, n: int, clock: Clock) -> float:
-    """Ours: from the open of the scheduler to its close, with all messages in the list."""
+    """Measure our side, from the open of the scheduler to its close, with all messages in the list."""
     async with emptied(url) as client:
         seconds = await move_all(client, url, _messages(n), clock)
         elements = [decode_element(each, lane=RedisListSink.name) for each in await client.lrange(LIST, 0, -1)]

@@ -64,7 +64,7 @@ async def written(url: str, n: int) -> dict[bytes, bytes]:
 
 
 async def bare(url: str, records: dict[bytes, bytes]) -> float:
-    """The bare limit: a script that stores 500 ids, times and records of the same bytes in a call."""
+    """Measure the bare limit: a script that stores 500 ids, times and records of the same bytes in a call."""
     async with emptied(url) as client:
         put = client.register_script(PUT)
         items = [(message_id, 2_000_000_000_000, record) for message_id, record in records.items()]
@@ -78,7 +78,7 @@ async def bare(url: str, records: dict[bytes, bytes]) -> float:
 
 
 async def schedule_each(url: str, n: int) -> float:
-    """Ours: a task for each call, all concurrent."""
+    """Measure our side: a task for each call of `schedule`, all concurrent."""
     async with emptied(url) as client:
         async with Scheduler(RedisStore(url), dispatch=False) as scheduler:
             with Stopwatch() as watch:
@@ -90,7 +90,7 @@ async def schedule_each(url: str, n: int) -> float:
 
 
 async def schedule_many(url: str, n: int) -> float:
-    """Ours: one call."""
+    """Measure our side: one call of `schedule_many`."""
     async with emptied(url) as client:
         seconds = await _schedule_many(url, n)
         await _check_count(client, n)

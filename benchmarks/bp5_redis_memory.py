@@ -97,7 +97,7 @@ async def _fill(store: RedisStore, n: int) -> None:
 
 
 async def _copy_bare(client: Client) -> None:
-    """The bare limit: one sorted set and one hash, with the same ids, times and records."""
+    """Copy the messages into the bare limit: one sorted set and one hash, with the same ids, times and records."""
     put = client.register_script(BARE_PUT)
     cursor = -1
     while cursor:

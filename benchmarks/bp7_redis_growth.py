@@ -127,7 +127,7 @@ async def look(store: RedisStore) -> None:
 
 
 async def claim_all(work: Work, lease_ms: int = LEASE_MS) -> list[Claim]:
-    """Claim as many messages as a call may have. No others are due."""
+    """Claim as many messages as a call may have. No other messages are due."""
     claims: list[Claim] = []
     while len(claims) < AT_ONCE:  # the store returns lapsed claims in parts
         claimed = await work.claim({LANE: Demand(AT_ONCE - len(claims))}, request=new_id(), lease_ms=lease_ms)

@@ -30,7 +30,7 @@ __all__ = ["BENCHMARK"]
 
 MESSAGES = 100_000
 CONCURRENCY = 1_500
-"""As in BP1."""
+"""The concurrency of BP1."""
 DEFAULT_CONCURRENCY = 16
 GOAL = Goal("at least", 0.8)
 
@@ -81,12 +81,12 @@ async def waiting(url: str, n: int) -> list[bytes]:
 
 
 async def bare(url: str, elements: Sequence[bytes], *, tasks: bool) -> float:
-    """The bare limit: a script that removes the last 500 from a processing list, and moves the next 500 there.
+    """Measure the bare limit: a script that empties a processing list, and moves the next 500 elements into this list.
 
     Args:
         url: The URL of the server.
         elements: The elements of the list.
-        tasks: Also start a task for each element, as a handling loop does.
+        tasks: True to start also a task for each element, as a handling loop does.
     """
     handled: list[bytes] = []
 
@@ -115,7 +115,7 @@ async def _fill(client: Client, elements: Sequence[bytes]) -> None:
 
 
 async def take(url: str, elements: Sequence[bytes], concurrency: int) -> float:
-    """Ours: from the open of the scheduler to its close. Then no element is in the list or in flight."""
+    """Measure our side, from the open of the scheduler to its close. Then no element is in the list or in flight."""
     n = len(elements)
     scheduler, handled = Scheduler(RedisStore(url)), list[int]()
     all_handled = asyncio.get_running_loop().create_future()

@@ -89,7 +89,10 @@ async def published(url: str, n: int) -> list[bytes]:
 
 
 async def bare(url: str, elements: list[bytes], names: list[str], memory: list[int]) -> float:
-    """The bare limit: a script that stores 500 elements, pushes a reference for each consumer, removes the messages."""
+    """Measure the bare limit: a script that fans out 500 messages in a call.
+
+    The script stores their elements, pushes a reference to each element for each consumer, and removes the messages.
+    """
     async with emptied(url) as client:
         await fill_bare(client, elements)
         await client.sadd("consumers", *names)
@@ -106,7 +109,7 @@ async def bare(url: str, elements: list[bytes], names: list[str], memory: list[i
 
 
 async def fan_out(url: str, n: int, names: list[str], memory: list[int]) -> float:
-    """Ours: from the open of the scheduler until all consumers have all messages."""
+    """Measure our side, from the open of the scheduler until all consumers have all messages."""
     async with emptied(url) as client:
         seconds = await _fan_out(client, url, n, names)
         for name in (names[0], names[-1]):

@@ -63,7 +63,7 @@ async def appended(url: str, payloads: list[bytes]) -> list[bytes]:
 
 
 async def bare(url: str, elements: list[bytes], reading: list[float], memory: list[int]) -> float:
-    """The bare limit: XADD with given ids, 500 in a pipeline; then XRANGE, 500 at a time."""
+    """Measure the bare limit: XADD with given ids, 500 in a pipeline; then XRANGE, 500 at a time."""
     async with emptied(url) as client:
         with Stopwatch() as watch:
             for at in range(0, len(elements), AT_ONCE):
@@ -83,7 +83,7 @@ async def bare(url: str, elements: list[bytes], reading: list[float], memory: li
 
 
 async def log(url: str, payloads: list[bytes], reading: list[float], memory: list[int]) -> float:
-    """Ours: append all messages in one call, then read them."""
+    """Measure our side: append all messages in one call, then read them."""
     n = len(payloads)
     async with emptied(url) as client, RedisLog(url) as ours:
         with Stopwatch() as watch:

@@ -18,7 +18,7 @@ __all__ = ["BENCHMARK"]
 FEW, MANY = 10_000, 1_000_000
 CONCURRENCY = 16
 SPAN_S = 12.0
-"""Longer than the interval of housekeeping."""
+"""The duration of a run. It is longer than the interval of housekeeping."""
 LEAVES_S = 60.0
 GOAL = Goal("at most", 1.1)
 

@@ -91,7 +91,11 @@ async def fill(store: Store, n: int, chance: random.Random) -> None:
 
 
 async def use(filled: Filled, chance: random.Random) -> None:
-    """Put 1 and 100 messages among the pending ones, cancel these 100. Put 100 due messages, claim and settle them."""
+    """Measure put, claim and cancel once.
+
+    Put 1 message, then 100 messages, among the pending messages, and cancel the 100. Then put 100 due messages, and
+    claim and settle them.
+    """
     store, work = filled.store, filled.work
     single, pending = [ahead(store, chance)], [ahead(store, chance) for _ in range(AT_ONCE)]
     cancels = [Cancel(new_op(), put.id) for put in pending]

@@ -1,8 +1,9 @@
 """Shared code of the benchmarks: the plan of a run, rows of figures, and their goals.
 
-Each benchmark measures the bare limit and aiodelay in turn, in one process. It checks the results: each message
-delivered once, none early, rows equal. Other processes slow both sides of a round. So the ratio of a round says more
-than its times.
+Each benchmark measures two *sides* in turn, in one process. *Our* side is aiodelay. The *bare* side is the bare limit:
+the least code that does the same work. A benchmark also checks the results: each message is delivered once, no message
+is early, the rows are equal. Other processes slow both sides of a round. So the ratio of a round says more than its
+times.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ class Plan:
         directory: Folder for files. It must be on a disk, else its fsync costs nothing.
         runs: Number of rounds; each figure is their median.
         scale: Part of the full size, 0 to 1. Below 1 the figures mean nothing, but the checks must hold.
-        nightly: Also run the parts that take long.
-        uvloop: Run both sides on uvloop.
+        nightly: True to run also the parts that take long.
+        uvloop: True to run both sides on uvloop.
         redis: URL of a Redis or Valkey server with an empty database, for benchmarks that need one.
         kafka: `host:port` of a broker, for benchmarks that need one.
-        spark: Some of the chosen benchmarks need Spark.
+        spark: True if some of the chosen benchmarks need Spark.
     """
 
     directory: Path
@@ -120,7 +121,7 @@ class Row:
         what: The measured quantity.
         unit: The unit of the values: the base of a ratio, or `ms`, or `%`.
         values: One value for each round.
-        goal: The goal; None if the figure has none.
+        goal: The goal of the figure; None if the figure has no goal.
         beside: The figures of both sides in words, with units.
     """
 
@@ -177,7 +178,7 @@ def in_turn(
 
 
 def ratios(bare: Sequence[float], ours: Sequence[float]) -> tuple[float, ...]:
-    """Return the speed of ours as a part of the speed of bare, round by round, from their times."""
+    """Return the speed of our side divided by the speed of the bare side, for each round, from the times."""
     return tuple(b / o for b, o in zip(bare, ours, strict=True))
 
 
@@ -234,7 +235,7 @@ class Stopwatch:
         self.seconds = time.perf_counter() - self._since
 
 
-# --- what is scheduled ------------------------------------------------------------------------------------
+# --- the scheduled messages -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ READ_MS = 30_000
 
 @contextmanager
 def running_broker(given: str | None) -> Iterator[str]:
-    """Give the address of the given broker, or of a broker found in the same way as in the tests."""
+    """Yield the address of the given broker, or of a broker found in the same way as in the tests."""
     broker = kafka.Given(given) if given else kafka.find()
     try:
         yield broker.bootstrap

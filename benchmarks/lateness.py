@@ -40,7 +40,7 @@ async def measure(
     """Schedule messages and set timers, one of each `per_s` times a second, with the same range of delays.
 
     Args:
-        store: The store. If other processes share it, a process may deliver messages of the others.
+        store: The store. If other processes share it, this process may deliver messages of other processes.
         numbers: The numbers of the messages.
         per_s: Messages in a second.
         scale: Part of the full delays.
@@ -79,7 +79,7 @@ def _delay_s(chance: random.Random, scale: float) -> float:
 
 
 def set_timer(loop: asyncio.AbstractEventLoop, delay_s: float, note: Callable[[float], None]) -> None:
-    """The bare limit: a timer of the loop, in this process alone."""
+    """Set the timer of the bare limit: a timer of the loop, in this process alone."""
     due_ns = time.time_ns() + round(delay_s * 1e9)
     loop.call_at(loop.time() + delay_s, lambda: note((time.time_ns() - due_ns) / 1e6))
 
@@ -94,7 +94,7 @@ def check_all(parts: Sequence[Lateness], n: int) -> Lateness:
 
 
 def rows_of(id_: str, where: str, rounds: Sequence[Lateness], goals: Mapping[float, Goal]) -> list[Row]:
-    """Return a row for each quantile: the lateness of messages minus that of timers."""
+    """Return a row for each quantile: the lateness of messages minus the lateness of timers."""
     n = len(rounds[0].ours)
     rows = []
     for part, goal in goals.items():

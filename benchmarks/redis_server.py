@@ -26,7 +26,7 @@ MESSAGES_KEY = Keys("default").key("msg")
 
 
 class MinuteAgo(SystemClock):
-    """A clock for stores that schedule: their messages look as if they were scheduled a minute ago, as most are.
+    """A clock for stores that schedule. It is a minute behind, so their messages look as old as most messages are.
 
     A message that was scheduled within the last 30 s costs more when it ends, because its command may be repeated.
     """
@@ -37,7 +37,7 @@ class MinuteAgo(SystemClock):
 
 @contextmanager
 def running_server(given: str | None) -> Iterator[str]:
-    """Give the URL of the given server, or of a server found in the same way as in the tests.
+    """Yield the URL of the given server, or of a server found in the same way as in the tests.
 
     Raises:
         WrongResultError: The database is not empty. The benchmark would remove its data.

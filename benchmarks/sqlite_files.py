@@ -65,7 +65,7 @@ def count(path: Path, table: str) -> int:
 
 @contextmanager
 def raw(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open or create a file as aiodelay does, and give the plain connection."""
+    """Open or create a file as aiodelay does, and yield the plain connection."""
     database = Database(str(path))
     try:
         yield database.connection
@@ -74,7 +74,7 @@ def raw(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def insert(path: Path, rows: Rows) -> float:
-    """The bare limit of scheduling: the same rows, 500 a transaction, each with its fsync."""
+    """Measure the bare limit of scheduling: the same rows, 500 a transaction, each with its fsync."""
     with raw(path) as connection:
         connection.executemany("INSERT INTO namespaces (n, name) VALUES (?, ?)", rows.namespaces)
         connection.executemany("INSERT INTO lanes (n, ns, name) VALUES (?, ?, ?)", rows.lanes)
@@ -89,7 +89,7 @@ def insert(path: Path, rows: Rows) -> float:
 
 
 def delete_in_order(path: Path, now_ms: int) -> float:
-    """The bare limit of a drain: select 500 in order of place, delete them, commit, until the queue is empty."""
+    """Measure the bare limit of a drain: until the queue is empty, select 500 messages in order, delete them, commit."""
     with Stopwatch() as watch, raw(path) as connection:
         (lane,) = connection.execute("SELECT n FROM lanes").fetchone()
         while True:

@@ -3,7 +3,7 @@
 Run it: python examples/delay_box.py localhost:9092 redis://localhost    (needs pip install "aiodelay[kafka,redis]")
 
 Messages wait in Redis. Two boxes share the work. You can start any number of boxes, and kill any of them at any time:
-`python examples/delay_box.py localhost:9092 redis://localhost box`. The same box without a line of Python:
+`python examples/delay_box.py localhost:9092 redis://localhost box`. To start the same box without Python code:
 `aiodelay delay-box --from kafka://localhost:9092/delay-box.requests --store redis://localhost --namespace delay-box
 --allow delay-box.reminders`.
 """

@@ -143,7 +143,7 @@ async def pay(database: AsyncEngine, scheduler: Scheduler, number: int) -> None:
 
 
 async def remind(database: AsyncEngine, event: RemindOfPayment) -> None:
-    """Remind the customer unless the order is paid. One statement decides and records it, so a repeat does nothing."""
+    """Remind the customer if the order is not paid. One statement checks and records this, so a repeat does nothing."""
     due = update(Order).where(Order.number == event.order, Order.state == "placed").values(state="reminded")
     async with AsyncSession(database) as session, session.begin():
         if (await session.execute(due.returning(Order.number))).all():

@@ -100,7 +100,7 @@ async def main(url: str) -> None:
     scheduler = Scheduler(url, namespace="payment-reminders")
     scheduler.middleware("schedule")(send_language)
     scheduler.middleware("handle")(set_language)
-    # Two mails at once and no more: what else is due waits in the store, where other processes can take it.
+    # At most two mails at once. Other due messages wait in the store, where other processes can take them.
     scheduler.add_handler(remind, concurrency=2, retry=Retry(attempts=5, first="100ms", cap="1s"), timeout="5s")
     scheduler.add_handler(give_up)
     async with scheduler:

@@ -3,9 +3,9 @@
 Run it: python examples/publish_at_noon.py localhost:9092    (needs pip install "aiodelay[kafka]")
 
 An editorial system in any language writes a schedule as a record with three headers. A record with the same key
-replaces it, and a tombstone deletes it. This works whether or not a scheduler runs. When a scheduler starts, it
-publishes the messages that became due meanwhile, once. You can start any number of schedulers: they share the
-partitions of the topic, and move each message in one transaction.
+replaces the schedule, and a tombstone deletes the schedule. No scheduler needs to run for this. When a scheduler
+starts, it publishes the messages that became due meanwhile, once. You can start any number of schedulers: they share
+the partitions of the topic, and move each message in one transaction.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ async def publish(scheduler: Scheduler) -> None:
 
 
 async def read(consumer: AIOKafkaConsumer, changes: int) -> None:
-    """Read as a player does: what each key says last."""
+    """Read the topic as a video player does, and print each record: a video is online or offline."""
     for _ in range(changes):
         record = await consumer.getone()
         says = "is offline" if record.value is None else f"is online: {record.value.decode()}"

@@ -57,7 +57,7 @@ async def order_paid(order: int) -> None:
     await shop.cancel(f"give-up-{order}")
 
 
-# --- its tests ----------------------------------------------------------------------------------------------
+# --- the tests of the program -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ async def test_a_mail_server_that_is_away_is_tried_again(scheduler: Scheduler, c
         await order_placed(13)
         await clock.advance("3h")
         assert_scheduled(scheduler, RemindOfPayment(13), within="10m")
-        await clock.advance("30m")  # 10 minutes after the first attempt, 20 after the second
+        await clock.advance("30m")  # retries after 10 minutes, then after 20 more minutes
     assert [delivery.attempt for delivery in assert_delivered(scheduler, RemindOfPayment(13), times=3)] == [1, 2, 3]
     assert mails == ["please pay order 13"]
 

@@ -93,7 +93,7 @@ def assert_delivered(
 ) -> list[Delivery]:
     """Assert that a handler or a sink received a message during this test.
 
-    Every attempt counts, also a failed one.
+    Failed attempts count too.
 
     Args:
         scheduler: The scheduler, on virtual time. It may be open or closed.
@@ -217,7 +217,7 @@ def _compare(
     differences: Callable[[T], list[_Difference]],
     kit: Kit,
 ) -> tuple[list[T], str]:
-    """Return the items that match, and the text of the error: "" if their number is as expected."""
+    """Return the items that match, and the text of the error. The text is "" if the number of items is as expected."""
     compared: list[tuple[T, list[_Difference]]] = [(each, differences(each)) for each in there]
     found = [each for each, differing in compared if not differing]
     if len(found) == times or (times is None and found):

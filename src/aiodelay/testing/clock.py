@@ -88,7 +88,7 @@ class VirtualClock:
         return self._elapsed_us() // 1000
 
     def seconds_until(self, at_ms: int) -> float:
-        """Return the seconds from now until a wall clock instant; negative if it has passed."""
+        """Return the seconds from now until a wall clock instant; negative if the instant has passed."""
         return (at_ms * 1000 - self._wall_us - self._elapsed_us()) / 1_000_000
 
     def now(self) -> datetime:
@@ -154,8 +154,9 @@ class VirtualClock:
         """Make `advance()` await `hook` before it returns.
 
         Args:
-            hook: Returns when its work is done: True if it had to wait for work, else False. After a True, `advance()`
-                awaits all hooks again, because the work of one hook may have made work for another.
+            hook: A coroutine function that returns when its work is done: True if it had to wait for work, else False.
+                If a hook returns True, `advance()` awaits all hooks again, because the work of one hook may have made
+                work for another hook.
         """
         self._hooks.append(hook)
 
@@ -172,7 +173,7 @@ class VirtualClock:
 class LoopClock:
     """A `Clock` that shows virtual time on a `VirtualLoop` and real time on any other loop.
 
-    The first loop that reads the clock decides. Until then the clock stands still at `START`.
+    The first loop that reads the clock decides which time it shows. Until then the clock stands still at `START`.
     """
 
     def __init__(self) -> None:
@@ -189,7 +190,7 @@ class LoopClock:
         return self._clock().monotonic_ms()
 
     def seconds_until(self, at_ms: int) -> float:
-        """Return the seconds from now until a wall clock instant; negative if it has passed."""
+        """Return the seconds from now until a wall clock instant; negative if the instant has passed."""
         return self._clock().seconds_until(at_ms)
 
     def _clock(self) -> Clock:

@@ -44,15 +44,15 @@ Fault: TypeAlias = Literal[
 ]
 """The kind of a fault:
 
-- `unavailable`: the store refuses the call and does nothing; the caller knows it.
-- `request_lost`: the store does nothing, but the caller cannot know it.
-- `reply_lost`: the store carries out the call, but the caller cannot know it.
+- `unavailable`: the store refuses the call and does nothing. The caller knows that nothing was done.
+- `request_lost`: the store does nothing, but the caller cannot know this.
+- `reply_lost`: the store carries out the call, but the caller cannot know this.
 - `hang`: the call waits until `heal()`; then the store carries it out.
 - `delay`: the store carries out the call, and answers it, after a while.
 - `late_reply`: the store carries out the call at once, and answers it after a while.
 - `repeat`: the store carries out the call twice, as if the network had repeated the request. The caller gets the
   second answer.
-- `crash`: the call raises `InjectedBugError`. No store may raise it, so it plays a bug in the store.
+- `crash`: the call raises `InjectedBugError`. No store may raise this error, so the fault plays a bug in the store.
 """
 
 T = TypeVar("T")
@@ -215,7 +215,7 @@ class FaultyStore(ForwardingStore):
 
         Args:
             fault: The kind of the fault.
-            steps: The steps at which the fault strikes; without steps, it strikes at all of them.
+            steps: The steps at which the fault strikes; without steps, it strikes at every step.
             times: The number of calls to strike; None = until `heal()`.
             after: The number of calls of these steps that succeed first.
             probability: The probability that a call is struck, 0 to 1.

@@ -1,6 +1,7 @@
 """`on_virtual_time`: move a program's own scheduler to a memory store, a virtual clock and recording sinks.
 
-The fixture `scheduler` uses it. `Kit` records the deliveries for `assert_scheduled` and `assert_delivered`.
+The fixture `scheduler` uses `on_virtual_time`. `Kit` records the deliveries for `assert_scheduled` and
+`assert_delivered`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = ["Kit", "StillInFlightError", "kit_of", "on_clock", "on_virtual_time",
 
 T = TypeVar("T")
 IN_FLIGHT_LIMIT_S = 3600.0
-"""`advance()` gives up when no handler has ended for this long, in virtual time."""
+"""If no handler ends for this number of virtual seconds, `advance()` gives up."""
 OVERDUE_LIMIT_S = 60.0
 """The longest time, in virtual seconds, that `advance()` waits for a store or sink that does not work."""
 ALL = 1_000_000_000
@@ -215,7 +216,7 @@ def kit_of(scheduler: Scheduler) -> Kit:
     kit = _kits.get(scheduler)
     if kit is None:
         raise ConfigurationError(
-            "scheduler", "not on virtual time", "the fixture 'scheduler', or one inside 'with on_virtual_time(...)'"
+            "scheduler", "not on virtual time", "the fixture 'scheduler', or a scheduler in 'with on_virtual_time()'"
         )
     return kit
 

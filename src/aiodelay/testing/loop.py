@@ -40,8 +40,8 @@ class WaitingForeverError(AiodelayError):
     """Every task of a `VirtualLoop` waits, and no timer or outside work is left that could end a wait.
 
     Args:
-        reason: Why the wait cannot end.
-        advice: What to change if the wait should end.
+        reason: The reason why the wait cannot end.
+        advice: The change of the test that would let the wait end.
         waiting: One line per pending task: its name, and the place in the code where it waits.
     """
 
@@ -94,10 +94,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """Real seconds that other threads and open sockets get before the loop raises `WaitingForeverError`."""
 
     outside_limit_s: float = 60.0
-    """Real seconds without a sign of outside work after which the loop raises `WaitingForeverError`."""
+    """If outside work gives no sign for this number of real seconds, the loop raises `WaitingForeverError`."""
 
     jump_limit = 500_000
-    """Jumps of time in one `run_until_complete` after which the loop raises `WaitingForeverError`.
+    """The most jumps of time in one `run_until_complete`. After more jumps, the loop raises `WaitingForeverError`.
 
     Jumps inside `pass_time` do not count. The limit ends a test that waits for ever while another task wakes up
     again and again."""
@@ -149,8 +149,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         """Call `callback` at the time `when` of `time()`, rounded up to a microsecond. `math.inf` means never.
 
-        A timer later than now never fires at the current instant, even if its time rounds to it. Otherwise code that
-        waits again for the remainder lost by rounding would spin for ever.
+        A timer later than now never fires at the current instant, even if its time rounds to this instant. Otherwise
+        code that waits again for the remainder lost by rounding would spin for ever.
         """
         if when == math.inf:
             return asyncio.TimerHandle(when, callback, args, self, context)
@@ -186,7 +186,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return result
 
     async def watch(self, awaitable: Awaitable[_T]) -> _T:
-        """Await `awaitable`, and cancel it instead of the future of `run_until_complete` if it waits for ever.
+        """Await `awaitable`. If it waits for ever, cancel it instead of the future of `run_until_complete`.
 
         This is for a test runner whose task must survive the test, such as anyio's plugin.
 
@@ -287,7 +287,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return events
 
     def _grace_s(self, *, last_chance: bool) -> float:
-        sockets = len(self._selecting.get_map()) > 1  # the loop has one socket of its own: threads wake it with it
+        sockets = len(self._selecting.get_map()) > 1  # threads wake the loop by one more socket, its own
         if last_chance:
             return self.forever_grace_s if sockets or threading.active_count() > 1 else 0.0
         return self.socket_grace_s if sockets else 0.0

@@ -1,6 +1,6 @@
 """Find and start real Redis and Valkey servers for tests.
 
-`redis_servers` takes the first of these that exists:
+`redis_servers` uses the first entry of this list that exists:
 
 1. the running server that `AIODELAY_TEST_REDIS_URL` names,
 2. containers,
@@ -148,7 +148,9 @@ def _docker_answers() -> bool:
 
 @contextmanager
 def serving(found: Found) -> Iterator[str]:
-    """Run a server during a block. At the end of the block, stop it and delete its data, unless it ran already.
+    """Run a server during a block. At the end of the block, stop the server and delete its data.
+
+    A server that ran before the block keeps running, and keeps its data.
 
     Yields:
         The URL of the server.
@@ -191,7 +193,7 @@ def _container(image: str) -> Iterator[str]:
 class RedisServer:
     """A Redis or Valkey server process on a free port of this machine, with an append-only file in its own folder.
 
-    The server ends when this process ends, also when this process is killed.
+    The server ends when this process ends, even if this process is killed.
 
     Args:
         program: The path of the server's binary.
@@ -221,7 +223,8 @@ class RedisServer:
     def socket(self) -> Path:
         """The path of the server's Unix socket.
 
-        The server opens it by a relative name from inside its folder, because such a path may have about 100 bytes.
+        The server opens the socket by a relative name from inside its folder, because the path of a socket may have
+        only about 100 bytes.
         """
         return self.folder / "redis.sock"
 
@@ -274,7 +277,7 @@ class RedisServer:
 
     def kill(self) -> None:
         """Kill the server without a chance to save. Its folder stays."""
-        if self._watcher is not None:  # first: after the server, it could kill another process with the same pid
+        if self._watcher is not None:  # before the server: later it could kill another process with this pid
             self._watcher.kill()
             self._watcher.communicate()
             self._watcher = None
@@ -298,7 +301,7 @@ def _answers(host: str, port: int) -> bool:
     try:
         with socket.create_connection((host, port), timeout=5) as connection:
             connection.sendall(_packed("PING"))
-            return connection.recv(64) == b"+PONG\r\n"  # not while it is loading
+            return connection.recv(64) == b"+PONG\r\n"  # another answer while the server loads its data
     except OSError:
         return False
 

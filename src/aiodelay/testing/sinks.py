@@ -33,7 +33,7 @@ class RecordingSink:
     Args:
         name: The part of `to=` before the colon.
         limits: The most messages and bytes in flight to the sink.
-        check: The address check of the sink that this one replaces; None = accept every address.
+        check: The address check of the sink that the recording sink replaces; None = accept every address.
 
     Attributes:
         deliveries: The attempts that the sink received, including refused ones. A send that raised

@@ -50,7 +50,7 @@ class WebhookSink:
         try:
             answer = await self._client.post(envelope.address, content=envelope.payload, headers=headers)
         except httpx2.TransportError as error:
-            return NotTaken(type(error).__name__)  # the server is away: costs no attempt, and is tried again
+            return NotTaken(type(error).__name__)  # the server is away: try again without counting an attempt
         if answer.is_success:
             return Sent()
         is_passing = answer.is_server_error or answer.status_code in (408, 429)

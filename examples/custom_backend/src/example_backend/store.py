@@ -48,7 +48,7 @@ from aiodelay.ports import Work
 from aiodelay.ports.clock import Clock, SystemClock
 
 HEADER = f"aiodelay {aiodelay.__version__}"
-"""The first entry of each opening. A store refuses the log of another version, which may have decided differently."""
+"""The first entry of each opening. A store refuses the log of another version, whose rules may differ."""
 
 
 class LogStore(MemoryStore):
@@ -106,7 +106,7 @@ class LogStore(MemoryStore):
         async with AsyncExitStack() as opened:
             while (entry := _read(log)) is not None:
                 match entry:
-                    case str():  # the store was opened here: the workers of the opening before have ended
+                    case str():  # the store was opened here: all workers before this entry have ended
                         await opened.aclose()
                         if entry != HEADER:
                             raise StoreMismatchError(

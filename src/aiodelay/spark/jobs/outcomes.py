@@ -61,7 +61,8 @@ def report(
         - `unclaimed`: deliveries without a claim in the journal;
         - `repeated`: successes after the first success;
         - `again`: retries;
-        - `dropped` and `skipped`: messages and occurrences that were not delivered because they were late;
+        - `dropped`: messages that ended without a delivery, because they were too late or cancelled in flight;
+        - `skipped`: occurrences that were left out of their series;
         - `dead` and `dead_<reason>`: dead letters.
 
     Raises:

@@ -1,12 +1,12 @@
 """The conformance suites: test classes for authors of stores, transfers, publishers and subscribers.
 
-A test module subclasses a suite and says how to make the object under test. Start reading at `suite`. `stage` gives
-each test its store and its clock.
+A test module subclasses a suite and says how to make the object under test. Start reading at the module `suite`. The
+module `stage` gives each test its store and its clock.
 """
 
 import pytest
 
-# Before the imports below: pytest rewrites the assertions of these modules, so that a failed one shows its values.
+# Before the imports below: pytest rewrites the assertions of these modules, so a failed assertion shows its values.
 pytest.register_assert_rewrite(
     *(
         f"{__name__}.{name}"

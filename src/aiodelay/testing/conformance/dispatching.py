@@ -122,7 +122,7 @@ class DispatchRules(Bench):
 
     @staged
     async def test_l3_lanes_are_served_first_in_turn(self, stage: Stage) -> None:
-        size = MAX_CLAIM_BYTES // 2 + 1  # a claim has room for one of these
+        size = MAX_CLAIM_BYTES // 2 + 1  # a claim has room for one such message
         await stage.stored(
             *[stage.put(f"{lane} {i}", lane=lane, payload=bytes(size)) for i in (0, 1) for lane in LANES]
         )
@@ -269,7 +269,7 @@ class DispatchRules(Bench):
         await stage.store.resume(LANE, address)
         assert (await stage.tidy()).expired == 1
 
-    # --- holds --------------------------------------------------------------------------------------------
+    # --- pauses -------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("address", [None, "held"], ids=["lane", "address"])
     @staged

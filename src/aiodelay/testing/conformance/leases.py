@@ -1,4 +1,4 @@
-"""`LeaseRules`: rules for claims, leases and retries, and for suspects found by their lapses."""
+"""`LeaseRules`: rules for claims, leases, retries and suspects."""
 
 # ruff: noqa: D102 - the name of a test states its rule
 

@@ -1,4 +1,4 @@
-"""`LoadingRules`: rules for bulk loads. Only the version of a message guards it when a load sends it again."""
+"""`LoadingRules`: rules for bulk loads. If a load sends a message again, only the version shows that it is known."""
 
 # ruff: noqa: D102 - the name of a test states its rule
 

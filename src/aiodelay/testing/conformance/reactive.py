@@ -166,7 +166,7 @@ class Probe(Generic[T]):
 class PublisherConformance(_Suite, ABC, Generic[T]):
     """The suite for publishers: one test or more for each rule of docs/reactive.md that a publisher must keep.
 
-    Subclass it in a test module, say how to make a publisher, and let pytest collect the class:
+    Subclass this suite in a test module, say how to make a publisher, and let pytest collect the class:
 
     ```python
     class TestMyPublisher(PublisherConformance[int]):
@@ -180,21 +180,24 @@ class PublisherConformance(_Suite, ABC, Generic[T]):
     """
 
     completes: bool = True
-    """Whether the publisher completes after its items were taken and `end` was called. False skips those rules."""
+    """Whether the publisher completes after its items were taken and `end` was called.
+
+    False skips the rules about completion.
+    """
 
     @abstractmethod
     def publisher(self, items: int) -> AbstractAsyncContextManager[Publisher[T]]:
         """Open a publisher with exactly this number of items."""
 
     async def end(self, publisher: Publisher[T]) -> None:
-        """Make a publisher complete whose items were all taken. By default this does nothing."""
+        """Make a publisher complete after all of its items were taken. By default this does nothing."""
 
     def failing_publisher(self) -> AbstractAsyncContextManager[Publisher[T]] | None:
         """Open a publisher that fails before its first item; None = no publisher of this kind can fail."""
         return None
 
     def take(self, item: T) -> None:
-        """Do with an item what every subscriber must do, such as settling it. By default this does nothing."""
+        """Do the work that every subscriber must do with an item, such as settling it. By default this does nothing."""
 
     def _probe(
         self,
@@ -447,7 +450,7 @@ class ProbeSubscription:
 class SubscriberConformance(_Suite, ABC, Generic[T]):
     """The suite for subscribers: one test or more for each rule of docs/reactive.md that a subscriber must keep.
 
-    Subclass it in a test module, say how to make a subscriber and an item, and let pytest collect the class:
+    Subclass this suite in a test module, say how to make a subscriber and an item, and let pytest collect the class:
 
     ```python
     class TestMySubscriber(SubscriberConformance[int]):
@@ -472,7 +475,7 @@ class SubscriberConformance(_Suite, ABC, Generic[T]):
         """Return an item, a different one for each number."""
 
     def leave(self, subscriber: Subscriber[T]) -> None:
-        """Make a subscriber cancel its subscription. By default, the suite skips the rules about that."""
+        """Make a subscriber cancel its subscription. By default, the suite skips the rules about such a cancel."""
         _skip("the subscriber always needs more items")
 
     async def _subscribed(self, subscriber: Subscriber[T]) -> ProbeSubscription:

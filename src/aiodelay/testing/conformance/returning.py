@@ -1,6 +1,7 @@
 """`ReturningRules`: rules for `put_back`.
 
-A source puts a message back into the store that has left the store for a sink: as a retry or as a dead letter.
+A message may leave the store for a sink. The source that reads this sink may then put the message back into the store,
+as a retry or as a dead letter.
 """
 
 # ruff: noqa: D102 - the name of a test states its rule

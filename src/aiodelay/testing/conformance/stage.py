@@ -70,7 +70,7 @@ __all__ = [
 ]
 
 LANE, OTHER, THIRD = LANES = ("orders", "mails", "bills")
-"""The lanes that the suite's worker serves. Most rules use only the first."""
+"""The lanes that the suite's worker serves. Most rules use only `LANE`."""
 ALL = 500
 HOUR_MS = 3_600_000
 
@@ -82,13 +82,13 @@ class Bench(ABC):
     """The base class of the suites for stores. It makes the stores, and declares the promises that traits do not cover.
 
     Attributes:
-        order_per_group: Claims return the messages of a lane by due time, then in scheduling order (S9).
-        leases_survive: A claim outlives the process that made it, until its lease ends. If False, the claim ends with
-            the process.
-        counted_journal: The journal keeps the number of entries that `make_store` is given, and numbers them one by
-            one. If False, it keeps entries by age, and their numbers only grow.
-        wakes_other_processes: A put in one process ends `wait` in another process before the safety poll. If True, the
-            suite also calls `reopen` on an open store, and uses both objects.
+        order_per_group: True if claims return the messages of a lane by due time, then in scheduling order (S9).
+        leases_survive: True if a claim outlives the process that made it, until its lease ends. False if the claim ends
+            with the process.
+        counted_journal: True if the journal keeps the number of entries that `make_store` is given, and numbers them
+            one by one. False if it keeps entries by age, and their numbers only grow.
+        wakes_other_processes: True if a put in one process ends `wait` in another process before the safety poll. Then
+            the suite also calls `reopen` on an open store, and uses both objects.
     """
 
     order_per_group: ClassVar[bool] = True
@@ -181,7 +181,7 @@ class Stage:
         await self._opened.aclose()
         await self.__aenter__()
 
-    # --- what the store can do ----------------------------------------------------------------------------
+    # --- abilities of the store ---------------------------------------------------------------------------
 
     def _skip(self, reason: str) -> NoReturn:
         pytest.skip(f"{self.store.name} {reason}")
@@ -204,7 +204,7 @@ class Stage:
     def needs_positions(self, *, verdict: bool = False) -> None:
         """Skip the test if the store keeps no positions of intakes.
 
-        With `verdict`, also skip it if the store answers commands with a position before it has judged them.
+        With `verdict`, also skip the test if the store answers commands with a position before it has judged them.
         """
         if self.store.traits.positions == "none":
             self._skip("keeps no positions of intakes")

@@ -28,7 +28,7 @@ class StoreConformance(
 ):
     """The suite for stores: tests named after the rules of docs/guarantees.md.
 
-    Subclass it in a test module, say how to make a store, and let pytest collect the class:
+    Subclass this suite in a test module, say how to make a store, and let pytest collect the class:
 
     ```python
     class TestMyStore(StoreConformance):
@@ -40,10 +40,10 @@ class StoreConformance(
     time. The suite needs no plugin for async tests, and works with any. Override `new_loop` to use another event loop.
 
     If the traits of the store say `durable`, the subclass must also override `reopen`. The traits do not cover all
-    promises. The subclass declares the others by class attributes: `order_per_group`, `leases_survive`,
-    `counted_journal`, `wakes_other_processes`. The suite skips a rule if the traits or attributes say that the store
-    does not promise it. It skips the rules of `BulkLoad` and `Upgradable` if the store lacks these abilities. Each
-    skipped test gives the reason.
+    promises. The subclass declares the other promises by class attributes: `order_per_group`, `leases_survive`,
+    `counted_journal`, `wakes_other_processes`. If the traits or attributes say that the store does not promise a rule,
+    the suite skips the rule. If the store lacks `BulkLoad` or `Upgradable`, the suite skips the rules of this ability.
+    Each skipped test gives the reason.
 
     To see that a test can fail, call it on a store that breaks the rule. For example,
     `MySuite().test_s6_nothing_ended_comes_back()` then raises `AssertionError`.

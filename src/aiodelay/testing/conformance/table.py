@@ -38,9 +38,9 @@ class SameId(NamedTuple):
         call: The call that names the id.
         pending: The cell for a message that waits.
         in_flight: The cell for a message that is leased.
-        replacing: The cell for a message that waits while an older version is still leased. The older version is a
-            message that this one has replaced, or a retry of an earlier occurrence of this series, or of a series that
-            this message has replaced.
+        replacing: The cell for a message that waits while an older version is still leased. The older version is
+            either a message that the waiting message has replaced, or a retry of an earlier occurrence. The occurrence
+            belongs to the waiting series, or to a series that the waiting message has replaced.
         done: The cell for a message that was settled, cancelled or became a dead letter. A dead letter is kept.
     """
 

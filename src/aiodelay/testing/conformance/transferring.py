@@ -50,7 +50,10 @@ MOST_WAIT_MS = 2_000
 
 
 class _Moves:
-    """The store of a stage and one of its sinks, with short methods for the tests."""
+    """The store of a stage and one of its sinks, with short methods for the tests.
+
+    `here` and `there` are two addresses of the sink. Puts go to `here` by default.
+    """
 
     def __init__(self, suite: TransferConformance, stage: Stage, *, limit: int = 0) -> None:
         assert isinstance(stage.store, Transfer)
@@ -104,8 +107,8 @@ def _ended(record: Record, then: int | None, outcome: str = "delivered") -> Done
 class TransferConformance(Bench):
     """The suite for stores that promise to reach a sink exactly once: tests named after the rules.
 
-    Subclass it in addition to `StoreConformance`, with the same `make_store`. The other methods read and change the
-    destinations from outside the store, as a consumer does.
+    Subclass this suite in addition to `StoreConformance`, with the same `make_store`. The other methods read and change
+    the destinations from outside the store, as a consumer does.
     """
 
     has_limit: ClassVar[bool] = True
@@ -384,7 +387,7 @@ class TransferConformance(Bench):
                 assert not waiter.done()
                 await actions[what]()
 
-    # --- Late, holds --------------------------------------------------------------------------------------
+    # --- Late, pauses -------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("policy", [Late.drop("1s"), Late.dead_letter("1s")], ids=["drop", "dead letter"])
     @staged

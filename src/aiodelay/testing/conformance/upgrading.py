@@ -25,7 +25,7 @@ NEW = "rehearsed"
 
 
 class UpgradeRules(Bench):
-    """The rules for `Upgradable`. The test plays a version that does not know a feature, except in `_knowing()`."""
+    """The rules for `Upgradable`. The tests play a version that knows the feature `NEW` only inside `_knowing()`."""
 
     @staged
     async def test_v1_a_version_that_does_not_know_a_feature_claims_nothing(self, stage: Stage) -> None:
