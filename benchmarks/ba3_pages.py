@@ -170,7 +170,7 @@ def read_on(port: int, path: str) -> None:
 
 
 def answer(port: int, path: str) -> bytes:
-    """Send a request. Of an endless answer, return only the beginning."""
+    """Send a request, and return the answer. If the answer is endless, return only its beginning."""
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", path)

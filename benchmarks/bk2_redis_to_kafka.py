@@ -49,7 +49,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def ours(plan: Plan, n: int, records: list[Record]) -> float:
-    """Measure our side, from the open of the scheduler until the store is empty. Add the arrived records to `records`."""
+    """Measure our side, from the open of the scheduler until the store is empty. Add arrived records to `records`."""
     async with topics(plan.kafka, PARTITIONS) as (_, target), emptied(plan.redis) as client:
         at, sink = datetime.now(UTC), KafkaSink(plan.kafka)
         async with Scheduler(RedisStore(plan.redis, clock=MinuteAgo()), sinks=[sink], dispatch=False) as producer:

@@ -35,7 +35,7 @@ def _p99(plan: Plan, n: int, large: int) -> float:
 
 
 async def healthy(plan: Plan, n: int, large: int) -> list[float]:
-    """Move healthy messages, and messages that their topic refuses. Return the lateness of the healthy messages."""
+    """Move healthy messages, and messages that their topic refuses. Return the lateness of healthy messages, in ms."""
     small = await create_topic(plan.kafka, new_name("small"), max_message_bytes=LIMIT)
     async with paced(plan, n) as (owner, lateness_ms):
         since, span_s = datetime.now(UTC) + timedelta(seconds=AHEAD_S), SPAN_S * plan.scale

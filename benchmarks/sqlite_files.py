@@ -89,7 +89,7 @@ def insert(path: Path, rows: Rows) -> float:
 
 
 def delete_in_order(path: Path, now_ms: int) -> float:
-    """Measure the bare limit of a drain: until the queue is empty, select 500 messages in order, delete them, commit."""
+    """Measure the bare limit of a drain: select 500 rows in order, delete them, commit, until the queue is empty."""
     with Stopwatch() as watch, raw(path) as connection:
         (lane,) = connection.execute("SELECT n FROM lanes").fetchone()
         while True:

@@ -50,7 +50,7 @@ class _Suite:
 
 
 def _on_loop(test: Callable[Concatenate[S, P], Coroutine[Any, Any, None]]) -> Callable[Concatenate[S, P], None]:
-    """Run an async test on a loop of its own. The test fails if an exception reaches the loop's handler."""
+    """Run an async test on a loop of its own. If an exception reaches the loop's exception handler, the test fails."""
 
     @functools.wraps(test)
     def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
