@@ -277,7 +277,7 @@ def add_chromium(session: nox.Session) -> None:
         why = f"apt-get says: {said.splitlines()[-1] if said else 'nothing'}"
     if not has_chromium():
         session.warn(
-            f"the tests in tests/browser will fail: there is no Chromium. Name one in AIODELAY_CHROMIUM; {why}"
+            f"the tests in tests/browser will fail: there is no Chromium. Name a Chromium in AIODELAY_CHROMIUM; {why}"
         )
 
 
@@ -327,14 +327,14 @@ def floors(*, extras: Iterable[str]) -> Iterator[str]:
 
 
 def wheel_problems(wheel: Path) -> Iterator[str]:
-    """Yield a text for each file that is missing in the wheel, and for each file that does not belong in it."""
+    """Yield a text for each file that is missing in the wheel, and for each file that does not belong there."""
     source = ROOT / "src"
     wanted = {p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file() and p.suffix != ".pyc"}
     names = set(zipfile.ZipFile(wheel).namelist())
     (metadata,) = {name.partition("/")[0] for name in names if ".dist-info/" in name}
     wanted |= {f"{metadata}/{name}" for name in WHEEL_METADATA}
     yield from (f"{name} is missing" for name in sorted((wanted | REQUIRED_IN_WHEEL) - names))
-    yield from (f"{name} does not belong in it" for name in sorted(names - wanted))
+    yield from (f"{name} does not belong in the wheel" for name in sorted(names - wanted))
 
 
 def run_outside(session: nox.Session, outside: Path, wheel: Path) -> None:

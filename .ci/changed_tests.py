@@ -52,7 +52,7 @@ _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Use(NamedTuple):
-    """A reason why one file uses another, and the path of the used file."""
+    """The reason why a file uses another file, and the path of the used file."""
 
     path: str
     how: str
@@ -141,7 +141,7 @@ class Tree:
         return {self.modules[name] for name in prefixes(dotted) if name in self.modules}
 
     def source(self, path: str) -> ast.Module:
-        """Return the code of a Python file or of the Python blocks of a docs page; no code for any other file."""
+        """Return the code of a Python file, or of the Python blocks of a docs page. Any other file has no code."""
         try:
             text = (self.root / path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
@@ -504,7 +504,10 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def chain(node: ast.BinOp) -> tuple[set[int], list[str]]:
-    """Return the ids of the inner nodes of `x / "a" / "b" / name / "c"`, and the paths in it: `a/b` and `c`."""
+    """Return the ids of the inner nodes of an expression with `/`, and the paths in the expression.
+
+    For example, `x / "a" / "b" / name / "c"` has the paths `a/b` and `c`.
+    """
     inner, parts = set[int](), list[str]()
     left: ast.expr = node
     while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Div):

@@ -80,8 +80,8 @@ async def move_rows(database: AsyncEngine, scheduler: Scheduler) -> int:
     """Schedule up to 100 rows and delete them, in one transaction. Return the number of rows.
 
     If the process is killed between the two steps, the relay schedules the rows again. This changes nothing, because
-    the number of the row is the version of the message. It makes no difference whether the message is pending,
-    running, delivered or cancelled.
+    the number of the row is the version of the message. This is also true if the message was delivered or cancelled
+    in the meantime.
     """
     oldest = select(Outbox).where(Outbox.refused.is_(None)).order_by(Outbox.number).limit(100)
     async with AsyncSession(database) as session, session.begin():

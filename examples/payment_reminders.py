@@ -3,8 +3,8 @@
 Run it: python examples/payment_reminders.py redis://localhost
 
 The example shows typed events, handlers with limited concurrency, retries, a rejected message, cancelling by id, and
-context variables that travel with a message. Kill it at any point and start it again: scheduled messages are still
-delivered. Without Redis: `python examples/payment_reminders.py sqlite:///shop.db`.
+context variables that travel with a message. Kill the program at any point and start it again: scheduled messages are
+still delivered. Without Redis: `python examples/payment_reminders.py sqlite:///shop.db`.
 """
 
 from __future__ import annotations

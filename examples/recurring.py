@@ -3,7 +3,7 @@
 Run it: python examples/recurring.py
 
 A series is one record in the store. Any number of processes may serve it, and they are all equal. The series survives
-a restart of all processes. In this example, it ends because the program cancels it.
+a restart of all processes. In this example, the series ends because the program cancels it.
 """
 
 from __future__ import annotations

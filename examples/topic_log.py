@@ -3,8 +3,8 @@
 Run it: python examples/topic_log.py redis://localhost
 
 1. The consumer `billing` has two processes, which share its cursor.
-2. The consumer `report` starts later and begins with the oldest order. Then the example moves it back, so that it gets
-   some orders again.
+2. The consumer `report` starts later and begins with the oldest order. Then the example moves `report` back, so that it
+   gets some orders again.
 3. The example trims the log to two orders and moves `billing` back to the first order. `billing` learns how many
    orders it has missed.
 """

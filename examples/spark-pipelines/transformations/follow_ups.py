@@ -14,7 +14,7 @@ dp.create_sink(
 
 @dp.append_flow(target="follow_ups")
 def a_day_later() -> DataFrame:
-    """Make a message due a day after the delivery. If Spark writes it twice, it counts once, because of its id."""
+    """Make a message due a day after the delivery. If Spark writes the row twice, the id shows the store the repeat."""
     spark = SparkSession.getActiveSession()
     assert spark is not None
     return spark.readStream.table("deliveries").selectExpr(

@@ -74,7 +74,7 @@ class Archived:
     def __init__(self, folder: str) -> None:
         path = local_path(folder)
         if path is None:
-            raise ConfigurationError("archive", shortened(folder), "a folder of this machine, or one mounted here")
+            raise ConfigurationError("archive", shortened(folder), "a folder on this machine, or mounted here")
         if not (path / LOG).is_dir():
             raise ConfigurationError("archive", shortened(folder), f"a folder that `archive` has written, with {LOG}")
         self.folder: Path = path

@@ -205,7 +205,7 @@ class Tier:
     def claim(self, through: date, *, store: str, now_ms: int) -> None:
         """Record that messages due before a day are being promoted.
 
-        A job that adds facts of these days reads this claim afterwards. Then it knows that the promotion may miss them.
+        A job that adds facts reads this claim afterwards. So the job knows that the promotion may miss its facts.
         """
         self._enter("claim", uuid4().hex, now_ms, through=through, store=store)
 

@@ -1,4 +1,4 @@
-"""Conversion of Arrow rows into puts, column by column. Tasks that write to a store use it.
+"""Conversion of Arrow rows into puts, column by column, for tasks that write to a store.
 
 A check runs on the whole column where possible. It runs on single rows only if a value of the column may be wrong.
 """

@@ -1,4 +1,4 @@
-"""Ending messages in the store of a cold tier, by version. `cold put` and `cold cancel` use it.
+"""Ending messages in the store of a cold tier, by version, for the jobs `cold put` and `cold cancel`.
 
 If the store has a message, this module cancels it. If a promotion has read a version but not written it yet, this
 module *bars* the version: the store then refuses the version when the promotion writes it.

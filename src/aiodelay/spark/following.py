@@ -109,8 +109,8 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows numbered parts. A subclass returns the numbers that exist (`spans`) and reads them (`batches`).
 
     An offset has the next number of each part, such as `{"0": 17}`. A stream begins at the offset
-    `{"starting": "earliest"}`, which never changes. Its first batch is empty: it records the real numbers of that
-    start. So a batch that runs again after a kill begins at the same number.
+    `{"starting": "earliest"}`, which never changes. The first batch of a stream is empty, and ends at an offset with
+    the real numbers. So a batch that runs again after a kill begins at the same number.
 
     Args:
         following: The options of the stream.

@@ -200,8 +200,8 @@ class Taker:
     Attributes:
         place: The first store.
         margin_ms: Messages that are due within this time stay.
-        task_rate: As in `Copier`.
-        patience_ms: As in `Copier`.
+        task_rate: Rows a second of one task; 0 = no limit.
+        patience_ms: How long a call is repeated while the store does not answer.
     """
 
     place: Place
@@ -247,8 +247,8 @@ class Withdrawer:
 
     Attributes:
         place: The second store.
-        origin: As in `Copier`.
-        patience_ms: As in `Copier`.
+        origin: The hash of the first store, `Place.origin`.
+        patience_ms: How long a call is repeated while the store does not answer.
     """
 
     place: Place

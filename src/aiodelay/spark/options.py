@@ -46,7 +46,7 @@ class Options:
         return found
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
-        """Return an option that has one of several values.
+        """Return the value of an option that allows only some values.
 
         Raises:
             ConfigurationError: The option has another value.
@@ -57,7 +57,7 @@ class Options:
         return found
 
     def integer(self, name: str, default: int, least: int, most: int) -> int:
-        """Return an option that is an integer.
+        """Return the value of an option as an integer.
 
         Raises:
             ConfigurationError: The option is not an integer from `least` to `most`.

@@ -63,7 +63,8 @@ def write_batches(url: str, batches: Iterator[pa.RecordBatch], *, dead: str, tim
 
     Raises:
         ConfigurationError: The URL does not name a cluster.
-        StoreUnavailableError: As for `produce`.
+        StoreUnavailableError: The cluster did not answer for `timeout_ms`. Some records may have been written; the next
+            try writes them again.
     """
     cluster = read_cluster_of(url, "option 'url'")
     asyncio.run(produce(cluster, _records(batches), dead=dead, timeout_ms=timeout_ms))

@@ -38,7 +38,7 @@ class Batches:
 
     @staticmethod
     def observing(frame: DataFrame, *values: Column) -> DataFrame:
-        """Return a stream whose batches report these values, each an aggregate with a name."""
+        """Return a stream whose batches report these values. Each value is an aggregate with a name."""
         return frame.observe(_OBSERVED, *values)
 
     def since(self, query: StreamingQuery) -> Iterator[Batch]:

@@ -136,8 +136,8 @@ class Repairer:
 
     Attributes:
         settings: The store, and how rows of the truth become messages.
-        given: As in `repair_of`.
-        horizon_ms: As in `repair_of`.
+        given: The columns of the truth except `due_at`. The other fields of a stored message stay.
+        horizon_ms: Stored messages that are due until this time, in epoch ms, are not changed.
     """
 
     settings: WriteSettings

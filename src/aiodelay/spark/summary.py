@@ -30,7 +30,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     facts: Mapping[str, Any] = {}
 
     def is_within(self, most_rejected: float) -> bool:
-        """Return whether at most this part of the rows was rejected.
+        """Return whether the job has rejected at most an allowed part of the rows.
 
         Args:
             most_rejected: The allowed part, 0 to 1; 0 allows none.

@@ -45,8 +45,9 @@ def stream_writer_of(
     """Return the writer that stores the rows of a stream. A batch that is repeated after a restart changes nothing.
 
     Raises:
-        ConfigurationError: As for `writer_of`. The output mode `complete` counts as overwrite.
-        UnsupportedByStoreError: As for `writer_of`.
+        ConfigurationError: An option or a column is missing, unknown or of a wrong type; or the output mode is
+            `complete`, which counts as overwrite.
+        UnsupportedByStoreError: The store cannot load messages in bulk.
     """
     return _StreamWriter(read_settings(given, schema, overwrite=overwrite))
 
@@ -54,7 +55,8 @@ def stream_writer_of(
 def write_frame(frame: DataFrame, given: Mapping[str, str], *, until_ms: int | None = None) -> Counts:
     """Store the rows of a frame and return their counts. The counts do not include failed attempts of a task.
 
-    The frame is cut into `concurrency` tasks, or one for each core, so that the tasks together keep to the rate.
+    Spark cuts the frame into `concurrency` tasks, or one task for each core, so that the tasks together keep to the
+    rate.
 
     Args:
         frame: Rows with the columns of a message; docs/spark/data-source.md lists them.
@@ -62,8 +64,9 @@ def write_frame(frame: DataFrame, given: Mapping[str, str], *, until_ms: int | N
         until_ms: The time in epoch ms after which no row is sent; None = no limit.
 
     Raises:
-        ConfigurationError: As for `writer_of`; or not all rows were sent by `until_ms`.
-        UnsupportedByStoreError: As for `writer_of`.
+        ConfigurationError: An option or a column is missing, unknown or of a wrong type; or not all rows were sent by
+            `until_ms`.
+        UnsupportedByStoreError: The store cannot load messages in bulk.
         PythonException: A task failed; `clear_error` returns the cause.
     """
     settings = structs.replace(read_settings(given, frame.schema), until_ms=until_ms)

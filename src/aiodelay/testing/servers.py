@@ -44,7 +44,7 @@ _VERSION = re.compile(r"(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)")
 
 
 class NoServerError(AiodelayError):
-    """No server was found, and no program that could start one."""
+    """Neither a server nor a server program was found."""
 
     def __str__(self) -> str:
         return (
@@ -91,7 +91,9 @@ def redis_servers() -> list[Found]:
 
 @cache
 def redis_programs() -> list[Found]:
-    """Return the server programs that run here, one per version. Tests that kill, stop or configure servers use them.
+    """Return the server programs that run here, one for each version.
+
+    Tests that kill, stop or configure servers use these programs.
 
     Raises:
         NoServerError: There is no program.

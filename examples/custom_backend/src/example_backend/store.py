@@ -134,7 +134,7 @@ class LogStore(MemoryStore):
         """Carry out a call, log it, and return its answer. Calls run one at a time; the clock stands still meanwhile.
 
         Raises:
-            StoreUnavailableError: This write or an earlier one failed. This call may be in the log.
+            StoreUnavailableError: This write or an earlier write failed. This call may be in the log.
         """
         async with self._order:
             if self._file.closed:

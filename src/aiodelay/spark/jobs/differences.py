@@ -40,7 +40,7 @@ def judged(truth: DataFrame, stored: DataFrame, ended: DataFrame, *, horizon_ms:
     This is a pure transform, which evaluates each frame once.
 
     Args:
-        truth: Columns `id` and `due_at`. If it has `version` and columns of `COMPARED`, they are compared too.
+        truth: Columns `id` and `due_at`. The columns `version` and `COMPARED` are compared too, if the truth has them.
         stored: The same columns of the pending messages, with `version`, `revision` and `rule`.
         ended: `id` and `version` of the ended messages that the store remembers.
         horizon_ms: Messages that are due until this time, in epoch ms, are `soon`: they may end during the read.

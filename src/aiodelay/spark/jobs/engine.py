@@ -106,9 +106,9 @@ def run(spark: SparkSession, options: _Options) -> Summary:
         The numbers of delivered messages, dead letters and batches of this run; `facts` has the largest lateness.
 
     Raises:
-        ConfigurationError: As for `start`; or the checkpoint belongs to another source, or to other slots.
-        StoreMismatchError: As for `start`.
-        StoreUnavailableError: As for `start`.
+        ConfigurationError: An option is wrong, or the checkpoint belongs to another source, or to other slots.
+        StoreMismatchError: There is no such topic.
+        StoreUnavailableError: Kafka does not answer, or this user lacks a right.
         StreamingQueryException: The query failed; `clear_error` returns the cause.
     """
     query = _started(spark, options)

@@ -24,7 +24,8 @@ __all__ = ["Hot"]
 _WITHIN_MS: Final = TOMBSTONE_WINDOW_MS - 3_600_000
 """The most time between the reading of a tier and the last write to a store.
 
-A store remembers ended messages for one hour longer. So it still knows all messages that have ended since the reading.
+A store remembers ended messages for one hour longer. So at the last write, the store still knows all messages that have
+ended since the reading.
 """
 _SCHEMA: Final = StructType(
     [
@@ -51,8 +52,8 @@ class Hot(WriteOptions):
         """Return the hot store of a job, checked before Spark starts work; None if the job has no store.
 
         Raises:
-            ConfigurationError: As for `settings`.
-            UnsupportedByStoreError: As for `settings`.
+            ConfigurationError: A setting is wrong.
+            UnsupportedByStoreError: The store cannot load messages in bulk.
         """
         if options.store is None:
             return None

@@ -1,4 +1,4 @@
-"""`aiodelay spark repair`: check the differences of a reconcile again, and repair those that still exist."""
+"""`aiodelay spark repair`: check again which differences of a reconcile still exist, and repair these differences."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _read_kinds(kinds: Sequence[str], *, orphans: int) -> tuple[str, ...]:
 
 def _check_columns(differences: DataFrame, given: Sequence[str], kinds: Sequence[str]) -> None:
     if lacking := [name for name in _COLUMNS if name not in differences.columns]:
-        raise ConfigurationError("differences", f"without column {lacking[0]!r}", "what `reconcile` has written")
+        raise ConfigurationError("differences", f"without column {lacking[0]!r}", "a frame that `reconcile` wrote")
     for name in ("payload", "to"):
         if "missing" in kinds and name not in given:
             raise ConfigurationError(

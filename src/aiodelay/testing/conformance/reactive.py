@@ -472,7 +472,7 @@ class SubscriberConformance(_Suite, ABC, Generic[T]):
 
     @abstractmethod
     def item(self, number: int) -> T:
-        """Return an item, a different one for each number."""
+        """Return an item. Each number gives a different item."""
 
     def leave(self, subscriber: Subscriber[T]) -> None:
         """Make a subscriber cancel its subscription. By default, the suite skips the rules about such a cancel."""
