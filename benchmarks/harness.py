@@ -223,7 +223,7 @@ def check_once_each(delivered: Iterable[int], n: int) -> None:
 
 
 class Stopwatch:
-    """The seconds from the begin to the end of a block."""
+    """The seconds from the start to the end of a block."""
 
     seconds: float
 

@@ -2,7 +2,7 @@
 
 `forecast` returns lateness and backlog, in total and for every hour. The dispatcher serves messages one after the
 other, the earliest due time first. Time is divided into *slots* of equal length. All messages that are due in a slot
-count as due at its begin. The rest is exact arithmetic on integers: work and capacity are in millionths of a message,
+count as due at its start. The rest is exact arithmetic on integers: work and capacity are in millionths of a message,
 and a rate is the number of these millionths in a ms.
 """
 
@@ -47,7 +47,7 @@ class Arrivals(Struct, frozen=True):
     """The number of messages that are due in each slot. Slots without messages are left out.
 
     Attributes:
-        at_ms: Begin of each slot in ms after the begin of the span; ascending.
+        at_ms: Start of each slot in ms after the start of the span; ascending.
         n: Number of messages in each slot.
     """
 
@@ -59,7 +59,7 @@ class Hour(Struct, frozen=True, kw_only=True):
     """The forecast of one hour at a rate.
 
     Attributes:
-        from_ms: Begin of the hour, epoch ms; for the first hour, the begin of the simulated time.
+        from_ms: Start of the hour, epoch ms; for the first hour, the start of the simulated time.
         messages: Number of messages that are due in the hour.
         p50_ms: Median of the lateness of these messages; None if no message is due.
         p95_ms: 95th percentile of the lateness; None if no message is due.
@@ -167,7 +167,7 @@ def _hours(queue: _Queue, span: Span) -> list[Hour]:
 
 
 class _Queue:
-    """The queue at the begin of each slot.
+    """The queue at the start of each slot.
 
     Let A messages be due before a slot that begins at t. Then the work in front of the slot is `A * weight - rate * t`
     plus the capacity that was unused until t. The unused capacity is the maximum of `rate * t - A * weight` over all
@@ -199,12 +199,12 @@ class _Queue:
         return int(self._after.argmax()) if len(self._after) else None
 
     def drained_ms(self, at: int) -> int:
-        """Return the end of the busy period of a slot, in ms after the begin of the span."""
+        """Return the end of the busy period of a slot, in ms after the start of the span."""
         last = int(np.searchsorted(self._unused, self._unused[at], side="right")) - 1
         return -(-self._served_by(last) // self.rate)
 
     def _served_by(self, at: int) -> int:
-        """Return the capacity, used and unused, from the begin of the span until a slot's last message is served."""
+        """Return the capacity, used and unused, from the start of the span until a slot's last message is served."""
         return int(self._unused[at]) + int(self._upto[at]) * self._weight
 
     def lateness(self, some: slice) -> dict[str, int | None]:

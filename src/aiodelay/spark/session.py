@@ -18,7 +18,7 @@ __all__ = ["is_elsewhere", "local_session", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("aiodelay")` in a session, classic or Connect. Call this if Spark does not find the format."""
+    """Register `format("aiodelay")` in a session, classic or Connect. Spark usually finds the format itself."""
     spark.dataSource.register(AiodelaySource)
 
 

@@ -90,7 +90,7 @@ class _Writing(Struct, frozen=True, kw_only=True):
 
 
 class TopicWriter(DataSourceStreamArrowWriter):
-    """Writes each row to the topic that the row names. If the topic never takes the row, it goes to the dead topic.
+    """Writes each row to the topic that the row names. If this topic never takes the row, the dead topic gets the row.
 
     Args:
         writing: The options of the writer.

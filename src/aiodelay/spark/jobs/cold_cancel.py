@@ -50,7 +50,7 @@ def run(frame: DataFrame, options: _Options) -> Summary:
         `rows` is the number of ids. `counts` has these numbers:
 
         - `ended`: messages that got a tombstone;
-        - `newer`: ids with a version newer than the given version, which was not cancelled;
+        - `newer`: ids with a version that is newer than the given version, and therefore not cancelled;
         - `not_found`: ids that are not in the tier;
         - `promoted`: ids that are in the store, or on a day that a promotion has claimed;
         - `hot_…`: the outcomes in the store, if the job has a store.

@@ -1,4 +1,4 @@
-"""Decorators of jobs: callers give options by keyword, and the summary gets the job's name and duration."""
+"""Decorators of jobs. Callers give options by keyword, and the summary gets the job's name and duration."""
 
 from __future__ import annotations
 

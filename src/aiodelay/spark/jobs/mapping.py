@@ -200,8 +200,8 @@ def _due(name: str, kind: DataType, zone: str | None) -> Column:
 def _in_zone(local: Column, zone: str) -> Column:
     """Return the instant of a local time. If it exists twice because clocks are set back, return the later instant.
 
-    With the earlier instant, the message could be early. The later instant has the offset that the zone has three hours
-    later. The expression does not use the session's time zone, in which other local times exist twice.
+    With the earlier instant, the message could be early. The later instant has the offset that is valid in the zone
+    three hours later. The expression does not use the session's time zone, in which other local times exist twice.
     """
     here, utc, hours = F.lit(zone), F.lit("UTC"), F.expr("INTERVAL 3 HOURS")
     first = F.convert_timezone(here, utc, local)

@@ -193,7 +193,7 @@ class _Migration:
         return outdated + self._end(number)
 
     def _movable(self, found: DataFrame) -> DataFrame:
-        """Return the messages that may be moved. A series of which an occurrence waits for a retry is left out.
+        """Return the messages that may be moved. Leave out each series of which an occurrence is being retried.
 
         The removal of such a series would also end the retry. Race: this function reads the occurrences after the
         series. If a retry begins in between, the series has another due time now, so the removal by due time skips it.

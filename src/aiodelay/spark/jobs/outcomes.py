@@ -91,7 +91,7 @@ def _check_range(start: datetime | None, end: datetime | None) -> None:
 
 
 def _chosen(events: DataFrame, start: datetime | None, end: datetime | None, where: str | None) -> DataFrame:
-    """Return the outcomes in the time range, and the claims from one day before its start until its end."""
+    """Return claims and outcomes from one day before the start of the time range until its end."""
     _check_columns(events)
     chosen = events.where(F.col("event").isin("claimed", *_OUTCOMES))
     if where is not None:

@@ -53,8 +53,8 @@ def run(spark: SparkSession, options: PromoteOptions) -> Summary:
         the days, and the number of folders read.
 
     Raises:
-        ConfigurationError: An option is wrong, or nothing was ever put into the tier. The other cause is a run that
-            took so long that the store may have forgotten messages that were cancelled since. Then the days stay
+        ConfigurationError: An option is wrong; or nothing was ever put into the tier; or the run took so long that the
+            store may have forgotten messages that were cancelled since its start. In the last case, the days stay
             claimed, and running the job again is safe.
         StoreUnavailableError: The store did not answer for too long. Running the job again is safe.
     """

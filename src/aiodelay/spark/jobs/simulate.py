@@ -67,11 +67,11 @@ def slots(due: DataFrame, *, span: Span, slot_ms: int) -> DataFrame:
 
     Args:
         due: A column `due_at` of instants.
-        span: The simulated time. Messages due before it count as due at its begin. Messages due after it are left out.
-        slot_ms: Length of a slot. An hour must be a multiple of it.
+        span: The simulated time. Messages due before it count as due at its start. Messages due after it are left out.
+        slot_ms: Length of a slot. An hour must be a multiple of this length.
 
     Returns:
-        A row for each slot with messages. `at_ms`: the begin of the slot in ms after the begin of the span; null for
+        A row for each slot with messages. `at_ms`: the start of the slot in ms after the start of the span; null for
         rows without a due time. `n`: the number of messages. `overdue`: the number of messages due before the span.
     """
     due_ms = F.expr("(unix_micros(due_at) + 999) div 1000")  # rounded up, as in schedulers

@@ -81,6 +81,8 @@ B = TypeVar("B", bound="Bench")
 class Bench(ABC):
     """The base class of the suites for stores. It makes the stores, and declares the promises that traits do not cover.
 
+    The *safety poll* of a store finds due messages even if a wake-up is lost; see `StoreTraits.safety_poll_ms`.
+
     Attributes:
         order_per_group: True if claims return the messages of a lane by due time, then in scheduling order (S9).
         leases_survive: True if a claim outlives the process that made it, until its lease ends. False if the claim ends
