@@ -1,6 +1,6 @@
 """BA7: the time of consecutive GETs on one connection to the service, compared with a bare uvicorn app.
 
-Usage: python -m benchmarks.ba7_http_latency. It serves the bare app and prints its port.
+Usage: python -m benchmarks.ba7_http_latency. This command serves the bare app and prints the app's port.
 """
 
 from __future__ import annotations

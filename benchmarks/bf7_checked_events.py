@@ -1,6 +1,7 @@
 """BF7: the cost of `check_events`: `schedule_many` with it, compared with `schedule_many` without it, in pairs.
 
-The figure is the lower end of a 95 % interval of the median ratio. So an expensive check cannot pass by luck.
+The figure is the lower end of a 95 % interval of the median ratio. So an expensive check does not reach the goal by
+luck.
 """
 
 from __future__ import annotations

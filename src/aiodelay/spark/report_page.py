@@ -41,7 +41,7 @@ _ABOUT = (
 
 
 class ReportPage(Struct, frozen=True, kw_only=True):
-    """The content of a page. A list of rows is None if it has more than `most_rows` rows.
+    """The content of a page. If a list has more than `most_rows` rows, the list is None.
 
     Attributes:
         source: The archive from which the events were read.

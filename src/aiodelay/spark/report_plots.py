@@ -30,7 +30,7 @@ def count_text(n: int) -> str:
 
 
 def ms_text(ms: int | None) -> str:
-    """Return a duration with three digits, in the largest unit that is not longer than it."""
+    """Return the text of a duration: three digits, in the largest unit that is not longer than the duration."""
     if ms is None:
         return "-"
     for unit, unit_ms in _UNITS_MS.items():

@@ -22,7 +22,7 @@ __all__ = ["AiodelaySource"]
 
 
 class AiodelaySource(DataSource):
-    """Reads and writes messages of a store, and reads its dead letters, ended messages and events.
+    """Reads and writes messages of a store, and reads dead letters, ended messages and events of the store.
 
     This object lives on the driver. Spark pickles readers and writers and sends them to executors.
     """

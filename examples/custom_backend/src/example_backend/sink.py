@@ -15,10 +15,10 @@ from aiodelay.errors import ConfigurationError, TargetError, shortened
 
 
 class WebhookSink:
-    """A sink that posts the payload of each message, with the delivery id. The receiver drops duplicates by that id.
+    """A sink that posts the payload of each message, with the delivery id. By this id, the receiver drops duplicates.
 
     Args:
-        base: The URL that the address of a message is appended to, such as `https://host:port/base`.
+        base: The base URL, such as `https://host:port/base`. The sink appends the address of each message to it.
     """
 
     name = "webhook"

@@ -42,7 +42,7 @@ def run(spark: SparkSession, options: ArchiveOptions) -> Summary:
 
     Args:
         spark: The session.
-        options: See `ArchiveOptions`; callers give each by keyword.
+        options: See `ArchiveOptions`; callers give each option by keyword.
 
     Returns:
         The number of events and batches of this run; `facts` has the days of the events.

@@ -42,7 +42,7 @@ def run(frame: DataFrame, options: ColdPutOptions) -> Summary:
 
     Args:
         frame: Any rows.
-        options: See `ColdPutOptions`; callers give each by keyword.
+        options: See `ColdPutOptions`; callers give each option by keyword.
 
     Returns:
         The counts of rows as for `backfill`, and these:

@@ -59,7 +59,7 @@ def run(spark: SparkSession, options: CompactOptions) -> Summary:
 
     Args:
         spark: The session.
-        options: See `CompactOptions`; callers give each by keyword.
+        options: See `CompactOptions`; callers give each option by keyword.
 
     Returns:
         The number of events in the merged days, and of files before and after; `facts` has the days.

@@ -48,7 +48,7 @@ def start(spark: SparkSession, options: EngineOptions) -> StreamingQuery:
 
     Args:
         spark: The session.
-        options: See `EngineOptions`; callers give each by keyword.
+        options: See `EngineOptions`; callers give each option by keyword.
 
     Raises:
         ConfigurationError: An option is wrong.

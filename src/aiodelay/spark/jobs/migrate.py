@@ -59,7 +59,7 @@ def run(spark: SparkSession, options: MigrateOptions) -> Summary:
 
     Args:
         spark: A session, classic or Connect.
-        options: See `MigrateOptions`; callers give each by keyword.
+        options: See `MigrateOptions`; callers give each option by keyword.
 
     Returns:
         `rows`: the messages that the passes have found. `rejected`: messages left in the source, and copies that

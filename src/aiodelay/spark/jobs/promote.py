@@ -44,7 +44,7 @@ def run(spark: SparkSession, options: PromoteOptions) -> Summary:
 
     Args:
         spark: A session, classic or Connect.
-        options: See `PromoteOptions`; callers give each by keyword.
+        options: See `PromoteOptions`; callers give each option by keyword.
 
     Returns:
         Counts of messages. Each message is either `stored`, or `replaced` (it replaced an older version), or `known`.

@@ -41,7 +41,7 @@ def run(frame: DataFrame, options: _Options) -> Summary:
 
     Args:
         frame: Copies of the messages: a snapshot of a store, or the source of a backfill.
-        options: See `ReplayOptions`; callers give each by keyword. Python callers may also give `events` of an archive:
+        options: See `ReplayOptions`; callers give each option by keyword. Python callers may also give `events` of an archive:
             only messages with such an event are replayed.
 
     Returns:

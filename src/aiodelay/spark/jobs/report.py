@@ -63,7 +63,7 @@ def run(spark: SparkSession, options: ReportOptions) -> Summary:
 
     Args:
         spark: A session, classic or Connect.
-        options: See `ReportOptions`; callers give each by keyword.
+        options: See `ReportOptions`; callers give each option by keyword.
 
     Returns:
         The totals; `rows` is the number of counted outcomes.
@@ -149,7 +149,7 @@ def _page_of(figures: DataFrame, options: ReportOptions) -> ReportPage:
 
 
 def _collected(figures: DataFrame, by: Sequence[By]) -> dict[tuple[By, ...], list[Figures] | None]:
-    """Return the rows of each grouping, in order; None for a grouping with more than `MOST_ROWS` rows."""
+    """Return the rows of each grouping, in order. If a grouping has more than `MOST_ROWS` rows, its rows are None."""
     level = Window.partitionBy(F.array(*(F.col(name).isNotNull() for name in by))).orderBy(*by)
     nth = F.row_number().over(level)
     some = figures.withColumn("nth", nth).where(F.col("nth") <= MOST_ROWS + 1).drop("nth")

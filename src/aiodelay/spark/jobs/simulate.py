@@ -129,7 +129,7 @@ def run(frame: DataFrame, options: _Options) -> Summary:
 
     Args:
         frame: Rows with due times, such as messages.
-        options: See `SimulateOptions`; callers give each by keyword. Python callers also give `rates`, up to six, in
+        options: See `SimulateOptions`; callers give each option by keyword. Python callers also give `rates`, up to six, in
             messages a second. They may give `span`, the time to simulate (default: the next 7 days), and `source`, the
             origin of the frame for the page.
 

@@ -27,7 +27,7 @@ def run(spark: SparkSession, options: SnapshotOptions) -> Summary:
 
     Args:
         spark: The session.
-        options: See `SnapshotOptions`; callers give each by keyword.
+        options: See `SnapshotOptions`; callers give each option by keyword.
 
     Raises:
         ConfigurationError: An option is wrong, or a snapshot of this second exists.

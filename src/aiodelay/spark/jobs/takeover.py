@@ -1,4 +1,4 @@
-"""Migration from another scheduler that has been stopped: import all its pending messages."""
+"""Migration from another scheduler, which must be stopped: import all pending messages of that scheduler."""
 
 from __future__ import annotations
 

@@ -417,7 +417,7 @@ class LeaseRules(Bench):
         assert [ids_of(group) for group in groups] == [[f"m{i}" for i in range(n)] for n in (7, 4, 2, 1, 1)]
         assert {claim.record.lapses for group in groups for claim in group} == {SUSPECT_LAPSES}
         assert [claim.record.kills for group in groups for claim in group] == [0] * 14 + [1]
-        for group in (["m0"], ["m1"], [f"m{i}" for i in range(2, 7)]):  # m0 has a kill, the others have none
+        for group in (["m0"], ["m1"], [f"m{i}" for i in range(2, 7)]):  # only m0 has a kill
             claims = await stage.claim()
             assert ids_of(claims) == group
             await stage.work.settle([done(claim) for claim in claims])

@@ -360,7 +360,7 @@ class PublisherConformance(_Suite, ABC, Generic[T]):
                 on_next=lambda probe: probe.request(1) if probe.requested < 100 else None,
             )
             await self._subscribed(publisher, probe)
-            await self.until(lambda: len(probe.items) == 100, "all items, each requested when the one before came")
+            await self.until(lambda: len(probe.items) == 100, "all items, each requested when the item before came")
 
     @_on_loop
     async def test_d17_after_cancel_request_and_cancel_do_nothing(self) -> None:
