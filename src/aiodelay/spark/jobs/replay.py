@@ -41,8 +41,8 @@ def run(frame: DataFrame, options: _Options) -> Summary:
 
     Args:
         frame: Copies of the messages: a snapshot of a store, or the source of a backfill.
-        options: See `ReplayOptions`; callers give each option by keyword. Python callers may also give `events` of an archive:
-            only messages with such an event are replayed.
+        options: See `ReplayOptions`; callers give each option by keyword. Python callers may also give `events`, the
+            events of an archive. Then the job replays only messages that have such an event.
 
     Returns:
         The summary of `backfill`, with the count `without_message`: ids that have events but no message in the frame.

@@ -129,9 +129,9 @@ def run(frame: DataFrame, options: _Options) -> Summary:
 
     Args:
         frame: Rows with due times, such as messages.
-        options: See `SimulateOptions`; callers give each option by keyword. Python callers also give `rates`, up to six, in
-            messages a second. They may give `span`, the time to simulate (default: the next 7 days), and `source`, the
-            origin of the frame for the page.
+        options: See `SimulateOptions`; callers give each option by keyword. Python callers also give `rates`: up to six
+            numbers of messages a second. They may give `span`, the time to simulate (default: the next 7 days), and
+            `source`, the origin of the frame as text for the page.
 
     Returns:
         The figures: `rows` is the number of counted messages, and `facts` has the totals of each rate.
