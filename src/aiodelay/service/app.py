@@ -19,7 +19,7 @@ OWN = ("/livez", "/readyz")
 
 
 def make_app(health: Health, api: ASGIApp) -> ASGIApp:
-    """Return the application.
+    """Return the application that answers health checks, and passes all other requests to the API.
 
     Args:
         health: Answers `/readyz`.

@@ -1,7 +1,7 @@
 """The settings of the service: models with defaults and limits.
 
 Settings come from a TOML file, environment variables `AIODELAY_...` and flags; `reading` merges them. A flag wins over
-a variable, and a variable over the file. Without any of them the defaults apply.
+a variable, and a variable over the file. A setting that has none of the three keeps its default.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ ONLY = "default"
 """The name of the store that `store = "..."` sets."""
 
 Scope: TypeAlias = Literal["read", "schedule", "operate"]
-"""A right of a token: `read` = inspect; `schedule` = schedule, replace and cancel; `operate` = all other changes."""
+"""A right of a token.
+
+`read` allows to inspect. `schedule` allows to schedule, replace and cancel. `operate` allows all other changes.
+"""
 
 
 # --- values -----------------------------------------------------------------------------------------------
@@ -87,7 +90,7 @@ def _topic(topic: str) -> str:
 def _box(store: str, source: str, allow: Iterable[str], dead_topic: str | None) -> None:
     """Refuse values that `DelayBox` refuses."""
     try:
-        from aiodelay.delay_box import DelayBox  # noqa: PLC0415 - needs a client that a service without intake does not
+        from aiodelay.delay_box import DelayBox  # noqa: PLC0415 - imports a client that only an intake needs
     except ImportError as error:
         raise missing_extra(error, "intake", "kafka") from error
     DelayBox(store, source, allow=list(allow), dead_topic=dead_topic)
@@ -115,7 +118,7 @@ class _Part(BaseModel):
 
 
 class StoreSettings(_Part):
-    """A store. If it sets no namespace or no allowed targets, the setting of the whole service applies."""
+    """A store. A store without `namespace` or `allowed_targets` uses the value of the whole service."""
 
     url: StoreUrl = Field(repr=False)
     namespace: Namespace | None = None
@@ -140,7 +143,7 @@ class Intake(_Part):
 
 
 class Token(_Part):
-    """A token of a caller of the API. `aiodelay config hash-token` makes one."""
+    """A token with which a caller uses the API. `aiodelay config hash-token` makes a token and its hash."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     hash: str = Field(pattern=r"^sha256:[0-9a-f]{64}$", repr=False)
@@ -157,9 +160,9 @@ class ApiSettings(_Part):
         tokens: The tokens of the callers. Without tokens, every request from this machine is allowed.
         max_body: Most bytes of a request's body, and of a line of a stream.
         max_connections: Most connections at the same time.
-        body_timeout: Longest time for a request's headers to arrive, and then for its body. Also the longest time for a
-            stream to send nothing, and for a client to read nothing of an answer.
-        rate: Most requests a second of one token or address; twice this number may come at once. 0 = no limit.
+        body_timeout: Longest time for the headers of a request to arrive, and then for the body. Also the longest pause
+            in a stream, and the longest time in which a client may read nothing of an answer.
+        rate: Most requests a second from one token or address. Twice this number may come at once. 0 = no limit.
         max_page: Most items of a page.
         environment: The text of the page's badge, such as "production".
     """
@@ -177,7 +180,7 @@ class ApiSettings(_Part):
 
 
 class Limits(_Part):
-    """Limits: for alarms, for readiness, and for the time that start and end take.
+    """Limits for payloads, alarms and readiness, and for the time that the service takes to start and to end.
 
     Attributes:
         max_payload: Most bytes of a message's payload.
@@ -253,7 +256,7 @@ class Settings(BaseSettings):
 
     @property
     def named_stores(self) -> dict[str, StoreSettings]:
-        """The stores by name, with the service's namespace and allowed targets where a store sets none."""
+        """The stores by name. A store without `namespace` or `allowed_targets` gets the value of the service."""
         only = StoreSettings.model_construct(url=self.store or f"sqlite:///{DATABASE}")
         return {
             name: store.model_copy(

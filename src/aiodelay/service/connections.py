@@ -1,4 +1,7 @@
-"""`Server`: the HTTP server. It limits the number of connections, their idle time and the size of request heads."""
+"""`Server`: the HTTP server, with limits for the number of connections, for idle connections and for request heads.
+
+A request head is the first line of a request with its headers.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,14 @@ log: logging.Logger = logging.getLogger("aiodelay.service")
 class Server(uvicorn.Server):
     """Serves an app on HTTP/1.1, without handling signals.
 
-    The server ends a connection if its client does nothing for too long: it sends no complete request head, or reads
-    nothing of an answer. The app itself limits the time of bodies and of slow answers.
+    The server ends an idle connection. A connection is idle if its client has sent no complete request head, or has
+    read nothing of an answer, for `still_s`. The app itself limits the time of bodies and of slow answers.
 
     Args:
         app: The app that answers requests.
         most: Most connections at the same time. For a further connection, the server closes the connection that has
             waited longest without a request. If all connections have a request, it refuses the further connection.
-        still_s: Longest time in which a client may do nothing, accurate to a second.
+        still_s: Seconds after which a connection counts as idle, accurate to a second.
     """
 
     def __init__(self, app: ASGIApp, *, most: int, still_s: float) -> None:
@@ -81,7 +84,7 @@ class Server(uvicorn.Server):
         self._refused = self._gave_way = 0
 
     def take(self, connection: _Protocol) -> None:
-        """Accept a new connection. If there are too many, close an idle connection, or else refuse the new one."""
+        """Accept a new connection. If there are too many, close a waiting connection, or else refuse the new one."""
         if len(self._open) >= self._most and not self._make_room():
             self._refused += 1
             connection.transport.abort()
@@ -93,9 +96,9 @@ class Server(uvicorn.Server):
         self._open.pop(connection, None)
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest; return False if all connections are busy.
+        """Close the connection that has waited longest for a request; return False if all connections have a request.
 
-        A connection that has never sent a request is closed first.
+        Connections that have never sent a request are closed before all other waiting connections.
         """
         waiting = [each for each in self._open if each.is_waiting]
         if not waiting:
@@ -133,7 +136,7 @@ def _without_cancellation(app: ASGIApp) -> ASGIApp:
 
 
 def _with_bounded_head(app: ASGIApp) -> ASGIApp:
-    """Return an app that refuses requests with a too large head, or with two contradicting lengths of the body."""
+    """Return an app that refuses a request if its head is too large, or if its headers give two lengths of the body."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         error = _error_in_head(scope) if scope["type"] == "http" else None

@@ -1,4 +1,7 @@
-"""`Health`: whether the service is ready, and the reasons if it is not. It reads from each store and writes a probe."""
+"""`Health`: tells whether the service is ready, and the reasons if not.
+
+`Health` reads from each store, and writes a message to it as a test: the probe message.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from .config import Limits
 __all__ = ["PROBE", "Health", "Report", "StoreReport"]
 
 PROBE = "aiodelay:probe"
-"""The id of the probe message, which is stored and cancelled. There is at most one, and it never becomes due."""
+"""The id of the probe message. A store has at most one. `Health` cancels it at once, so it never becomes due."""
 PROBE_LANE = "aiodelay.probe"
 AGAIN_S = 1.0
 """Seconds for which the answer of a store is reused."""
@@ -34,7 +37,7 @@ class StoreReport:
         loaded: The number of partitions that have been read.
         of: The number of partitions in all.
         overdue_ms: The age of the oldest overdue message.
-        fill: The part of the server's memory that is used, 0 to 1; None if there is no limit, or it is not known.
+        fill: The used part of the server's memory limit, 0 to 1; None if the server has no limit, or does not tell it.
         reasons: The reasons why the store is not ready; empty if it is ready.
     """
 
@@ -48,14 +51,14 @@ class StoreReport:
 
 @dataclass(slots=True)
 class Report:
-    """The state of the service: its stores, and the reasons why it is not ready. Without a reason, it is ready."""
+    """The state of the service: the state of each store, and the reasons why the service is not ready."""
 
     reasons: list[str]
     stores: Mapping[str, StoreReport]
 
     @property
     def is_ready(self) -> bool:
-        """Whether the service is ready."""
+        """Whether the service is ready: there is no reason why it is not."""
         return not self.reasons
 
 

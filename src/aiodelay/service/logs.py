@@ -38,14 +38,17 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Seldom(logging.Filter):
-    """Lets each text of aiokafka through once in 30 s. If its cluster is away, it logs one text 200 times a second."""
+    """Lets each log text of aiokafka through once in 30 s.
+
+    While a Kafka cluster does not answer, aiokafka logs the same text 200 times a second.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._written: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to write a record. A written record says how often its text was left out before."""
+        """Return whether to write a record. A written record tells how often its text was left out since the last one."""
         if not record.name.startswith("aiokafka"):
             return True
         text = record.getMessage()
@@ -74,4 +77,4 @@ def set_up_logs(settings: LogSettings, stream: TextIO | None = None) -> None:
     logging.basicConfig(level="INFO" if level == "DEBUG" else level, handlers=[handler], force=True)
     logging.getLogger("aiodelay").setLevel(level)
     logging.getLogger("aiodelay.audit").setLevel("INFO")  # the audit log is written at every level
-    logging.getLogger("uvicorn").setLevel("ERROR")  # below, it repeats our log lines and warns of each invalid request
+    logging.getLogger("uvicorn").setLevel("ERROR")  # at lower levels, uvicorn repeats our lines

@@ -1,4 +1,4 @@
-"""Makes schedulers, sinks, delay boxes and the API from the settings. It does not open them."""
+"""Makes schedulers, sinks, delay boxes and the API from the settings, without opening them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def make_box(settings: Settings, intake: Intake, schedulers: Mapping[str, Schedu
     Raises:
         ConfigurationError: The settings of the intake cannot be used.
     """
-    from aiodelay.delay_box import DelayBox  # noqa: PLC0415 - needs a client that a service without intake does not
+    from aiodelay.delay_box import DelayBox  # noqa: PLC0415 - imports a client that only an intake needs
 
     name = store_of(settings, intake)
     allow = default_topics(settings.named_stores[name]) if intake.allow is None else intake.allow

@@ -54,7 +54,7 @@ from .settings_origin import Layer, Layers, Place, dotted, read_toml
 __all__ = ["Configuration", "Problem", "SettingsError", "Shown", "read_configuration"]
 
 CONFIG = f"{PREFIX}CONFIG"
-"""The environment variable that names the settings file if no flag does."""
+"""The environment variable that names the settings file, unless a flag names the file."""
 NO_SETTINGS = re.compile(
     rf"{PREFIX}((CONFIG|CHROMIUM|PROMTOOL|SCREENSHOTS|REDIS_SERVER|VALKEY_SERVER|TEST_.*)=|(.*_)?SERVICE_(HOST|PORT(_.*)?)=|(.*_)?PORT(_.*)?=\w+://"
     r"|(.*_)?PORT_\d+_[A-Z]+_(PROTO|PORT|ADDR)=)"
@@ -154,7 +154,7 @@ def _problem(error: ErrorDetails, layers: Layers) -> Problem:
 
 
 def _is_of_its_items(error: ErrorDetails) -> bool:
-    """Whether a list is too short only because its items are wrong. Each wrong item is reported by itself."""
+    """Whether a list is too short only because its items are wrong. Another problem reports each wrong item."""
     return error["type"] == "too_short" and bool(error["input"])
 
 
@@ -422,7 +422,7 @@ def read_configuration(file: Path | None = None, flags: Mapping[Place, tuple[str
 def _exposed(path: Path, values: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield a mistake if the file holds secrets and every user of the machine may read it.
 
-    Windows is not checked: it does not keep these rights in the file mode.
+    On Windows the function checks nothing: Windows does not keep these rights in the file mode.
     """
     if os.name != "nt" and _holds_secrets(values) and (mode := path.stat().st_mode & 0o777) & stat.S_IROTH:
         value = f"readable by every user (mode {mode:o}), and holds tokens or passwords"

@@ -115,8 +115,8 @@ async def _keep_all_open(
 ) -> None:
     """Open the stores, wait for `stop`, run `leave`, then close the stores.
 
-    `leave` ends everything that must end before the stores. A store that is still opening when `leave` has ended is
-    cancelled.
+    `leave` ends everything that must end before the stores. If a store is still opening when `leave` has ended, its
+    opening is cancelled.
     """
     closing = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
@@ -150,7 +150,7 @@ async def _keep_open(
 
 
 async def _log_open(name: str, scheduler: Scheduler, closing: asyncio.Event) -> None:
-    """Log when a store becomes ready. If it is not ready at once, log the reason first."""
+    """Log when a store becomes ready. If the store is not ready at once, log the reason first."""
     if (status := scheduler.status()).phase != "ready":
         why = status.why or f"{status.done} of {status.of} partitions are read"
         log.warning("store %s is not ready: %s", name, why)
@@ -169,9 +169,9 @@ def _server(app: ASGIApp, settings: ApiSettings) -> Server:
 def listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address.
 
-    The socket sets TCP_NODELAY, which its connections inherit. asyncio sets this option only on sockets that name their
-    protocol, and these do not. Without it, an answer in two parts takes 40 ms: the second part waits until the client
-    acknowledges the first.
+    The socket has the option TCP_NODELAY, and its connections inherit the option. Without TCP_NODELAY, an answer in two
+    parts takes 40 ms: the second part waits until the client has acknowledged the first part. asyncio itself sets the
+    option only on sockets that name their protocol, and connections of this socket do not name it.
 
     Args:
         host: The address or host name.

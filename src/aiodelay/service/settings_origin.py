@@ -33,7 +33,9 @@ class Layer(NamedTuple):
 
 
 class Layers:
-    """Several sources, merged. Tables are merged value by value: a source fills in values that stronger ones lack.
+    """The merged settings of several sources.
+
+    Tables are merged value by value: a source adds the values that all stronger sources lack.
 
     Args:
         layers: The sources, strongest first.
@@ -77,7 +79,8 @@ def _lines(text: str) -> dict[Place, int]:
     """Return the line at which each value begins.
 
     The TOML parser does not report lines. So this function parses the first line, then the first two lines, and so on.
-    A value of several lines appears only with its last line. It began after the last line at which parsing succeeded.
+    A value of several lines appears only when its last line is parsed too. Such a value begins in the line after the
+    last successful parse.
     """
     lines, found, begin = text.splitlines(), dict[Place, int](), 1
     for n in range(1, len(lines) + 1):

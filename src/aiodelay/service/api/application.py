@@ -49,9 +49,9 @@ def admin(
     The app does not open or close the schedulers. Your program opens them, on the event loop of the app.
 
     Args:
-        schedulers: One scheduler, or several by name. With several, a request names its store with `?store=`.
-        tokens: The tokens that callers may use. Without tokens, the app answers only requests from this machine. The
-            `load` of a `Tokens` replaces the tokens while the app runs.
+        schedulers: One scheduler, or several by name. If there are several, a request names its store with `?store=`.
+        tokens: The tokens that callers may use. Without tokens, the app answers only requests from this machine. If you
+            give a `Tokens`, its method `load` replaces the tokens while the app runs.
         read_only: Refuse every change, whatever scopes a token has.
         allowed_targets: The destinations that requests may schedule to, as for a `Scheduler`. None = the
             `allowed_targets` of each scheduler; a scheduler without them allows no destination.
@@ -100,7 +100,7 @@ def admin(
 
 
 def _is_live(scope: MutableMapping[str, Any]) -> bool:
-    """Whether a request reads the page's event stream: it lasts until the tab is closed, which is not an error."""
+    """Whether a request reads the page's event stream. Such a request ends when the tab is closed, without an error."""
     return str(scope.get("path", "")).endswith("/live")
 
 

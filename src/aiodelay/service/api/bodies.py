@@ -48,7 +48,7 @@ class Json(Response):
 def encoded(content: Any) -> bytes:  # noqa: ANN401 - any content that msgspec encodes
     """Return the content as JSON text.
 
-    Texts that other programs have stored may hold characters that are not valid in UTF-8. They are escaped.
+    Texts that other programs have stored may hold characters that are not valid in UTF-8. Such characters are escaped.
     """
     try:
         return msgspec.json.encode(content)
@@ -71,10 +71,10 @@ def check_type(request: Request, *allowed: str) -> str:
 
 
 async def body_of(request: Request, limits: ApiLimits) -> bytes:
-    """Return a whole JSON body.
+    """Return the whole JSON body of a request.
 
     Raises:
-        ApiError: The body has another type, is too large, or arrives too slowly.
+        ApiError: The content type is not JSON, or the body is too large or arrives too slowly.
     """
     check_type(request, PLAIN)
     try:
@@ -85,11 +85,11 @@ async def body_of(request: Request, limits: ApiLimits) -> bytes:
 
 
 async def read_json(request: Request, limits: ApiLimits, type_: type[T]) -> T:
-    """Return a JSON body as a value of a type.
+    """Return the JSON body of a request, decoded as a value of `type_`.
 
     Raises:
         ApiError: See `body_of`.
-        InputError: The JSON does not have that type.
+        InputError: The body is not JSON, or the JSON does not have this type.
     """
     body = await body_of(request, limits)
     try:
@@ -100,7 +100,7 @@ async def read_json(request: Request, limits: ApiLimits, type_: type[T]) -> T:
 
 
 async def chunks_of(request: Request, most: int) -> AsyncIterator[bytes]:
-    """Yield a body as it arrives.
+    """Yield the parts of a body as they arrive.
 
     Raises:
         ApiError: The body is larger than `most` bytes, or the client has disconnected.

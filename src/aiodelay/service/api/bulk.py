@@ -44,9 +44,9 @@ reading: APIRouter = APIRouter(prefix="/v1/bulk", tags=["bulk"], route_class=nee
 changing: APIRouter = APIRouter(prefix="/v1/bulk", tags=["bulk"], route_class=needs("operate"))
 
 MOST = 1_000
-"""Most targets that a plan finds; the operation finds the others."""
+"""Most targets that a plan finds. The operation finds the remaining targets."""
 STEP = 500
-"""Targets that are changed at the same time; between two steps an operation can be stopped."""
+"""The number of targets of one step, which are changed at the same time. An operation can stop between two steps."""
 SHOWN = 5
 WAIT_S, MOST_WAIT_S = 10.0, 60.0
 OF_LETTERS = ("redrive", "purge")
@@ -68,7 +68,7 @@ async def plan(request: Request, store: Store) -> Response:
 
 
 async def planned(given: BulkIn, store: Opened, *, by: str, most: int) -> Plan:
-    """Find the targets of an action, and return the plan.
+    """Find the targets of an action, and return the plan with the targets.
 
     Args:
         given: The action and the filter.
@@ -147,8 +147,8 @@ async def confirm(
 ) -> Response:
     """Starts an operation in the background, and waits up to `wait` seconds for its end.
 
-    `operation` is the `confirm` of the plan. Only the caller that made the plan may confirm it. It is safe to repeat
-    the request.
+    `operation` is the value of `confirm` in the plan. Only the caller that made the plan may confirm it. It is safe to
+    repeat the request.
     """
     operations = served_of(request).operations
     is_known = operation in operations
@@ -207,13 +207,13 @@ async def list_operations(request: Request, store: Store) -> Response:
 
 @reading.get("/{operation}", summary="Get the progress or the result of a bulk operation", **documents(BulkOut))
 async def get_operation(operation: str, request: Request, store: Store) -> Response:
-    """`operation` is the `confirm` of its plan."""
+    """`operation` is the value of `confirm` in the plan."""
     return Json(_shape(served_of(request).operations.find(operation, store=store.name)))
 
 
 @changing.post("/{operation}/stop", summary="Stop a bulk operation", **documents(BulkOut, unfinished=202))
 async def stop(operation: str, request: Request, store: Store) -> Response:
-    """The operation ends after its current step. The changes that it has made remain."""
+    """The operation ends after its current step. Changes that the operation has made so far remain."""
     found = served_of(request).operations.find(operation, store=store.name)
     end(request, found)
     await found.wait(WAIT_S)

@@ -1,4 +1,7 @@
-"""Values of URL parameters: the cursor of the next page, times and filters."""
+"""Values of URL parameters: the cursor of the next page, times and filters.
+
+A *place* is the position at which the next page begins. A cursor is a place as text for a URL.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,16 @@ __all__ = ["dead_filter_of", "filter_of", "read_cursor", "write_cursor"]
 
 P = TypeVar("P", bound=tuple[object, ...])
 MOST = 1 << 62
-"""Larger than any time or revision, and small enough for a database to compare."""
+"""A number larger than any time or revision, and small enough for a database to compare."""
 
 
 def write_cursor(place: tuple[object, ...] | None) -> str | None:
-    """Return the place of the next page as text for a URL; None if there is no next page."""
+    """Return the cursor of a place; None if there is no next page."""
     return None if place is None else base64.urlsafe_b64encode(msgspec.msgpack.encode(place)).decode().rstrip("=")
 
 
 def read_cursor(text: str | None, type_: type[P]) -> P | None:
-    """Return the place in a text of `write_cursor`.
+    """Return the place that a cursor of `write_cursor` holds.
 
     Raises:
         InputError: `write_cursor` cannot have returned this text.

@@ -90,7 +90,7 @@ async def list_letters(
 
 
 @reading.get("/{revision}/{id:path}", summary="Get a dead letter, with payload and traceback", **documents(DeadOut))
-async def get_letter(revision: Revision, id: str, store: Store) -> Response:  # noqa: A002 - its name
+async def get_letter(revision: Revision, id: str, store: Store) -> Response:  # noqa: A002 - its name in the URL
     """`id` and `revision` together are the key of the dead letter."""
     letter = await dead_letter(store.scheduler, DeadKey(id, revision))
     if letter is None:
@@ -128,7 +128,7 @@ async def redrive(request: Request, store: Store) -> Response:
 
 @changing.post("/purge", summary="Delete dead letters for good", **documents(PurgedOut, DeadKeysIn))
 async def purge(request: Request, store: Store) -> Response:
-    """Letters that do not exist any more are not counted."""
+    """The count `purged` leaves out letters that do not exist any more."""
     keys = await _keys(request)
     with audited(request, "purge", store=store.name, ids=[key.id for key in keys]) as facts:
         facts["purged"] = purged = await store.scheduler.purge(*keys)

@@ -1,6 +1,6 @@
-"""The routes of etf1/kafka-message-scheduler's REST API, in the same JSON form, for programs that were its clients.
+"""The routes of etf1/kafka-message-scheduler's REST API, for programs that were clients of that scheduler.
 
-The routes only read, as the original ones do. docs/migration.md lists the differences.
+Answers have the same JSON form. The routes only read, like the original routes. docs/migration.md lists differences.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ async def liveness(request: Request) -> Response:
 
 
 def _kafka_of(store: Opened) -> tuple[str, list[str], str]:
-    """Return the servers, the schedules topics and the history topic of a Kafka store; empty for other stores."""
+    """Return the servers, the schedules topics and the history topic of a store; empty values if it is not Kafka."""
     url = urlsplit(store.scheduler.opened_store().name)
     if url.scheme != KAFKA:
         return "", [], ""

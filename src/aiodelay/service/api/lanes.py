@@ -136,7 +136,10 @@ async def journal(
 @reading.get("/holds", include_in_schema=False)  # the former name
 @reading.get("/pauses", summary="List paused lanes and blocked destinations", **documents(PausesOut))
 async def pauses(store: Store) -> Response:
-    """Their messages stay in the store, where they can be cancelled. They do not delay other messages."""
+    """Messages of a paused lane or blocked destination stay in the store, where they can be cancelled.
+
+    These messages do not delay other messages.
+    """
     blocked = [blocked_shape(each) for each in await store.scheduler.blocked()]
     return Json({"paused": await store.scheduler.paused(), "blocked": blocked})
 
@@ -148,7 +151,7 @@ async def consumers(
     after: After = None,
     topic: Annotated[str | None, Query(description="Only consumers of this topic.", max_length=100)] = None,
 ) -> Response:
-    """Sorted by topic, kind and name. Only a store with topics on the same server can answer: Redis."""
+    """The consumers are sorted by topic, kind and name. Only a Redis store can answer: it has topics on its server."""
     opened = store.scheduler.opened_store()
     if not isinstance(opened, ports.Registry):
         raise UnsupportedByStoreError("store", opened.name, "a store with topics on the same server (Redis)")

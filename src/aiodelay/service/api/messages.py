@@ -229,7 +229,8 @@ def with_key(request: Request, store: Opened, message: Message, key: str | None,
     digest = sha256(f"{caller_of(request).name}\n{key}".encode()).hexdigest()[:40]
     message_id = f"key-{digest}" if line is None else f"key-{digest}-{line}"
     known = store.scheduler.opened_store().traits.conflicts
-    # `newer` also refuses a repeat after the message has ended: the store remembers versions. `keep` sees only pending.
+    # `newer` also refuses a repeat after the message has ended, because the store remembers versions.
+    # `keep` compares with pending messages only.
     once = Conflict.newer(0) if "newer" in known else Conflict.keep() if "keep" in known else message.conflict
     return structs.replace(
         message, id=message_id, conflict=once if message.conflict == Conflict.replace() else message.conflict
@@ -241,9 +242,10 @@ def with_key(request: Request, store: Opened, message: Message, key: str | None,
 
 @changing.delete("/{id:path}", summary="Cancel a message, or a series", **documents(OutcomeOut, headers=IF_MATCH))
 async def cancel(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
-    """`in_flight`: the present attempt goes on; no retry and no occurrence follows.
+    """The outcome `in_flight` means that the present attempt goes on. No retry and no further occurrence follows.
 
-    `recorded`: the cancel is stored. Only the owner of the Kafka partition knows whether an attempt is in flight.
+    The outcome `recorded` means that the cancel is stored. Only the owner of the Kafka partition knows whether an
+    attempt is in flight.
     """
     revision = _meant_revision(request)
     return await _outcome_answer(request, store, "cancel", id, store.scheduler.cancel(id, if_revision=revision))
@@ -259,7 +261,7 @@ async def reschedule(id: str, request: Request, store: Store) -> Response:  # no
 
 @changing.post("/{id:path}/fire", summary="Make a message due now", **documents(OutcomeOut))
 async def fire(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
-    """`in_flight`: the message is being delivered already."""
+    """The outcome `in_flight` means that the message is being delivered already."""
     return await _outcome_answer(request, store, "fire", id, store.scheduler.fire(id))
 
 

@@ -315,7 +315,10 @@ class ListOut(Struct, frozen=True):
 
 
 class DeadOut(RecordOut, frozen=True, kw_only=True):
-    """A dead letter, with the reason and the time. `traceback` is the one of the last attempt; lists leave it out."""
+    """A dead letter, with the reason and the time at which the message was given up.
+
+    `traceback` is the traceback of the last attempt. Lists leave it out.
+    """
 
     reason: DeadReason
     given_up: str
@@ -384,14 +387,17 @@ class LoadBucketOut(Struct, frozen=True):
 
 
 class LoadOut(Struct, frozen=True):
-    """The numbers of messages that come due, by bucket of time. Empty buckets are left out."""
+    """The number of messages that come due in each bucket of time. Empty buckets are left out."""
 
     bucket: str
     buckets: list[LoadBucketOut]
 
 
 class LatenessBucketOut(Struct, frozen=True):
-    """The number of messages above the bound of the bucket before, and at most `up_to_ms` late; null = no bound."""
+    """The number of messages that were at most `up_to_ms` late, but later than the bound of the bucket before.
+
+    If `up_to_ms` is null, the bucket has no upper bound.
+    """
 
     up_to_ms: int | None
     messages: int
@@ -560,8 +566,8 @@ class BulkPlanOut(Struct, frozen=True):
         series: For a cancel: the recurring series that match.
         more: True if more may match. The operation finds them before it changes anything.
         examined: The number of messages or dead letters that the plan compared with the filter.
-        of: The number to compare in all; null if an index answers the filter.
-        confirm: The name of this plan, and of the operation that carries it out.
+        of: The number of messages or dead letters to compare in all; null if an index answers the filter.
+        confirm: The name of this plan, and of the operation that carries out the plan.
         expires_s: Seconds until the service forgets the plan.
     """
 

@@ -43,18 +43,18 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An action that a caller may confirm, once, and its targets.
+    """An action and its targets. A caller may confirm the plan, once.
 
     Attributes:
         action: The name of the action.
         by: The caller that may confirm the plan.
         store: The name of the store.
         targets: The messages, destinations or dead letters found so far.
-        series: The recurring series found so far that a cancel would end. `targets` does not contain them.
-        with_series: Cancel the series too.
+        series: The recurring series found so far that a cancel would end. `targets` does not contain these series.
+        with_series: Whether the action ends the series too.
         rest: The search for further targets; None = the plan has all targets.
         examined: The number of messages or dead letters compared with the filter.
-        of: The number to compare in all; None if an index answered.
+        of: The number of messages or dead letters to compare in all; None if an index answered.
         options: The options of the action.
     """
 
@@ -76,7 +76,7 @@ class Plan:
 
 
 class Plans:
-    """Keeps each plan for five minutes. A new plan drops the oldest one if there are too many.
+    """Keeps each plan for five minutes. If there are too many plans, a new plan drops the oldest plan.
 
     Args:
         clock: Measures intervals.
@@ -95,7 +95,7 @@ class Plans:
         return token
 
     def find(self, token: str, *, by: str, store: str) -> Plan:
-        """Return a plan.
+        """Return the plan that a confirmation token names.
 
         Raises:
             ApiError: No plan of this caller and this store has that token.
@@ -107,7 +107,7 @@ class Plans:
 
 
 class Operation:
-    """A confirmed plan: its progress, and later its result.
+    """The execution of a confirmed plan: the progress, and later the result.
 
     Args:
         token: The token of the plan, which also names the operation.
@@ -115,15 +115,16 @@ class Operation:
         now_ms: The start of the operation, epoch ms.
 
     Attributes:
-        state: `finding` targets, `changing` them, or ended: `done`, `stopped` by a caller, or `failed`.
+        state: `finding` (it looks for targets) or `changing` (it changes them). An operation ends as `done`, as
+            `stopped` (by a caller) or as `failed`.
         found: The number of targets found so far.
-        series: The recurring series that were found, whether the operation ends them or leaves them unchanged.
+        series: All recurring series found. The operation either ends all of them or leaves all of them unchanged.
         changed: The number of targets whose outcome is known.
         outcomes: The number of targets by outcome.
         error: The reason of a failure; "" if there is no failure.
         began_ms: The start of the operation, epoch ms.
         ended_ms: The end of the operation, epoch ms; None while it runs.
-        is_stopping: A caller has stopped the operation.
+        is_stopping: Whether a caller has stopped the operation. It ends after its current step.
     """
 
     def __init__(self, token: str, plan: Plan, now_ms: int) -> None:
@@ -203,7 +204,7 @@ class Operations:
             del self._tasks[operation.token]
 
     def find(self, token: str, *, store: str) -> Operation:
-        """Return an operation on a store.
+        """Return the operation on a store that a token names.
 
         Raises:
             ApiError: No operation on this store has that token.

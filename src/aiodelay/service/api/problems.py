@@ -61,9 +61,9 @@ STATUSES: tuple[tuple[type[AiodelayError], int], ...] = (
     (ClosedError, 503),
     (OutcomeUnknownError, 504),
 )
-"""The first class that matches an error decides."""
+"""The HTTP status for each class of errors. The first class that matches an error decides."""
 CLOSE = {"connection": "close"}
-"""For an answer before the whole body is read: the connection cannot serve another request."""
+"""The header of an answer that is sent before the whole body is read. The connection cannot serve another request."""
 RETRY_AFTER_S = "1"
 LONGEST = 500
 
@@ -98,7 +98,7 @@ def _problem(status: int, shape: Mapping[str, str]) -> Problem:
 
 
 def problem_of(error: AiodelayError) -> Problem:
-    """Return the problem to answer for an error; `INTERNAL` for an error whose details must not leave the service."""
+    """Return the problem that describes an error; `INTERNAL` for an error whose details must not leave the service."""
     if isinstance(error, ApiError):
         return error.problem
     status = next((status for class_, status in STATUSES if isinstance(error, class_)), 500)

@@ -1,4 +1,4 @@
-"""The OpenAPI document, generated from the models, and the route arguments that name a route's models."""
+"""Generates the OpenAPI document from the models and the routes. `documents` tells the models of a route."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ class Tokens:
         clock: Measures intervals.
 
     Attributes:
-        is_open: There has never been a token, so requests from this machine need none. If the last token is removed
-            later, the service refuses all requests.
+        is_open: Whether there has never been a token. Requests from this machine then need no token. If tokens existed
+            and the last token is removed, the service refuses all requests.
     """
 
     def __init__(self, tokens: Collection[Token] = (), clock: Clock | None = None) -> None:
@@ -140,7 +140,7 @@ class ApiLimits:
         max_page: Most items of a page.
         max_examined: Most messages that one request compares with a filter that no index answers.
         rate: Most requests a second of one token, or of one address without a token; 0 = no limit.
-        burst: Most requests at once.
+        burst: Most requests that may come at once.
     """
 
     max_body: int = 1_048_576
@@ -199,8 +199,8 @@ class _Rates:
 class Gate:
     """The middleware in front of the app: identifies callers, limits rates, refuses changes from other sites.
 
-    It also adds the security headers to each answer. If the service has no tokens, a request from this machine, sent to
-    one of its loopback names, gets all scopes.
+    The gate also adds the security headers to each answer. If the service has no tokens, a request gets all scopes if
+    it comes from this machine and its `Host` is a loopback name.
 
     Args:
         app: The app that answers the requests.
@@ -325,8 +325,8 @@ def needs(scope: Scope, find: Callable[[Request], Any] | None = None) -> type[AP
 
     Args:
         scope: The scope that a token must have.
-        find: Returns the second argument of the endpoint, from the request. Without it, FastAPI resolves the arguments,
-            which takes longer than to schedule a message.
+        find: Returns the second argument of the endpoint, from the request. Without `find`, FastAPI resolves the
+            arguments, which takes longer than to schedule a message.
     """
 
     class Guarded(APIRoute):
@@ -387,11 +387,11 @@ def _audit(caller: Caller, action: str, facts: Mapping[str, object]) -> None:
 def audited(request: Request, action: str, **facts: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - as of `audit`
     """Write a change to the audit log when the block ends, also after a store error or a cancellation.
 
-    After these two, the store may have carried the change out, fully or in part. Any other error means that nothing was
-    changed, and nothing is written.
+    After a store error or a cancellation, the store may have carried out the change, fully or in part. After any other
+    error, nothing was changed, and no line is written.
 
     Yields:
-        The facts of the line. The block adds the outcome.
+        The facts of the audit log line. The block adds the outcome.
     """
     with audited_by(caller_of(request), action, **facts) as completed:
         yield completed

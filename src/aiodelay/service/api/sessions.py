@@ -1,4 +1,4 @@
-"""`Sessions`: the browser sessions of the page. A user signs in with a token. A random cookie names the session."""
+"""`Sessions`: the browser sessions of the page. A user begins a session with a token; a random cookie names it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SESSIONS = 1_000
 
 
 class ValidTokens(Protocol):
-    """The tokens that are valid now: `Tokens` of `security`."""
+    """The tokens that are valid now. The class `Tokens` in `security` implements this Protocol."""
 
     def find(self, secret: str) -> Token | None:
         """Return the token of a secret; None if there is no such token."""

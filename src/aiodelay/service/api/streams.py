@@ -33,7 +33,7 @@ fill the disk."""
 
 
 async def schedule_lines(request: Request, store: Opened, prepare: Callable[[Message, int], Message]) -> Response:
-    """Schedule the message of each line; return an answer for each line, in no order, and the totals at the end.
+    """Schedule the message of each line; return an answer for each line, in any order, and the totals at the end.
 
     The service sends the answers after it has read all lines. Otherwise a client that reads nothing until it has sent
     everything would wait for the service, and the service for the client.
@@ -41,7 +41,8 @@ async def schedule_lines(request: Request, store: Opened, prepare: Callable[[Mes
     Args:
         request: The request whose body holds the lines.
         store: The store to schedule in.
-        prepare: Returns the message to schedule, from the message of a line and the line's number, from 1.
+        prepare: Returns the message to schedule. Its arguments are the message of a line and the number of the line,
+            counted from 1.
     """
     served = served_of(request)
     if served.streams >= served.limits.streams:
@@ -140,7 +141,7 @@ class _Lines:
                         self._keyed.add(position)
                     position += 1
                     yield message
-        except ApiError as error:  # the rest cannot be read; the messages read so far are stored and answered
+        except ApiError as error:  # further lines cannot be read; messages read so far are stored and answered
             self.failure = error
 
     def _answered(self, position: int, answer: Scheduled | AiodelayError) -> None:
