@@ -48,7 +48,7 @@ class _Seldom(logging.Filter):
         self._written: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to write a record. A written record tells how often its text was left out since the last one."""
+        """Return whether to write a record. A written record tells how often its text was left out before."""
         if not record.name.startswith("aiokafka"):
             return True
         text = record.getMessage()
