@@ -45,8 +45,8 @@ async def bench(
 
     One process stores messages of 200 bytes in the namespace aiodelay-bench of the store. It measures four things:
     schedule_many, the delivery to a handler that does nothing, single calls of schedule, and the lateness of messages
-    whose due times are spread over a second. The run is short. Other work on the machine changes the figures, and the
-    ratios less.
+    whose due times are spread over a second. The run is short, so other work on the machine changes the figures. It
+    changes the ratios less.
 
     Args:
         messages: The number of messages to store and deliver at once.
@@ -114,12 +114,12 @@ def _message(delay: str) -> Message:
 
 
 def _share(values: Sequence[float], percent: int) -> float:
-    """Return a percentile: the smallest value that `percent` of the values do not exceed."""
+    """Return a percentile: the smallest value that `percent` % of the values do not exceed."""
     return sorted(values)[-(-len(values) * percent // 100) - 1]
 
 
 class _Counter:
-    """A handler that counts messages. `is_done` is set when the expected number has come."""
+    """A handler that counts messages. It sets `is_done` when the expected number of messages has come."""
 
     def __init__(self) -> None:
         self.is_done = asyncio.Event()

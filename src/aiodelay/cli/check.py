@@ -39,7 +39,8 @@ class Finding(NamedTuple):
         level: `ok`, `note`, `warning` or `problem`.
         about: The store, the lane, the destination or the sink that was checked.
         text: The result in words.
-        mend: The remedy: a command, or a change to make; empty if nothing is wrong. JSON output has it under this name.
+        mend: The remedy: a command, or a change to make; empty if nothing is wrong. The key in JSON output has this
+            name.
     """
 
     level: Level
@@ -55,8 +56,8 @@ async def check(url: str | None = None, /, *, app: str | None = None, place: Pla
 
     Args:
         url: The URL of the store. Without it: --store, or the store of --app.
-        app: A scheduler, as MODULE:OBJECT. The check then also finds pending messages that its code cannot read, and
-            tells how often its sinks can get each message.
+        app: A scheduler, as MODULE:OBJECT. The check then also finds pending messages that the code of this scheduler
+            cannot read, and tells how often each sink of the scheduler may get a message.
     """
     program = None if app is None else find_scheduler(app)
     if url is not None:
@@ -103,7 +104,7 @@ def _of_text(level: Level, name: str, text: str, otherwise: str = "") -> Finding
         level: The level of the finding.
         name: The name of the store.
         text: The finding. It may end with a remedy.
-        otherwise: The remedy if the text has none.
+        otherwise: The remedy to use if the text has none.
     """
     text, _, mend = text.partition(MEND)
     return Finding(level, name, text.rstrip(" ."), mend or otherwise)

@@ -60,7 +60,7 @@ def hash_token(*, stdin: Annotated[bool, Parameter(negative="")] = False) -> Non
     """Make a token for the API. Give the token to its user, and put its hash into the settings file.
 
     Args:
-        stdin: Hash the token on standard input instead of making a new one.
+        stdin: Hash the token on standard input instead of a new token.
     """
     from aiodelay.service import hash_token as hash_of  # noqa: PLC0415 - other commands do not need it
 

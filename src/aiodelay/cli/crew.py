@@ -1,4 +1,7 @@
-"""`supervise`: the parent process of `aiodelay run --workers` and `--reload`. It starts, restarts and drains them."""
+"""`supervise`: the parent process of `aiodelay run --workers` and `--reload`. It starts, restarts and drains workers.
+
+A worker is a process that dispatches.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,18 @@ __all__ = ["follow", "supervise"]
 log: logging.Logger = logging.getLogger("aiodelay.cli")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Seconds before a worker that ended is started again: the first time, and at most."""
+"""Seconds until an ended worker is started again: the first pause, and the longest one after repeated ends."""
 STEADY_S = 60.0
-"""Seconds after which a running worker counts as healthy: the next pause is `FIRST_PAUSE_S` again."""
+"""Seconds after which a running worker counts as healthy. If it ends later, the pause is `FIRST_PAUSE_S` again."""
 
 
 async def supervise(commands: Sequence[Sequence[str]], *, reload: bool) -> None:
-    """Keep workers running until a signal asks for the end, then drain them. A later signal ends them at once.
+    """Keep workers running until a signal asks for the end, then drain the workers. A later signal ends them at once.
 
     Args:
         commands: The command line of each worker.
-        reload: Restart the workers when a Python file below the working directory changes, and only then.
+        reload: Restart the workers when a Python file below the working directory changes. A worker that ends by itself
+            is then not restarted before the next change.
 
     Raises:
         CommandError: `reload` needs the package watchfiles, which is not installed.
@@ -48,7 +52,7 @@ async def supervise(commands: Sequence[Sequence[str]], *, reload: bool) -> None:
                 changed.clear()
                 crew = _Crew(lifeline, restarts=not reload)
                 await crew.run(commands, stop, changed)
-        if later:  # while the handlers are still set: a further signal cannot change the signal that ends this process
+        if later:  # inside the block: its handlers catch further signals, so exactly `later[0]` ends this process
             end_by(later[0])
 
 
@@ -56,7 +60,8 @@ def follow(lifeline: int, stop: asyncio.Event) -> None:
     """Set an event when the parent process has ended for any reason.
 
     Args:
-        lifeline: A pipe. Only the parent process holds its other end.
+        lifeline: The reading end of a pipe. Only the parent process holds the other end, so the pipe closes when the
+            parent process ends.
         stop: The event to set.
     """
     loop = asyncio.get_running_loop()
@@ -153,8 +158,8 @@ async def _watch(changed: asyncio.Event, stop: asyncio.Event) -> None:
 def _signals(stop: asyncio.Event, on_later: Callable[[], object]) -> Iterator[list[int]]:
     """Set an event at the first signal, and yield the list of later signals.
 
-    Call `on_later` at each signal that comes more than `SAME_S` after the first one. The first later signal is logged
-    at once. At that time, a further signal cannot end the process yet.
+    A later signal comes at least `SAME_S` after the first signal. At each later signal, call `on_later`. At the first
+    later signal, also log that the process ends at once.
     """
     loop, later = asyncio.get_running_loop(), list[int]()
     first_s: float | None = None
@@ -165,7 +170,7 @@ def _signals(stop: asyncio.Event, on_later: Callable[[], object]) -> Iterator[li
             first_s = loop.time()
             stop.set()
         elif loop.time() - first_s >= SAME_S:
-            on_later()  # at each signal: a worker may have started since the last one
+            on_later()  # at each later signal: a worker may have started since the last signal
             if not later:
                 log_end(number)
             later.append(number)

@@ -47,7 +47,7 @@ class Which:
     error: str | None = None
 
     async def letters(self, scheduler: Scheduler, message_id: str | None = None) -> AsyncIterator[DeadLetter]:
-        """Yield the matching letters, oldest first; with an id, only the letters of that message."""
+        """Yield the dead letters that match, oldest first. If an id is given, yield only letters of this message."""
         before = read_time(self.before, "before")
         before_ms = None if before is None else to_epoch_ms(before, field="before")
         async for letter in scheduler.dead_letters(self.of, message_id=message_id):

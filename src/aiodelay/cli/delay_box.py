@@ -44,16 +44,16 @@ def delay_box(
         store: The URL of the store, such as redis://localhost, sqlite:///delay.db or kafka://host:9092/schedules.
         allow: A topic to which messages may go. May be repeated.
         countdown_from: The start of a countdown: the time of the record, or its arrival in the box.
-        dead_topic: The topic for refused records: unreadable ones, and ones to topics that are not allowed. Without it:
-            the name of the request's topic with ".dead" at the end.
+        dead_topic: The topic for refused records: records that cannot be read, and records for topics that are not
+            allowed. Without it: the name of the request's topic with ".dead" at the end.
         begin_after: The consumer group of another system. If the store has no position of a partition yet, the box
             begins at the group's committed position.
-        namespace: The namespace in the store. It keeps several boxes in one store apart.
+        namespace: The namespace in the store. Boxes with different namespaces can share a store and stay apart.
         quiet: Log only warnings and errors.
         verbose: Also log details of aiodelay's work.
     """
     try:
-        from aiodelay.delay_box import DelayBox  # noqa: PLC0415 - needs a client that other commands do not
+        from aiodelay.delay_box import DelayBox  # noqa: PLC0415 - imports a client that only this command needs
     except ImportError as error:
         raise missing_extra(error, "delay-box", "kafka") from error
     log_as_text(logging.WARNING if quiet else logging.INFO)

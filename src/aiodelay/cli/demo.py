@@ -34,7 +34,7 @@ __all__ = ["demo"]
 
 NAMESPACE = "aiodelay-demo"
 JOURNAL = 10_000
-"""Entries of the demo's journal. The page shows lateness and the events of messages from it."""
+"""The number of entries of the demo's journal. The page reads lateness and the events of messages from the journal."""
 SUMMARY_EVERY_S, STATUS_EVERY_S = 5.0, 1.0
 
 
@@ -57,7 +57,7 @@ def demo(
         seconds: Stop after this number of seconds. Without it, the demo runs until Ctrl-C.
         store: The URL of the store, such as redis://localhost or sqlite:///delay.db. The word redis starts a server for
             the demo. Without it, the store is a SQLite file that is deleted at the end.
-        keep: Keep the SQLite file under this name. The next demo with it resumes its pending messages.
+        keep: Keep the SQLite file under this name. The next demo with the same file resumes the pending messages.
         page: Serve the page. --no-page turns it off.
     """
     if store is not None and keep is not None:
@@ -153,11 +153,11 @@ async def _count(scheduler: Scheduler) -> int | None:
 
 
 FAILING = ((ChargeCard.__name__,), (SendReceipt.__name__,))
-"""Handlers that fail on purpose: the first arguments of their log records."""
+"""The first arguments of the log records of handlers that fail on purpose."""
 
 
 class _LogLines(logging.Handler):
-    """Writes warnings as lines, except warnings of handlers that fail on purpose: the report shows their attempts."""
+    """Writes warnings as lines, except warnings of handlers that fail on purpose. The report shows those attempts."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(logging.WARNING)

@@ -33,7 +33,7 @@ async def export(
     """Write pauses, messages and dead letters as JSON lines, which `aiodelay import` reads into any store.
 
     Stop all processes that schedule or dispatch before the export. Otherwise the file may miss messages that change
-    meanwhile, or hold messages that are also delivered from this store. The export leaves out the positions of intakes,
+    during the export, or hold messages that this store also delivers. The export leaves out the positions of intakes,
     and the store's memory of ended messages.
 
     Args:
@@ -63,7 +63,7 @@ async def export(
 def _opened(output: Path | None) -> Iterator[TextIO]:
     if output is None:
         yield sys.stdout
-        sys.stdout.flush()  # a failure to write must come before the line that reports success
+        sys.stdout.flush()  # if the write fails, it must fail before the line that reports success
         return
     is_device = output.exists() and not output.is_file()
     part = output if is_device else output.with_name(f"{output.name}.part")
@@ -93,7 +93,7 @@ async def _lines(scheduler: Scheduler, place: Place) -> AsyncIterator[dict[str, 
     for lane, address in await store.paused():
         yield {"kind": "hold", "lane": lane, "address": address}
     async for snapshot in scheduler.pending():
-        if not snapshot.record.no_retry:  # a message that was cancelled in flight: its last attempt runs here
+        if not snapshot.record.no_retry:  # leave out messages cancelled in flight: their last attempt runs here
             yield {"kind": "message"} | message_shape(snapshot)
     async for letter in scheduler.dead_letters():
         yield {"kind": "dead_letter"} | dead_letter_shape(letter)

@@ -66,7 +66,7 @@ async def etf1(url: str, /, *, place: Place = Place()) -> int:
     Args:
         url: The URL of the topic: kafka://host:9092/schedules.
     """
-    from aiodelay.importers.etf1 import import_etf1  # noqa: PLC0415 - needs a client that files do not
+    from aiodelay.importers.etf1 import import_etf1  # noqa: PLC0415 - files need no Kafka client
 
     async with place.opened(may_create=True) as scheduler:
         return _report(await import_etf1(url, scheduler.store), place)
@@ -76,13 +76,14 @@ async def etf1(url: str, /, *, place: Place = Place()) -> int:
 async def fred84(url: str, /, *, prefix: str = "de_", place: Place = Place()) -> int:
     """Store the events that fred84/delayedQueue keeps in Redis, each for the handler of its type.
 
-    Stop its dispatchers first. The import removes nothing from its data, and may be repeated.
+    Stop the dispatchers of delayedQueue first. The import removes nothing from the data of delayedQueue, and may be
+    repeated.
 
     Args:
         url: The URL of the Redis server of delayedQueue.
         prefix: The dataSetPrefix of delayedQueue.
     """
-    from aiodelay.importers.fred84 import import_fred84  # noqa: PLC0415 - needs a client that files do not
+    from aiodelay.importers.fred84 import import_fred84  # noqa: PLC0415 - files need no Redis client
 
     async with place.opened(may_create=True) as scheduler:
         return _report(await import_fred84(url, scheduler.store, prefix=prefix), place)
@@ -100,15 +101,15 @@ async def article_box(
 ) -> int:
     """Move the waiting messages of the article's delay box (docs/delay-box.md) into a store, for the sink `kafka`.
 
-    Stop the box first. The import removes a message from Redis after it has stored the message. It may be repeated.
+    Stop the box first. The import removes a message from Redis after it has stored the message, and may be repeated.
 
     Args:
         url: The URL of the Redis server of the box.
         allow: A topic to which messages may go. May be repeated.
         key: The key of the box's sorted set.
-        unit: The unit of its scores: seconds or milliseconds.
+        unit: The unit of the scores in the sorted set: seconds or milliseconds.
     """
-    from aiodelay.importers.black_box import take_over_black_box  # noqa: PLC0415 - needs a client that files do not
+    from aiodelay.importers.black_box import take_over_black_box  # noqa: PLC0415 - files need no Redis client
 
     async with place.opened(may_create=True) as scheduler:
         return _report(await take_over_black_box(url, scheduler.store, allow=allow, key=key, unit=unit), place)
@@ -150,8 +151,8 @@ class _Import:
         """Read the file to its end.
 
         Raises:
-            InputError: The file is not one of `aiodelay export`.
-            StoreUnavailableError: The store does not answer. A repeat goes on at the recorded position.
+            InputError: `aiodelay export` has not written this file.
+            StoreUnavailableError: The store does not answer. A repeated import goes on at the recorded position.
         """
         numbered = enumerate(lines, 1)
         source = _source_of(next(numbered, (1, b""))[1])

@@ -1,4 +1,4 @@
-"""The output of commands: JSON lines, tables and times; and the question before a change that cannot be undone."""
+"""The output of commands: JSON lines, tables and times. Also the question before a change that cannot be undone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ago", "confirm", "error_line", "json_line", "moment", "print_json", 
 
 MOST_SHOWN = 60
 UNPRINTABLE = re.compile(r"[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Control characters that JSON text may hold unescaped and that a terminal acts on. JSON escapes all below a space."""
+"""Characters that JSON text may hold unescaped and that a terminal acts on. JSON itself escapes U+0000 to U+001F."""
 
 
 def json_line(shape: object) -> str:
@@ -54,7 +54,7 @@ def moment(ms: int) -> str:
 
 
 def ago(ms: int, now_ms: int) -> str:
-    """Return the distance of a time from now, such as `in 2h` or `5s ago`, in whole seconds from one second on."""
+    """Return the distance of a time from now, such as `in 2h` or `5s ago`. One second or more is cut to whole seconds."""
     away_ms = abs(ms - now_ms)
     length = format_duration(away_ms if away_ms < 1000 else away_ms // 1000 * 1000)
     return f"in {length}" if ms > now_ms else f"{length} ago"

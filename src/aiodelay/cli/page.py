@@ -35,7 +35,7 @@ def listening_for_page(*, is_wanted: bool) -> Iterator[tuple[socket.socket | Non
 
 @asynccontextmanager
 async def beside(scheduler: Scheduler, listener: socket.socket | None) -> AsyncIterator[None]:
-    """Serve the page until the block ends. If stdout is a terminal and there is a display, open it in a browser."""
+    """Serve the page until the block ends. If stdout is a terminal and there is a display, open a browser."""
     if listener is None:
         yield
         return
@@ -48,6 +48,6 @@ async def beside(scheduler: Scheduler, listener: socket.socket | None) -> AsyncI
 
 
 def _has_display(environment: Mapping[str, str]) -> bool:
-    """Whether a browser can open a window. A browser without one would take over the terminal."""
+    """Whether a browser can open a window. Without a display, a text browser would take over the terminal."""
     is_windowed = sys.platform in ("darwin", "win32")
     return is_windowed or bool(environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY"))

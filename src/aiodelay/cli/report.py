@@ -1,4 +1,7 @@
-"""`Report`: counts the events of the demo and prints a line for each. One call does both, so that they agree."""
+"""`Report`: counts the events of the demo and prints a line for each event.
+
+One call counts and prints, so that the counts agree with the lines.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class Tally:
         return None
 
     def summary(self, pending: int | None) -> str:
-        """Return the summary line. `pending` is the number of messages in the store; None = not known."""
+        """Return the summary line. `pending` is the number of pending messages in the store; None = not known."""
         counts = {name: value for name, value in vars(self).items() if isinstance(value, int)}
         if pending is not None:
             counts["pending"] = pending
@@ -73,8 +76,8 @@ class Report:
 
     Args:
         screen: The screen that shows the lines.
-        started: The start of the demo. Lateness of messages that were due earlier is printed but not counted, because
-            no process was there to deliver them.
+        started: The start of the demo. If a message was due before, its lateness is printed but not counted: no process
+            was there to deliver it.
     """
 
     def __init__(self, screen: Screen, started: datetime) -> None:

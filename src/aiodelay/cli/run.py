@@ -47,9 +47,9 @@ def run(
 ) -> None:
     """Dispatch and handle until SIGTERM or Ctrl-C, then drain.
 
-    A drain stops claiming. Messages in flight may end within the scheduler's `drain` time; the rest goes back to the
-    store. A signal that comes more than 0.3 s after the first one ends the process at once. Its messages are delivered
-    again when their leases have ended.
+    A drain stops claiming, and lets messages in flight end within the scheduler's `drain` time. Messages that have not
+    ended then go back to the store. A signal that comes more than 0.3 s after the first one ends the process at once.
+    Messages in flight are then delivered again when their leases have ended.
 
     Args:
         target: The scheduler, as MODULE:OBJECT, such as shop:scheduler. The working directory is searched first.
@@ -63,7 +63,7 @@ def run(
         lifeline: For a worker: drain when the other end of this pipe is closed.
     """
     scheduler = None if reload else find_scheduler(target)
-    # After the import: the application may set up its own logging, which then stays.
+    # Set up logging after the import: if the application sets up its own logging, that setup must stay.
     log_as_text(logging.WARNING if quiet else logging.INFO)
     if verbose:
         logging.getLogger("aiodelay").setLevel(logging.DEBUG)
@@ -111,7 +111,7 @@ async def _dispatch(scheduler: Scheduler, target: str, lifeline: int | None) -> 
 
 
 def _leave_handlers(loop: asyncio.AbstractEventLoop) -> None:
-    """End the process if handlers still run after the drain. Python would wait for ever for their threads and tasks."""
+    """End the process if handlers still run after the drain. Python itself would wait for these handlers for ever."""
     running = [thread.name for thread in threading.enumerate()] + [task.get_name() for task in asyncio.all_tasks(loop)]
     left = [name for name in running if name.startswith("aiodelay ")]
     if left:
@@ -125,7 +125,7 @@ def find_scheduler(target: str) -> Scheduler:
 
     Raises:
         CommandError: The text has another form, or there is no such object, or the object is not a scheduler. The error
-            names schedulers or similar names that the module has.
+            lists the schedulers of the module, or names similar to the given name.
     """
     module_name, _, path = target.partition(":")
     if not module_name or not path or module_name.startswith("."):

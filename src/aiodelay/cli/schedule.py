@@ -77,8 +77,8 @@ async def schedule(
         header: A header to deliver with the message, as NAME=VALUE. May be repeated.
         payload_file: A file that holds the payload, instead of PAYLOAD.
         conflict: The rule if a pending message has the id already: replace it, keep it, or fail.
-        newer: The version of the message. It replaces only an older version, and is refused if a newer version is
-            pending or ended within the last 24 h.
+        newer: The version of the message. The message replaces only an older version. It is refused if a newer version
+            is pending, or has ended within the last 24 h.
         drop_after: Drop the message if its lateness would exceed this duration.
         dead_letter_after: Make the message a dead letter if its lateness would exceed this duration.
         sink: The URL of a sink that the store does not provide, such as kafka://host:9092. May be repeated.
@@ -197,7 +197,7 @@ class _Lines:
 
     def __init__(self, report: Callable[[int, AiodelayError], object]) -> None:
         self._report = report
-        self._gaps_at: list[int] = []  # positions before which a line gave no message
+        self._gaps_at: list[int] = []  # for each line that gave no message: the position of the next message
         self.refused = 0
         self.bytes_read = 0
 

@@ -39,8 +39,8 @@ def serve(
     Args:
         config: The settings file. Without it: the file that AIODELAY_CONFIG names, or aiodelay.toml in the working
             directory.
-        host: The address on which the API listens, instead of the one in the settings.
-        port: The port on which the API listens, instead of the one in the settings; 0 = any free port.
+        host: The address on which the API listens, instead of the address in the settings.
+        port: The port on which the API listens, instead of the port in the settings; 0 = any free port.
     """
     configuration = read(config, host=host, port=port)
     settings = configuration.settings()
@@ -50,7 +50,7 @@ def serve(
     set_up_logs(settings.log)
     telemetry = settings.telemetry
     emits = emitting(telemetry.prometheus_host, telemetry.prometheus_port, PROMETHEUS)
-    with ungrouped(AiodelayError), emits:  # its end blocks while it sends the last metrics, so it is outside the loop
+    with ungrouped(AiodelayError), emits:  # `emits` sends the last metrics when it ends, which blocks: not in the loop
         asyncio.run(_serve(settings, configuration))
 
 

@@ -16,7 +16,7 @@ __all__ = ["SAME_S", "Stop", "end_by", "handled_numbers", "log_end", "stop_signa
 log: logging.Logger = logging.getLogger("aiodelay.cli")
 
 SAME_S = 0.3
-"""Seconds in which further signals count as the first one: a process manager and a shell may both send a signal."""
+"""Seconds in which further signals count as the first signal: a process manager and a shell may both send one."""
 
 
 class Stop(asyncio.Event):
@@ -25,13 +25,15 @@ class Stop(asyncio.Event):
     _opening: asyncio.Timeout | None = None
 
     def set(self) -> None:
-        """Ask for the end, and cancel `opens` if it still waits."""
+        """Ask for the end. If `opens` is still entering its context, cancel it."""
         super().set()
         if self._opening is not None:
             self._opening.reschedule(asyncio.get_running_loop().time())
 
     async def opens(self, stack: AsyncExitStack, what: AbstractAsyncContextManager[object]) -> bool:
-        """Enter a context, unless the end is asked for first. To enter may take long if a store does not answer.
+        """Enter a context. If the end is asked for before the context is entered, give up.
+
+        To enter may take long if a store does not answer.
 
         Args:
             stack: The stack that leaves the context later.
@@ -60,9 +62,9 @@ class Stop(asyncio.Event):
 def stop_signals() -> Iterator[Stop]:
     """Yield an event that the first SIGINT, SIGTERM or SIGHUP sets. A later signal ends the process at once.
 
-    Signals within `SAME_S` of the first one are ignored. The function uses `signal.signal`: its handlers run even while
-    code blocks the event loop. Handlers of `loop.add_signal_handler` would have to wait for the loop. SIGHUP stays
-    ignored if it is ignored already, as under `nohup`.
+    Signals within `SAME_S` of the first signal are ignored. The function uses `signal.signal`, whose handlers run even
+    while code blocks the event loop. Handlers of `loop.add_signal_handler` would have to wait for the loop. If SIGHUP
+    is ignored already, as under `nohup`, it stays ignored.
     """
     loop, stop = asyncio.get_running_loop(), Stop()
     first_s: float | None = None
@@ -82,7 +84,7 @@ def stop_signals() -> Iterator[Stop]:
     try:
         yield stop
     finally:
-        if first_s is None:  # after a signal, the handler stays until the process ends: a later signal must end it
+        if first_s is None:  # after a signal, the handlers stay set: a later signal must end the process
             for number, handler in before.items():
                 signal.signal(number, handler)
 

@@ -112,7 +112,7 @@ class View(Struct, frozen=True):
         return [f"{self.name}  {moment(self.now_ms)}", f"{oldest}; {late}"]
 
     def rows(self) -> list[tuple[object, ...]]:
-        """Return the rows of the table, one per lane; the lane with most overdue messages is first."""
+        """Return the rows of the table, one per lane. The lane with most overdue messages is first."""
         lanes = sorted(self.counts.items(), key=lambda each: (-each[1].overdue, each[0]))
         return [(lane, n.scheduled, n.overdue, n.in_flight, n.held, n.dead, self._note(lane, n)) for lane, n in lanes]
 
@@ -145,7 +145,7 @@ def _late(lateness: Lateness) -> str:
 
 
 class _Viewer:
-    """Inspects one store repeatedly. It reads only new journal entries for the lateness."""
+    """Inspects one store repeatedly. To measure lateness, each inspection reads only new journal entries."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler, self._meter = scheduler, LatenessMeter()

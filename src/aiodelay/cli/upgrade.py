@@ -1,4 +1,4 @@
-"""`aiodelay upgrade`: lists the features that a store uses, and switches on the others that this version knows."""
+"""`aiodelay upgrade`: lists the features that a store uses, and switches on all features that this version knows."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ async def upgrade(
 ) -> int:
     """Switch on the features that this version knows, once all processes run it.
 
-    After that, processes of an older version claim no messages and log the reason. A feature cannot be switched off
-    again.
+    Then processes of an older version claim no messages, and log the reason. A feature cannot be switched off again.
 
     Args:
         url: The URL of the store. Without it: --store.

@@ -1,3 +1,3 @@
-"""Imports of messages from other systems into a store. `put_all` stores each message once."""
+"""Imports of messages from other systems into a store. All imports use `put_all`, which stores each message once."""
 
 __all__: list[str] = []

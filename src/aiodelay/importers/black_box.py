@@ -47,19 +47,20 @@ async def take_over_black_box(
     """Move each waiting message of a black box into a store, for the sink `kafka`. The UUID becomes the id.
 
     Stop the box first. The import renames the zset to `<key>:taken`, so a box that still runs finds no more messages.
-    The up to ten due messages that such a box is delivering at that moment may be delivered twice. The import removes a
-    message from Redis after it has stored the message. So it may be repeated, after an interruption or for messages
-    that a running box has added since.
+    Up to ten due messages that the box is delivering during the rename may be delivered twice. The import removes a
+    message from Redis after it has stored the message. So the import may be repeated: after an interruption, or if a
+    box that still ran has added messages.
 
-    Messages that cannot be imported stay in `<key>:taken`. Either they have no content any more (the article lets it
-    expire 15 min after the due time), or their content has another form, or their topic is not allowed.
+    Messages that cannot be imported stay in `<key>:taken`. The reason is one of these: the message has no content any
+    more (the article lets the content expire 15 min after the due time), the content has another form, or the topic is
+    not allowed.
 
     Args:
         url: The URL of the Redis server of the black box.
         store: The store, open. On Kafka it must own all partitions.
         allow: The topics to which messages may go.
         key: The key of the zset.
-        unit: The unit of its scores: seconds since 1970, or milliseconds.
+        unit: The unit of the zset's scores: seconds since 1970, or milliseconds.
 
     Raises:
         ConfigurationError: The unit is unknown.
@@ -88,7 +89,7 @@ async def take_over_black_box(
 async def _read(
     client: Client, waiting: Sequence[tuple[bytes, bytes | float]], allow: Collection[str], unit_ms: int, now_ms: int
 ) -> tuple[list[Put], dict[str, str]]:
-    """Return the commands that store the messages, and the reason for each message that cannot be imported."""
+    """Return the commands that store the messages, and for each message that cannot be imported, the reason."""
     contents = await client.command("MGET", *(member for member, _ in waiting))
     puts: list[Put] = []
     left: dict[str, str] = {}

@@ -36,11 +36,11 @@ class _Newest(NamedTuple):
 
 
 async def import_etf1(url: str, store: Store) -> Imported:
-    """Store each pending schedule, for the sink `kafka`. The key becomes the id. The import may be repeated.
+    """Store each pending schedule of a topic as a message for the sink `kafka`. The key of the schedule becomes the id.
 
-    Stop the schedulers of the topic first. The import only reads the topic. If several partitions have records of one
-    key, the newest record counts: the record of an end may be in another partition (docs/migration.md). All pending
-    schedules are held in memory.
+    Stop the schedulers of the topic first. The import only reads the topic, and may be repeated. If several partitions
+    have records of one key, the newest record counts: the record that ends a schedule may be in another partition than
+    the schedule (docs/migration.md). The import holds all pending schedules in memory.
 
     Args:
         url: `kafka://host:9092/topic`, with several topics separated by commas, and the options of a cluster.
@@ -85,7 +85,7 @@ async def _newest(cluster: Cluster, topic: str) -> dict[bytes, _Newest]:
 
 
 async def _check_there(cluster: Cluster, topic: str) -> None:
-    """Check that a topic exists. To read a missing topic could create it."""
+    """Check that a topic exists. Without this check, the read of a missing topic could create the topic."""
     admin = admin_of(cluster)
     try:
         await admin.start()

@@ -1,9 +1,9 @@
 """Imports the events that fred84/delayedQueue (0.5) keeps in Redis.
 
-All its keys have a prefix. The zset `delayed_events` maps `<class>###<id>` to the epoch ms of the next attempt. The
-hash `events` maps the same name to JSON `{payload, type, attempt, logContext}`. For each class there is a list of such
-JSON, named by the simple class name in lower case. An event in a list is also in the zset until it is handled. At its
-last attempt it is only in the list.
+All keys of delayedQueue have a prefix. The zset `delayed_events` maps `<class>###<id>` to the epoch ms of the next
+attempt. The hash `events` maps the same name to the JSON of the event: `{payload, type, attempt, logContext}`. For each
+class there is a list with the JSON of events; its key is the simple class name in lower case. An event in a list is
+also in the zset until it is handled. At the last attempt, the event is only in the list.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ async def import_fred84(
     """Store each event as a message for the handler of its type, due at its next attempt.
 
     An event that is only in a list is due now. Stop the dispatchers of delayedQueue first. The import removes nothing
-    from its data, and may be repeated. The message id is `<class>###<id>`, the payload is the JSON of the event, and
-    `logContext` becomes headers.
+    from the data of delayedQueue, and may be repeated. The message id is `<class>###<id>`, the payload is the JSON of
+    the event, and `logContext` becomes headers.
 
     Args:
         url: The URL of the Redis server of delayedQueue.

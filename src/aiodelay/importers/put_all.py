@@ -14,7 +14,10 @@ __all__ = ["MOST_ID_BYTES", "PAGE", "VERSION", "Imported", "SkippedError", "put_
 
 PAGE = 500
 VERSION = 1
-"""The version of every imported message. So a repeat stores no message that is pending or that ended within 24 h."""
+"""The version of every imported message. A store refuses a message if it knows the same version of its id already.
+
+So a repeated import does not store a message again that is pending, or that ended within the last 24 h.
+"""
 MOST_ID_BYTES = 255
 
 
@@ -40,7 +43,7 @@ async def put_all(store: Store, puts: Sequence[Put]) -> int:
     """Store the messages that the store does not know yet; return their number.
 
     Raises:
-        StoreUnavailableError: The store did not take a message. Others may not be stored either.
+        StoreUnavailableError: The store did not take a message. Further messages may not be stored either.
     """
     stored = 0
     for put, outcome in zip(puts, await store.apply(puts), strict=True):

@@ -28,7 +28,7 @@ class Minute(Struct, frozen=True):
         from_ms: The start of the minute, epoch ms.
         delivered: The number of delivered messages.
         retried: The number of attempts that failed or lapsed and are repeated, and of deliveries that a sink did not
-            take yet. Messages that a handler put off by `Later`, or that a process gave back, are not counted.
+            take yet. A message that a handler put off by `Later`, or that a process gave back, is not counted.
         given_up: The number of messages that became dead letters.
     """
 
@@ -59,7 +59,7 @@ class Activity(Struct, frozen=True):
 
 
 class ActivityMeter:
-    """Counts the entries of a journal. Each read counts the new entries, and older ones until an hour is covered."""
+    """Counts the entries of a journal. Each read counts new entries, and older entries until an hour is covered."""
 
     def __init__(self) -> None:
         self._counts: dict[int, Counter[str]] = {}
@@ -68,10 +68,10 @@ class ActivityMeter:
         self._begins: dict[int, int] = {}  # by part: the number of the oldest entry that the store still has
 
     async def read(self, reader: JournalReader, *, now_ms: int, most: int = 5_000) -> None:
-        """Count the new entries of a journal, and some of the older ones.
+        """Count the new entries of a journal, and some of the older entries that are not counted yet.
 
         Args:
-            reader: The journal. It must always belong to the same store.
+            reader: The reader of the journal. Give every call a reader of the same store.
             now_ms: The time of the store.
             most: The most new entries, and the most older entries, to read of each part of the journal.
 
@@ -80,7 +80,7 @@ class ActivityMeter:
         """
         spans = await reader.spans()
         if any(part in self._read and span.stop - self._read[part].stop > most for part, span in spans.items()):
-            self._forget()  # too many new entries since the last read: start again with the newest ones
+            self._forget()  # too many new entries since the last read: start again with the newest entries
         for part, span in spans.items():
             self._begins[part] = span.start
             known = self._read.get(part, range(span.stop, span.stop))

@@ -30,7 +30,7 @@ Cause: TypeAlias = Literal[
     "gone",
     "unknown",
 ]
-"""The state of a message, or its end. `waiting`: it is due, and the processes that serve its lane are busy."""
+"""The state of a message, or its end. `waiting`: the message is due, and the processes that serve its lane are busy."""
 
 PAGE = 500
 
@@ -42,7 +42,7 @@ class Story(Struct, frozen=True):
         id: The id of the message.
         cause: The state of the message, or its end.
         text: The cause as a sentence.
-        advice: What to do about it; empty if nothing is wrong.
+        advice: A command or a change that helps; empty if nothing is wrong.
         message: The stored message, if it is pending.
         dead_letters: The dead letters of this id, oldest first; empty if the message is pending.
         journal: The journal entries of the message, in order; None if this process knows of no journal.
@@ -58,11 +58,11 @@ class Story(Struct, frozen=True):
 
 
 class Around(Struct, frozen=True):
-    """The facts, apart from the message itself, on which its delivery depends.
+    """The facts about a store that decide, besides the message itself, whether the message is delivered.
 
     Attributes:
         now_ms: The time of the store.
-        paused: The paused lanes, and the lane and address of paused destinations.
+        paused: The lane and the address of each paused destination. The address None = the whole lane is paused.
         blocked: The blocked destinations.
         counts: The counts of messages by lane.
         journal_from_ms: The time of the oldest entry of the whole journal; None if the journal is empty.
@@ -103,7 +103,10 @@ async def story_of(scheduler: Scheduler, message_id: str) -> Story:
 
 
 async def _journal(scheduler: Scheduler, message_id: str) -> tuple[list[JournalEntry] | None, int | None]:
-    """Return the journal entries of a message (None: no journal), and the time of the journal's oldest entry."""
+    """Return the journal entries of a message, and the time of the journal's oldest entry.
+
+    If there is no journal, both are None.
+    """
     entries: list[JournalEntry] = []
     try:
         while page := await scheduler.journal(message_id, after=entries[-1].number if entries else 0, limit=PAGE):
@@ -121,7 +124,7 @@ def cause_of(
     entries: Sequence[JournalEntry] | None,
     around: Around,
 ) -> tuple[Cause, str, str]:
-    """Return the cause, the cause as a sentence, and what to do about it."""
+    """Return the cause, the cause as a sentence, and the advice, as in `Story`."""
     if snapshot is not None:
         return _of_stored(snapshot, around)
     if letters:

@@ -2,7 +2,7 @@
 
 Times are ISO 8601 text in UTC with milliseconds. A shape always has all its keys; a missing value is None. There are
 two exceptions: a shape has only one of `payload` and `payload_base64`, and only one of `key` and `key_base64`. If the
-bytes are UTF-8, it has the text. The value of a header is text in the same way, or else `{"base64": "..."}`.
+bytes are UTF-8, the shape has the text. A header's value is text if it is UTF-8, and otherwise `{"base64": "..."}`.
 docs/cli.md lists the keys.
 """
 
@@ -221,7 +221,7 @@ def error_shape(error: AiodelayError) -> dict[str, Any]:
 
 
 def stored_rule(rule: Mapping[str, str | int] | None) -> dict[str, Any] | None:
-    """Return a record's recurrence rule in the form of `rule_shape`, or as stored if this machine cannot read it."""
+    """Return a record's recurrence rule in the form of `rule_shape`; as stored, if this machine cannot read it."""
     if rule is None:
         return None
     try:
@@ -305,13 +305,15 @@ def _with_json_words(found: re.Match[str]) -> str:
 def read_message(text: bytes) -> Message:
     """Return the message that a JSON object describes.
 
-    The object has `to`, a payload, a due time, and optional fields. The payload is `payload` or `payload_base64`:
-    `payload` is text, or an object or array that is taken as written, or null with a key for a record without a value.
-    The due time is `at` (ISO 8601 with an offset), `delay` ("5m") or `every` ("10m", "0 9 * * mon", or an object). The
-    optional fields are `id`, `key` or `key_base64`, `headers`, `conflict` and `late`.
+    The object has `to`, a payload, a due time, and optional fields:
+
+    - The payload is `payload` or `payload_base64`. `payload` is text; or an object or an array, which is taken as
+      written; or null. Null needs a key, and is delivered as a record without a value.
+    - The due time is `at` (ISO 8601 with an offset), `delay` ("5m") or `every` ("10m", "0 9 * * mon", or an object).
+    - The optional fields are `id`, `key` or `key_base64`, `headers`, `conflict` and `late`.
 
     Raises:
-        InputError: A field is wrong. The error names it and the allowed values. `schedule()` makes further checks.
+        InputError: A field is wrong. The error names the field and the allowed values. `schedule()` checks more.
     """
     given = _decoded(text)
     try:
@@ -336,10 +338,12 @@ def read_message(text: bytes) -> Message:
 
 
 def read_record(given: Mapping[str, Any]) -> Record:
-    """Return the record in a shape of `record_shape`, `message_shape` or `dead_letter_shape`; skip unknown fields.
+    """Return the record that a shape describes; skip unknown fields.
+
+    The shape comes from `record_shape`, `message_shape` or `dead_letter_shape`.
 
     Raises:
-        InputError: A field is missing or has the wrong form. The error names it.
+        InputError: A field is missing or has the wrong form. The error names the field.
     """
     sink, address = split_target(_target(given.get("to")))
     lane, address = (address, "") if sink == HANDLER_TARGET else (sink, address)
@@ -404,14 +408,14 @@ def read_time(given: object, field: str) -> datetime | None:
     """Return the time in an ISO 8601 text as an aware `datetime`; None if there is no text.
 
     Raises:
-        ScheduleTimeError: The value is not such a text, or the text has no offset.
+        ScheduleTimeError: The value is not ISO 8601 text, or the text has no offset.
     """
     text = _optional_string(given, field, ScheduleTimeError, _INSTANTS)
     return None if text is None else parse_instant(text, field=field)
 
 
 def read_rule(given: object) -> Rule:
-    """Return the rule in a text such as `"10m"` or `"0 9 * * mon"`, or in an object of `rule_shape`.
+    """Return the rule that a text such as `"10m"` or `"0 9 * * mon"` describes, or an object of `rule_shape`.
 
     Raises:
         ScheduleTimeError: The value is not a rule.
@@ -489,7 +493,7 @@ def _payload(written: msgspec.Raw | UnsetType, encoded: object) -> bytes | None:
 
 
 def _checked_payload(payload: bytes | None, key: bytes | None, to: str) -> bytes | None:
-    """Return the payload. Refuse null if the destination or a missing key does not allow it."""
+    """Return the payload. Refuse null if the destination is a handler, or if there is no key."""
     if payload is None and to.startswith(f"{HANDLER_TARGET}:"):
         raise PayloadTypeError("payload", "null", "a string, an object or an array: a handler takes no null")
     if payload is None and key is None:

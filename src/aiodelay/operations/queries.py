@@ -1,7 +1,7 @@
 """Queries that the page, the API and the CLI share: pages of messages and dead letters, and lateness.
 
 A query takes about the same time however many messages are pending. Pages follow an index. If no index answers a
-filter, a query compares a bounded number of messages, and the answer tells this number.
+filter, a query compares a limited number of messages, and the answer tells this number.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ OVERDUE_LOOKED_AT = 200
 
 
 class Filter(Struct, frozen=True):
-    """A filter of messages. An index answers lanes and due times; for the rest, messages are compared one by one.
+    """A filter of messages.
+
+    An index answers `lanes`, `from_ms` and `to_ms`. For all other attributes, messages are compared one by one.
 
     Attributes:
         lanes: Only these lanes; empty = all.
@@ -69,8 +71,8 @@ class Filter(Struct, frozen=True):
         state: Only messages in this state.
         address: Only messages to this address of a sink.
         type: Only events of this type name.
-        text: Only messages whose id contains this text. The message with exactly this id comes first: an index finds
-            it.
+        text: Only messages whose id contains this text. The message with exactly this id comes first, because an index
+            finds this message.
         recurs: Only recurring messages.
     """
 
@@ -159,12 +161,12 @@ async def series_page(scheduler: Scheduler, *, after: Place | None, limit: int) 
 
 
 async def _of_exact_id(store: Store, wanted: Filter, bounds: tuple[int | None, int | None]) -> list[Snapshot]:
-    """Return the message whose id equals the text of the filter, if it matches the rest of the filter."""
+    """Return the message whose id equals the text of the filter, if the message matches the whole filter."""
     if wanted.text is None:
         return []
     try:
         found = await store.get(check_letters_id(wanted.text))
-    except (InputError, UnsupportedByStoreError):  # no message has such an id, or another process owns it
+    except (InputError, UnsupportedByStoreError):  # no message has such an id, or another process owns the message
         return []
     if found is None or not wanted.matches(found):
         return []
@@ -197,7 +199,7 @@ async def _count(scheduler: Scheduler, wanted: Filter) -> int | None:
 async def oldest_overdue_ms(scheduler: Scheduler) -> int | None:
     """Return the time since which the oldest overdue message waits, epoch ms; None = no message is overdue.
 
-    The function examines only the first messages by time. Many held or in-flight messages can hide the overdue ones.
+    The function examines only the first messages by time. Many held or in-flight messages can hide overdue messages.
     """
     wanted = Filter(state=State.OVERDUE)
     store = scheduler.opened_store()
@@ -209,14 +211,15 @@ async def oldest_overdue_ms(scheduler: Scheduler) -> int | None:
 
 
 class DeadFilter(Struct, frozen=True):
-    """A filter of dead letters. An index answers `from_ms`; for the rest, letters are compared one by one.
+    """A filter of dead letters. An index answers `from_ms`. For all other attributes, letters are compared one by one.
 
     Attributes:
         lanes: Only these lanes; empty = all.
         reason: Only letters given up for this reason.
         from_ms: Only letters given up at this time or later, epoch ms.
         to_ms: Only letters given up before this time, epoch ms.
-        text: Only letters whose id contains this text. Letters with exactly this id come first: an index finds them.
+        text: Only letters whose id contains this text. Letters with exactly this id come first, because an index finds
+            these letters.
         error: Only letters whose last error has this class; `NO_CLASS` = errors that name no class.
     """
 
@@ -239,7 +242,7 @@ class DeadFilter(Struct, frozen=True):
 
 
 def error_class(error: str | None) -> str:
-    """Return the exception class that an error's text begins with, as in "KeyError: 'total'"; "" if it names none."""
+    """Return the exception class with which an error text begins, as in "KeyError: 'total'"; "" if there is none."""
     found = _CLASS.match(error or "")
     return found[0] if found else ""
 
@@ -281,12 +284,12 @@ async def dead_page(
 
 
 async def _letters_of_exact_id(store: Store, wanted: DeadFilter) -> list[DeadLetter]:
-    """Return the letters whose id equals the text of the filter, if they match the rest of the filter."""
+    """Return the letters whose id equals the text of the filter, if these letters match the whole filter."""
     if wanted.text is None:
         return []
     try:
         found = await store.dead_letters(message_id=check_letters_id(wanted.text), limit=AT_ONCE)
-    except (InputError, UnsupportedByStoreError):  # no letter has such an id, or another process owns them
+    except (InputError, UnsupportedByStoreError):  # no letter has such an id, or another process owns the letters
         return []
     return [each for each in found if wanted.matches(each) and _is_within(each.at_ms, wanted.from_ms, wanted.to_ms)]
 
@@ -315,8 +318,8 @@ class Lateness(Struct, frozen=True):
         max_ms: The highest lateness; None if there are no samples.
         buckets: Pairs of an upper bound in ms, and the number of attempts up to this bound. Each attempt counts in one
             pair only. The last bound is None: no limit.
-        is_complete: Whether all entries of the last 5 minutes were read. If not, only the newest entries were read, and
-            the lateness is unknown if there are no samples.
+        is_complete: Whether all entries of the last 5 minutes were read. If not, only the newest entries were read; if
+            these entries give no samples, the lateness is unknown.
     """
 
     samples: int
@@ -328,10 +331,10 @@ class Lateness(Struct, frozen=True):
 
 
 class LatenessMeter:
-    """Measures lateness from a journal. It begins with the newest entries, and then reads only new ones.
+    """Measures lateness from a journal. The first call reads the newest entries; each later call reads new entries.
 
     Args:
-        keep: The most first attempts to remember; the latest ones stay.
+        keep: The most first attempts to remember. If there are more, the meter remembers the latest attempts.
     """
 
     def __init__(self, keep: int = 10_000) -> None:
@@ -344,8 +347,8 @@ class LatenessMeter:
         """Read the new entries of the journal, and return the lateness of the last 5 minutes.
 
         Args:
-            scheduler: The scheduler, the same one in every call.
-            most: The most entries to read of each part of the journal. If there are more, the newest ones are read.
+            scheduler: An open scheduler. Give every call the same scheduler.
+            most: The most entries to read of each part of the journal. If there are more, the newest entries are read.
 
         Raises:
             UnsupportedByStoreError: The store keeps no journal.
@@ -400,5 +403,5 @@ def lateness_of(samples: Sequence[int], *, is_complete: bool) -> Lateness:
 
 
 def _share(ordered: Sequence[int], percent: int) -> int | None:
-    """Return a percentile: the smallest value that `percent` % of them do not exceed; None if there are no values."""
+    """Return a percentile: the smallest value that `percent` % of the values do not exceed; None if there are none."""
     return ordered[max(-(-len(ordered) * percent // 100) - 1, 0)] if ordered else None

@@ -47,7 +47,7 @@ class Flag(NamedTuple):
     """Facts about an option for the command line, in addition to its name, type and default.
 
     Attributes:
-        name: The name of the option on the command line; None = the same name as here.
+        name: The name of the option on the command line; None = the name of the attribute.
         env: The environment variable that gives the option.
         least: The lowest allowed value.
         most: The highest allowed value.
@@ -70,9 +70,9 @@ Kept: TypeAlias = Literal["messages", "dead"]
 Kind: TypeAlias = Literal["missing", "drift"]
 """A kind of difference that a repair removes."""
 OnConflict: TypeAlias = Literal["insert", "newer"]
-"""The version of an id that wins: the first version, or the highest."""
+"""The version of an id that stays: the first version, or the highest version."""
 Overdue: TypeAlias = Literal["backlog", "ignore"]
-"""The rule for messages due before the simulated time: they count as due at its start, or they are left out."""
+"""The rule for messages due before the simulated time: count them as due at its start, or leave them out."""
 PastDue: TypeAlias = Literal["reject", "now"]
 """The rule for rows whose due time is already past."""
 
@@ -128,7 +128,7 @@ class WriteOptions(PaceOptions, StoreOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveOptions(StoreOptions):
-    """Options of `archive`. Its store must have a journal; on Kafka, a history topic.
+    """Options of `archive`. The store must have a journal. A Kafka store must have a history topic.
 
     Attributes:
         to: The folder of the archive, on a file system to which Spark can write.
@@ -150,7 +150,7 @@ class BackfillOptions(WriteOptions):
     """Options of `backfill`.
 
     Attributes:
-        to: The destination of rows without one: SINK:ADDRESS, or handler:TYPE.
+        to: The destination of rows that name no destination: SINK:ADDRESS, or handler:TYPE.
         mapping: The columns or SQL expressions that give the parts of a message, such as
             id=order_id,due_at=remind_at,payload=struct(*). May be repeated. Without it, the columns must have the names
             of the parts.
@@ -180,13 +180,14 @@ class ColdPutOptions(PaceOptions):
 
     Attributes:
         tier: The folder of the tier, on a file system that Spark can read and write. The job creates it.
-        store: The store into which the tier is promoted. The job writes rows that are due too soon into this store, and
-            ends replaced messages in it. Without it, the job rejects such rows.
+        store: The store into which the tier is promoted. The job writes rows that are due too soon into this store. If
+            a row replaces a message of this store, the job ends that message. Without --store, the job rejects such
+            rows.
         namespace: The namespace of the messages.
-        to: The destination of rows without one: SINK:ADDRESS, or handler:TYPE.
+        to: The destination of rows that name no destination: SINK:ADDRESS, or handler:TYPE.
         mapping: The columns or SQL expressions that give the parts of a message, as for `backfill`.
-        was_due: A column or SQL expression: the due time of the message that a row replaces, null for new messages.
-            With it, the job reads only the days of these due times.
+        was_due: A column or SQL expression that gives the due time of the message that a row replaces; null for new
+            messages. With this option, the job reads only the days of these due times.
         conflict: insert: the first row of an id wins; newer: the row with the highest version wins.
         min_lead: Rows that are due within this duration from now do not go into the tier.
         max_payload: The most bytes of a payload.
@@ -249,14 +250,17 @@ class CompactOptions:
 class EngineOptions:
     """Options of `engine`.
 
+    A slot is a short period of due times. The job delivers all messages of a slot together, after the slot has ended.
+
     Attributes:
         source: The topic of the requests: kafka://host:9092/TOPIC. If it holds a password, write env:NAME or file:PATH.
         checkpoint: The folder for the reading positions and the waiting messages, where Spark can write.
         to: The cluster of the target topics: kafka://host:9092. Without it: the cluster of --in.
         dead: The topic for dead letters. Without it: TOPIC.dead. The job creates a missing topic.
-        slot: The length of a slot, which is the most that slots add to lateness. It cannot change for one checkpoint.
+        slot: The length of a slot. The job delivers the messages of a slot together, so a slot adds at most its length
+            to lateness. The length cannot change for one checkpoint.
         trigger: The time between the starts of two batches.
-        shards: The number of tasks that share the messages of a slot. It cannot change for one checkpoint.
+        shards: The number of tasks that share the messages of a slot. The number cannot change for one checkpoint.
         starting: The position at which a new checkpoint begins.
         max_rows_per_batch: The most records to read in a batch.
         fail_on_data_loss: Fail if records were deleted before the job read them.
@@ -281,8 +285,8 @@ class MigrateOptions(PaceOptions):
     """Options of `migrate`.
 
     Attributes:
-        source: The URL of the store to move messages from. If it holds a password, write env:NAME or file:PATH. For
-            another scheduler, stop it first and write etf1+kafka://host:9092/schedules or
+        source: The URL of the store to move messages from. If it holds a password, write env:NAME or file:PATH. To
+            import from another scheduler, stop that scheduler first, and write etf1+kafka://host:9092/schedules or
             fred84+redis://host?prefix=de_.
         target: The URL of the store to move messages to.
         cutover: The time of the cut-over, ISO 8601 with an offset. Messages due before it stay in the source. If the
@@ -314,9 +318,9 @@ class PromoteOptions(WriteOptions):
 
     Attributes:
         tier: The folder of the tier, as for `cold put`.
-        window: Move messages at least this long before they are due.
-        min_lead: Count messages as late if they are moved less than this before they are due.
-        new_store: Promote into this store from now on. Without it, a store other than the previous one is refused.
+        window: Move each message at least this duration before it is due.
+        min_lead: Count messages as late if the job moves them less than this duration before they are due.
+        new_store: Promote into this store from now on. Without this flag, the job refuses another store than before.
         dry_run: Only count the messages; move nothing.
         now: The time to use as the present, ISO 8601 with an offset. Without it: the clock of this machine.
     """
@@ -336,7 +340,7 @@ class TruthOptions(StoreOptions):
     Attributes:
         mapping: The columns or SQL expressions that give the parts of a message, as for `backfill`. Parts that the
             mapping does not give are not compared.
-        to: The destination of rows without one: SINK:ADDRESS, or handler:TYPE.
+        to: The destination of rows that name no destination: SINK:ADDRESS, or handler:TYPE.
         timezone: The time zone of times without an offset.
     """
 
@@ -351,7 +355,8 @@ class ReconcileOptions(TruthOptions):
 
     Attributes:
         lane: Compare only messages of this sink or event type. The truth must then hold only such messages.
-        margin: Ignore messages that are due within this duration. It must be longer than the time to read the store.
+        margin: Ignore messages that are due within this duration from now. It must be longer than the time to read the
+            store.
         now: The time of the comparison, ISO 8601 with an offset. Without it: the clock of this machine.
         out: The output for the differences: parquet:DIR (which `repair` reads), csv:DIR or json:DIR.
         overwrite: Replace existing output.
@@ -370,9 +375,10 @@ class RepairOptions(TruthOptions):
 
     Attributes:
         kinds: The kinds of differences to repair. May be repeated.
-        delete_orphans: Also cancel orphans, at most this number. If there are more orphans, the job changes nothing.
+        delete_orphans: Also cancel orphans, at most this number. An orphan is a pending message that is not in the
+            truth. If there are more orphans, the job changes nothing.
         max_fraction: Change nothing if there are more differences than this part of the truth's rows, 0 to 1.
-        margin: Do not change messages that are due within this duration.
+        margin: Do not change messages that are due within this duration from now.
         now: The time of the repair, ISO 8601 with an offset. Without it: the clock of this machine.
     """
 
@@ -389,12 +395,13 @@ class ReplayOptions(RateOptions, StoreOptions):
 
     Attributes:
         name: The name of this replay. New ids are ID-replay-NAME.
-        same_ids: Keep the ids instead. A pending message with such an id is replaced.
+        same_ids: Keep the old ids instead of new ids. A pending message with the same id is replaced.
         mapping: The columns or SQL expressions that give the parts of a message, as for backfill. Without it, the
             columns must have the names of the parts.
         where: An SQL condition on the rows, such as "to = 'kafka:orders'".
         events_where: An SQL condition on the events, such as "event = 'delivered' and day = '2026-11-21'".
-        shift: now: all messages are due at once, limited only by the rate. Or the shift of their due times: +1d, -2h.
+        shift: The change of all due times, such as +1d or -2h. The value now makes all messages due at once; only the
+            rate then limits the replay.
         to: Another destination for all messages: SINK:ADDRESS, or handler:TYPE.
         rejects: A new folder for rows that cannot become messages, as Parquet, each with its reason.
         dry_run: Only count the rows; store nothing.
@@ -448,11 +455,11 @@ class SimulateOptions:
             are ignored.
         where: An SQL condition on the rows of --from, such as "to = 'kafka:orders'".
         timezone: The time zone of times without an offset.
-        overdue: The rule for messages due before the simulated time: backlog counts them as due at its start, ignore
-            leaves them out.
+        overdue: The rule for messages that are due before the simulated time. backlog: count them as due at the start
+            of the simulated time. ignore: leave them out.
         scale: Simulate this multiple of the messages, 0.01 to 100.
-        slot: The precision of due times, such as 100ms or 1s. Messages due within one slot count as due at its start.
-            It must divide an hour. Without it: 1ms to 10s, by the length of the simulated time.
+        slot: The precision of due times, such as 100ms or 1s. Messages due within one slot count as due at the start of
+            the slot. The value must divide an hour. Without it: 1ms to 10s, by the length of the simulated time.
         out: A folder on this machine for simulate.csv (a row for each hour and rate) and simulate.html (plots).
         overwrite: Replace existing output.
     """

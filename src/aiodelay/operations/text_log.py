@@ -1,4 +1,4 @@
-"""Sets up logs as text. Line breaks and control characters in messages are escaped, so that they cannot forge lines."""
+"""Sets up logs as text. Line breaks and control characters are escaped, so that a message cannot forge log lines."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class ObservedCommands:
     ) -> Sequence[Stored | Refused | AiodelayError]:
         """Carry out a batch in one span. Each message of the batch carries the context of the span.
 
-        A batch with a cancel is the service's own probe. It is not observed.
+        A batch with a cancel comes from the service's health check. Such a batch is not observed.
         """
         observer, puts = self._observer, [each for each in commands if isinstance(each, Put)]
         if len(puts) < len(commands):

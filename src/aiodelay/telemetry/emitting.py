@@ -1,4 +1,4 @@
-"""`emitting`: sets up the export of traces and metrics, by OTLP as `OTEL_...` variables say, and for Prometheus."""
+"""`emitting`: exports traces and metrics by OTLP, as `OTEL_...` variables say, and serves metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def emitting(host: str, port: int | None, settings: str) -> Iterator[None]:
     Args:
         host: The address at which Prometheus reads metrics.
         port: The port for Prometheus; 0 = any free port, None = no port.
-        settings: The names of these two settings, for errors.
+        settings: The names that the user knows `host` and `port` by, for error texts.
 
     Raises:
         MissingExtraError: The SDK of OpenTelemetry is not installed.
-        ConfigurationError: The port is in use, or the OTLP protocol is not supported. Or the program has set a meter
-            provider itself, so the port would show no metrics.
+        ConfigurationError: The port is in use; or the OTLP protocol is not supported; or the program has set a meter
+            provider itself, so that the port would show no metrics.
     """
     is_off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     traces, measures = (not is_off and _is_sent("TRACES"), not is_off and _is_sent("METRICS"))
@@ -64,7 +64,7 @@ def emitting(host: str, port: int | None, settings: str) -> Iterator[None]:
 
 
 def _is_sent(signal: str) -> bool:
-    """Return whether the environment variables configure OTLP for a signal."""
+    """Return whether the environment variables configure OTLP for a signal: `TRACES` or `METRICS`."""
     given = os.environ.get(ENDPOINT) or os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
     wanted = os.environ.get(f"OTEL_{signal}_EXPORTER", "otlp").lower()
     if not given or wanted == "none":

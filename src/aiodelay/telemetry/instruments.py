@@ -1,4 +1,7 @@
-"""The instruments of a meter provider. They are made once; observed instruments ask all open schedulers."""
+"""The instruments of a meter provider, made once for each provider.
+
+Gauges and up-down counters ask all open schedulers for values when metrics are collected.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ MOST_DESTINATIONS = 200
 
 
 class Observed(Protocol):
-    """An object that gives metric values when metrics are collected. It is called from any thread."""
+    """An object that gives metric values when metrics are collected. Any thread may call the object."""
 
     def observe(self, metric: str) -> Iterable[tuple[float, Attributes]]:
         """Return the present values of a metric; empty if they are not known."""
@@ -30,9 +33,9 @@ class Observed(Protocol):
 
 
 class Cap:
-    """Limits the number of destination labels. Users choose destinations, so there may be any number of them.
+    """Limits the number of destination labels. Users choose destinations, so their number has no limit.
 
-    The first `most` destinations get their own label. All others share the label `_OTHER`.
+    The first `most` destinations get their own label. All further destinations share the label `_OTHER`.
     """
 
     def __init__(self, most: int = MOST_DESTINATIONS) -> None:
@@ -99,12 +102,15 @@ class Instruments:
         return observe
 
     def add(self, metric: Metric, n: int, attributes: Attributes) -> None:
-        """Add to a counter. The SDK reads the sum when it collects: this costs a hundredth of a call to the SDK."""
+        """Add to a counter. The SDK reads the sum when it collects.
+
+        This costs a hundredth of the time of a call to the SDK.
+        """
         sums, key = self._sums[metric.name], tuple(attributes.items())
         sums[key] = sums.get(key, 0) + n
 
     def start_at_zero(self, metric: Metric, attributes: Attributes) -> None:
-        """Report 0 for a counter before the first event. Without it, a rate would miss the first event."""
+        """Report 0 for a counter before the first event. Without this 0, a rate would miss the first event."""
         self._sums[metric.name].setdefault(tuple(attributes.items()), 0)
 
     def record(self, metric: Metric, value: float, attributes: Attributes) -> None:
@@ -116,7 +122,7 @@ class Instruments:
         self._observed = (*self._observed, observed)
 
     def forget(self, observed: Observed) -> None:
-        """Ask an object for values no longer."""
+        """Stop asking an object for values."""
         self._observed = tuple(each for each in self._observed if each is not observed)
 
 

@@ -61,7 +61,7 @@ class Attempt:
     Args:
         observer: The measurements to which the attempt belongs.
         context: The context of the attempt's span.
-        span: The span, which ends with the attempt; None for a message of a batch, whose span the batch ends.
+        span: The span that ends with the attempt. None for a message of a batch: the batch has one span, and ends it.
         labels: The labels of the attempt's duration.
     """
 
@@ -85,7 +85,7 @@ class Attempt:
             self._error = fail(self._span, error)
 
     def end(self, settlement: Settlement | None) -> None:
-        """End the attempt. None = its claim was not settled, and ends with its lease."""
+        """End the attempt. The settlement is None if the claim was not settled; its lease then ends the claim."""
         if self._span is None:
             return
         if not self._error and not isinstance(settlement, Done):
@@ -139,7 +139,7 @@ class Measurements:
 
     @staticmethod
     def apart(*, silent: bool = False) -> AbstractContextManager[None]:
-        """Leave the caller's span for a block. Work that the block starts may outlive that span.
+        """Leave the caller's span for a block. Work that the block starts may outlive the caller's span.
 
         Args:
             silent: Also turn off the spans of client instrumentation for this work.
@@ -165,7 +165,7 @@ class Measurements:
 
     @contextmanager
     def taken_in(self, topic: str, partition: int, puts: Sequence[Put]) -> Iterator[Sequence[Put]]:
-        """Observe the storing of intake requests in one span. Its links lead to the spans that the records name."""
+        """Observe the storing of intake requests in one span. The span has links to the spans that the records name."""
         if not puts:
             yield puts
             return
@@ -210,7 +210,7 @@ class Measurements:
         self.instruments.record(names.DELIVERY_LATENESS, lateness_ms / 1000, self.of_ours(destination))
 
     async def send(self, sink: Sink, held: Sequence[_Held], deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
-        """Send a batch in one span. The span has a link for each message, and the messages carry its context."""
+        """Send a batch in one span. The span has a link for each message. The messages carry the span's context."""
         destination = self.named(_common_destination(deliveries))
         system = getattr(sink, "system", names.SYSTEM)
         span = self._begin_batch(held, deliveries, destination, system)
@@ -342,9 +342,9 @@ class Measurements:
         self.instruments.forget(self)
 
     async def look(self, tidied: Tidied) -> None:
-        """Take the results of housekeeping, and count messages in the store.
+        """Keep the results of housekeeping for observed metrics, and count the messages in the store.
 
-        If the last count took long, the next counts are left out, so that counting takes at most `COUNTING_PART` of the
+        If the last count took long, the next counts are left out. So counting takes at most `COUNTING_PART` of the
         time.
         """
         self._tidied = tidied

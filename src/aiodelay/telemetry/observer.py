@@ -25,7 +25,10 @@ __all__ = ["Observer", "observer_of"]
 
 
 class Observer(Measurements):
-    """Observes one opening of a scheduler. It adds the wrappers that measure calls to `Measurements`."""
+    """Observes one opening of a scheduler: `Measurements`, with wrappers for the commands, the store and the sources.
+
+    A wrapper measures each call, and passes the call on.
+    """
 
     def commands(self, commands: Carrier) -> Carrier:
         """Return a wrapper that observes commands: schedule, cancel, reschedule and fire."""
@@ -62,7 +65,7 @@ def observer_of(telemetry: Telemetry, store: Store, namespace: str, places: Iter
         telemetry: The settings.
         store: The store of the scheduler.
         namespace: The namespace of the scheduler.
-        places: The destinations that are known already.
+        places: Known destinations. They get a label of their own before all other destinations.
     """
     tracers = telemetry.tracer_provider or trace.get_tracer_provider()
     meters = telemetry.meter_provider or metrics.get_meter_provider()

@@ -25,16 +25,18 @@ class Telemetry:
 
     Args:
         delayed: `new_trace`: a delivery begins a new trace, with a link to the span that scheduled the message.
-            `continue`: the delivery goes on in the trace of that span, if the message was due within `continue_below`
-            when it was scheduled. A recurring message always begins new traces. The choice is stored with the message.
+            `continue`: the delivery goes on in the trace of the schedule span, if the message was due within
+            `continue_below` when it was scheduled. Deliveries of a recurring message always begin new traces. The
+            choice is stored with the message.
         continue_below: The longest delay for which `continue` continues the trace.
-        create_spans: `schedule_many` makes a `create` span for each message too. This costs one span per message.
-        propagate_baggage: Store baggage with messages. It then stays in the store as long as the message. Baggage often
-            holds personal data.
+        create_spans: Whether `schedule_many` also makes a `create` span for each message. This costs one span per
+            message.
+        propagate_baggage: Whether to store baggage with messages. The baggage then stays in the store as long as the
+            message. Baggage often holds personal data.
         tracing: Whether to emit spans.
         metrics: Whether to emit metrics.
-        tracer_provider: The provider of spans, instead of the global one.
-        meter_provider: The provider of metrics, instead of the global one.
+        tracer_provider: The provider of spans, instead of the global provider.
+        meter_provider: The provider of metrics, instead of the global provider.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -58,7 +60,7 @@ class Telemetry:
 
     @property
     def continue_below_ms(self) -> int:
-        """The delay in ms below which a delivery continues its trace; 0 = no delivery does."""
+        """The delay in ms below which a delivery continues the trace of the schedule call; 0 = it never does."""
         if self.delayed == "new_trace":
             return 0
         return parse_duration(self.continue_below, field="continue_below", error=ConfigurationError)

@@ -94,7 +94,7 @@ class Tracing:
 
         Args:
             operation: The name of the operation.
-            destination: The destination, with a limited number of values; "" if it is not known.
+            destination: The name of the destination, from a limited set of names; "" if the destination is not known.
             kind: The kind of the span.
             attributes: Further attributes.
             context: The context of the parent; None = the current context.
@@ -129,8 +129,8 @@ class Tracing:
         """Return the context and the links of a delivery's span, from the trace headers of the message.
 
         If the delivery continues the trace, the context has the schedule span as parent. Otherwise the delivery begins
-        a new trace, and the first link leads to the schedule span. A link to the span of the previous attempt follows,
-        if there was one.
+        a new trace, and the first link leads to the schedule span. If there was a previous attempt, a link to the span
+        of that attempt follows.
         """
         trace = record.envelope.trace
         if not trace:

@@ -1,6 +1,6 @@
 """Wrappers that observe a store's dispatching side: claims, settlements and transfers.
 
-Waits and lease renewals make no spans of client instrumentation.
+During waits and lease renewals, the instrumentation of client libraries makes no spans.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ObservedFeed(_ObservedPolling):
         feed: The feed that gives out claims.
         observer: The measurements that get the counts and durations.
         store: The store of the scheduler. It gives the time and the length of the safety poll.
-        lane: For a source: the lane that it feeds; "" = the feed of a store, for all lanes.
+        lane: For the feed of a source: the lane of the source. "" = the feed of a store, for all lanes.
     """
 
     def __init__(self, feed: Feed, observer: Measurements, store: Store, lane: Lane = "") -> None:
@@ -140,7 +140,7 @@ class ObservedFeed(_ObservedPolling):
         return outcomes
 
     def beat(self, ids: Collection[str]) -> None:
-        """Pass the worker's sign of life on. It is not observed."""
+        """Pass on the worker's sign of life. This call is not observed."""
         self._feed.beat(ids)
 
     def _note_lost(self, n: int) -> None:

@@ -45,13 +45,13 @@ JOBS: dict[str, Job] = {
     "backfill": Job("Store the rows of files or of a database as messages.", BackfillOptions, Rows),
     "cold put": Job(
         "Add the rows of files or of a database to a cold tier, until `promote` moves them into a store.\n\n"
-        "You can repeat it: the tier keeps the first version of an id, or with --conflict newer the highest.",
+        "You can repeat the command: the tier keeps the first version of an id; with --conflict newer, the highest.",
         ColdPutOptions,
         Rows,
     ),
     "cold cancel": Job(
         "Cancel messages in a cold tier, and with --store also in the store if they were promoted.\n\n"
-        "You can repeat it. Without --store it rejects messages that are not in the tier, or that were promoted.",
+        "You can repeat the command. Without --store, it rejects ids that are not in the tier or were promoted.",
         ColdCancelOptions,
         CancelledIds,
     ),

@@ -30,15 +30,15 @@ __all__ = ["Source", "command"]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Input of a job. This class adds none; a subclass adds options that only the command line has."""
+    """Gives a job its input, from options that only the command line has. This base class has no options."""
 
     def run(self, job: Callable[..., Summary], spark: SparkSession, options: dict[str, Any]) -> Summary:
-        """Run the job."""
+        """Run the job with its options, and return the summary."""
         return job(spark, **options)
 
 
 def command(job: str, options: type, source: type[Source] = Source) -> Callable[..., int]:
-    """Return the command of a job, with the options of the job, of its source and of `Cluster`."""
+    """Return the command of a job, with the options of the job, of the source and of `Cluster`."""
     own, of_job = _declared(source), _declared(options)
     declared = {name: own[name] for name in own if name not in of_job} | of_job | own
 
@@ -65,7 +65,7 @@ def command(job: str, options: type, source: type[Source] = Source) -> Callable[
 
 
 def _declared(options: type) -> dict[str, _Option]:
-    """Return the options of a dataclass: its own first, then those of its bases."""
+    """Return the options of a dataclass: first the options of the class itself, then the options of its bases."""
     own, hints = inspect.get_annotations(options), get_type_hints(options, include_extras=True)
     found = sorted(fields(options), key=lambda each: each.name not in own)
     return {each.name: _Option(each.name, each.default, hints[each.name]) for each in found}
@@ -123,6 +123,9 @@ def _parts(hint: Any) -> Iterator[Any]:  # noqa: ANN401 - any type
 
 
 def _texts(options: type) -> Iterator[str]:
-    """Return the attribute sections of the docstrings of a dataclass and its bases: the help texts, a line each."""
+    """Return the help texts of the options: the attribute sections in the docstrings of a dataclass and its bases.
+
+    Each help text is on one line.
+    """
     texts = (f"{inspect.getdoc(each)}".partition("Attributes:\n")[2] for each in options.__mro__)
     return (text.replace("\n        ", " ") for text in texts)  # help would keep the line breaks

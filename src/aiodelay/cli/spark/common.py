@@ -23,7 +23,7 @@ __all__ = ["Cluster", "mapping_of", "read_settings", "run_job"]
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 _OWN_SETTINGS = {
     "spark.ui.showConsoleProgress": f"{sys.stderr.isatty()}".lower(),
-    "spark.python.sql.dataFrameDebugging.enabled": "false",  # else Spark logs a trace before our error line
+    "spark.python.sql.dataFrameDebugging.enabled": "false",  # otherwise Spark logs a trace before our error line
     "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
 }
 """Settings for a new local Spark. A Connect server already runs and cannot change them."""
@@ -37,9 +37,9 @@ class Cluster:
     """Options that every job has: where Spark runs, its settings, and how many rows may be rejected.
 
     Attributes:
-        master: Where Spark runs, such as spark://host:7077, local[4], or sc://host for Spark Connect; default: Spark's
-            own configuration, else all cores of this machine.
-        conf: Setting of Spark, as NAME=VALUE; may be repeated.
+        master: Where Spark runs, such as spark://host:7077, local[4], or sc://host for Spark Connect. Without it:
+            Spark's own configuration; if that names no master, all cores of this machine.
+        conf: A setting of Spark, as NAME=VALUE. May be repeated.
         max_rejected: The part of the rows, 0 to 1, that may be rejected. With more, the exit code is 1.
     """
 

@@ -28,7 +28,7 @@ class _WithOption(Source):
     """Input that Spark's readers load, with options for them.
 
     Attributes:
-        option: Option of Spark's reader, as NAME=VALUE, such as user=me; may be repeated.
+        option: An option of Spark's reader, as NAME=VALUE, such as user=me. May be repeated.
     """
 
     option: tuple[str, ...] = ()
@@ -69,8 +69,8 @@ class CancelledIds(_WithOption):
     Attributes:
         ids: Ids of the messages to cancel.
         from_: Instead of --ids, parquet:DIR, csv:DIR, json:DIR, orc:DIR, or jdbc:URL?dbtable=TABLE with the column id.
-            With a column version, newer versions are not cancelled. With a column was_due_at, only these days are
-            read.
+            With a column version, newer versions are not cancelled. With a column was_due_at, the job reads only the
+            days of these due times.
     """
 
     ids: Annotated[tuple[str, ...], Flag(many=True)] = ()
@@ -105,7 +105,7 @@ def _tell(batch: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class CutOver(Source):
-    """Cut-over and work folder, as in `MigrateOptions`. An import from another scheduler needs neither."""
+    """The cut-over and the work folder, as in `MigrateOptions`. An import from another scheduler needs neither."""
 
     cutover: datetime | None = None
     work: str | None = None
@@ -145,7 +145,7 @@ class Differences(Truth):
     """The differences of a reconcile, and the truth.
 
     Attributes:
-        differences: Folder that `reconcile --out parquet:DIR` has written within the last 24 h.
+        differences: The folder that `reconcile --out parquet:DIR` has written within the last 24 h.
     """
 
     differences: str
@@ -181,7 +181,7 @@ class DueTimes(_WithOption):
     """Due times of a store or of files, and the dispatch rates to simulate.
 
     Attributes:
-        rate: Dispatch rates in messages a second, up to six, separated by commas, such as 500,1000,2000.
+        rate: The dispatch rates to simulate, in messages a second: up to six, separated by commas: 500,1000,2000.
         from_: Read due times from parquet:DIR, csv:DIR, json:DIR, orc:DIR, or jdbc:URL?dbtable=TABLE, not from a store.
         store: URL of the store whose pending messages are read. If the URL has a password, give env:NAME or file:PATH.
         namespace: Namespace of the messages, in a store that several applications share.

@@ -1,4 +1,4 @@
-"""Changes on the page: the page shows a plan with its targets. After the confirmation, an operation carries it out.
+"""Changes on the page: the page shows a plan with its targets. After the confirmation, an operation does the changes.
 
 The answer to each form is a redirect to a screen that can be reloaded: the plan, the operation, or the screen of the
 form.
@@ -69,7 +69,7 @@ async def plan(request: Request) -> Response:
     try:
         found = await _planned(request, store, action, form)
         if not (found.targets or found.series or found.rest):
-            raise ApiError(422, "NothingChosenError", "no message or dead letter is ticked or matches any more")
+            raise ApiError(422, "NothingChosenError", "nothing is ticked, or nothing matches the filter any more")
     except AiodelayError as error:
         problem = problem_of(error)
         if problem.status != 422:
@@ -109,7 +109,7 @@ async def _planned(request: Request, store: Opened, action: str, form: Form) -> 
 
 
 async def _series_among(scheduler: Scheduler, ids: list[str]) -> list[str]:
-    """Return the ids of recurring series; none if the store cannot look messages up."""
+    """Return those of the ids that belong to recurring series; no ids if the store cannot inspect messages."""
     try:
         found = await asyncio.gather(*map(scheduler.get, ids))
     except UnsupportedByStoreError:
@@ -131,7 +131,7 @@ def _key(text: str) -> DeadKey:
 
 @screen("read")
 async def ask(request: Request) -> Response:
-    """Show a plan and ask for its confirmation. If it is confirmed already, say so."""
+    """Show a plan and ask for its confirmation. If the plan is confirmed already, show a link to the result."""
     store, served, token = store_of(request), served_of(request), request.path_params["token"]
     is_confirmed = token in served.operations
     if is_confirmed:

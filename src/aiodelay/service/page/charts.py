@@ -107,7 +107,10 @@ def _bar(place: int, found: Sequence[LoadBucket], most: int, top: int) -> Bar:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The number of deliveries later than `above_ms` and at most `upto_ms` late; None = no upper bound."""
+    """One bar of the histogram: the deliveries that were later than `above_ms`, and at most `upto_ms` late.
+
+    If `upto_ms` is None, there is no upper bound.
+    """
 
     x: int
     y: float
@@ -150,7 +153,7 @@ class Past:
 
     Attributes:
         stacks: The bars of minutes in which attempts ended.
-        unknown: The number of minutes, from the left, of which nothing is known.
+        unknown: The number of minutes at the left end for which the counts are not known.
         totals: The number of attempts of each kind.
         scale: See `Bars`.
         ticks: See `Bars`.
@@ -194,7 +197,7 @@ def _stack(x: int, minute: Minute, top: int) -> Stack:
 
 
 def lateness_columns(lateness: Lateness) -> Columns:
-    """Return the histogram of lateness. `holds` of a column says whether p50 or p99 lies in it."""
+    """Return the histogram of lateness. The attribute `holds` of a column names the percentiles in it: p50, p99."""
     scale = scale_of(max(count for _, count in lateness.buckets))
     columns = []
     for i, (bound, count) in enumerate(lateness.buckets):

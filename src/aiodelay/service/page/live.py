@@ -23,7 +23,7 @@ __all__ = ["live"]
 EVERY_S = 2.0
 MOST_VIEWERS = 200
 STRIP = "strip"
-"""The view of pages that show only the strip of counts, without the overview."""
+"""The view of all pages except the overview. The strip is the row of counts at the top of each page."""
 
 
 @screen("read")

@@ -46,7 +46,7 @@ def filter_in(fields: dict[str, str | None]) -> FilterIn:
 
 
 def in_utc(text: str | None) -> str | None:
-    """Return a time with an offset. Times from forms have none: they are in UTC."""
+    """Return a time with an offset. Times from forms are in UTC, but lack the offset."""
     if text is None or "T" not in text or text.endswith("Z") or "+" in text or "-" in text.partition("T")[2]:
         return text
     return f"{text}Z"

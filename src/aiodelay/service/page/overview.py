@@ -27,7 +27,7 @@ COMING_MINUTES = 10
 
 @dataclass(frozen=True, slots=True)
 class LaneRow:
-    """A lane in the table of the front page. `demand` is this process's demand; None if it does not serve the lane."""
+    """A lane in the table of the front page. If this process does not serve the lane, `demand` is None."""
 
     name: str
     counts: LaneCounts
@@ -80,7 +80,7 @@ class Drain:
     Attributes:
         delivered: Messages delivered per minute, in the last five minutes.
         coming: Messages that come due per minute, in the next ten minutes.
-        ms: The time in milliseconds; None = never at this rate.
+        ms: The time until no message is overdue, in ms; None = at this rate, there will always be overdue messages.
     """
 
     delivered: float

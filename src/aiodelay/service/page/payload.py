@@ -20,7 +20,7 @@ class Payload:
         view: The name of the view, one of `VIEWS`.
         text: The text to show.
         size: The size of the whole payload, in bytes.
-        is_cut: The text shows only the first part of the payload.
+        is_cut: Whether the text shows only the first part of the payload.
         views: The views that this payload has.
     """
 
@@ -32,7 +32,7 @@ class Payload:
 
 
 def viewed(payload: bytes, view: str | None = None) -> Payload:
-    """Return a payload in a view. Without a view that the payload has, the first of JSON, text and hex that fits it."""
+    """Return a payload in the given view. If the payload lacks it, return the first of JSON, text and hex that fits."""
     written = _as_json(payload)
     views = tuple(each for each in VIEWS if each != "json" or written is not None)
     if view not in views:

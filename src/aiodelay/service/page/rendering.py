@@ -1,4 +1,4 @@
-"""Renders the templates, with the values that all of them use."""
+"""Renders the templates, with the values that all templates use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAGE_HEADERS = {
     ),
     "referrer-policy": "same-origin",
 }
-"""Browsers load only files of this service, and run no inline script.
+"""Headers of every page. With these headers, browsers load only files of this service, and run no inline script.
 
 The policy for referrers is `same-origin`: with `no-referrer`, browsers would send no origin with forms.
 """

@@ -35,8 +35,8 @@ FORM = "application/x-www-form-urlencoded"
 def screen(scope: Scope | None) -> Callable[[_Endpoint], _Endpoint]:
     """Return a decorator that makes a function the endpoint of a screen.
 
-    The caller's token must have the scope. A caller without a valid token is sent to the login page. The scope None
-    checks nothing. If the function raises an error, the page shows it.
+    The caller's token must have the scope. A caller without a valid token is sent to the login page. If the scope is
+    None, nothing is checked. If the function raises an error, the page shows the error.
     """
 
     def decorate(function: _Endpoint) -> _Endpoint:
@@ -71,12 +71,12 @@ def failed(request: Request, error: AiodelayError) -> Response:
 
 
 def seen_at(path: str) -> Response:
-    """Return the answer to an accepted form: a redirect to the screen with the result. It is safe to reload."""
+    """Return the answer to an accepted form: a redirect to the screen with the result. That screen can be reloaded."""
     return RedirectResponse(path, 303)
 
 
 def refused(request: Request, form: Form, mistake: str, back: str) -> Response:
-    """Return the answer to a form with a mistake: its screen shows the form again, with the values that were typed.
+    """Return the answer to a form with a mistake: a redirect to its screen, which shows the form as it was typed.
 
     Args:
         request: The request with the form.

@@ -57,7 +57,7 @@ class Facts:
         lanes: The counts of messages by lane.
         oldest_ms: The time since which the oldest overdue message waits; None if no message is overdue.
         lateness: The measured lateness; None if the store keeps no journal.
-        journal: If the store keeps no journal: the URL option that makes it keep one.
+        journal: The URL option that turns the journal on; empty if the store keeps a journal.
     """
 
     now_ms: int
