@@ -40,7 +40,8 @@ class Cluster:
         master: Where Spark runs, such as spark://host:7077, local[4], or sc://host for Spark Connect. Without it:
             Spark's own configuration; if that names no master, all cores of this machine.
         conf: A setting of Spark, as NAME=VALUE. May be repeated.
-        max_rejected: The part of the rows, 0 to 1, that may be rejected. With more, the exit code is 1.
+        max_rejected: The part of the rows, 0 to 1, that may be rejected. If more rows are rejected, the exit
+            code is 1.
     """
 
     master: str | None = None
