@@ -55,7 +55,7 @@ async def check(url: str | None = None, /, *, app: str | None = None, place: Pla
     The exit code is 1 if there is a problem, and 5 if the store does not answer. With warnings alone it is 0.
 
     Args:
-        url: The URL of the store. Without it: --store, or the store of --app.
+        url: The URL of the store. Default: --store, or the store of --app.
         app: A scheduler, as MODULE:OBJECT. The check then also finds pending messages that the code of this scheduler
             cannot read, and tells how often each sink of the scheduler may get a message.
     """

@@ -25,7 +25,7 @@ File = Annotated[Path | None, Parameter(name=["--config", "-c"])]
 def check(*, file: File = None) -> None:
     """Check the settings of the service, and print every mistake on its own line.
 
-    The check connects to nothing. It reads environment variables too, as `aiodelay serve` does.
+    The check connects to nothing. Like `aiodelay serve`, it reads environment variables too.
 
     Args:
         file: The settings file, as for `aiodelay serve`.

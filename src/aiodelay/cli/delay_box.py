@@ -45,7 +45,7 @@ def delay_box(
         allow: A topic to which messages may go. May be repeated.
         countdown_from: The start of a countdown: the time of the record, or its arrival in the box.
         dead_topic: The topic for refused records: records that cannot be read, and records for topics that are not
-            allowed. Without it: the name of the request's topic with ".dead" at the end.
+            allowed. Default: the name of the request's topic with ".dead" at the end.
         begin_after: The consumer group of another system. If the store has no position of a partition yet, the box
             begins at the group's committed position.
         namespace: The namespace in the store. Boxes with different namespaces can share a store and stay apart.

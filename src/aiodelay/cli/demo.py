@@ -54,9 +54,9 @@ def demo(
     summary. All numbers are measured: lateness is the start of a message's first attempt minus its due time.
 
     Args:
-        seconds: Stop after this number of seconds. Without it, the demo runs until Ctrl-C.
+        seconds: Stop after this number of seconds. Without this option, the demo runs until Ctrl-C.
         store: The URL of the store, such as redis://localhost or sqlite:///delay.db. The word redis starts a server for
-            the demo. Without it, the store is a SQLite file that is deleted at the end.
+            the demo. Without this option, the store is a SQLite file that is deleted at the end.
         keep: Keep the SQLite file under this name. The next demo with the same file resumes the pending messages.
         page: Serve the page. --no-page turns it off.
     """

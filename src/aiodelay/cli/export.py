@@ -20,9 +20,9 @@ from .place import Place
 __all__ = ["FORMAT", "export"]
 
 FORMAT = 1
-"""The version of the line format. Readers skip keys that they do not know."""
+"""The version of the line format. A reader skips keys that it does not know."""
 END = b'{"kind":"end"'
-"""The first bytes of the last line."""
+"""The first bytes of the last line of an export."""
 
 
 async def export(
@@ -37,8 +37,7 @@ async def export(
     and the store's memory of ended messages.
 
     Args:
-        output: The file to write. Without it, the export goes to stdout. Until the file is complete, its name ends in
-            `.part`.
+        output: The file to write. Default: stdout. Until the file is complete, its name ends in `.part`.
     """
     counts = {"hold": 0, "message": 0, "dead_letter": 0}
     in_flight = 0

@@ -46,7 +46,7 @@ async def from_file(
     repeated or interrupted import goes on from there, so messages that have ended since do not come back.
 
     Args:
-        file: The file to read. Without it: stdin.
+        file: The file to read. Default: stdin.
         again: Read the file from the beginning. Messages that have ended since the first import come back.
     """
     with _opened(file) as lines:

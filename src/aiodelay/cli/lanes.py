@@ -16,7 +16,7 @@ async def pause(what: str | None = None, /, *, place: Place = Place()) -> None:
     Messages of a paused destination can still be cancelled, replaced and listed. Attempts in flight go on.
 
     Args:
-        what: An event type, a sink or a destination: payment.check, redis-list, redis-list:orders. Without it, the
+        what: An event type, a sink or a destination: payment.check, redis-list, redis-list:orders. Without WHAT, the
             command lists all pauses.
     """
     async with place.opened() as scheduler:

@@ -86,7 +86,7 @@ async def list_(
     """List pending messages, by the time of their next attempt.
 
     An index answers --of, --since and --before. For --state, and for the address in --to, the command compares messages
-    one by one, at most 10,000 per call. If there may be more, stderr has a cursor for --after.
+    one by one, at most 10,000 per call. If more messages may match, the command writes a cursor for --after to stderr.
 
     Args:
         of: Only this event type or sink.
@@ -166,9 +166,9 @@ async def cancel(
 ) -> int:
     """Cancel messages, and series with all their retries.
 
-    The outcome cancelled means that the message will not be delivered. in_flight: the present attempt goes on, but no
-    retry and no further occurrence follows. recorded, on Kafka: the message will not be delivered unless its delivery
-    has already begun.
+    The outcome cancelled means that the message will not be delivered. The outcome in_flight means that the present
+    attempt goes on, but no retry and no further occurrence follows. On Kafka, the outcome recorded means that the
+    message will not be delivered, except if its delivery has already begun.
 
     Args:
         ids: The ids of the messages.

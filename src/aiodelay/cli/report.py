@@ -85,7 +85,7 @@ class Report:
         self.tally: Tally = Tally()
 
     def scheduled(self) -> None:
-        """Count a stored message. Its later events get lines of their own."""
+        """Count a stored message, without a line. Later events of the message get lines."""
         self.tally.scheduled += 1
 
     def scheduled_many(self, what: str, n: int, note: str) -> None:

@@ -71,7 +71,7 @@ async def schedule(
         delay: The duration from now until the due time: 90s, 1h30m, 2d.
         at: The due time: 2026-12-01T09:00:00+01:00.
         every: The rule of a recurring message: 10m, or a cron expression such as "0 9 * * mon".
-        tz: The time zone of the cron expression, such as Europe/Paris. Without it: UTC.
+        tz: The time zone of the cron expression, such as Europe/Paris. Default: UTC.
         id_: Your id for the message, by which you can cancel or replace it.
         key: The key of the message, for sinks that use keys.
         header: A header to deliver with the message, as NAME=VALUE. May be repeated.

@@ -37,7 +37,7 @@ def serve(
     file, messages are kept in the SQLite file aiodelay.db in the working directory.
 
     Args:
-        config: The settings file. Without it: the file that AIODELAY_CONFIG names, or aiodelay.toml in the working
+        config: The settings file. Default: the file that AIODELAY_CONFIG names, or aiodelay.toml in the working
             directory.
         host: The address on which the API listens, instead of the address in the settings.
         port: The port on which the API listens, instead of the port in the settings; 0 = any free port.

@@ -45,7 +45,7 @@ async def upgrade(
     Then processes of an older version claim no messages, and log the reason. A feature cannot be switched off again.
 
     Args:
-        url: The URL of the store. Without it: --store.
+        url: The URL of the store. Default: --store.
         list_: Only list the features in use, and the features that this version can switch on.
         yes: Do not ask for confirmation.
     """

@@ -103,7 +103,7 @@ class RateOptions:
 
     Attributes:
         rate: The most messages per second, of all tasks together; 0 = no limit.
-        concurrency: The number of tasks that work at the same time. Without it: the number of cores of the session.
+        concurrency: The number of tasks that work at the same time. Default: the number of cores of the session.
     """
 
     rate: _Natural = 20_000
@@ -132,8 +132,9 @@ class ArchiveOptions(StoreOptions):
 
     Attributes:
         to: The folder of the archive, on a file system to which Spark can write.
-        checkpoint: The folder for the reading position. Without it: a folder in the archive.
-        every: Run until interrupted, and read new events at this interval, such as 1m. Without it, the job runs once.
+        checkpoint: The folder for the reading position. Default: a folder in the archive.
+        every: Run until interrupted, and read new events at this interval, such as 1m. Without this option, the job
+            runs once.
         max_rows_per_batch: The most events per commit.
         fail_on_data_loss: Fail if events were trimmed before the job read them.
     """
@@ -152,13 +153,13 @@ class BackfillOptions(WriteOptions):
     Attributes:
         to: The destination of rows that name no destination: SINK:ADDRESS, or handler:TYPE.
         mapping: The columns or SQL expressions that give the parts of a message, such as
-            id=order_id,due_at=remind_at,payload=struct(*). May be repeated. Without it, the columns must have the names
-            of the parts.
-        conflict: insert: the first version of an id wins; newer: the highest version wins.
+            id=order_id,due_at=remind_at,payload=struct(*). May be repeated. Without this option, the columns must have
+            the names of the parts.
+        conflict: The version of an id that stays. insert: the first version; newer: the highest version.
         min_lead: Reject rows that are due within this duration from now.
         past_due: The rule for rows whose due time is past: reject them, or deliver them now.
         max_payload: The most bytes of a payload.
-        timezone: The time zone of times without an offset. Without it, rows with such times are rejected.
+        timezone: The time zone of times without an offset. Without this option, rows with such times are rejected.
         rejects: A new folder for the rejected rows, as Parquet, each with its reason.
         dry_run: Only count the rows; store nothing.
     """
@@ -188,13 +189,13 @@ class ColdPutOptions(PaceOptions):
         mapping: The columns or SQL expressions that give the parts of a message, as for `backfill`.
         was_due: A column or SQL expression that gives the due time of the message that a row replaces; null for new
             messages. With this option, the job reads only the days of these due times.
-        conflict: insert: the first row of an id wins; newer: the row with the highest version wins.
+        conflict: The row of an id that stays. insert: the first row; newer: the row with the highest version.
         min_lead: Rows that are due within this duration from now do not go into the tier.
         max_payload: The most bytes of a payload.
-        timezone: The time zone of times without an offset. Without it, rows with such times are rejected.
+        timezone: The time zone of times without an offset. Without this option, rows with such times are rejected.
         rejects: A new folder for the rejected rows, as Parquet, each with its reason.
         dry_run: Only count the rows; store nothing.
-        now: The time to use as the present, ISO 8601 with an offset. Without it: the clock of this machine.
+        now: The time to use as the present, ISO 8601 with an offset. Default: the clock of this machine.
     """
 
     tier: str
@@ -221,7 +222,7 @@ class ColdCancelOptions(PaceOptions):
         store: The store into which the tier is promoted.
         namespace: The namespace of the messages.
         timezone: The time zone of times without an offset.
-        now: The time to use as the present, ISO 8601 with an offset. Without it: the clock of this machine.
+        now: The time to use as the present, ISO 8601 with an offset. Default: the clock of this machine.
     """
 
     tier: str
@@ -237,7 +238,7 @@ class CompactOptions:
 
     Attributes:
         archive: The folder that `archive` writes, on this machine or mounted here.
-        before: Merge the days before this day, YYYY-MM-DD. Without it: the days before today (UTC).
+        before: Merge the days before this day, YYYY-MM-DD. Default: the days before today (UTC).
         keep: The time for which old files stay, for readers that have already started with them.
     """
 
@@ -255,8 +256,8 @@ class EngineOptions:
     Attributes:
         source: The topic of the requests: kafka://host:9092/TOPIC. If it holds a password, write env:NAME or file:PATH.
         checkpoint: The folder for the reading positions and the waiting messages, where Spark can write.
-        to: The cluster of the target topics: kafka://host:9092. Without it: the cluster of --in.
-        dead: The topic for dead letters. Without it: TOPIC.dead. The job creates a missing topic.
+        to: The cluster of the target topics: kafka://host:9092. Default: the cluster of --in.
+        dead: The topic for dead letters. Default: TOPIC.dead. The job creates a missing topic.
         slot: The length of a slot. The job delivers the messages of a slot together, so a slot adds at most its length
             to lateness. The length cannot change for one checkpoint.
         trigger: The time between the starts of two batches.
@@ -289,15 +290,16 @@ class MigrateOptions(PaceOptions):
             import from another scheduler, stop that scheduler first, and write etf1+kafka://host:9092/schedules or
             fred84+redis://host?prefix=de_.
         target: The URL of the store to move messages to.
-        cutover: The time of the cut-over, ISO 8601 with an offset. Messages due before it stay in the source. If the
-            cut-over is past, the job moves the remaining messages that are due later than `lead` from now.
-        work: A folder for this migration alone, where the driver and the executors can write. It holds payloads.
+        cutover: The time of the cut-over, ISO 8601 with an offset. Messages due before the cut-over stay in the source.
+            If the cut-over is past, the job moves the remaining messages that are due later than `lead` from now.
+        work: A folder for this migration alone, where the driver and the executors can write. The job writes payloads
+            to this folder.
         namespace: The namespace in the source.
         to_namespace: The namespace in the target.
         lead: The shortest time from the start of a run to the cut-over.
         margin: Do not move messages that are due within this duration from now.
         passes: The most passes. 0 = until a pass finds nothing, or until `margin` before the cut-over.
-        verify: Compare each copy with its original, in all parts, before the original is removed.
+        verify: Compare all parts of each copy with the original message, before the job removes the original.
     """
 
     source: Annotated[str, Flag("from")] = field(repr=False)
@@ -322,7 +324,7 @@ class PromoteOptions(WriteOptions):
         min_lead: Count messages as late if the job moves them less than this duration before they are due.
         new_store: Promote into this store from now on. Without this flag, the job refuses another store than before.
         dry_run: Only count the messages; move nothing.
-        now: The time to use as the present, ISO 8601 with an offset. Without it: the clock of this machine.
+        now: The time to use as the present, ISO 8601 with an offset. Default: the clock of this machine.
     """
 
     tier: str
@@ -355,9 +357,9 @@ class ReconcileOptions(TruthOptions):
 
     Attributes:
         lane: Compare only messages of this sink or event type. The truth must then hold only such messages.
-        margin: Ignore messages that are due within this duration from now. It must be longer than the time to read the
-            store.
-        now: The time of the comparison, ISO 8601 with an offset. Without it: the clock of this machine.
+        margin: Ignore messages that are due within this duration from now. The duration must be longer than the time to
+            read the store.
+        now: The time of the comparison, ISO 8601 with an offset. Default: the clock of this machine.
         out: The output for the differences: parquet:DIR (which `repair` reads), csv:DIR or json:DIR.
         overwrite: Replace existing output.
     """
@@ -379,7 +381,7 @@ class RepairOptions(TruthOptions):
             truth. If there are more orphans, the job changes nothing.
         max_fraction: Change nothing if there are more differences than this part of the truth's rows, 0 to 1.
         margin: Do not change messages that are due within this duration from now.
-        now: The time of the repair, ISO 8601 with an offset. Without it: the clock of this machine.
+        now: The time of the repair, ISO 8601 with an offset. Default: the clock of this machine.
     """
 
     kinds: Sequence[Kind] = ("missing", "drift")
@@ -396,8 +398,8 @@ class ReplayOptions(RateOptions, StoreOptions):
     Attributes:
         name: The name of this replay. New ids are ID-replay-NAME.
         same_ids: Keep the old ids instead of new ids. A pending message with the same id is replaced.
-        mapping: The columns or SQL expressions that give the parts of a message, as for backfill. Without it, the
-            columns must have the names of the parts.
+        mapping: The columns or SQL expressions that give the parts of a message, as for backfill. Without this option,
+            the columns must have the names of the parts.
         where: An SQL condition on the rows, such as "to = 'kafka:orders'".
         events_where: An SQL condition on the events, such as "event = 'delivered' and day = '2026-11-21'".
         shift: The change of all due times, such as +1d or -2h. The value now makes all messages due at once; only the
@@ -459,7 +461,7 @@ class SimulateOptions:
             of the simulated time. ignore: leave them out.
         scale: Simulate this multiple of the messages, 0.01 to 100.
         slot: The precision of due times, such as 100ms or 1s. Messages due within one slot count as due at the start of
-            the slot. The value must divide an hour. Without it: 1ms to 10s, by the length of the simulated time.
+            the slot. The value must divide an hour. Default: 1ms to 10s, by the length of the simulated time.
         out: A folder on this machine for simulate.csv (a row for each hour and rate) and simulate.html (plots).
         overwrite: Replace existing output.
     """

@@ -63,10 +63,10 @@ class Report:
 
 
 class Health:
-    """Checks the stores, each at most once a second, however many callers ask.
+    """Checks the stores. Each store is checked at most once a second, however many callers ask.
 
     Args:
-        schedulers: The schedulers by name. They may be open or not.
+        schedulers: The schedulers by name, open or not.
         limits: The limits above which a store is not ready.
     """
 

@@ -213,7 +213,7 @@ class Configuration:
 
     Args:
         layers: The flags, the environment variables and the file, merged.
-        file: The settings file. It may be missing.
+        file: The path of the settings file, which may not exist.
         again: Reads all sources again.
         problems: Mistakes found before the values are checked: unknown environment variables, or a file with secrets
             that every user of the machine may read.

@@ -1,4 +1,4 @@
-"""`run_service`: opens the stores, the intakes and the HTTP server, serves until a signal, and ends them in order."""
+"""`run_service`: opens the stores, the intakes and the HTTP server, serves until a signal, and then closes all of them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def run_service(settings: Settings, stop: asyncio.Event, configuration: Co
 async def serving_page(scheduler: Scheduler, listener: socket.socket) -> AsyncIterator[None]:
     """Serve the page of one open scheduler until the block ends.
 
-    Only requests from this machine are answered. They need no token and may change everything.
+    Only requests from this machine are answered. Such a request needs no token, and may change everything.
 
     Args:
         scheduler: The scheduler to show.

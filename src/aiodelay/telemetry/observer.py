@@ -1,4 +1,4 @@
-"""`Observer`: measures one opening of a scheduler. It wraps the scheduler's store, sources and commands."""
+"""`Observer`: measures one opening of a scheduler, with wrappers for the scheduler's store, sources and commands."""
 
 from __future__ import annotations
 

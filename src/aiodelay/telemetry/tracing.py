@@ -32,7 +32,7 @@ NO_ATTRIBUTES: Attributes = {}
 _SUPPRESS = getattr(contexts, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation")
 """The key that client instrumentation checks. OpenTelemetry has no public name for it."""
 QUIET = Context({_SUPPRESS: True})
-"""A context in which client instrumentation makes no spans. It keeps the polls of an idle process out of the traces."""
+"""A context in which client instrumentation makes no spans. So traces do not contain the polls of an idle process."""
 
 
 @contextmanager

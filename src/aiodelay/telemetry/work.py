@@ -39,7 +39,7 @@ SAFETY_PART = 0.7
 
 
 class _ObservedPolling:
-    """Common code of observed claims and transfers: both poll the store, and wait until the next poll."""
+    """Common code of observed claims and observed transfers, which poll the store and wait until the next poll."""
 
     def __init__(self, polled: Feed | Transferring, observer: Measurements, store: Store, lane: Lane) -> None:
         self._polled, self._observer, self._store = polled, observer, store
@@ -53,7 +53,7 @@ class _ObservedPolling:
         return nullcontext() if is_due else current_in(QUIET)
 
     def _lateness_of_head_ms(self) -> int | None:
-        """Return the lateness of the earliest message, by its last known due time; None if it is not due yet."""
+        """Return the lateness of the earliest message, by its last known due time; None if no message is due yet."""
         if self._next_due_ms is None:
             return None
         late_ms = self._store.now_ms() - self._next_due_ms

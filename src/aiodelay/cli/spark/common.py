@@ -37,8 +37,8 @@ class Cluster:
     """Options that every job has: where Spark runs, its settings, and how many rows may be rejected.
 
     Attributes:
-        master: Where Spark runs, such as spark://host:7077, local[4], or sc://host for Spark Connect. Without it:
-            Spark's own configuration; if that names no master, all cores of this machine.
+        master: Where Spark runs, such as spark://host:7077, local[4], or sc://host for Spark Connect. Default: the
+            master that Spark's own configuration names, or else all cores of this machine.
         conf: A setting of Spark, as NAME=VALUE. May be repeated.
         max_rejected: The part of the rows, 0 to 1, that may be rejected. If more rows are rejected, the exit
             code is 1.

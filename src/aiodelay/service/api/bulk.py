@@ -201,7 +201,7 @@ def _shape(found: Operation) -> BulkOut:
 
 @reading.get("", summary="List bulk operations, latest first", **documents(BulkListOut))
 async def list_operations(request: Request, store: Store) -> Response:
-    """Lists the running operations and the latest ones that have ended."""
+    """Lists the running operations, and the operations that have ended last."""
     return Json(BulkListOut([_shape(each) for each in served_of(request).operations.all(store=store.name)]))
 
 

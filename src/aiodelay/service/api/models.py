@@ -257,9 +257,9 @@ class OutcomeOut(Struct, frozen=True):
 class RecordOut(Struct, frozen=True):
     """The stored record of a message.
 
-    A key is in `key` if it is UTF-8 text, and otherwise in `key_base64`. The same holds for `payload` and
-    `payload_base64`. Lists leave the payload out. `is_cancelled`: the message was cancelled while it was in flight, and
-    no attempt follows the present one.
+    A key is in `key` if it is UTF-8 text, and otherwise in `key_base64`. In the same way, a payload is in `payload` or
+    in `payload_base64`. Lists leave the payload out. `is_cancelled` is true if the message was cancelled while it was
+    in flight; no further attempt follows the present attempt.
     """
 
     id: str
@@ -435,9 +435,9 @@ class PausesOut(Struct, frozen=True):
 class ConsumerOut(Struct, frozen=True):
     """A consumer of a topic.
 
-    `waiting` is its lag. `seen` is the time of its last request. `away` is true if no message is in flight to the
-    consumer and it has requested none for a minute. `cursor`: for a log, the index up to which the consumer has
-    finished all entries.
+    `waiting` is the lag: the number of messages that the consumer has not taken yet. `seen` is the time of its last
+    request. `away` is true if no message is in flight to the consumer, and the consumer has requested none for a
+    minute. For a log, `cursor` is the index up to which the consumer has finished all entries.
     """
 
     topic: str
@@ -588,7 +588,7 @@ class BulkOut(Struct, frozen=True):
     Attributes:
         operation: The name of the operation: the `confirm` of its plan.
         state: `finding` the targets, then `changing` them. An operation ends as `done`, `stopped` or `failed`.
-        stopping: True if a caller has stopped the operation. It ends after its current step.
+        stopping: True if a caller has stopped the operation, which ends after its current step.
         found: The number of targets found so far.
         changed: The number of targets whose outcome is known.
         outcomes: The number of targets by outcome.

@@ -177,7 +177,7 @@ class Operations:
         Args:
             token: The token of the plan.
             plan: The action and its targets.
-            carry_out: Carries the plan out. It may raise.
+            carry_out: Carries out the plan. It may raise an error, which ends the operation as `failed`.
 
         Raises:
             ApiError: Too many operations are running.
@@ -225,7 +225,7 @@ class Operations:
         return [each for each in self.all(store=store) if each.ended_ms is None]
 
     async def aclose(self) -> None:
-        """End each operation after its current step; cancel operations whose step takes too long."""
+        """End each operation after its current step. Cancel an operation if its step takes too long."""
         for token in self._tasks:
             self._operations[token].is_stopping = True
         running = list(self._tasks.values())

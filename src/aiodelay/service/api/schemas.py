@@ -80,7 +80,7 @@ def documents(
 
 
 def openapi_of(app: FastAPI, routers: Sequence[APIRouter]) -> dict[str, Any]:
-    """Return the OpenAPI document of an app with these routers. The first call generates it."""
+    """Return the OpenAPI document of an app with these routers. The first call generates the document."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, openapi_version=VERSION, summary=app.summary, routes=app.routes
@@ -101,7 +101,8 @@ def openapi_of(app: FastAPI, routers: Sequence[APIRouter]) -> dict[str, Any]:
 def _complete_schemas(schema: Any) -> None:  # noqa: ANN401 - any part of a schema
     """Give each array its `items` and each free object its `additionalProperties`; remove defaults.
 
-    Client generators require `items` and `additionalProperties`. They treat a field with a default as always present.
+    Generators of API clients require `items` and `additionalProperties`. They treat a field with a default as a field
+    that is always present.
     """
     if isinstance(schema, list):
         for each in schema:

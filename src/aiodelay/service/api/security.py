@@ -176,7 +176,7 @@ class Caller:
 class _Rates:
     """Limits the request rate: one token bucket per name, refilled as time passes.
 
-    If there are too many buckets, the least recently used ones are dropped.
+    If there are too many buckets, the buckets that were not used for the longest time are dropped.
     """
 
     def __init__(self, limits: ApiLimits, clock: Clock) -> None:

@@ -53,7 +53,7 @@ class Opened:
         The scheduler itself refuses a `to` that is not a destination.
 
         Raises:
-            TargetNotAllowedError: The destination is not allowed. The error lists the allowed ones.
+            TargetNotAllowedError: The destination is not allowed. The error lists the allowed destinations.
         """
         if isinstance(message.to, str):
             self.targets.check(message.to)
@@ -66,9 +66,9 @@ class Served:
     Attributes:
         stores: The stores by name.
         limits: The limits on requests.
-        read_only: The service refuses every change.
+        read_only: Whether the service refuses every change.
         plans: The plans of bulk actions that wait for their confirmation.
-        operations: The bulk operations that run, and the results of the latest ones.
+        operations: The bulk operations that run, and the results of the operations that have ended last.
         streams: The number of streams that are being read.
     """
 

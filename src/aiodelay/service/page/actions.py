@@ -109,7 +109,7 @@ async def _planned(request: Request, store: Opened, action: str, form: Form) -> 
 
 
 async def _series_among(scheduler: Scheduler, ids: list[str]) -> list[str]:
-    """Return those of the ids that belong to recurring series; no ids if the store cannot inspect messages."""
+    """Return only the ids of recurring series; no ids if the store cannot inspect messages."""
     try:
         found = await asyncio.gather(*map(scheduler.get, ids))
     except UnsupportedByStoreError:
@@ -213,7 +213,7 @@ async def confirm(request: Request) -> Response:
 
 
 def _mistake(plan: Plan, form: Form, *, with_series: bool) -> str:
-    """Return the reason to refuse a confirmation; "" if it is accepted."""
+    """Return the reason to refuse a confirmation; "" if the confirmation is accepted."""
     to_type = _to_type(plan)
     if to_type and form.one("typed") != to_type:
         return f"Type {to_type} to confirm."

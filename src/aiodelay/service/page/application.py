@@ -47,7 +47,7 @@ def install_page(app: FastAPI, tokens: Tokens, sessions: Sessions, environment: 
     """Add the page to an app.
 
     Args:
-        app: The app of the API. It has `state.served` and the gate.
+        app: The app of the API, with the gate and with `state.served`.
         tokens: The tokens that are valid now.
         sessions: The browser sessions.
         environment: The text of the badge; empty = no badge.
