@@ -142,7 +142,7 @@ def _problem(error: ErrorDetails, layers: Layers) -> Problem:
     if error["type"] == "extra_forbidden":
         return _unknown(place, origin)
     if error["type"] == "missing":
-        return Problem(field, "missing", "it must be given", origin)
+        return Problem(field, "missing", "a value; this setting has no default", origin)
     if error["type"] in SHAPES:
         allowed = f"a list: [[{field}]]" if isinstance(error["input"], Mapping) else SHAPES[error["type"]]
         return Problem(field, _shown(error["input"], place), allowed, origin)
@@ -282,7 +282,7 @@ def _disagreements(settings: Settings, broken: Collection[str]) -> Iterator[_Dis
         broken: Tables with mistakes, which `settings` leaves out. Values that depend on them are not checked.
     """
     if settings.store is not None and settings.stores:
-        yield ("store",), "given together with [stores]", "one of them"
+        yield ("store",), "given together with [stores]", "only one of store and [stores]"
     names = [token.name for token in settings.api.tokens]
     for i, name in enumerate(names):
         if name in names[:i]:

@@ -1,4 +1,4 @@
-"""`run_service`: opens the stores, the intakes and the HTTP server, serves until a signal, and then closes all of them."""
+"""`run_service`: opens the stores, the intakes and the HTTP server, serves until a signal, and then ends in order."""
 
 from __future__ import annotations
 
