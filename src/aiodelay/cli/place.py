@@ -28,8 +28,8 @@ class Place:
     Attributes:
         store: The URL of the store, such as redis://localhost, sqlite:///delay.db or kafka://host:9092/schedules.
         namespace: The namespace, if several applications share the store.
-        own: On Kafka, take the partitions of the topic while the command runs. Only the owner of a partition can
-            inspect it, so stop the service first.
+        own: On Kafka, own the partitions of the topic while the command runs. Only the owner of a partition can inspect
+            its messages, so stop the service first.
         json: Write JSON, one object per line. Errors are JSON too, on stderr.
     """
 
@@ -58,8 +58,8 @@ class Place:
         Args:
             sinks: URLs of sinks to which messages may go, in addition to the sinks of the store.
             store: The store to open instead of the one in the options.
-            may_create: Create a SQLite file that does not exist. Commands that only inspect a store do not create one:
-                a missing file means a mistake in its name.
+            may_create: Create a SQLite file that does not exist. Commands that only inspect a store do not create a
+                file: if the file is missing, its name is probably wrong.
 
         Raises:
             AiodelayError: The store cannot be opened.

@@ -158,7 +158,7 @@ def _conflict(mode: str) -> Conflict:
 
 def _late(drop_after: str | None, dead_letter_after: str | None) -> Late:
     if drop_after is not None and dead_letter_after is not None:
-        raise ConfigurationError("late", "given as --drop-after and as --dead-letter-after", "only one of these options")
+        raise ConfigurationError("late", "given as --drop-after and as --dead-letter-after", "one of these options")
     if drop_after is not None:
         return Late.drop(drop_after)
     return Late.deliver() if dead_letter_after is None else Late.dead_letter(dead_letter_after)

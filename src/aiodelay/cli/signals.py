@@ -90,7 +90,7 @@ def stop_signals() -> Iterator[Stop]:
 
 
 def handled_numbers() -> list[int]:
-    """Return the signals that ask for an orderly end: SIGINT, SIGTERM, and SIGHUP unless it is ignored or handled."""
+    """Return the signals that ask for an orderly end: SIGINT and SIGTERM; also SIGHUP if it has its default action."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         numbers.append(signal.SIGHUP)

@@ -63,7 +63,7 @@ class Heartbeat:
 
 @dataclass
 class RenewContract:
-    """Renews a contract, in minutes to months."""
+    """Renews a contract. Its messages are due in minutes to months."""
 
     contract: int
 
@@ -233,7 +233,7 @@ class Traffic:
 
     @contextmanager
     def _reporting_errors(self, what: str) -> Iterator[None]:
-        """Report an error and go on, because a store that does not answer now may answer later."""
+        """Report an error and go on. A store that does not answer now may answer later."""
         try:
             yield
         except AiodelayError as error:
@@ -242,7 +242,7 @@ class Traffic:
     # --- dead letters -------------------------------------------------------------------------------------
 
     async def _report_dead_letters(self) -> None:
-        """Report each given-up message when the store has it as a dead letter; purge all but the newest letters."""
+        """Report each given-up message when the store has it as a dead letter. Purge all except the newest letters."""
         while True:
             await self._new_given_up.wait()
             self._new_given_up.clear()

@@ -21,7 +21,7 @@ from .api.problems import CLOSE, ApiError, response_of
 __all__ = ["MOST_HEAD", "MOST_URL", "Server"]
 
 REQUESTS_END_S = 5
-"""Seconds that open requests may go on when the server stops. Streams and live pages never end by themselves."""
+"""Seconds for which open requests may go on when the server stops. Without this limit, live pages would never end."""
 TICKS = 10
 """The calls of `on_tick` per second, set by uvicorn."""
 MOST_HEAD = 16_384
@@ -164,7 +164,7 @@ def _error_in_head(scope: Scope) -> ApiError | None:
 
 
 class _Protocol(H11Protocol):
-    """A connection. The server may close it in favour of a new one while it has no request."""
+    """One connection. While the connection has no request, the server may close it to accept a new connection."""
 
     def __init__(self, server: Server, **options: Any) -> None:  # noqa: ANN401 - uvicorn's
         super().__init__(**options)
@@ -172,7 +172,7 @@ class _Protocol(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the connection has no request, and its last answer is fully sent."""
+        """Whether the connection has no request, and the last answer on it is fully sent."""
         is_answering = self.cycle is not None and not self.cycle.response_complete
         return not is_answering and not self.transport.get_write_buffer_size()
 

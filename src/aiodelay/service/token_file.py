@@ -18,7 +18,7 @@ LOOK_S = 1.0
 
 
 async def follow_tokens(configuration: Configuration, tokens: Tokens) -> None:
-    """Replace the valid tokens whenever the settings file changes, until cancelled.
+    """Replace the valid tokens whenever the settings file changes, until the caller cancels this coroutine.
 
     If the changed file has mistakes, the valid tokens stay as they are.
 

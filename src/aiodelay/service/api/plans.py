@@ -20,7 +20,7 @@ __all__ = ["PLAN_MS", "RUNNING", "Operation", "Operations", "Plan", "Plans", "Re
 PLAN_MS = 300_000
 PLANS = 64
 KEPT = 64
-"""Most operations whose results are kept."""
+"""The most ended operations whose results are kept."""
 RUNNING = 8
 """Most operations that run at the same time."""
 CLOSE_S = 5.0
@@ -98,7 +98,7 @@ class Plans:
         """Return the plan that a confirmation token names.
 
         Raises:
-            ApiError: No plan of this caller and this store has that token.
+            ApiError: There is no plan with this token, or it belongs to another caller or another store.
         """
         ends_ms, plan = self._plans.get(token, (0, None))
         if plan is None or (plan.by, plan.store) != (by, store) or ends_ms < self._clock.monotonic_ms():
@@ -124,7 +124,7 @@ class Operation:
         error: The reason of a failure; "" if there is no failure.
         began_ms: The start of the operation, epoch ms.
         ended_ms: The end of the operation, epoch ms; None while it runs.
-        is_stopping: Whether a caller has stopped the operation. It ends after its current step.
+        is_stopping: Whether a caller has stopped the operation, which ends after its current step.
     """
 
     def __init__(self, token: str, plan: Plan, now_ms: int) -> None:

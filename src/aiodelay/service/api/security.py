@@ -281,7 +281,7 @@ class Gate:
 
 
 def _headers_of(scope: AsgiScope) -> dict[str, str]:
-    """Return the headers of a request. If a header is sent twice, the first one counts."""
+    """Return the headers of a request. If a header is sent twice, the first value counts."""
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(list(scope["headers"]))}
 
 
@@ -296,7 +296,7 @@ def _is_loopback(host: str) -> bool:
 def _is_local(peer: str, headers: Mapping[str, str]) -> bool:
     """Whether a request comes from this machine, through no proxy, and to a loopback name.
 
-    The name matters: a web page can make a foreign host name resolve to this machine (DNS rebinding).
+    Only a loopback name is safe: a web page can make another host name resolve to this machine (DNS rebinding).
     """
     host = HOST.fullmatch(headers.get("host", ""))
     is_ours = host is not None and _is_loopback(host[1].lower())
@@ -311,7 +311,7 @@ def _refuse_other_sites(headers: Mapping[str, str]) -> None:
 
 
 def caller_of(request: Request) -> Caller:
-    """Return the sender of a request. Call this only in routes of `needs`."""
+    """Return the sender of a request. Only routes that use `needs` may call this function."""
     caller = request.scope[CALLER]
     assert isinstance(caller, Caller)
     return caller
@@ -363,7 +363,7 @@ def check_allowed(request: Request, scope: Scope) -> None:
         raise ApiError(
             403,
             "ScopeError",
-            f"this needs a token with the scope {scope}",
+            f"this request needs a token with the scope {scope}",
             field="scope",
             value=" ".join(sorted(caller.scopes)) or "none",
             allowed=scope,
