@@ -1,4 +1,4 @@
-"""Kafka records of a schedules topic and of the topics that it delivers to: encoding and decoding.
+"""The records of a schedules topic, and of the topics to which its messages go: encoding and decoding.
 
 docs/formats.md describes the format, and `record_format` declares the headers of fields. A record schedules a message:
 its key is the message's id, and its value is the payload. It has the headers `scheduler-epoch` (seconds) and
@@ -114,7 +114,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 FORMAT = 1
 SINK = "kafka"
-"""The name of the sink whose addresses are topics, and so the lane of messages to topics."""
+"""The name of the sink whose addresses are topics. It is also the lane of messages to topics."""
 RESERVED = b"\x00aiodelay/"
 BARRIER, MARK, PARTITIONS = RESERVED + b"barrier", RESERVED + b"mark", RESERVED + b"partitions"
 INTAKE = RESERVED + b"intake/"
@@ -137,7 +137,7 @@ _FORMAT = b"%d" % FORMAT
 _MOST_DIGITS = 36
 _LANE, _DUE_MS, _RULE = HEADER["lane"], HEADER["due_ms"], HEADER["rule"]
 _PREFIX = "aiodelay-"
-_NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)  # ValueError: a text in it that is not UTF-8
+_NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)  # ValueError: the JSON has a text that is not UTF-8
 _MOST_MS = (1 << 48) - 1
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _FEATURE = re.compile(rb"[a-z0-9_]{1,64}")
@@ -182,8 +182,8 @@ class Memory(msgspec.Struct, omit_defaults=True):
     """Answers and a version to remember after their records are gone: header `aiodelay-memory`, as JSON.
 
     Attributes:
-        answers: Answers to commands: op in hexadecimal digits, answer, revision, due time, and until when to remember.
-        version: The version of a message that has ended, and until when to remember it.
+        answers: Answers to commands: op in hexadecimal digits, answer, revision, due time, and the end of remembering.
+        version: The version of a message that has ended, and the end of remembering (epoch ms).
     """
 
     answers: list[tuple[str, str, int, int, int]] = []
@@ -220,15 +220,16 @@ class Message(Protocol):
 def encode(message: Message) -> Wire:
     """Return the record that schedules a message, for a producer of your own.
 
-    Pure: the same message gives the same record. Send the record with `acks=all`, to partition
-    `partition_of(key, partitions)`. This is Java's default, and librdkafka's `partitioner=murmur2_random`.
+    This function is pure: the same message gives the same record. Send the record with `acks=all`, to partition
+    `partition_of(key, partitions)`. This partition is the default of Java's producer, and of librdkafka's with
+    `partitioner=murmur2_random`.
 
     Args:
         message: `Message(b"...", at=..., id=..., to="kafka:<topic>")`, with `key`, `headers` and `late` if wanted. The
             event is bytes, or None for a record without value.
 
     Raises:
-        InputError: Names the field, the value and what is allowed.
+        InputError: A field cannot be used. The error names the field, its value and the allowed values.
     """
     if message.event is not None and type(message.event) is not bytes:
         raise PayloadTypeError("event", kind_of(message.event), "bytes, or None for a record without value")
@@ -241,7 +242,7 @@ def encode(message: Message) -> Wire:
         raise TargetError("to", shortened(message.to), f"'{SINK}:<topic>'")
     key = check_key(message.key)
     if message.event is None and key is None:
-        raise PayloadTypeError("event", "None without a key", "a key with it: a Kafka record has a value or a key")
+        raise PayloadTypeError("event", "None without a key", "a key, if it is None: a record needs a value or a key")
     envelope = Envelope(
         check_id(message.id),
         SINK,
@@ -327,14 +328,14 @@ def _errors_of(record: Record) -> Iterable[tuple[str, bytes]]:
 
 
 def encode_keep(record: Record) -> Wire:
-    """Return the record by which a user requests a put. The owner carries it out unless a message has its key."""
+    """Return the record by which a user requests a put. The owner carries it out unless the key has a message."""
     wire = encode_record(record)
     assert wire.key is not None
     return wire._replace(key=KEEP + wire.key)
 
 
 def kept_put(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Put:
-    """Return the put that a record of `encode_keep` requests; `key` is the message's.
+    """Return the put that a record of `encode_keep` requests; `key` is the message's key.
 
     Raises:
         RecordFormatError: The record has no message that can be read.
@@ -347,7 +348,7 @@ def kept_put(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> 
 def encode_ask_to_cancel(cancel: Cancel) -> Wire:
     """Return the record by which a user requests a cancel of one revision at one due time. The owner decides.
 
-    The owner's answer is the tombstone of this record's key. Its outcome is that of the command (`answer_of`).
+    The owner's answer is the tombstone of this record's key. `answer_of` returns the outcome in that tombstone.
     """
     assert cancel.only is not None
     revision, due_ms = cancel.only
@@ -381,7 +382,7 @@ def asked_op(key: bytes | None, value: bytes | None, headers: Headers) -> tuple[
 def answer_of(key: bytes | None, value: bytes | None, headers: Headers) -> tuple[bytes, str, int] | None:
     """Return the owner's answer to a request: the message's key, the outcome, and how far the owner had read.
 
-    None: the record is not an answer.
+    Return None if the record is not an answer.
     """
     if key is None or value is not None or not key.startswith(KEEP):
         return None
@@ -395,8 +396,8 @@ def answer_of(key: bytes | None, value: bytes | None, headers: Headers) -> tuple
 def encode_back(message: PutBack, now_ms: int) -> Wire:
     """Return the record by which a user puts a message back.
 
-    A dead letter is written in its final form. About another message the owner decides, as about a put that keeps an
-    existing message.
+    If the message is a dead letter, this is the record that keeps it. Otherwise the record is a request to the owner,
+    who decides as for a put that keeps an existing message.
     """
     if message.reason is not None:
         return encode_dead(DeadLetter(message.record, message.reason, now_ms))
@@ -406,7 +407,7 @@ def encode_back(message: PutBack, now_ms: int) -> Wire:
 
 
 def asked_back(key: bytes, value: bytes, headers: Headers, *, place_ms: int) -> PutBack:
-    """Return the message that a record of `encode_back` puts back; `key` is the message's.
+    """Return the message that a record of `encode_back` puts back; `key` is the message's key.
 
     Raises:
         RecordFormatError: The record has no message that can be read.
@@ -451,7 +452,7 @@ def memory_of(headers: Headers) -> Memory | None:
 
 
 def encode_dead(letter: DeadLetter) -> Wire:
-    """Return the record that keeps a dead letter. It does not replace the record of its message."""
+    """Return the record that keeps a dead letter. The message's own record is another one, and is not replaced."""
     wire = encode_record(letter.record, read_to=0)
     reason = [(DEAD_REASON, letter.reason.encode()), (DEAD_AT, b"%d" % letter.at_ms)]
     return Wire(dead_key(letter.key), wire.value, [*reason, *wire.headers])
@@ -548,7 +549,7 @@ def _delivered_headers(now_s: int, schedules: str, attempt: int) -> list[tuple[s
 
 
 def received(message_id: str, lane: str, key: bytes | None, value: bytes | None, headers: Headers) -> Envelope:
-    """Return the message for a handler from a record of a topic. The record may be any, or one made by `delivered`.
+    """Return the message for a handler from a record of a topic. Any program may have written the record.
 
     Args:
         message_id: The id of the new message.
@@ -621,7 +622,7 @@ def java_partition(key: bytes, partitions: int) -> int:
 
 
 def _murmur2(data: bytes) -> int:
-    """Return `org.apache.kafka.common.utils.Utils.murmur2`, unsigned."""
+    """Return the hash of a key as Java's `org.apache.kafka.common.utils.Utils.murmur2` computes it, unsigned."""
     length, m, mask = len(data), 0x5BD1E995, 0xFFFFFFFF
     h = 0x9747B28C ^ length
     for word in unpack_from(f"<{length // 4}I", data):
@@ -778,7 +779,7 @@ def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Re
         key: The record's key.
         value: The record's value.
         headers: The record's headers. If several have one name, the last counts.
-        written_ms: The record's timestamp. If no owner has written the message again, it is the message's revision.
+        written_ms: The record's timestamp. If no owner has written the message again, this is the message's revision.
 
     Raises:
         RecordFormatError: The record cannot be read. The error names the part that is wrong.
@@ -870,7 +871,7 @@ def decode_dead(key: bytes, value: bytes, headers: Headers) -> DeadLetter:
 
 
 def user_headers(headers: Headers) -> Iterable[tuple[str, bytes]]:
-    """Return the user's own headers, in their order: neither the scheduler's nor aiodelay's. A null becomes empty."""
+    """Return the user's headers, in their order, without those of the scheduler and of aiodelay. Null becomes empty."""
     return (
         (readable(name), value or b"")
         for name, value in headers

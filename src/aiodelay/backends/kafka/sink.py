@@ -29,7 +29,7 @@ def check_topic(topic: str, field: str = "topic in to") -> str:
     """Refuse a name that no topic can have, and the names of Kafka's own topics.
 
     Raises:
-        TargetError: Says which names are allowed.
+        TargetError: No topic can have this name. The error says which names are allowed.
     """
     if not is_topic(topic):
         raise TargetError(field, shortened(topic), NAMES)
@@ -44,7 +44,7 @@ class KafkaSink:
     second record by its header `aiodelay-delivery-id`.
 
     Args:
-        cluster: `host:9092`, several with commas, or a `kafka://` URL (docs/reference.md).
+        cluster: `host:9092`, several hosts with commas between, or a `kafka://` URL (docs/reference.md).
         name: The name of the sink, which comes before the colon in `to=`.
         messages: Most messages in flight.
         max_bytes: Most bytes in flight.
@@ -82,7 +82,7 @@ class KafkaSink:
         """Refuse an address that cannot be a topic.
 
         Raises:
-            TargetError: Says which names are allowed.
+            TargetError: No topic can have this name. The error says which names are allowed.
         """
         check_topic(address)
 
@@ -105,7 +105,7 @@ class KafkaSink:
         await self._writer.__aexit__(*exc_info)
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
-        """Write the records. May be cancelled: then records that were under way may or may not be written.
+        """Write the records. The call may be cancelled: records that were under way may then be written or not.
 
         Raises:
             SinkUnavailableError: Kafka has confirmed no record. Any of them may have been written.
@@ -143,5 +143,5 @@ def _outcome(written: Written, record: Outgoing) -> SendOutcome | None:
 
 
 def open_sink(url: str) -> KafkaSink:
-    """Open `kafka://host:9092`."""
+    """Return the sink for a URL such as `kafka://host:9092`."""
     return KafkaSink(url)

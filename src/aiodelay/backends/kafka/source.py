@@ -50,7 +50,7 @@ class KafkaSource:
     stopped, this source goes on where that client was. A group without offsets begins with the oldest record.
 
     Args:
-        cluster: `host:9092`, several with commas, or a `kafka://` URL (docs/reference.md).
+        cluster: `host:9092`, several hosts with commas between, or a `kafka://` URL (docs/reference.md).
 
     Raises:
         ConfigurationError: The cluster, or an option in its URL, cannot be used.
@@ -65,7 +65,7 @@ class KafkaSource:
         """Refuse an address that is not of the form `<topic>?group=<name>`.
 
         Raises:
-            TargetError: Says which form is allowed.
+            TargetError: The address has another form. The error says which form is allowed.
         """
         split_address(address)
 
@@ -112,7 +112,7 @@ class KafkaSource:
 
 
 def open_source(url: str) -> KafkaSource:
-    """Open `kafka://host:9092`.
+    """Return the source for a URL such as `kafka://host:9092`.
 
     Raises:
         ConfigurationError: The URL is not of this form, or an option is unknown or out of range.

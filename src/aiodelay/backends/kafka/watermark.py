@@ -1,11 +1,11 @@
-"""The dispatch watermark: the messages that a partition's owner has certainly finished. They are not delivered again.
+"""`Watermark`: says which messages a partition's owner has certainly finished. They are not delivered again.
 
 A tombstone ends a message, but Kafka removes the tombstone `delete.retention.ms` after cleaning it. A replica or a
 reader that was away for longer may still have the message without its end. The owner therefore writes a watermark from
-time to time: an offset and a time up to which every message has ended. A message below both that has no end has come
-back, and is not delivered.
+time to time: an offset and a time up to which every message has ended. A message that is below both, but has no end,
+has come back, and is not delivered.
 
-Pure: tests/stateful/test_kafka_models.py plays tombstones that vanish.
+This module is pure: tests/stateful/test_kafka_models.py plays tombstones that vanish.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ class Watermark(Struct, frozen=True):
     """All messages below an offset whose delivery was planned up to a certain time have ended.
 
     Attributes:
-        until_ms: That time. It is compared with the planned time of the next attempt, not only with the due time.
-        read_to: That offset.
+        until_ms: The time up to which deliveries have ended. It is compared with the planned time of the next attempt,
+            not only with the due time.
+        read_to: The offset below which the messages are.
     """
 
     until_ms: int = -1

@@ -1,4 +1,4 @@
-"""`ASSIGNOR`: assigns partitions to the members of a group, by the members alone, so that few partitions move."""
+"""`ASSIGNOR`: divides partitions among the members of a group. A change of members moves few partitions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _weight(topic: str, number: int, member: str) -> bytes:
 
 
 class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]  # aiokafka has no types
-    """Rendezvous hashing for aiokafka's groups. It has no state: aiokafka's assignors share theirs by class (K10)."""
+    """Rendezvous hashing for aiokafka's groups. This class keeps no state: all groups of a process share it (K10)."""
 
     name = "aiodelay"
 

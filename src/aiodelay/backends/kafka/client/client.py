@@ -17,7 +17,7 @@ class Client(Protocol):
     """A client of a cluster. aiokafka documents its methods.
 
     Attributes:
-        cluster: The brokers, topics and leaders that it knows.
+        cluster: The brokers, topics and leaders that the client knows.
     """
 
     cluster: ClusterMetadata

@@ -35,26 +35,27 @@ class GroupMember(Protocol):
 
     @property
     def member_id(self) -> str:
-        """The id that the group gave this member; "" before it has joined."""
+        """The id that the group gave this member. It is "" until this member has joined."""
 
     def stay_out_once_forgotten(self) -> None:
-        """Raise an error when the broker has forgotten this member, instead of joining again. Call it after `start`."""
+        """Raise an error, instead of joining again, if the broker has forgotten this member. Call it after `start`."""
 
     def tell_heartbeats(self, told: Callable[[float], None]) -> None:
-        """Have `told` called for each acknowledged heartbeat, with the time in the event loop when it was sent.
+        """Set the function to call for each acknowledged heartbeat. Call this after `start`.
 
-        Call this after `start`.
+        Args:
+            told: Takes the time in the event loop when the heartbeat was sent.
         """
 
     async def committed_offsets(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Return the offset that the group has committed in each partition; -1 if there is none.
+        """Return the offset that the group has committed in each partition, or -1 where the group has committed none.
 
         Raises:
             KafkaError: The group's coordinator does not answer, or refuses.
         """
 
     async def group_members(self) -> Mapping[str, Collection[TopicPartition]]:
-        """Return the partitions of each member of the group, by member id; nothing if the coordinator is unknown.
+        """Return the partitions of each member of the group, by member id. Empty if the coordinator is unknown.
 
         Raises:
             KafkaError: The group's coordinator does not answer, or refuses.
@@ -99,7 +100,7 @@ def plain_consumer_of(cluster: Cluster, *topics: str, **options: Any) -> Consume
 
     Args:
         cluster: The cluster to read from.
-        topics: The topics to read; none: `assign` or `subscribe` names them later.
+        topics: The topics to read. Without topics, the caller names topics or partitions later (`subscribe`, `assign`).
         options: Options of aiokafka's consumer.
 
     Raises:
@@ -115,7 +116,7 @@ def consumer_of(cluster: Cluster, *topics: str, **options: Any) -> Consumer:  # 
 
     Args:
         cluster: The cluster to read from.
-        topics: The topics to read; none: `assign` names partitions later.
+        topics: The topics to read. Without topics, the caller names partitions later with `assign`.
         options: Options of aiokafka's consumer. They override the options of this function.
     """
     ours = {"isolation_level": "read_committed", "auto_offset_reset": "none"}

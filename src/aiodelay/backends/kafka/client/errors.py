@@ -61,9 +61,9 @@ PERMANENT: tuple[type[Exception], ...] = (*TOO_LARGE, INVALID_RECORD, InvalidTim
 
 
 def log_failure(log: logging.Logger, what: str, reason: str, error: Exception, expected: tuple[type, ...]) -> None:
-    """Log a failure after which something is tried again. An unexpected error is logged with its traceback.
+    """Log the failure of an action that will be tried again. An unexpected error is logged with its traceback.
 
-    A missing right stops many actions many times. It is logged once a minute.
+    A missing right makes many actions fail many times. It is logged once a minute.
     """
     now_s = asyncio.get_running_loop().time()
     if not isinstance(error, expected):
@@ -79,7 +79,7 @@ def log_failure(log: logging.Logger, what: str, reason: str, error: Exception, e
 
 _RIGHT = "the right "
 _quiet_until: dict[str, float] = {}
-"""The time until which each missing right is not logged again."""
+"""For each missing right: the time in the event loop before which it is not logged as an error again."""
 _RIGHTS: dict[type[BaseException], tuple[str, str]] = {
     GroupAuthorizationFailedError: ("Read", "Group"),
     MAY_NOT_CREATE: ("Create", "Topic"),
@@ -106,6 +106,6 @@ def reason_of(error: BaseException, operation: str = "Write") -> str:
 def missing_right(operation: str, resource: str, names: str | Collection[str]) -> str:
     """Return a text that names a missing right, in the words of kafka-acls.sh."""
     named = [names] if isinstance(names, str) else sorted(names)
-    if resource == "TransactionalId":  # there is one for each partition; all are granted together, by their prefix
+    if resource == "TransactionalId":  # each partition has one; a grant for their common prefix covers them all
         named = [f"{name.rpartition('.')[0]}. and all names with this prefix" for name in named]
     return f"{_RIGHT}{operation} on {resource} {', '.join(named)} is missing"

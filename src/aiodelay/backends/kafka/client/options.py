@@ -41,7 +41,10 @@ class Cluster(Struct, frozen=True):
         return ",".join(self.client["bootstrap_servers"])
 
     def is_same(self, other: Cluster) -> bool:
-        """Say whether both are certainly the same cluster, with the same login: they have a host in common."""
+        """Say whether this address and another one certainly lead to the same cluster, with the same login.
+
+        They do if their logins are equal and they have a host in common.
+        """
         login = [
             {name: value for name, value in each.client.items() if name not in ("bootstrap_servers", "ssl_context")}
             for each in (self, other)
@@ -51,7 +54,9 @@ class Cluster(Struct, frozen=True):
 
 
 def read_cluster(given: UrlOptions) -> Cluster:
-    """Read the options that the URLs of stores, sinks and sources share. The caller reads the others, then finishes.
+    """Read the options that the URLs of stores, sinks and sources share.
+
+    The caller then reads the other options of the URL, and calls `given.finish()`.
 
     Raises:
         ConfigurationError: The URL has none of the known forms, or an option is unknown or out of range.
@@ -77,7 +82,7 @@ def read_cluster(given: UrlOptions) -> Cluster:
 
 
 def read_url(given: str, whose: str) -> Cluster:
-    """Read the cluster of a sink or a source: `host:9092`, several with commas, or a URL.
+    """Read the cluster of a sink or a source from `host:9092`, from several hosts with commas between, or from a URL.
 
     Raises:
         ConfigurationError: The text has neither form, or an option is unknown or out of range.

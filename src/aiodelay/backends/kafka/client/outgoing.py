@@ -10,11 +10,15 @@ from msgspec import Struct
 __all__ = ["Outgoing", "Written"]
 
 _BATCH_HEADER, _RECORD_OVERHEAD, _RECORD_FIELDS = 61, 21, 3
-"""Bytes of a batch's header; most bytes that aiokafka adds to a record; and how many of those its first record has."""
+"""Bytes of a batch's header; most bytes that aiokafka adds to a record; the part of them that a first record has."""
 
 
 class Outgoing(Struct, frozen=True, gc=False):
-    """A record to write. Without a `partition`, its key selects one as in Java's producer; without a key, any one."""
+    """A record to write.
+
+    If `partition` is None, the key selects the partition as in Java's producer. If the key is None too, the producer
+    selects any partition.
+    """
 
     topic: str
     key: bytes | None
@@ -39,9 +43,9 @@ class Written(NamedTuple):
     """The result of one batch.
 
     Attributes:
-        indices: The positions of its records in the list of records to write.
-        error: Why the batch was not written, or may not have been; None = it was written.
-        offset: The offset of its first record.
+        indices: The positions of the batch's records in the list of records to write.
+        error: The reason why the batch was not written, or may not have been written. None = the batch was written.
+        offset: The offset of the batch's first record. -1 = unknown.
         in_doubt: Whether the batch may have been written in spite of the error.
         partition: The partition of the batch; -1 = the batch was not sent.
     """

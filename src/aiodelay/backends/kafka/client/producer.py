@@ -1,5 +1,6 @@
 """`Producer`: writes batches until its first error, because aiokafka's state after an error cannot be trusted.
 
+After an error the producer is *spent*: it takes no more records, and the caller must close it.
 docs/decisions/0007-kafka-client.md describes the faults of aiokafka, K1 to K29.
 """
 
@@ -35,7 +36,7 @@ REQUEST_BYTES = 2 << 20
 
 
 class Producer:
-    """Writes batches idempotently until the first error. After that, the caller must close it.
+    """Writes batches idempotently until the first error. After an error, the caller must close the producer.
 
     Args:
         cluster: The cluster to write to.
@@ -104,9 +105,10 @@ class Producer:
         return count
 
     async def write(self, records: Sequence[Outgoing]) -> list[Written]:
-        """Write records, in order within each partition; return the results. Each record is in exactly one result.
+        """Write records, and return the results of the batches. Each record is in exactly one result.
 
-        May be cancelled. Records that were under way may then be written.
+        Records of one partition are written in their order. The call may be cancelled; records that were under way may
+        then still be written.
         """
         refused, batches = await self._batches(records)
         waiting: list[tuple[_Batch, asyncio.Future[Any]]] = []

@@ -1,6 +1,6 @@
-"""`keys_since`: reads the last keys of a partition just before a commit, also beyond an open transaction.
+"""`keys_since`: reads the newest keys of a partition just before a commit.
 
-A `read_committed` reader cannot see these records.
+It also reads records after the begin of an open transaction, which a `read_committed` reader cannot see yet.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _UNCOMMITTED = 0
 
 
 async def keys_since(client: Client, place: TopicPartition, offset: int) -> Mapping[bytes, int]:
-    """Return the last offset of each key from an offset on, as far as one answer reaches.
+    """Return the last offset of each key from an offset on, as far as one answer of the broker reaches.
 
-    Records of transactions are left out: they may not be committed yet, and the caller knows its own.
+    Records of transactions are left out: they may not be committed yet, and the caller knows its own records.
 
     Args:
         client: A connected client.

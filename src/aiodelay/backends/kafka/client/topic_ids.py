@@ -128,7 +128,8 @@ async def topic_id(client: Client, place: TopicPartition, *, timeout_s: float) -
 
     Args:
         client: A connected client.
-        place: A partition of the topic. Its leader is asked, because it knows the topic first; else any broker.
+        place: A partition of the topic. Its leader learns of a new topic first, so it is asked. If it is unknown, any
+            broker is asked.
         timeout_s: Longest wait for the answer.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`Transactions`: a producer whose batches are committed whole or not at all. If the outcome is in doubt, it ends."""
+"""`Transactions`: a producer that commits each batch whole or not at all. If an outcome is in doubt, it is spent."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ TIMEOUT_MS = 15_000
 
 
 class AbortedError(Exception):
-    """`read_committed` readers will never see any record of the batch. `written` says which records were refused.
+    """The batch was not committed: `read_committed` readers will never see any of its records.
 
-    If the producer is not spent, the transaction has been aborted, and the next one may begin.
+    `written` says which records were refused. If the producer is not spent, the transaction has been aborted, and the
+    next one may begin.
     """
 
     def __init__(self, written: Sequence[Written]) -> None:
@@ -40,7 +41,7 @@ class FencedError(Exception):
 
 
 class InDoubtError(Exception):
-    """The batch may have been committed or not. Only reading the topic shows which."""
+    """The outcome is unknown: the batch may have been committed or not. Only reading the topic gives the answer."""
 
 
 class Transactions(Producer):
@@ -108,7 +109,7 @@ class Transactions(Producer):
 
         Raises:
             FencedError: Another producer with this id has been started.
-            InDoubtError: The cluster did not answer. No `read_committed` reader will see the records all the same.
+            InDoubtError: The cluster did not answer. Even so, `read_committed` readers will never see the records.
         """
         await self._end(self._client.abort_transaction)
 

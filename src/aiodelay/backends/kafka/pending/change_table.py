@@ -32,7 +32,7 @@ __all__ = ["ChangeTable", "SupersededChanges"]
 
 
 class _Answers:
-    """`Answers` that survive their record. If a change removes the record of an answer, the change keeps the answer."""
+    """`Answers` that outlive their record. If a change removes the record that has an answer, the change writes it."""
 
     def __init__(self, near: DictAnswers, log: ChangeLog) -> None:
         self._near, self._log = near, log
@@ -64,7 +64,7 @@ class _Answers:
 
 
 class SupersededChanges:
-    """`SupersededClaims`, but without claims that have ended because their settlement is being written."""
+    """`SupersededClaims`, but without a claim that has ended because its settlement is being written."""
 
     def __init__(self, near: DictClaims, log: ChangeLog) -> None:
         self._near, self._log = near, log
@@ -85,7 +85,7 @@ class SupersededChanges:
 
 
 class _Letters:
-    """`Letters` whose additions and deletions the current change writes. The table changes when they are read back."""
+    """`Letters` for the current change, which writes additions and deletions. Reading them back changes the table."""
 
     def __init__(self, near: DictLetters, log: ChangeLog) -> None:
         self._near, self._log = near, log
@@ -106,10 +106,10 @@ class _Letters:
 
 
 class ChangeTable:
-    """`Table` of one partition. It adds the calls of a rule to the current change.
+    """`Table` of one partition. While a change is decided, the table adds the calls of the rules to that change.
 
     Args:
-        near: The near messages, as the records that were read define them.
+        near: The messages that are due within the horizon, as the records that were read define them.
         log: Takes the changes.
         clock: The clock of the store.
     """

@@ -33,21 +33,21 @@ class Change(Struct, eq=False, gc=False):
 
     Attributes:
         put: The new state of the message, and the time of its next attempt; None = the message ends.
-        letters: Dead letters to write with it.
-        others: More messages to put with it, such as a retry of an occurrence together with its series.
+        letters: Dead letters that the change writes.
+        others: More messages that the change puts, such as a retry of an occurrence together with its series.
         memory: Answers and a version that must outlive the message's record.
-        targets: Records for other topics, in the same transaction.
+        targets: Records for other topics. The same transaction writes them.
         purged: A dead letter that this change deletes.
         asked: The key of a user's request to the owner that this change ends.
         entry: The message in the table that nobody else may claim or change meanwhile; None = no message.
-        is_users: Whether it writes a user's cancel. That counts even if others have written the key meanwhile.
-        offset: The offset of its last record, once that is written.
-        counted: Whether its record was read and counted.
-        refusal: Why Kafka does not take it.
-        is_too_large: Whether Kafka does not take it because one of its records is too large.
-        notes: Its journal entries.
-        is_written: True once it was read back, False once it is known not to have been written.
-        waiter: Done once `is_written` is known.
+        is_users: Whether the change writes a user's cancel. That counts even if others have written the key meanwhile.
+        offset: The offset of the change's last record, once that is written; -1 before.
+        counted: Whether the change's record was read back, and counts (see `precedence.py`).
+        refusal: The reason why Kafka does not take the change; "" = none known.
+        is_too_large: Whether Kafka does not take the change because one of its records is too large.
+        notes: The journal entries of the change.
+        is_written: True once the change was read back; False once it is known not to be written; None before.
+        waiter: A future that is done once `is_written` is known.
     """
 
     key: bytes
@@ -94,7 +94,7 @@ class Change(Struct, eq=False, gc=False):
             self.waiter.set_result(None)
 
     async def until_written(self) -> bool:
-        """Wait until the change was read back (True), or is known not to have been written (False)."""
+        """Wait for the outcome of the change. Return True if it was read back, or False if it was not written."""
         if self.is_written is None:
             if self.waiter is None:
                 self.waiter = asyncio.get_running_loop().create_future()
@@ -171,7 +171,7 @@ class ChangeLog:
         self.current: Change | None = None
         """The change that is being decided: calls on the table add to it."""
         self.held_back: dict[bytes, Change] = {}
-        """The change that reserves each key."""
+        """For each key, the change that reserves its message."""
         self.under_way: dict[Change, None] = {}
         """All changes that were begun, and were neither read back nor undone."""
         self.without_traceback: set[DeadKey] = set()
@@ -221,7 +221,7 @@ class ChangeLog:
     def offer(self, change: Change) -> Change | None:
         """Begin a change, reserve its message, and return the change.
 
-        If the change only ends a message that has no record any more, there is nothing to write: return None.
+        If the change only ends a message whose record is gone already, there is nothing to write. Then return None.
         """
         has_news = bool(change.letters or change.put is not None or change.others)
         if not (self.state.stands(change.key) or has_news):
@@ -243,29 +243,29 @@ class ChangeLog:
         self.changes.append(change)
 
     def holds_back(self, key: bytes, entry: Entry | None) -> bool:
-        """Say whether a change of this very entry is being written."""
+        """Say whether a change of exactly this entry is being written."""
         return key in self.held_back and self.held_back[key].entry is entry
 
     def release(self, change: Change) -> None:
-        """End a change, and its reservation unless a newer change of the same key has taken that over."""
+        """End a change. Also end its reservation, unless a newer change of the same key has taken the reservation."""
         del self.under_way[change]
         if self.held_back.get(change.key) is change:
             del self.held_back[change.key]
 
     def written(self, change: Change) -> None:
-        """End a change after everything up to its record has been read, and remove its message from the table."""
+        """End a change once everything up to its record has been read, and remove its message from the table."""
         self.release(change)
         entry = change.entry
-        # If the message is still in the table, a user has cancelled it before this change's record.
+        # If the message is still in the table, a user had cancelled it before this change's record was written.
         if entry is not None and not change.is_users and self.is_left(entry):
             self.table.remove(entry)
 
     def is_left(self, entry: Entry) -> bool:
-        """Say whether the table still has this very entry."""
+        """Say whether the table still has exactly this entry."""
         return self.table.entries.get(entry.record.id) is entry
 
     def drop_stale(self, change: Change) -> bool:
-        """Drop a move of a message that a user has replaced or cancelled in time; say whether it was dropped."""
+        """If a change moves a message that a user has replaced or cancelled, drop it. Say whether it was dropped."""
         if not change.is_stale:
             return False
         self.release(change)
@@ -295,13 +295,13 @@ class ChangeLog:
         return changes
 
     def shorten(self, change: Change) -> bool:
-        """Write dead letters that were too large without their tracebacks; say whether they had any."""
+        """Have dead letters that were too large written without tracebacks. Say whether any of them had a traceback."""
         keys = {letter.key for letter in change.letters if letter.traceback is not None}
         self.without_traceback |= keys
         return bool(keys)
 
     def leave(self, change: Change) -> None:
-        """Remove a message that can neither be delivered nor given up. Its record is read again by the next owner."""
+        """Remove a message from the table that can neither be delivered nor given up. The next owner reads it again."""
         name, problem = records.id_of(change.key), change.refusal
         log.error("%s: message %s stays in the partition, undelivered: %s", self._name, name, problem)
         self.state.bad.pop(change.key, None)

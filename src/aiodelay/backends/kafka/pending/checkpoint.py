@@ -1,6 +1,6 @@
 """`Checkpoint`: the state of a partition's index besides its far messages, written to disk from time to time.
 
-With it, the next owner goes on from the index on disk and does not read the whole partition.
+A checkpoint lets the next owner go on from the index on disk, instead of reading the whole partition.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["Checkpoint", "Witness", "checkpoint_of"]
 
 
 class Witness(Struct, frozen=True, array_like=True):
-    """The last record that was read. If a partition lacks it, the partition is not the same, or its end was cut off.
+    """The last record that was read. A partition without this record is another partition, or its end was cut off.
 
     Attributes:
         offset: The offset of the record.
         timestamp: The timestamp of the record.
-        crc: The checksum of its key and value.
+        crc: The checksum of the record's key and value.
     """
 
     offset: int
@@ -53,7 +53,7 @@ class Checkpoint(Struct):
         repeated: Offsets of messages that must be ended but have no end yet. They repeat a command whose message has
             ended, or are retries of a series that was replaced or cancelled.
         revisions: By offset, the revisions of messages that differ from those in their records.
-        answers: Op, answer, revision, due time, and the time until which to remember the answer, as in `Memory`.
+        answers: For each answer: op, answer, revision, due time, and until when to remember the answer, as in `Memory`.
         versions: By id of an ended message: its version, and the time until which to remember it.
         witness: The last record that was read.
         whole_ms: When reading last reached the end of the partition, in epoch ms.

@@ -35,8 +35,8 @@ class Decisions:
     """Makes the decisions about one partition's messages.
 
     Args:
-        rules: Apply commands and settlements to the table.
-        changes: Take the changes, and have the messages.
+        rules: Applies commands and settlements to the table.
+        changes: Takes the changes, and has the table of messages.
         clock: The clock of the store.
     """
 
@@ -79,7 +79,7 @@ class Decisions:
                 self._log.offer(change)
 
     def answered(self, command: Command, outcome: Outcome) -> None:
-        """Remember the answer to a command whose change counted, while the command may be repeated."""
+        """Remember the answer to a command whose change counted, so that a repeat of the command gets this answer."""
         keep_answer(self._table.answers, command, outcome, self._clock.now_ms())
 
     def settle(self, settlement: Settlement) -> tuple[SettleOutcome, Change | None]:
@@ -94,14 +94,14 @@ class Decisions:
         return outcome, self._log.offer(change) if outcome is SettleOutcome.SETTLED else None
 
     def end(self, entry: Entry, settlement: Settlement) -> Change | None:
-        """Decide how a due, unclaimed message ends. Return None if it has changed or ended already."""
+        """Decide how a due message ends that nobody has claimed. Return None if it has changed or ended already."""
         if not self._log.is_left(entry) or entry.state is not EntryState.IN_LANE:
             return None
         self._log.reserve(entry)
         return self.settle(settlement)[1]
 
     def end_instead(self, change: Change, settlement: Settlement) -> Change | None:
-        """Decide how a message ends whose move cannot be written. Return None if it has changed or ended already.
+        """Decide the end of a message whose move Kafka does not take. Return None if it has changed or ended already.
 
         Args:
             change: The move, which must not be written any more.
@@ -131,7 +131,7 @@ class Decisions:
         return outcome, None if isinstance(outcome, Refused) else self._log.offer(change)
 
     def put_back(self, message: PutBack) -> tuple[Stored, Change | None]:
-        """Decide to take a message back, unless a message of its id is stored, or it is a dead letter already."""
+        """Decide to store a message that is put back. Keep a stored message of its id, or its dead letter, instead."""
         is_dead = message.reason is not None
         change = Change(b"" if is_dead else records.key_of(message.record.id), self._state.read_to, None)
         with self._log.deciding(change):

@@ -26,7 +26,7 @@ class Due(NamedTuple):
     Attributes:
         entries: The messages to move, by key.
         size: The bytes of these messages.
-        series: Recurring messages, which the caller must settle itself.
+        series: Recurring messages. The caller must settle these itself.
         unknown: Addresses that are not known to take messages.
     """
 
@@ -40,10 +40,10 @@ class DueMessages:
     """Decides the moves of one partition.
 
     Args:
-        rules: How messages end.
-        changes: Take the moves, and have the messages.
-        lanes: The order of messages.
-        claiming: Returns lapsed messages.
+        rules: Decides how messages end.
+        changes: Takes the moves, and has the table of messages.
+        lanes: Gives the due messages of a lane in order.
+        claiming: Makes messages of lapsed claims claimable again.
     """
 
     def __init__(self, rules: Rules[Entry], changes: ChangeLog, lanes: PacedLanes, claiming: DictClaiming) -> None:
@@ -51,7 +51,7 @@ class DueMessages:
         self._table, self._state = changes.table, changes.state
 
     def take(self, lane: Lane, demand: Demand, known: Container[str], now: int) -> Due:
-        """Take due messages that can be moved out of their lane. The caller must decide their moves.
+        """Take those due messages out of a lane that can be moved. The caller must then decide their moves.
 
         Args:
             lane: The lane of a sink.
@@ -97,7 +97,7 @@ class DueMessages:
         return change
 
     def series_at(self, settlement: Settlement) -> Entry | None:
-        """Return the series whose occurrence a settlement ends, or None if it is not due or its lane is paused."""
+        """Return the series whose occurrence a settlement ends, or None if it has changed, is not due, or is held."""
         entry = self._table.find(settlement.id)
         if entry is None or entry.state is not EntryState.IN_LANE or entry.record.envelope.rule is None:
             return None
@@ -118,6 +118,6 @@ class DueMessages:
         found: Counter[tuple[Lane, str]] = Counter()
         for name, lane in self._table.lanes.items():
             if lane.blocked:
-                lane.first()  # puts messages for blocked addresses aside that were added since
+                lane.first()  # parks the messages for blocked addresses that were added since the last call
                 found.update({(name, address): len(lane.parked(address)) for address in lane.blocked})
         return +found

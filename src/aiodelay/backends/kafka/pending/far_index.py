@@ -1,9 +1,9 @@
 """`FarIndex`: the offset and the approximate due time of each message that is due beyond the horizon.
 
-The rows are in a SQLite table in memory, where a row takes less than 40 bytes, or in a file. The file also contains the
-checkpoint of the near messages, so that the next owner can go on from it. A row is found by 88 bits of the key's salted
-hash, so that nobody can choose keys that collide. The key and everything else are read again from the partition when
-the message comes near.
+The rows are in a SQLite table: in memory, where a row takes less than 40 bytes, or in a file. The file also contains
+the checkpoint of the near messages, so that the next owner can go on from the file. The index finds a row by 88 bits of
+a salted hash of its key. Without the salt, nobody can choose keys that collide. When a message comes near, its key and
+everything else are read again from the partition.
 """
 
 from __future__ import annotations
@@ -173,9 +173,10 @@ class FarIndex:
     def due(
         self, *, from_ms: int = 0, to_ms: int = 1 << 62, lanes: Sequence[Lane] = ()
     ) -> Iterator[list[tuple[int, int, Lane]]]:
-        """Yield the rows that are due in a span, to the second, as (due, offset, lane). A slice takes about 1 ms.
+        """Yield the rows that are due in a span of time, as (due, offset, lane). Times are rounded to seconds.
 
-        The caller may change rows between two slices. Such a change may be included or not.
+        Each list has the rows of one slice of the table, and takes about 1 ms. The caller may change rows between two
+        slices. The rest of the slices may have such a change or not.
         """
         for low, high in _slices(len(self)):
             rows = self._run(
@@ -237,7 +238,7 @@ class FarIndex:
         return [row for span in _slices(size) for row in self._table.execute(groups, span)]
 
     def emptied(self) -> FarIndex:
-        """Close this index and return an empty one, in a file of the same name, or in memory if that is impossible."""
+        """Close this index, and return an empty one in a file of the same name. If no file can be used, use memory."""
         path = self._path
         self.close()
         try:

@@ -39,13 +39,13 @@ class FarMessages:
         self._inspection, self._clock = inspection, clock
 
     def look_ahead(self, until_ms: int) -> None:
-        """Set the horizon: messages due up to this time are near from now on."""
+        """Set the horizon: messages that are due up to this time are near from now on."""
         state = self._state
         state.edge_ms = min(state.edge_ms, until_ms) if state.far else until_ms
         state.near_until_ms = until_ms
 
     def put_off(self) -> None:
-        """Make the messages in the table far that are due beyond the horizon."""
+        """Turn near messages that are due beyond the horizon into far messages."""
         self._state.raised &= self._table.entries.keys()
         for entry in list(self._table.entries.values()):
             if self._may_be_far(entry):
@@ -72,7 +72,7 @@ class FarMessages:
         self._table.remove(entry)
 
     def peek(self, read: Sequence[Read], query: Query = EVERYTHING) -> list[Snapshot]:
-        """Return the far messages among records that were read again, within a query's bounds."""
+        """Return the far messages that a query asks for, among records that were read from the partition again."""
         found = []
         for each in read:
             assert each.key is not None
@@ -84,7 +84,7 @@ class FarMessages:
             try:
                 record = records.decode(each.key, each.value, each.headers, written_ms=each.timestamp)
             except RecordFormatError:
-                continue  # it becomes a dead letter once it is near
+                continue  # the owner makes a dead letter of it once it is near
             found.append(self._inspection.snapshot(Entry(record, glance.place_ms, 0), self._clock.now_ms()))
         return [each for each in found if _is_in(each, query)]
 
@@ -105,7 +105,7 @@ class FarMessages:
         return self._state.far.find(records.key_of(message_id)) is not None
 
     def wanted(self) -> list[str]:
-        """Return the ids of far messages that must come near: to be written again, or because of a request."""
+        """Return the ids of far messages that must come near: to be written again, or because of a user's request."""
         state = self._state
         return [records.id_of(key) for key in (*state.hidden, *state.asked) if state.far.find(key) is not None]
 

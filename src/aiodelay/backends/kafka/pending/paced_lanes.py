@@ -20,7 +20,7 @@ class PacedLanes:
 
     Args:
         table: The messages.
-        heads: The order of messages without a rate.
+        heads: Gives the order of messages if there were no rate.
         pace: The rate, shared by all partitions of a store.
     """
 

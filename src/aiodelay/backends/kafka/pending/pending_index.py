@@ -1,10 +1,11 @@
 """`PendingIndex`: the pending messages of one partition. Only the records of the partition fill it.
 
 All stores share the rules, claims, leases and fairness. On Kafka, a message changes only when the change was written to
-the partition and read back. A settlement, or a message that has become late, makes a `Change`. Nobody can reach the
-message until its record is read back, or the session ends without it.
+the partition and read back. Each settlement makes a `Change`, and so does a message that has become too late. Nobody
+else can claim or change the message until the change's record is read back, or the session ends without it.
 
-Nothing here waits or uses the network. The parts:
+A *near* message is due within the horizon: the table has it whole. A *far* message is due later: the index has little
+more than the offset of its record. Nothing in this package waits or uses the network. The parts:
 
 - `record_reader.py` takes records in.
 - `decisions.py` decides for the owner, and `repairs.py` makes the changes that repair the partition.
@@ -58,7 +59,7 @@ class PendingIndex:
     Args:
         clock: The clock of the store.
         placement: The number of the partition, and checks of its messages.
-        claims: Gives the numbers of claims.
+        claims: Gives each claim its number, the token.
         pace: The rate of overdue messages, shared by all partitions of a store.
         keeps_history: Whether to note the events of messages for the history topic.
         far: Messages that are far already.
@@ -128,13 +129,13 @@ class PendingIndex:
     # --- for the owner ------------------------------------------------------------------------------------
 
     def come_near(self, read: Read) -> None:
-        """Decode a far message and put it into the table, if its record is still the standing one."""
+        """Decode a far message and put it into the table, if its record is still the standing record of its key."""
         entry = self.reader.come_near(read)
         if entry is not None and self.state.mark.covers(read.offset, entry.place_ms):
             self.repairs.set_aside(records.key_of(entry.record.id), entry)
 
     def next_mark(self) -> Watermark | None:
-        """Return a new watermark; None if it covers no more than the previous watermark."""
+        """Return a new watermark (see `Watermark`), or None if it would cover no more than the last one."""
         state, now = self.state, self._clock.now_ms()
         if not state.has_ended:
             return None

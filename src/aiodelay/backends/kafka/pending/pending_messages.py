@@ -19,10 +19,10 @@ def pending_messages(index: PendingIndex, now: int) -> Iterator[Snapshot]:
     """Yield the messages that an owner of this index would deliver, decoded and in no order.
 
     A record that cannot be decoded is included, as the message that its dead letter will have. A message that had ended
-    and has come back is left out.
+    and has come back is left out, because its owner makes a dead letter of it.
 
     Args:
-        index: The index, read as far as wanted.
+        index: The index, after it has read the partition as far as the scan wants.
         now: Epoch ms.
     """
     state = index.state

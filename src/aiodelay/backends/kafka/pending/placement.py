@@ -32,7 +32,7 @@ class Placement:
     def __init__(self, name: str, number: int = 0, partitions: int = 1, schedules: Collection[str] = ()) -> None:
         self.name, self.number, self.partitions, self.schedules = name, number, partitions, schedules
         self.guard: Callable[[str], object] | None = None
-        """Refuses a destination that messages of other programs may not have."""
+        """Raises an error for a destination that messages of other programs may not have; None = all are allowed."""
         self.is_mixed: bool = False
         """Whether the partition has keys that belong to another partition."""
 
@@ -46,7 +46,7 @@ class Placement:
         """Check the destination of a message.
 
         Raises:
-            RecordFormatError: The message may not go there.
+            RecordFormatError: The message may not go to its destination.
         """
         if envelope.lane == records.SINK and envelope.address in self.schedules:
             problem = f"it goes to {envelope.address}, a schedules topic, where it would become a schedule again"

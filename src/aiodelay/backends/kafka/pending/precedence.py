@@ -1,4 +1,4 @@
-"""Decides which record of a key counts. Every reader of a schedules topic uses this one rule, owner or not.
+"""The rule that decides which record of a key counts. Every reader of a schedules topic uses it, owner or not.
 
 A *user's* record is a put or a cancel. Anyone may write one at any time, because Kafka compares nothing before it
 appends. An *owner's* record is a tombstone when a message has ended, or a put when a message is tried again. It says
@@ -13,7 +13,8 @@ Within a partition `read_to` never falls: there is one session and one transacti
 reading all records. A reader therefore keeps only the newest record of each key. It keeps a cancel only while an owner
 may not have read it.
 
-Pure: tests/stateful/test_kafka_models.py plays all interleavings of writers, owners, crashes and the cleaner with it.
+This module is pure. tests/stateful/test_kafka_models.py plays all interleavings of writers, owners, crashes and the
+cleaner with it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Seen(Struct, frozen=True, gc=False):
 
 
 class Precedence(Struct, frozen=True, gc=False):
-    """The facts about a key.
+    """The facts about a key that decide which of its records counts.
 
     Attributes:
         seen: The standing record.

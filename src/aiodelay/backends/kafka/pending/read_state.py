@@ -22,8 +22,8 @@ class Asked(Struct, gc=False):
     Attributes:
         offset: The offset of the request.
         what: The request.
-        is_over: A user has put or cancelled the message after the request, which is therefore void.
-        is_decided: The owner has decided the request and made a change.
+        is_over: Whether a user has put or cancelled the message after the request. If so, the request is void.
+        is_decided: Whether the owner has decided the request and made a change.
     """
 
     offset: int
@@ -38,9 +38,10 @@ class ReadState(Struct, eq=False):
     Attributes:
         far: The far messages, of which little more than the offset is known.
         read_to: Everything below this offset has been read.
-        standings: The facts about each near key. A key that has ended is removed once no owner can have missed its end.
-        hidden: Keys whose standing record the cleaner would drop.
-        bad: Records that cannot be decoded, and why.
+        standings: The facts about each near key. The key of an ended message is removed once no owner can have missed
+            the end.
+        hidden: Keys whose standing record Kafka's cleaner would drop.
+        bad: Records that cannot be decoded, each with the reason, by key.
         over: Keys with a standing message that the owner must end.
         asked: Requests to the owner, by key.
         kept_at: Offsets of the records of pauses, features and dead letters.

@@ -31,14 +31,14 @@ __all__ = ["RecordReader"]
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 STRAY_SAMPLE = 64
-"""Of far keys, only one in this many is checked for being in its own partition, because the check is slow."""
+"""One far record in this many is checked for being in the partition of its key, because the check is slow."""
 
 
 class RecordReader:
     """Decides whether each record counts, and applies the records that count to the table.
 
     Args:
-        changes: The owner's decisions that wait to be read back, with the messages.
+        changes: The owner's changes that wait to be read back, and the table of messages.
         inspection: Sets pauses.
         placement: The number of the partition, and checks of its messages.
         clock: The clock of the store.
@@ -77,7 +77,7 @@ class RecordReader:
     def _read_special(self, read: Read, key: bytes | None, glance: Glance) -> None:
         """Take in a record without a key, or with a key that no user's message can have."""
         if key is None or glance.kind is Kind.BAD:
-            log.warning("%s, offset %d: %s; skipped", self._placement.name, read.offset, glance.problem)
+            log.warning("%s, offset %d: the record is skipped: %s", self._placement.name, read.offset, glance.problem)
         elif glance.kind is Kind.DEAD:
             self._keep_at(key, read)
             self._read_dead(read, key)
@@ -108,7 +108,7 @@ class RecordReader:
             self._state.features = {**self._state.features, name: version}
 
     def read_own(self, changes: Iterable[Change]) -> None:
-        """Take in this owner's committed changes without reading them, up to the first whose record must be read.
+        """Take in this owner's committed changes without reading them, up to the first change that must be read.
 
         Args:
             changes: The changes of one transaction, in their order.
@@ -146,7 +146,7 @@ class RecordReader:
             all_asked[key] = Asked(read.offset, what)
 
     def _read_own_end(self, key: bytes, offset: int) -> bool:
-        """Take in the end of a message that this owner has decided. Return False to read it in the usual way."""
+        """Take in a message's end that this owner has decided. Return False if the caller must read it as usual."""
         change, state = self._changes.held_back.get(key), self._state
         if change is None or change.offset != offset or change.is_users or change.entry is None:
             return False
@@ -214,9 +214,10 @@ class RecordReader:
         return self._table.answers.by_op.get(op, self._clock.now_ms()) is not None
 
     def _remember(self, message_id: str, memory: Memory | None, *, counts: bool = True) -> None:
-        """Remember the answers and the version in a record. A record that does not count gives only "stored" answers.
+        """Remember the answers and the version in a record.
 
-        Its own command was not carried out, so that answer does not hold.
+        From a record that does not count, take only "stored" answers, which earlier commands got. The record's own
+        command was not carried out, so its answer does not hold.
         """
         if memory is None:
             return
@@ -241,7 +242,7 @@ class RecordReader:
             self._placement.check_address(record.envelope, is_users=glance.read_to is None)
         except RecordFormatError as error:
             where = self._placement.name, read.offset
-            log.warning("%s, offset %d: %s; it is kept as a dead letter", *where, error.problem)
+            log.warning("%s, offset %d: the record becomes a dead letter: %s", *where, error.problem)
             self._let_go(records.id_of(key), is_users=True)
             state.bad[key] = read, error.problem
             return
@@ -279,8 +280,8 @@ class RecordReader:
     def _end_retries(self, series_id: str, *, is_replaced: bool) -> None:
         """End the retries of a series that a user has replaced or cancelled without asking the owner.
 
-        The owner later writes their ends. If the series was cancelled, the attempt of a retry in flight goes on, and no
-        other attempt follows.
+        The owner writes the ends of these retries later. If the series was cancelled, the attempt of a retry in flight
+        goes on, and no other attempt follows.
         """
         for entry in self._table.retries_of(series_id):
             if entry.record.no_retry and not is_replaced:
@@ -295,7 +296,7 @@ class RecordReader:
                 self._table.remove(entry)
 
     def _was_written_late(self, message_id: str, read_to: int) -> bool:
-        """Say whether a retry was written by an owner that had not read that a user has replaced the series."""
+        """Say whether an owner wrote a retry before it had read that a user replaced the series."""
         occurrence = occurrence_of(message_id)
         series = None if occurrence is None else self._state.standing(records.key_of(occurrence[0]))
         return series is not None and is_unread(series.seen, read_to)
@@ -344,7 +345,7 @@ class RecordReader:
     # --- from a checkpoint --------------------------------------------------------------------------------
 
     def begin(self, checkpoint: Checkpoint) -> None:
-        """Begin to restore a checkpoint. The far messages are restored already; its records are read next, in order."""
+        """Begin to restore a checkpoint. Far messages are restored already; the caller reads the other records next."""
         self._checkpoint = checkpoint
 
     def go_on(self) -> None:
@@ -389,7 +390,10 @@ class RecordReader:
         return True
 
     def come_near(self, read: Read) -> Entry | None:
-        """Decode a far message and put it into the table, if its record is still the standing one; return its entry."""
+        """Decode a far message, put it into the table, and return its entry.
+
+        Return None if its record is not the standing record of its key any more.
+        """
         assert read.key is not None
         row = self._state.far.find(read.key)
         if row is None or row.offset != read.offset:

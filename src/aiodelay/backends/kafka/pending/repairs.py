@@ -1,7 +1,7 @@
-"""`Repairs`: changes that the owner of a partition makes without a command, because only writing repairs the partition.
+"""`Repairs`: changes that an owner makes without a command, because only a new record can repair the partition.
 
-Hidden keys are written again, before the cleaner drops their standing record. Records that cannot be decoded become
-dead letters. Users' requests to the owner are carried out.
+A key is *hidden* if Kafka's cleaner would drop its standing record. The owner writes that record again in time. Records
+that cannot be decoded become dead letters. Users' requests to the owner are carried out.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Repairs:
     """Makes the repairs of one partition.
 
     Args:
-        decisions: Carry out requests.
-        changes: Take the changes, and have the messages.
+        decisions: Carries out requests.
+        changes: Takes the changes, and has the table of messages.
         name: The topic and partition, for logs.
     """
 
@@ -68,7 +68,7 @@ class Repairs:
         self._log.offer(change)
 
     def _decide_asked(self, key: bytes, what: Put | PutBack | Cancel) -> None:
-        """Carry out a user's request to the owner; the tombstone of the request contains the answer."""
+        """Carry out a user's request to the owner. The tombstone of the request contains the answer."""
         outcome, change = self._decisions.put_back(what) if isinstance(what, PutBack) else self._decisions.command(what)
         if change is None:
             change = Change(b"", self._state.read_to, None)

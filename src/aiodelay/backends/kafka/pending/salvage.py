@@ -1,4 +1,4 @@
-"""Makes messages of records that cannot be decoded, with their bytes and headers. They become dead letters."""
+"""Messages made of the bytes and headers of records that cannot be decoded. They become dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`Suspects`: changes of which a topic may refuse some for good. They get transactions apart from all other changes."""
+"""`Suspects`: changes that a topic may refuse for good. They get transactions apart from all other changes.
+
+These suspects are changes, not the suspect messages of the glossary.
+"""
 
 from __future__ import annotations
 

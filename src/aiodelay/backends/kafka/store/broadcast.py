@@ -1,4 +1,4 @@
-"""`write_everywhere`: writes one record to every partition, such as the pause of a lane or a feature."""
+"""`write_everywhere`: writes one record to every partition, such as a feature or the pause of a lane."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def write_everywhere(parts: StoreParts, wire: records.Wire, places: Sequen
         what: A noun for the record in the error text, such as "the pause".
 
     Raises:
-        StoreUnavailableError: Some partitions have the record, or none.
+        StoreUnavailableError: Not all partitions have the record. Some of them may have it.
     """
     outgoing = [Outgoing(place.topic, *wire, place.partition) for place in places]
     try:

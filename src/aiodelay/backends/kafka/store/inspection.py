@@ -45,7 +45,7 @@ class Inspection(StorePort):
         return dict(sorted(found.items()))
 
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
-        """Count the messages that become due from now on, by span and lane."""
+        """Count the messages that become due from now on, by span of time and by lane."""
         found: Counter[tuple[int, Lane]] = Counter()
         for partition in self._parts.lookup.owned():
             for each in await partition.horizon.load(bucket_ms=bucket_ms, buckets=buckets):

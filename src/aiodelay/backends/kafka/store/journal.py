@@ -27,7 +27,7 @@ class HistoryJournal(StorePort):
         return await read_history(cluster, topic, message_id=message_id, after=after, limit=limit)
 
     def journal_reader(self) -> AbstractAsyncContextManager[KafkaJournalReader]:
-        """Open the history topic without opening the store; the numbers of entries are offsets."""
+        """Open the history topic without opening the store. The numbers of its entries are offsets."""
         return open_journal(self._parts.cluster, self._history())
 
     def _history(self) -> str:

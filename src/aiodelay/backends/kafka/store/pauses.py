@@ -17,11 +17,11 @@ class Pauses(StorePort):
     """The port `Pauses` over the partitions of a store: the owner of a partition reads there which lanes are paused."""
 
     async def pause(self, lane: Lane, address: str | None = None) -> bool:
-        """Pause a lane, or one of its addresses; say whether that changed anything."""
+        """Pause a lane, or one of its addresses. Say whether the call changed anything."""
         return await self._set_pause(lane, address, is_paused=True)
 
     async def resume(self, lane: Lane, address: str | None = None) -> bool:
-        """Resume a lane, or one of its addresses; say whether that changed anything."""
+        """Resume a lane, or one of its addresses. Say whether the call changed anything."""
         return await self._set_pause(lane, address, is_paused=False)
 
     async def paused(self) -> Sequence[tuple[Lane, str | None]]:

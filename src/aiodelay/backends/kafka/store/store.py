@@ -64,8 +64,8 @@ _PRODUCER_TRAITS = replace(
 class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
     """Keeps messages in compacted topics. The processes that have opened `work` share the partitions.
 
-    New messages go into the first topic. If an id is stored in two topics, it names two messages. A command with this
-    id is then about the message in the first of these topics.
+    New messages go into the first topic. If an id is stored in two topics, it names two messages. Then a command with
+    this id is about the message in the first of these topics.
 
     A consumer group for each topic shares the partitions again whenever a process comes or goes. With the options
     `member=k` and `members=n` there is no group: this process owns every n-th partition, beginning with partition k.
@@ -73,11 +73,11 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
     A process that owns all partitions returns the final outcome of each command. Any other process writes its commands
     as requests into the topic, and the owners read and carry out the requests.
 
-    A process that never opens `work` only schedules. It reads nothing from the topics but the owners' answers to
-    cancels of one revision, so it returns no other final outcomes.
+    A process that never opens `work` only schedules. From the topics, it reads only the owners' answers to cancels of
+    one revision, so it returns no other final outcomes.
 
     Args:
-        url: `kafka://host:9092/schedules`, more topics after commas, with options.
+        url: `kafka://host:9092/schedules`. More topics may follow after commas, and options after a question mark.
         clock: The clock of the store; None = the clock of this machine.
 
     Raises:
@@ -150,7 +150,7 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
         self.assignment.close()
 
     async def _close_clients(self) -> None:
-        """Close all clients at once: each may take twice `CLOSE_S` while the cluster does not answer."""
+        """Close all clients, all at the same time: each may take twice `CLOSE_S` while the cluster does not answer."""
         assignment = self.assignment
         async with asyncio.TaskGroup() as tasks:
             for each in (self._positions, assignment.factory.fetcher, assignment.watch, self._parts.targets):
@@ -180,7 +180,7 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
         return await self._intakes.position(source)
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        """Take messages back. For a partition of another process, write a request to its owner."""
+        """Take messages back. If another process owns the partition, write a request to that process."""
         self._parts.tasks.check_open()
         return await self._put_backs.put_back(messages)
 
@@ -210,7 +210,11 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
         return await instances_of(self.assignment, name=self.name, instance=instance, now_ms=self.now_ms())
 
     def tell_restored(self, told: Callable[[float], None] | None) -> None:
-        """Have `told` called for each partition, with the seconds from its assignment until it serves claims."""
+        """Set the function to call for each partition that begins to serve claims.
+
+        Args:
+            told: Takes the seconds from the assignment of the partition until it serves claims; None = call nothing.
+        """
         self.assignment.told_restored = told
 
     def guard(self, check: Callable[[str], object]) -> None:
@@ -229,11 +233,14 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
         return await self._readiness.missing_rights()
 
     async def vanished(self) -> str:
-        """Return why a topic that this process schedules into is lost; "" in an owner, whose status reports it."""
+        """Return why a topic that this process schedules into is lost; "" = it is not lost.
+
+        In an owner, return "": its status reports a lost topic.
+        """
         return self._readiness.lost_topic()
 
     async def vanished_elsewhere(self) -> str:
-        """Return "": on Kafka, owners leave no note about a deleted topic."""
+        """Return "", because on Kafka owners leave no note about a deleted topic."""
         return ""
 
     # --- whole tables -------------------------------------------------------------------------------------
@@ -251,7 +258,7 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
 
 
 def open_store(url: str, *, namespace: str, clock: Clock | None) -> KafkaStore:
-    """Open `kafka://host:9092/schedules`.
+    """Return the store for a URL such as `kafka://host:9092/schedules`.
 
     Options: `create_topic=true`, `partitions` (of a topic that is created), `accept_partitions` (the new number, if a
     topic was given more partitions), `history` (a topic for the journal), `member` of `members`, `instance`, `horizon`,

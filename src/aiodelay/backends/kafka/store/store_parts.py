@@ -23,7 +23,7 @@ class StoreParts(NamedTuple):
         options: The options in the URL of the store.
         clock: The clock of the store.
         tasks: The background tasks of the store.
-        targets: Which topics take messages.
+        targets: Knows which topics take messages.
         assignment: The partitions that this process owns.
         lookup: Finds the partition of a message.
         writer: Writes the records that a process may write without owning the partition.

@@ -1,8 +1,8 @@
 """`Scanner`: reads whole schedules topics without owning partitions, by the same rules as an owner.
 
-A scan joins no group and writes nothing. A part is one partition, up to its end at the time when the parts were made.
-While a part is read, all its live and ended messages are in memory. The tracebacks of dead letters are in memory only
-for a scan that asks for them.
+A scan joins no group and writes nothing. A part of a scan is one partition, up to its end at the time when the parts
+were made. While a part is read, all its live and ended messages are in memory. The tracebacks of dead letters are in
+memory only for a scan that asks for them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Scanner:
 
     Args:
         cluster: The cluster of the topics.
-        topics: Their names.
+        topics: The names of the topics.
         clock: Decides which messages are overdue.
     """
 
@@ -62,7 +62,7 @@ class Scanner:
         self._cluster, self._topics, self._clock = cluster, topics, clock
 
     def parts(self) -> list[Part]:
-        """Return a part for each partition, up to its current end; see `ports.Scannable`."""
+        """Return a part for each partition, up to the current end of the partition; see `ports.Scannable`."""
         return asyncio.run(self._parts())
 
     async def _parts(self) -> list[Part]:
@@ -89,7 +89,7 @@ class Scanner:
                 yield columns_of_messages(snapshots, scan.columns)
 
     async def _read(self, scan: Scan, part: Part) -> tuple[PendingIndex, set[bytes]]:
-        """Return the partition's index and, for the table of ended messages, the keys that had a tombstone."""
+        """Return the partition's index. For the table of ended messages, also return the keys that had a tombstone."""
         placement = Placement(f"{part.topic}/{part.number}", part.number, part.partitions, self._topics)
         index = PendingIndex(clock=self._clock, placement=placement, claims=count(1))
         place, ends = TopicPartition(part.topic, part.number), set[bytes]()

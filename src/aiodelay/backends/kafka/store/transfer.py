@@ -1,4 +1,4 @@
-"""Moves due messages into topics of the store's own cluster. Each move is in the transaction that ends the message."""
+"""Moves of due messages into topics of the store's own cluster. Each is in the transaction that ends its message."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MOST_MESSAGES = 10_000
 """Most messages of one call, unless the user's own sink for these topics sets another limit."""
 STEP = Demand(MAX_CLAIM_MESSAGES, MAX_CLAIM_BYTES)
 UNDER_WAY = 2
-"""Transactions of a partition at a time: while one is being committed, the next one is prepared."""
+"""Transactions of a partition under way at a time: while one is being committed, the next one is prepared."""
 
 
 class Transfers(StorePort):
@@ -111,7 +111,7 @@ class _Taking:
         return changes
 
     def goes_on(self, partition: Partition) -> bool:
-        """Say whether to take more now. The caller first handles series, and checks unknown topics."""
+        """Say whether to take more now. First the caller must handle the series, and check the unknown topics."""
         has_room = self.messages > 0 and self.bytes >= MAX_CLAIM_BYTES
         return has_room and partition.is_ready and not self.series and not self.unknown
 
@@ -204,7 +204,7 @@ class KafkaTransfer:
         return changes
 
     def _taken(self, demand: Demand, changes: dict[Partition, list[Change]]) -> _Taking:
-        """Decide to move due messages. Each call begins with another partition, so that none is always last."""
+        """Decide to move due messages. Each call begins with another partition, so that no partition is always last."""
         self._block()
         ready = self._ready()
         if not ready and self._assignment.partitions:

@@ -1,4 +1,4 @@
-"""`KafkaWork`: the dispatching role of one worker. It claims over all partitions that are owned and ready."""
+"""`KafkaWork`: the dispatching role of one worker. It claims from all partitions that are owned and ready."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class KafkaWork:
             if not partition.is_ready:
                 continue  # the partition has become unready while another partition was asked
             if partition.is_stalled and not is_repeated:
-                continue  # its claims could not be settled, and would take the places of other messages
+                continue  # claims of its messages could not be settled, and would take the places of other messages
             if is_repeated:
                 claimed = partition.index.claiming.claim_again(
                     self._claimed.get(partition, ()), demand, self._parts.clock.now_ms()

@@ -43,7 +43,7 @@ __all__ = ["TopicFeed"]
 LONGEST_WAIT_S = 10.0
 
 _Key: TypeAlias = tuple[str, int]
-"""The id, and the counter of the token. A record that was lost and taken again has another claim."""
+"""The id of a message, and the counter in the token. A record that was lost and taken again has another counter."""
 
 
 class _Taken(Struct, frozen=True, gc=False):
@@ -62,7 +62,7 @@ class TopicFeed:
         cluster: The cluster of the topic.
         topic: The name of the topic.
         group: The name of the group.
-        store: Two functions: the first puts retries and dead letters into the store, the second returns its time.
+        store: Two functions. One puts retries and dead letters into the store. The other returns the store's time.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class TopicFeed:
         await self._commits.run()
 
     async def close(self) -> None:
-        """Commit the offsets of ended records, and disconnect. The caller cancels the group's `run`, to leave it."""
+        """Commit the offsets of ended records, and disconnect. The caller cancels `run` of the group to leave it."""
         try:
             await self._commits.finish()
         finally:
@@ -143,9 +143,10 @@ class TopicFeed:
         return claims
 
     def _room(self, part: FeedPart, free: int) -> int:
-        """Return how many attempts a partition may begin now, so that one with slow records does not delay the others.
+        """Return the number of attempts that a partition may begin now.
 
-        One place is kept for each other partition without an attempt, up to half of all places.
+        A partition with slow records must not delay the others. One place is therefore kept for each other partition
+        without an attempt, up to half of all places.
         """
         parts = self._reader.parts.values()
         idle = sum(not each.in_flight for each in parts if each is not part)
@@ -168,7 +169,7 @@ class TopicFeed:
     # --- settling -----------------------------------------------------------------------------------------
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
-        """End claims, after the store has taken retries and dead letters. Claims of lost partitions change nothing."""
+        """End claims, after the store has taken retries and dead letters. For claims of lost partitions, do nothing."""
         found: list[_Taken | None] = []
         leaving: list[PutBack] = []
         for settlement in settlements:
@@ -198,7 +199,7 @@ class TopicFeed:
         """Do nothing: a source's record has no lapses, so it is never a suspect."""
 
     def _taken_by(self, claim: Settlement | Renewal) -> _Taken | None:
-        """Return the record of a claim, or None if this process does not own its partition any more."""
+        """Return the record of a claim, or None if this process does not own the record's partition any more."""
         key = _key(claim)
         taken = self._taken.get(key)
         if taken is not None and taken.part.is_lost:
@@ -209,7 +210,7 @@ class TopicFeed:
     # --- waiting ------------------------------------------------------------------------------------------
 
     async def wait(self, *, until_ms: int | None) -> None:
-        """Return when there may be new records to give out. Meanwhile the next records are read."""
+        """Return when there may be new records to give out. While it waits, this call reads the next records."""
         if self._wakeup.is_set:
             return
         try:
@@ -229,7 +230,7 @@ class TopicFeed:
             self._patience.reschedule(asyncio.get_running_loop().time())
 
     def clear(self) -> None:
-        """Forget wake-ups so far."""
+        """Forget the wake-ups so far."""
         self._wakeup.clear()
 
 

@@ -1,4 +1,4 @@
-"""`FeedPart`: one partition of a source's topic: its records that were read, given out, ended and committed."""
+"""`FeedPart`: one partition of a source's topic, with the records that were read, given out, ended and committed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FeedRecord: TypeAlias = Any
 """aiokafka's `ConsumerRecord`."""
 
 MOST_AHEAD = 2_000
-"""Most records to read, counted from the first record that has not ended."""
+"""Most records between the first record that has not ended and the last record that was read."""
 MOST_IN_ID = 100
 """Most characters of a topic's name in message ids."""
 _OFFSET = attrgetter("offset")
@@ -42,9 +42,9 @@ class FeedPart:
     in_flight: int
 
     is_lost: bool = False
-    """Whether another member owns the partition now. It reads the records again that have not ended."""
+    """Whether another member owns the partition now. That member reads the records again that have not ended."""
     is_checked: bool = True
-    """Whether the committed offset is known to be this member's."""
+    """Whether this member has certainly committed the committed offset."""
 
     def __init__(self, place: TopicPartition, topic_id: str, start: int, committed: int | None) -> None:
         self.place, self.topic_id, self.offsets = place, topic_id, Offsets(start)
@@ -97,5 +97,5 @@ class FeedPart:
         self.offsets.end(read.offset)
 
     def is_own(self, committed: int | None) -> bool:
-        """Say whether a committed offset shows that no other member has owned the partition since."""
+        """Say whether a committed offset shows that no other member has owned the partition in between."""
         return committed in (self.committed, self.committing)

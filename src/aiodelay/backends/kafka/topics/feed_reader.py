@@ -24,9 +24,9 @@ __all__ = ["NOTE", "FeedReader"]
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 CHECK_S = 30.0
-"""Pause between two checks whether the topic is still the same one."""
+"""Pause between two checks whether the topic was created again."""
 NOTE = "aiodelay-topic="
-"""Prefix of the topic's id, which is committed with each offset. A topic created again is read from its beginning."""
+"""Prefix of the topic's id, which is committed with each offset. A topic created again is read from its start."""
 
 
 class FeedReader:
@@ -50,7 +50,7 @@ class FeedReader:
         self.id_ends = ""
         """The end of message ids. It differs between groups, and between topics that had the same name."""
         self.assigned: Collection[int] = ()
-        """The partitions that the group assigned last. Each assignment is a new object, also if it is equal."""
+        """The partitions that the group assigned last. Each assignment is a new object, even if it equals the last."""
         self.commits_ended = 0
         """The number of commits that have ended."""
         self._followed: Collection[int] | None = None
@@ -62,7 +62,7 @@ class FeedReader:
     def assign(self, numbers: Collection[int]) -> None:
         """Own exactly these partitions from now on. Claims of lost partitions end, and other claims go on."""
         self.assigned = frozenset(numbers)
-        self._followed = None  # also if they are the same partitions: another member may have owned them in between
+        self._followed = None  # even for the same partitions: another member may have owned them in between
         for place, part in list(self.parts.items()):
             part.is_checked = False
             if place.partition not in self.assigned:
@@ -88,7 +88,7 @@ class FeedReader:
     async def _follow(self) -> Consumer:
         """Return a consumer that reads the owned partitions.
 
-        A partition goes on from where it was read to, or begins at its committed offset.
+        Reading of a partition goes on where it ended, or begins at the committed offset.
 
         Raises:
             KafkaError, TimeoutError, OSError: The cluster does not answer.
@@ -114,7 +114,7 @@ class FeedReader:
             self._followed = assigned
 
     async def _check_topic(self) -> None:
-        """Check every `CHECK_S` whether the topic was created again; if so, take its partitions over again."""
+        """Check every `CHECK_S` whether the topic was created again. If it was, take its partitions over again."""
         if self._followed is None or not self.assigned or asyncio.get_running_loop().time() < self._check_at:
             return
         with suppress(*UNAVAILABLE):  # the next poll finds out why
@@ -126,14 +126,14 @@ class FeedReader:
         return await self._group.topic_id(place)
 
     def _adopt(self, place: TopicPartition, found: OffsetAndMetadata | None, there: range) -> None:
-        """Go on with a partition if nobody else has owned it; otherwise begin at its committed offset."""
+        """Go on with a partition if no other member has owned it. Otherwise begin at its committed offset."""
         part, committed = self.parts.get(place), None if found is None else found.offset
         start = committed
         if part is not None and part.topic_id == self.topic_id:
             if part.is_own(committed) and part.offsets.read_to in there:
                 part.committed, part.is_checked = committed, True
                 return
-            # If no other member has owned it, it was cut off, and nobody gets the records that have not ended.
+            # If no other member has owned it, the partition was cut off. Nobody gets its records that have not ended.
             part.is_lost = not part.is_own(committed)
             start = committed if part.is_lost else part.offsets.read_to
         is_others = found is not None and found.metadata.startswith(NOTE) and found.metadata != NOTE + self.topic_id
@@ -169,7 +169,7 @@ class FeedReader:
     # --- reading ------------------------------------------------------------------------------------------
 
     async def poll(self, seconds: float, most: int) -> None:
-        """Read records of each partition that has no record left to give out and not too many that have not ended.
+        """Read more records of each partition that has no record left to give out and not too many under way.
 
         Raises:
             StoreUnavailableError: The cluster does not answer.
@@ -193,7 +193,7 @@ class FeedReader:
             raise
 
     async def disconnect(self) -> None:
-        """Close the consumer; the next poll makes a new one."""
+        """Close the consumer. The next poll makes a new one."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await stop(consumer)

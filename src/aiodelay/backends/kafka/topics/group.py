@@ -108,7 +108,7 @@ class Group:
         return f"the group has acknowledged no heartbeat for {SESSION_MS / 1000:g} s"
 
     async def may_begin(self, is_fenced: bool) -> None:  # noqa: FBT001 - a callback
-        """Return when a partition's session may begin: not during a rebalance.
+        """Wait until a partition's session may begin. No session begins during a rebalance.
 
         Args:
             is_fenced: Whether another owner may have taken the partition over. The group would report that soon.
@@ -184,7 +184,7 @@ class Group:
         return await topic_id(self._member().client, place, timeout_s=self._cluster.timeout_ms / 1000)
 
     async def others(self) -> Mapping[str, Collection[TopicPartition]]:
-        """Return the other members and their partitions; nothing while this process is not a member.
+        """Return the other members and their partitions. Empty while this process is not a member.
 
         Raises:
             KafkaError: The cluster does not answer.

@@ -1,7 +1,7 @@
 """`Intake`: takes one partition of a topic into a store. One step stores a batch and the partition's new position.
 
-No offset is committed to Kafka. A reader that another reader has overtaken, or whose batch has an unknown outcome, asks
-the store for the position and reads on from there.
+No offset is committed to Kafka. If another reader has overtaken this reader, or if the outcome of a batch is unknown,
+the intake asks the store for the position and reads on from there.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ REPLACING_COST = 6
 DEAD_FROM, DEAD_TIMESTAMP = "aiodelay-dead-from", "aiodelay-dead-timestamp"
 MOST_REASON = 500
 CHECK_S = 30.0
-"""While no record comes, the intake checks at this interval whether the topic is still the same one."""
+"""While no record comes, the intake checks at this interval whether the topic was created again."""
 CUT_OFF_S = 10.0
-"""A partition must end before its position for this long to count as cut off: a new leader may not know its end yet."""
+"""A partition counts as cut off if it ends before its position for this long: a new leader may not know its end yet."""
 
 
 class _OvertakenError(Exception):
@@ -72,7 +72,7 @@ class _OvertakenError(Exception):
 
 
 class _RecreatedError(Exception):
-    """The topic is not the same one as before."""
+    """The topic was deleted and created again, or may have been."""
 
 
 class _Batch(Struct):
@@ -80,8 +80,8 @@ class _Batch(Struct):
 
     Attributes:
         position: The offset after these records.
-        puts: The records that ask for a put, with their puts.
-        refused: The other records, with the reasons.
+        puts: The records that ask for a put, each with its put.
+        refused: The other records, each with the reason.
     """
 
     position: int = 0
@@ -101,12 +101,12 @@ class Intake:
         cluster: The cluster of the partition.
         place: The partition.
         store: An open store.
-        put_of: Returns the put that a record asks for. It also gets the id for a record that names none. Raises
-            `BadRequestError`.
+        put_of: Returns the put that a record asks for, or raises `BadRequestError`. Its second argument is the id for a
+            record that names no id.
         dead: An open writer for refused records.
         dead_topic: The topic for refused records.
         begin_after: The group whose committed offset is the start if no position is stored; "" = no group.
-        may_go_on: Returns when this reader owns the partition, as far as its group knows.
+        may_go_on: Waits until this reader owns the partition, as far as its group knows.
         around: Returns a context manager around the storing of each batch.
     """
 
@@ -181,7 +181,7 @@ class Intake:
         return asyncio.get_running_loop().time()
 
     async def _begin(self, consumer: Consumer, source: str) -> int:
-        """Go to the stored position, or the beginning; return the position that the store now expects."""
+        """Go to the stored position, or to the beginning. Return the position that the store now expects."""
         place = self._place
         position = await self._store.position(source)  # first: after this call, no other reader can move the position
         first = (await consumer.beginning_offsets([place]))[place]
@@ -214,10 +214,10 @@ class Intake:
             await stop(consumer)
 
     def _check_cut_off(self, position: int, end: int) -> None:
-        """Return if the partition was cut off: for `CUT_OFF_S`, its end has been before the stored position.
+        """Check that the partition was cut off: its end has been before the stored position for `CUT_OFF_S`.
 
         Raises:
-            _RecreatedError: The time is not over. A new leader may not know the end yet.
+            _RecreatedError: It has not been so for that long. A new leader may not know the end yet.
         """
         now = self._now_s()
         self._cut_off_at = self._cut_off_at or now + CUT_OFF_S
@@ -228,11 +228,11 @@ class Intake:
         )
 
     async def _take_some(self, consumer: Consumer, source: str, position: int) -> int:
-        """Wait for records and store them; return the position that is then stored."""
+        """Wait for records and store them. Return the position that is then stored."""
         try:
             found = await consumer.getmany(self._place, timeout_ms=WAIT_MS, max_records=MAX_CLAIM_MESSAGES)
         except OffsetOutOfRangeError:
-            raise _RecreatedError("the record at its position does not exist any more") from None
+            raise _RecreatedError("the record at the stored position does not exist any more") from None
         records = found.get(self._place, ())
         # A new topic of the same name may have as many records as the old one. Then no record comes to reveal it.
         if (records or self._now_s() >= self._check_at) and await self._incarnation(consumer) != self._id:
@@ -304,7 +304,7 @@ class Intake:
     async def _write(
         self, outgoing: Sequence[Outgoing], refused: Sequence[tuple[ConsumerRecord, str]]
     ) -> list[tuple[ConsumerRecord, str]]:
-        """Write dead records; return the refused records whose dead records are too large."""
+        """Write dead records. Return the refused records whose dead records are too large."""
         too_large: list[tuple[ConsumerRecord, str]] = []
         problem: Exception | None = None
         for written, each in zip(await self._dead.write(outgoing), refused, strict=True):

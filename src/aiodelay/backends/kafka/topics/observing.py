@@ -1,4 +1,4 @@
-"""Reads a topic from any offset, without a group: a started consumer, its next records, and errors of the store."""
+"""Functions that read a topic from any offset, without a group. They map errors to those of a store."""
 
 from __future__ import annotations
 

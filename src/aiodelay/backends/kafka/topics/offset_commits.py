@@ -1,8 +1,8 @@
 """`OffsetCommits`: commits the offsets of records that have ended, for one member of a group.
 
 An offset is committed up to the first record that has not ended. Only a member of the group's current generation
-commits, and only for a partition whose committed offset is known to be its own. If another member has owned a partition
-meanwhile, its records are read again from that member's offset.
+commits. It commits only for a partition whose committed offset is certainly its own. If another member has owned a
+partition meanwhile, the records of the partition are read again from that member's offset.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class OffsetCommits:
                 part.is_checked = part.is_own(found[part.place].offset if part.place in found else None)
 
     async def _is_same_topic(self, place: TopicPartition) -> bool:
-        """Say whether the topic is still the same; if not, have the reader take the new topic over."""
+        """Say whether the topic is still the same. If it was created again, have the reader take the new one over."""
         if await self._group.topic_id(place) == self._reader.topic_id:
             return True
         self._reader.find_topic_again()
@@ -112,7 +112,7 @@ class OffsetCommits:
         return False
 
     async def finish(self) -> None:
-        """Commit all ended records, also after a rebalance that is going on; give up after `CLOSE_S`."""
+        """Commit the offsets of all ended records. During a rebalance, try again after it. Give up after `CLOSE_S`."""
         await self.commit()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):

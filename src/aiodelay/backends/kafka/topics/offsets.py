@@ -32,7 +32,7 @@ class Offsets:
         return self._open[0] if self._open else self.read_to
 
     def read(self, offset: int) -> None:
-        """Note the next record."""
+        """Note that the next record was read."""
         self._open.append(offset)
         self.read_to = offset + 1
 

@@ -1,8 +1,9 @@
 """`Positions`: the positions of intakes in a schedules topic. A position is a record whose key names the source.
 
-One transaction writes a batch of puts and the new position. Each source has its own transactional id, so a reader that
-begins fences off the reader before it and aborts its open transaction. The new reader then writes a barrier and reads
-the topic up to it, to find the stored position. Without the barrier, a reader of committed records may not see the end.
+One transaction writes a batch of puts and the new position. Each source has its own transactional id. So a new reader
+of the source fences off the earlier reader and aborts that reader's open transaction. To find the stored position, the
+new reader writes a barrier and reads the topic up to this barrier. Without the barrier, a reader of committed records
+may not see the end of the topic.
 
 All positions are in the first partition.
 """
@@ -36,7 +37,7 @@ WAIT_MS = 200
 MOST_RECORDS = 5_000
 FETCH_BYTES = 4 << 20
 STALL_S = 20.0
-"""How long another producer's open transaction may delay reading. Kafka aborts aiodelay's own after 15 s."""
+"""How long another producer's open transaction may delay reading. Kafka aborts a transaction of aiodelay after 15 s."""
 
 
 class PassedError(Exception):
@@ -185,7 +186,7 @@ class Positions:
             await stop(consumer)
 
     async def _read_some(self, consumer: Consumer) -> None:
-        """Read on. Raises `TimeoutError` if reading makes no progress within the time for an answer."""
+        """Read the next records. Raises `TimeoutError` if reading makes no progress within the time for an answer."""
         before = self._read_to
         async with asyncio.timeout(max(self._cluster.timeout_ms / 1000, STALL_S)):
             while self._read_to == before:

@@ -1,6 +1,6 @@
 """`Targets`: knows which topics take messages now.
 
-It asks outside of transactions, so that a blocked topic delays no messages for other topics.
+It asks the cluster outside of transactions, so that a blocked topic delays no messages for other topics.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _REFUSALS = (TopicAuthorizationFailedError, InvalidTopicError, InvalidProducerId
 
 
 class _Blocked(Struct):
-    """Why a topic takes nothing, how often in a row that was found, and when to check it again."""
+    """Why a topic takes nothing, how often in a row a check has found this, and when to check the topic again."""
 
     reason: str
     times: int
@@ -51,7 +51,7 @@ class _Blocked(Struct):
 
 
 class _Limit(Struct, frozen=True):
-    """Most bytes of a batch that a topic takes, and when that was learnt. None: the setting may not be read."""
+    """The most bytes of a batch that a topic takes, and when this was learnt. None = the setting may not be read."""
 
     bytes: int | None
     at_ms: int
@@ -119,7 +119,7 @@ class Targets:
         return BATCH_BYTES if limit is None or limit.bytes is None else min(limit.bytes, BATCH_BYTES)
 
     def excess(self, record: Outgoing) -> str:
-        """Return why a record is too large for its topic; "" if it is not, or if the limit is unknown."""
+        """Return why a record is too large for its topic. Return "" if it is not, or if the limit is unknown."""
         limit = self._limits.get(record.topic)
         if limit is None or limit.bytes is None or len(record.value or b"") + _AROUND_BYTES <= limit.bytes:
             return ""
@@ -135,7 +135,7 @@ class Targets:
             self._limits[record.topic] = _Limit(record.batch_size - 1, self._now_ms())
 
     def doubt(self, topic: str) -> None:
-        """Note that a topic takes less than its known limit, which is forgotten."""
+        """Forget the known limit of a topic, because the topic takes less than that."""
         self._limits.pop(topic, None)
 
     async def confirm(self, topics: Collection[str]) -> None:
@@ -161,7 +161,7 @@ class Targets:
     # --- whether a topic takes messages -------------------------------------------------------------------
 
     async def inspect(self, topics: Collection[str]) -> Mapping[str, str]:
-        """Check which topics take messages; return the blocked ones with reasons, and "" for those just unblocked.
+        """Check which topics take messages. Return blocked topics with their reasons, and "" for unblocked topics.
 
         Raises:
             StoreUnavailableError: The cluster does not answer.
@@ -182,7 +182,7 @@ class Targets:
         return changed
 
     async def _described(self, topics: Collection[str]) -> dict[str, Exception | None]:
-        """Ask for topics without creating any. A record may name anything: names that no topic can have are blocked."""
+        """Ask about topics without creating any. A name that no topic can have counts as blocked."""
         found: dict[str, Exception | None] = dict.fromkeys(topics, InvalidTopicError())
         named = [topic for topic in topics if is_topic(topic)]
         if not named:
@@ -195,7 +195,7 @@ class Targets:
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[Admin]:
-        """Yield a client for one caller at a time; close it if the cluster does not answer."""
+        """Yield a client for one caller at a time. Close it if the cluster does not answer."""
         try:
             async with self._asking_lock, asyncio.timeout(self._cluster.timeout_ms / 1000):
                 yield await self._started()
@@ -228,7 +228,7 @@ def _problem(topic: Mapping[str, Any]) -> Exception | None:
 
 
 def refused_topics(error: Exception, topic: str) -> Collection[str]:
-    """Return the topics that take nothing now, by the error of a batch for one topic; none if a record is the cause."""
+    """Return the topics that take nothing now, as the error of a batch shows. Empty if a record is the cause."""
     named = error.args[0] if isinstance(error, TopicAuthorizationFailedError) and error.args else None
     if isinstance(named, set):  # because of these forbidden topics, batches for other topics fail too
         return named

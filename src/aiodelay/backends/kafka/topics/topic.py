@@ -1,4 +1,4 @@
-"""Checks, creates and describes topics. The settings of a schedules topic must not let Kafka lose messages."""
+"""Functions that check, create and describe topics. A schedules topic's settings must not let Kafka lose messages."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Problem(NamedTuple):
 
     Attributes:
         setting: The name of the setting.
-        text: Its value, and the value that it should have.
-        is_fatal: Whether messages may be lost with it. Otherwise it costs time or space, or is unwise.
+        text: The value of the setting, and the value that it should have.
+        is_fatal: Whether messages may be lost because of this value. Other problems cost time or space, or are unwise.
         repair: The value that a command can set; "" if no command can repair it.
     """
 
@@ -114,7 +114,13 @@ def problems(topic: Topic) -> list[Problem]:
 
 
 class _Rule(NamedTuple):
-    """When a setting is good, when it is at least not fatal, and the value that it should have."""
+    """The rule for a setting.
+
+    Attributes:
+        good: Returns whether a value is good.
+        bearable: Returns whether a value is not fatal, although it is not good.
+        should_be: The value that the setting should have, with the reason.
+    """
 
     good: Any
     bearable: Any
@@ -174,7 +180,7 @@ def _judge(name: str, value: str, rule: _Rule) -> Problem | None:
 
 
 def repair_command(topic: str, bootstrap: str, found: Sequence[Problem]) -> str:
-    """Return the command that sets the repairable settings; "" if there are none."""
+    """Return the command that sets all settings that a command can repair; "" if there are none."""
     settings = ",".join(f"{problem.setting}={problem.repair}" for problem in found if problem.repair)
     if not settings:
         return ""
@@ -183,7 +189,7 @@ def repair_command(topic: str, bootstrap: str, found: Sequence[Problem]) -> str:
 
 
 def check(topic: Topic, cluster: Cluster) -> None:
-    """Refuse a topic that may lose messages; log other problems once.
+    """Refuse a topic that may lose messages. Log other problems once.
 
     Raises:
         StoreMismatchError: The topic may lose messages. The error names all problems, and the command to repair them.
@@ -207,7 +213,7 @@ def check(topic: Topic, cluster: Cluster) -> None:
 async def prepare(
     cluster: Cluster, names: Sequence[str], *, create: bool, partitions: int, history: str = ""
 ) -> list[Topic]:
-    """Return the topics, checked. With `create`, create missing topics first.
+    """Check topics, and return them. If `create` is set, create missing topics first.
 
     Raises:
         StoreUnavailableError: The cluster does not answer.
@@ -334,7 +340,7 @@ async def prepare_dead(cluster: Cluster, name: str, *, partitions: int) -> None:
 
 
 async def _by_admin(cluster: Cluster, ask: Callable[[Admin], Awaitable[_Found]], operation: str = "Describe") -> _Found:
-    """Return the result of `ask` with an administrator's client. Repeat it while brokers do not agree with each other.
+    """Return the result of `ask` with an administrator's client. Repeat `ask` while brokers do not agree.
 
     A broker that has just started, or was silent for a while, counts for the controller only after its next heartbeat.
     One broker may know a topic that another broker does not know yet.
@@ -361,7 +367,7 @@ async def _by_admin(cluster: Cluster, ask: Callable[[Admin], Awaitable[_Found]],
 
 
 async def _retried(admin: Admin, ask: Callable[[Admin], Awaitable[_Found]]) -> _Found:
-    """Return the result of `ask`. Repeat it with the same client: a new client may have to wait for a silent host."""
+    """Return the result of `ask`. Repeat `ask` with this client: a new client may have to wait for a silent host."""
     while True:
         try:
             return await ask(admin)

@@ -39,7 +39,7 @@ class TopicWatch:
 
     Args:
         cluster: The cluster of the topics.
-        topics: Their names.
+        topics: The names of the topics.
         on_lost: Called with the name of a topic that was deleted, and with what happened to it.
     """
 
@@ -52,7 +52,7 @@ class TopicWatch:
         self._missing_since: dict[str, float] = {}
         self._doubted = WakeUp()
         self.doubts: dict[str, str] = dict.fromkeys(topics, "")
-        """The topics that may not be the same ones any more, each with the reason; "" = not checked yet."""
+        """The topics that may have been deleted or created again, each with the reason; "" = not checked yet."""
 
     def doubt(self, topic: str) -> None:
         """Check a topic soon, and do not rely on it until then."""
@@ -73,7 +73,7 @@ class TopicWatch:
             await self._doubted.wait(CHECK_S)
 
     async def until_same(self, place: TopicPartition) -> None:
-        """Return when a partition's leader has confirmed that the topic is still the same one."""
+        """Wait until a partition's leader has confirmed that the topic was not created again."""
         failures = 0
         while not await self._is_same(place):
             failures += 1
@@ -88,7 +88,7 @@ class TopicWatch:
             return False
 
     async def _compare(self, place: TopicPartition) -> bool:
-        """Compare the topic's current id with its first id; say whether they are the same.
+        """Compare the topic's current id with its first id. Say whether they are the same.
 
         Raises:
             KafkaError, TimeoutError, OSError: The cluster does not answer.
@@ -143,7 +143,7 @@ class TopicWatch:
             return self._client
 
     async def close(self) -> None:
-        """Disconnect; the next check connects again."""
+        """Disconnect. The next check connects again."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()

@@ -29,7 +29,7 @@ class Writer:
     """
 
     _tasks: asyncio.TaskGroup
-    """While the writer is open: closes spent producers, while others go on."""
+    """The task group of the open writer. It closes spent producers, while other producers go on."""
 
     def __init__(self, cluster: Cluster, **options: Any) -> None:  # noqa: ANN401 - aiokafka's
         self._cluster, self._options = cluster, options
@@ -61,7 +61,9 @@ class Writer:
             return self._producer
 
     async def write(self, records: Sequence[Outgoing]) -> list[Written]:
-        """Write records, in order within each partition; return the result of each record's batch. May be cancelled.
+        """Write records, and return the result of each record's batch.
+
+        Records of one partition are written in their order. The call may be cancelled.
 
         Raises:
             KafkaError, TimeoutError, OSError: No producer can be started. Some records may have been written.

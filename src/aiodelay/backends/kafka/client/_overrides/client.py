@@ -26,7 +26,7 @@ LONGEST_PAUSE_S = 0.5
 
 
 class _NoTopic(frozenset[str]):
-    """No topic, in a collection that is true: for a false one, aiokafka would ask for all topics."""
+    """An empty collection of topics that counts as true. For one that counts as false, aiokafka asks for all topics."""
 
     def __bool__(self) -> bool:
         return True
@@ -47,9 +47,9 @@ class OwnClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
         super().__init__(**options)
         self._is_urgent = asyncio.Event()
         self._asked_in_vain = 0
-        """How many times in a row there was no answer, or an answer without a leader for some partition."""
+        """The number of requests for metadata in a row without an answer, or with a partition that had no leader."""
         self._unnamed: Collection[str] | None = None
-        """The topics to ask for while no topic was added; None = all topics."""
+        """The topics in a request for metadata, as long as no topic was added to this client. None = all topics."""
 
     _get_conn = rebound(AIOKafkaClient._get_conn, create_conn=connect)
 
@@ -105,7 +105,7 @@ class OwnClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
         self._asked_in_vain = 0 if is_whole else self._asked_in_vain + 1
         if topics is not None and topics != self._topics:  # topics were added during the request
             self._is_urgent.set()
-            if not self._md_update_waiter.done():  # without this, aiokafka would ask for them only at its next turn
+            if not self._md_update_waiter.done():  # otherwise, aiokafka would ask for them only at its next update
                 self._md_update_waiter.set_result(None)
         return is_updated
 

@@ -116,18 +116,18 @@ class Start:
 
 
 async def _until_closed(connection: Any) -> None:  # noqa: ANN401 - aiokafka's
-    """Wait until a connection is closed, if it was ever open. Over TLS, the broker also has to end it."""
+    """Wait until a connection is closed, if it was ever open. Over TLS, the broker must also end the connection."""
     if connection._protocol is not None:
         await asyncio.wait([connection._closed_fut], timeout=CLOSE_S)
 
 
 def _refusal(error: Exception, security: str, *, has_answered: bool = False) -> str:
-    """Return why a host cannot be used, and which URL option may be wrong; `remedies` searches for these words.
+    """Return the reason why a host cannot be used, and the URL option that may be wrong. `remedies` searches this text.
 
     Args:
         error: The error of the connection.
         security: The `security` option of the connection.
-        has_answered: Whether the broker has sent its versions, which it does before a login.
+        has_answered: Whether the broker has sent the versions of its API. A broker sends them before a login.
     """
     if isinstance(error, SaslAuthenticationFailed | UnsupportedSaslMechanismError | IllegalSaslStateError):
         return _login_refusal(error, security)

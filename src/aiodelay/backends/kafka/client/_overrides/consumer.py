@@ -33,8 +33,8 @@ class _Fetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
 
 class _Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no types
     stays_out = False
-    """Whether to raise an error when the broker has forgotten this member. aiokafka would join again, and the member
-    that has taken its `instance` over would be removed.
+    """Whether this member raises an error if the broker has forgotten it. aiokafka would join the group again instead.
+    Then the group would remove the member that has taken over this member's `instance`.
     """
 
     on_heartbeat: Callable[[float], None] | None = None
@@ -57,7 +57,7 @@ class OwnConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no ty
     """aiokafka's consumer, with an `OwnClient`. `Consumer` documents its methods.
 
     Args:
-        topics: The topics to read; none: `assign` names partitions later.
+        topics: The topics to read. Without topics, the caller names partitions later with `assign`.
         options: Options of aiokafka's consumer.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`OwnProducer`: aiokafka's producer. It names one more error (K28), and can be ended without its cluster (K6)."""
+"""`OwnProducer`: aiokafka's producer that names one more error (K28) and ends even if no broker answers (K6)."""
 
 from __future__ import annotations
 
@@ -141,6 +141,6 @@ def _is_too_early(request: Any, response: Any) -> bool:  # noqa: ANN401 - aiokaf
 
 
 def note(sent: asyncio.Future[Any]) -> None:
-    """Read the error of a future for which nobody may be waiting any more, so that asyncio does not log it."""
+    """Read the error of a future, so that asyncio does not log it if nobody waits for the future any more."""
     if not sent.cancelled():
         sent.exception()

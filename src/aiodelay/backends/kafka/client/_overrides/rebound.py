@@ -20,7 +20,7 @@ def rebound(function: FunctionType, **names: Any) -> Any:  # noqa: ANN401 - aiok
 
     Args:
         function: A function or method of aiokafka.
-        names: The other objects, by the names in the function.
+        names: The new object for each global name that the function uses.
 
     Raises:
         ImportError: The function does not use one of the names, so the copy would behave like the original.

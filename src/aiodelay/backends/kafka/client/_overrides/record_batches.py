@@ -1,8 +1,8 @@
 """`Records`: reads record batches like aiokafka, but also headers whose names are not UTF-8 (K18).
 
-aiokafka's parser raises an error at such a header, and raises it again at each repetition, so it would never read past
-it. Java's producer cannot write such a header, but other producers can. The bytes that are not UTF-8 are surrogates in
-the name (`surrogateescape`), as in Python's file names.
+aiokafka's parser raises an error at such a header, and raises it again at each repetition: a consumer would never read
+past that record. Java's producer cannot write such a header, but other producers can. In a name that this module reads,
+the bytes that are not UTF-8 are surrogates (`surrogateescape`), as in Python's file names.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Assignment:
     Args:
         options: The options of the store.
         clock: The clock of the store.
-        targets: Which topics take messages.
+        targets: Knows which topics take messages.
         tasks: Runs the reader, the groups and the partitions.
     """
 
@@ -217,7 +217,7 @@ class Assignment:
         )
 
     async def _may_begin(self, place: TopicPartition, is_fenced: bool) -> None:  # noqa: FBT001 - a callback
-        """Return when a session of a partition may begin; with `member` and `members` there is no group to ask."""
+        """Wait until a session of a partition may begin. With the options `member` and `members`, no group is asked."""
         group = self.groups.get(place.topic)
         if group is not None:
             await group.may_begin(is_fenced)
@@ -229,7 +229,7 @@ class Assignment:
         return "" if group is None else group.silence
 
     def _read_open(self) -> None:
-        """Have the reader read the partitions that know their first offset to read."""
+        """Have the reader read all partitions whose first offset to read is known."""
         self.reader.assign({place: each for place, each in self.partitions.items() if each.is_open})
 
     def _on_restored(self, seconds: float) -> None:

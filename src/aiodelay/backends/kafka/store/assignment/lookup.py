@@ -24,7 +24,7 @@ class Lookup:
     Args:
         name: The name of the store for error messages.
         assignment: The partitions that this process owns.
-        tasks: Know whether the store is open.
+        tasks: Knows whether the store is open.
     """
 
     def __init__(self, name: str, assignment: Assignment, tasks: StoreTasks) -> None:
@@ -64,7 +64,10 @@ class Lookup:
         return self.where(self.places(key.id), lambda index: index.table.letters.has(key))
 
     def where(self, places: Sequence[TopicPartition], is_there: Callable[[PendingIndex], bool]) -> Partition:
-        """Return the partition that has a message, in the first topic that has it; else where it would be put.
+        """Return the partition that has a message, in the first topic that has it.
+
+        If no topic has it, return the partition into which it would be put.
+
 
         Raises:
             UnsupportedByStoreError: Another process owns a partition that may have the message.

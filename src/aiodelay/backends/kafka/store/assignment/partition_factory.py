@@ -33,7 +33,7 @@ class PartitionFactory:
     Args:
         options: The options of the store.
         clock: The clock of the store.
-        targets: Which topics take messages.
+        targets: Knows which topics take messages.
         workers: The dispatching roles that this process has opened.
     """
 
@@ -44,7 +44,7 @@ class PartitionFactory:
         self._claims, self._pace = count(1), RateLimit(options.catch_up)
         self.fetcher = Fetcher(options.cluster)
         self.guard: Callable[[str], object] | None = None
-        """Refuses a destination that messages of other programs may not have."""
+        """Raises an error for a destination that messages of other programs may not have; None = all are allowed."""
         self._topics: dict[str, Topic] = {}
 
     def use(self, topics: Sequence[Topic]) -> None:

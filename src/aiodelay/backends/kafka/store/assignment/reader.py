@@ -42,7 +42,7 @@ class Reader:
         self._failures = 0
 
     def skip(self, place: TopicPartition, offset: int) -> None:
-        """Read a partition on from an offset, because its index already knows all records before that offset."""
+        """Go on reading a partition at an offset, because its index already knows all records before that offset."""
         if self._consumer is not None and place in self._consumer.assignment():
             self._consumer.seek(place, offset)
 

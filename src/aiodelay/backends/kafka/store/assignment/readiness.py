@@ -30,7 +30,10 @@ class Readiness:
         self._cluster, self._schedules, self._assignment = cluster, schedules, assignment
 
     async def until_ready(self) -> None:
-        """Wait until this process has partitions, then until it has read them; each at most the store's timeout."""
+        """Wait until this process has partitions, and then until it has read them.
+
+        Each of the two waits lasts at most as long as the store's timeout.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):
                 for group in self._assignment.groups.values():
@@ -72,7 +75,7 @@ class Readiness:
         """Return the rights that this process lacks, each with the command that grants the right.
 
         A process that only schedules needs the right to write to the topic that it schedules into. An owner also needs
-        the rights to read, to join the group and to begin transactions. It has already tried these three.
+        the rights to read, to join the group and to begin transactions. An owner has already tried to use these three.
         """
         if self._assignment.is_owner:
             found = await missing_rights(self._cluster, self._schedules, ("Read", "Write"))
@@ -82,5 +85,8 @@ class Readiness:
         return [remedied(each, self._cluster) for each in dict.fromkeys(found)]
 
     def lost_topic(self) -> str:
-        """Return why a topic that this process schedules into is lost; "" in an owner, whose status reports it."""
+        """Return why a topic that this process schedules into is lost; "" = it is not lost.
+
+        In an owner, return "": its status reports a lost topic.
+        """
         return "" if self._assignment.is_owner else next(map(str, self._assignment.lost.values()), "")

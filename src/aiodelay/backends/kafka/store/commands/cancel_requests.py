@@ -1,4 +1,4 @@
-"""Asks the owners of partitions to cancel messages, and reads their answers.
+"""Requests to the owners of partitions to cancel messages, and the owners' answers.
 
 A process that does not own all partitions uses this. It writes each request into the partition as a record. The owner
 reads it, decides, and writes its answer into the same partition.
@@ -26,7 +26,14 @@ ANSWER_S = 30.0
 
 
 class _Question(Struct, gc=False):
-    """One request to cancel, in one partition; `offset`: the offset of the request, once it was read back."""
+    """One request to cancel, in one partition.
+
+    Attributes:
+        cancel: The cancel.
+        place: The partition.
+        offset: The offset of the request, once it was read back.
+        answer: The answer of the owner; "" = no answer yet.
+    """
 
     cancel: Cancel
     place: TopicPartition
@@ -45,7 +52,7 @@ async def ask_to_cancel(
     Args:
         cluster: The cluster of the partitions.
         writer: An open writer.
-        cancels: Cancels, each with `only` and its own op, and the partitions that may have its message.
+        cancels: For each cancel, the partitions that may have its message. It must have `only`, and an op of its own.
 
     Raises:
         StoreUnavailableError: The cluster does not answer. Some cancels may be carried out.

@@ -22,8 +22,8 @@ class Commands:
     Args:
         assignment: The partitions that this process owns.
         lookup: Finds the partition of an id.
-        writes: Write commands as requests to the owners.
-        cancels: Ask the owners to cancel, and return their outcomes.
+        writes: Writes commands as requests to the owners.
+        cancels: Asks the owners to cancel, and returns their outcomes.
     """
 
     def __init__(self, assignment: Assignment, lookup: Lookup, writes: UserWrites, cancels: RemoteCancels) -> None:

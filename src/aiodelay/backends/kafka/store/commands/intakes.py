@@ -42,8 +42,8 @@ class Intakes:
         name: The name of the store for error messages.
         assignment: The partitions that this process owns.
         positions: Reads and writes the positions of sources in the schedules topic.
-        writes: Make the records of commands.
-        tasks: Run the transactions, so that the cancellation of a caller does not cut one off (K3).
+        writes: Makes the records of commands.
+        tasks: Runs the transactions, so that the cancellation of a caller does not cut one off (K3).
     """
 
     def __init__(

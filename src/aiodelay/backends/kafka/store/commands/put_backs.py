@@ -20,7 +20,7 @@ class PutBacks:
     Args:
         name: The name of the store for error messages.
         lookup: Finds the partition of an id.
-        writes: Ask other owners to take messages back.
+        writes: Asks other owners to take messages back.
     """
 
     def __init__(self, name: str, lookup: Lookup, writes: UserWrites) -> None:

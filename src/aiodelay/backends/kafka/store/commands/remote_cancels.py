@@ -29,7 +29,7 @@ class RemoteCancels:
         assignment: Knows the topics and their partitions.
         lookup: Finds the partition of an id.
         writer: A writer, open while the store is open.
-        writes: Know whether anything may be written.
+        writes: Knows whether anything may be written.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class RemoteCancels:
         self._writer, self._writes = writer, writes
 
     async def ask(self, cancels: Sequence[Cancel]) -> Sequence[Outcome]:
-        """Ask the owners to cancel messages. For a message not in its own partition, ask in all partitions."""
+        """Ask the owners to cancel messages. If a message is not in the partition of its key, ask in all partitions."""
         asked = [replace(each, op=new_op()) for each in cancels]
         try:
             if refusal := await self._writes.refusal():

@@ -55,7 +55,7 @@ class UserWrites:
         return next(iter(self._assignment.counts.items()))
 
     async def write(self, commands: Sequence[Command]) -> Sequence[Outcome]:
-        """Write commands; return an outcome for each.
+        """Write commands, and return an outcome for each of them.
 
         Raises:
             UnsupportedByStoreError: Only an owner can carry out one of the commands. Nothing was written.

@@ -117,7 +117,7 @@ class ChangeWriter:
             self._aborted(error, transactions, batch)
             return
         if is_told:
-            for _ in waiting[: len(log.notes)]:  # these only: a claim during the transaction may have added entries
+            for _ in waiting[: len(log.notes)]:  # only these: a claim during the transaction may have added entries
                 log.notes.popleft()
         else:
             log.notes += of_changes
@@ -140,7 +140,7 @@ class ChangeWriter:
             await self._to_write.wait(MARK_MS / 1000 if is_waiting else None)
 
     def _mark(self) -> Sequence[Outgoing]:
-        """Return the record of a new watermark, if it is time for one; else nothing."""
+        """Return the record of a new watermark, or nothing if it is too early for one."""
         now = self._clock.monotonic_ms()
         if now < self._marked_ms + MARK_MS or (mark := self._progress.index.next_mark()) is None:
             return []

@@ -41,7 +41,7 @@ from .stall_watch import StallWatch
 
 __all__ = ["OwnerCommands"]
 
-LATE = "not written, or not read back, in time"
+LATE = "a change was not written, or not read back, in time"
 
 
 class OwnerCommands:
@@ -74,7 +74,7 @@ class OwnerCommands:
     # --- claims -------------------------------------------------------------------------------------------
 
     async def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
-        """Lease due messages. Return when the ends of late messages, which the claim also makes, were read back."""
+        """Lease due messages, and end messages that are too late. Return when the records of the ends were read back."""
         if self._horizon.is_behind:
             await self._horizon.follow()
         index = self._progress.index

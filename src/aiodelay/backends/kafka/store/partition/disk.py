@@ -40,7 +40,10 @@ class Disk:
         self._path, self._fetch, self._clock, self._max_age_ms = path, fetch, clock, max_age_ms
 
     async def restore(self, index: PendingIndex) -> tuple[PendingIndex, Checkpoint | None]:
-        """Return the index and its checkpoint from the file; else an empty index, in a file or in memory, and None."""
+        """Return the index and its checkpoint from the file.
+
+        If the file cannot be used, return an empty index, in a new file or in memory, and None.
+        """
         far, state = await asyncio.to_thread(open_far, self._path)
         try:
             if not state:
@@ -55,7 +58,9 @@ class Disk:
         except BaseException:
             far.close()
             raise
-        log.error("%s: index on disk not used, partition is read from its start: %s", index.name, problem)
+        log.error(
+            "%s: the index on disk is not used, and the partition is read from its start: %s", index.name, problem
+        )
         return index.emptied(far.emptied()), None
 
     async def _checked(self, state: bytes) -> tuple[Checkpoint | None, str]:

@@ -19,7 +19,7 @@ class HistoryTopic:
 
     Args:
         topic: The topic; "" = none.
-        targets: Which topics take messages.
+        targets: Knows which topics take messages.
         clock: The clock of the store.
         name: The topic and the number of the partition, for logs.
     """

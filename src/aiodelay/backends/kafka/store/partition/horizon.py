@@ -39,7 +39,7 @@ class Horizon:
         fetch: Reads records of the partition by offset.
         clock: The clock of the store.
         on_near: Called when messages have come near. Some may have to be written again.
-        ms: How far ahead messages are near.
+        ms: The horizon: a message that is due within this many ms from now is near.
         name: The name of the cluster, for errors.
     """
 
@@ -59,7 +59,7 @@ class Horizon:
         self._asked = set[bytes]()
 
     def set(self) -> None:
-        """Tell the index the due time up to which it takes messages in whole."""
+        """Tell the index the due time up to which messages are near from now on."""
         self._index().far.look_ahead(self._clock.now_ms() + self._ms)
 
     @property

@@ -134,7 +134,7 @@ class Ownership:
     # --- waiting ------------------------------------------------------------------------------------------
 
     async def until_ready(self) -> bool:
-        """Wait for a session that is ready, at most the store's timeout; say whether there is one."""
+        """Wait until a session is ready, at most for the store's timeout. Say whether one is ready."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):
                 while not (self.is_ready or self.is_given_up or self.problem is not None):
@@ -161,5 +161,5 @@ class Ownership:
             raise self.unavailable("the partition is being read")
 
     def unavailable(self, reason: str) -> StoreUnavailableError:
-        """Return the error for a call. Its reason is the partition's own, if one is known; else the given one."""
+        """Return the error for a call, with the known reason why the partition does not serve, or else this reason."""
         return StoreUnavailableError(self._cluster.name, self.why or reason)

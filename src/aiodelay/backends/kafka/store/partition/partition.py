@@ -1,7 +1,7 @@
 """`Partition`: one partition of a schedules topic, from its assignment to this process until it is given up.
 
-`PartitionFactory` makes it, and `Assignment` runs it. The reader of the process calls `take_in` and `read_at`.
-Transfers and workers use `moves` and `commands`.
+`PartitionFactory` makes partitions, and `Assignment` runs them. The reader of the process calls `take_in` and
+`read_at`. Transfers and workers use `moves` and `commands`.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Partition:
         self.index.state.far.close()
 
     async def until_ready(self) -> bool:
-        """Wait for a session that is ready, at most the store's timeout; say whether there is one."""
+        """Wait until a session is ready, at most for the store's timeout. Say whether one is ready."""
         return await self._ownership.until_ready()
 
     async def until_known(self) -> None:
@@ -229,17 +229,17 @@ class Partition:
         self._stalls.note(offset, now_s)
 
     def read_at(self, now_s: float, *, is_whole: bool) -> bool:
-        """Note that the reader has read, and whether it reached the end; say whether to go on from the same offset.
+        """Note that the reader has read, and whether it reached the end. Return False if it must start again.
 
-        If not, the reader starts at the beginning with an empty index. This happens when reading did not reach the end
-        for so long that tombstones of records that were read before may be gone. After a shorter pause, a new session
-        finds the changes that another owner has made meanwhile.
+        Then the reader begins at the start of the partition with an empty index. This happens if the index file has
+        failed. It also happens if reading did not reach the end for so long that tombstones of records that were read
+        before may be gone. After a shorter pause, a new session finds the changes that another owner has made.
         """
         if self._ownership.was_away() and self.session.barrier is not None:
             self._sessions.end(FencedError())
         self._ownership.note_reading(now_s)
         if problem := self.index.state.far.problem:
-            log.error("%s: index= in the URL: %s; the index is held in memory", self.index.name, problem)
+            log.error("%s: index= in the URL has failed: %s; the index is held in memory", self.index.name, problem)
         elif self._progress.goes_on(now_s, is_whole=is_whole):
             return True
         else:

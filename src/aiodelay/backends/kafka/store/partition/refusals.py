@@ -30,7 +30,7 @@ class Refusals:
         topic: The partition's own topic.
         history: The history topic; "" = none.
         progress: The partition's index.
-        targets: Which topics take messages.
+        targets: Knows which topics take messages.
     """
 
     suspects: Suspects
@@ -103,7 +103,7 @@ class Refusals:
             self._give_up(change, excess)
 
     def excess(self, change: Change) -> str:
-        """Return why a message is too large for its topic; "" if it is not, or if the limit is unknown."""
+        """Return why a message is too large for its topic. Return "" if it is not, or if the limit is unknown."""
         return next((excess for record in change.targets if (excess := self._targets.excess(record))), "")
 
     def _give_up(self, change: Change, why: str) -> None:

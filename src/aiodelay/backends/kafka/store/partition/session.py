@@ -3,10 +3,10 @@
 The lock is the producer's epoch. A session begins by taking a new epoch, so that Kafka refuses everything that an
 earlier owner still sends. The session then writes a barrier record and reads the partition up to this barrier.
 
-Before that, the index must not be trusted: an owner that was fenced off and has come back may have missed deliveries.
+Until then, the index must not be trusted: an owner that was fenced off and has come back may have missed deliveries.
 Membership of the group only decides who should try to own the partition.
 
-Pure: tests/stateful/test_kafka_models.py plays two owners that do not know of each other.
+This module is pure: tests/stateful/test_kafka_models.py plays two owners that do not know of each other.
 """
 
 from __future__ import annotations

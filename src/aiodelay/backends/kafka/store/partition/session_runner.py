@@ -46,7 +46,7 @@ class SessionRunner:
         progress: The partition's index.
         ownership: The state that the sessions change.
         writer: Writes the changes of a session.
-        checkpoints: Restore the first index from disk.
+        checkpoints: Restores the first index from disk.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SessionRunner:
                 return
             except Exception as error:  # noqa: BLE001 - a loop that ends unnoticed would stop the partition for good
                 is_fenced = isinstance(error, FencedError)
-                why = "another owner has taken over, or may have" if is_fenced else reason_of(error)
+                why = "another owner has taken over, or may have taken over" if is_fenced else reason_of(error)
                 self._ownership.why = why
                 log_failure(log, f"{self._place.name}: the session ends", why, error, _ENDS)
                 is_refusal = isinstance(error, AbortedError) and self._ownership.is_ready

@@ -23,7 +23,7 @@ class Place(NamedTuple):
         topic: The schedules topic.
         number: The partition's number.
         partitions: The number of partitions of the topic.
-        is_accepted: The user accepts this number of partitions, even if the partition has recorded another number.
+        is_accepted: Whether the user accepts this number of partitions, even if the partition has recorded another one.
     """
 
     topic: str
@@ -43,14 +43,14 @@ class Shared(NamedTuple):
     Attributes:
         cluster: The cluster of the topics.
         schedules: The schedules topics of the store.
-        targets: Which topics take messages.
+        targets: Knows which topics take messages.
         clock: The clock of the store.
-        claims: Gives the numbers of claims.
+        claims: Gives each claim its number, the token.
         workers: The dispatching roles that this process has opened.
         pace: Limits how fast long overdue messages leave.
         history: The history topic, for the entries of the journal; "" = none.
         horizon_ms: How far ahead the index keeps whole messages in memory.
-        guard: Refuses a destination that messages of other programs may not have; None = all are allowed.
+        guard: Raises an error for a destination that messages of other programs may not have; None = all are allowed.
     """
 
     cluster: Cluster
@@ -69,7 +69,7 @@ class Callbacks(NamedTuple):
     """The functions that a partition calls.
 
     Attributes:
-        may_begin: Returns when a session may begin. Its argument says whether another owner may have fenced off the
+        may_begin: Waits until a session may begin. Its argument says whether another owner may have fenced off the
             last session.
         silence: Returns why the group may have given the partition away; "" while this process certainly owns it.
         on_change: Called when workers may find new messages to claim.

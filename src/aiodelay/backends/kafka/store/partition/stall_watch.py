@@ -18,7 +18,7 @@ class StallWatch:
     """Watches the open transaction of a partition.
 
     Args:
-        ownership: Gets the reason why the partition does not serve.
+        ownership: Takes the reason why the partition does not serve.
     """
 
     is_stalled: bool

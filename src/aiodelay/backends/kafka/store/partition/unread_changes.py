@@ -1,6 +1,6 @@
-"""`UnreadChanges`: committed changes that this process has not read back. The writer adds them, reading removes them.
+"""`UnreadChanges`: committed changes that this process has not read back. The writer adds them, and reading ends them.
 
-A change counts only when the index has read past its records, because a user may have written before them.
+A change counts only when the index has read past its records, because a user may have written other records before.
 """
 
 from __future__ import annotations
