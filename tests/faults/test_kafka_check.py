@@ -206,7 +206,7 @@ def said_of(rights: Rights, what: str) -> str:
     return f"the right {operation} on {kind} {rights.name(name)}{beginning} is missing"
 
 
-UNCHECKED = "topic {}: its settings may not be read (DescribeConfigs), so they were not checked"
+UNCHECKED = "topic {}: this user may not read its settings (DescribeConfigs), so they were not checked"
 
 
 @pytest.mark.parametrize("who", ["owner", "producer"])

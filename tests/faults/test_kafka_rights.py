@@ -201,7 +201,7 @@ async def test_the_service_says_that_a_store_is_open_once_it_is(own_broker: Brok
 
 LOGINS = {
     "wrong password": ("owner:wrong", "SASL_PLAINTEXT", "user or password is refused"),
-    "TLS on a plain port": ("owner:owner", "SASL_SSL", "the port may be one without TLS, security=SASL_SSL wrong"),
+    "TLS on a plain port": ("owner:owner", "SASL_SSL", "one without TLS, security=SASL_SSL may be wrong"),
     "no login where one is needed": ("", "PLAINTEXT", "security=PLAINTEXT may be wrong"),
     "a mechanism that the broker does not have": ("owner:owner", "SASL_PLAINTEXT&sasl=SCRAM-SHA-256", "sasl= may"),
 }

@@ -221,7 +221,7 @@ BAD: dict[str, tuple[dict[str, bytes | None], str]] = {
     "no topic's name": ({"scheduler-target-topic": b"a/b"}, "header scheduler-target-topic is 'a/b', which is not"),
     "Kafka's own": ({"scheduler-target-topic": b"__consumer_offsets"}, "which is not a topic's name"),
     "later": ({"aiodelay-format": b"2"}, "its format is 2, and this version reads formats up to 1"),
-    "pickle": ({"aiodelay-encoding": b"pickle"}, "unknown encoding 'pickle'"),
+    "pickle": ({"aiodelay-encoding": b"pickle"}, "its encoding 'pickle' is unknown"),
     "due": ({"aiodelay-due-ms": b"0x1"}, "header aiodelay-due-ms is '0x1', not a whole number"),
     "rule": ({"aiodelay-rule": b"not JSON"}, "header aiodelay-rule is not JSON"),
     "no rule of ours": ({"aiodelay-rule": b'{"kind": "moon"}'}, "its recurrence rule a dict is not valid"),

@@ -99,7 +99,7 @@ def test_all_problems_are_named_at_once() -> None:
 
 def test_settings_that_may_not_be_read_are_said_to_be_unchecked(caplog: pytest.LogCaptureFixture) -> None:
     check(GOOD._replace(settings={}), cluster("host:9092"))
-    assert "may not be read (DescribeConfigs)" in caplog.text
+    assert "may not read its settings (DescribeConfigs)" in caplog.text
     grant = "--allow-principal User:ANONYMOUS --operation DescribeConfigs --topic schedules"
     assert f"To fix it: kafka-acls.sh --bootstrap-server host:9092 --add {grant}" in caplog.text
 

@@ -309,7 +309,7 @@ def test_bad_records_are_seen_at_once_and_never_raise(name: str) -> None:
         (("aiodelay-rule", b"[" * 100_000), "aiodelay-rule is not JSON"),
         (("aiodelay-trace", b"[]"), "aiodelay-trace is not a JSON object"),
         (("aiodelay-trace", b'{"traceparent":1}'), "aiodelay-trace is not an object of texts"),
-        (("aiodelay-encoding", b"pickle"), "unknown encoding 'pickle'"),
+        (("aiodelay-encoding", b"pickle"), "its encoding 'pickle' is unknown"),
         (("aiodelay-version", b"1.5"), "aiodelay-version is '1.5'"),
         (("scheduler-target-topic", b"\xff"), "scheduler-target-topic is '.', which is not a topic's name"),
         (("scheduler-target-topic", b""), "scheduler-target-topic is '', which is not a topic's name"),

@@ -182,8 +182,9 @@ class Memory(msgspec.Struct, omit_defaults=True):
     """Answers and a version to remember after their records are gone: header `aiodelay-memory`, as JSON.
 
     Attributes:
-        answers: Answers to commands: op in hexadecimal digits, answer, revision, due time, and the end of remembering.
-        version: The version of a message that has ended, and the end of remembering (epoch ms).
+        answers: For each answer to a command: op in hexadecimal digits, answer, revision, due time, and the time until
+            which to remember the answer.
+        version: The version of a message that has ended, and the time until which to remember the version.
     """
 
     answers: list[tuple[str, str, int, int, int]] = []
@@ -221,7 +222,7 @@ def encode(message: Message) -> Wire:
     """Return the record that schedules a message, for a producer of your own.
 
     This function is pure: the same message gives the same record. Send the record with `acks=all`, to partition
-    `partition_of(key, partitions)`. This partition is the default of Java's producer, and of librdkafka's with
+    `partition_of(key, partitions)`. Java's producer chooses this partition by default, and librdkafka's producer with
     `partitioner=murmur2_random`.
 
     Args:
@@ -328,7 +329,7 @@ def _errors_of(record: Record) -> Iterable[tuple[str, bytes]]:
 
 
 def encode_keep(record: Record) -> Wire:
-    """Return the record by which a user requests a put. The owner carries it out unless the key has a message."""
+    """Return the record by which a user requests a put. If the key has a message already, the owner keeps that one."""
     wire = encode_record(record)
     assert wire.key is not None
     return wire._replace(key=KEEP + wire.key)
@@ -396,8 +397,8 @@ def answer_of(key: bytes | None, value: bytes | None, headers: Headers) -> tuple
 def encode_back(message: PutBack, now_ms: int) -> Wire:
     """Return the record by which a user puts a message back.
 
-    If the message is a dead letter, this is the record that keeps it. Otherwise the record is a request to the owner,
-    who decides as for a put that keeps an existing message.
+    If the message is a dead letter, this is the record that keeps it. Otherwise the record is a request: the owner
+    decides it like a put that keeps an existing message.
     """
     if message.reason is not None:
         return encode_dead(DeadLetter(message.record, message.reason, now_ms))
@@ -452,14 +453,14 @@ def memory_of(headers: Headers) -> Memory | None:
 
 
 def encode_dead(letter: DeadLetter) -> Wire:
-    """Return the record that keeps a dead letter. The message's own record is another one, and is not replaced."""
+    """Return the record that keeps a dead letter. Its own key keeps it apart from the message's record."""
     wire = encode_record(letter.record, read_to=0)
     reason = [(DEAD_REASON, letter.reason.encode()), (DEAD_AT, b"%d" % letter.at_ms)]
     return Wire(dead_key(letter.key), wire.value, [*reason, *wire.headers])
 
 
 def encode_hold(lane: str, address: str | None, *, is_held: bool) -> Wire:
-    """Return the record that pauses or resumes a lane or one of its addresses. Every partition gets one."""
+    """Return the record that pauses or resumes a lane or one of its addresses. Every partition gets this record."""
     return Wire(HOLD + msgspec.json.encode((lane, address)), b"1" if is_held else None, [])
 
 
@@ -472,7 +473,7 @@ def held_in(key: bytes) -> tuple[str, str | None] | None:
 
 
 def encode_feature(name: str, version: str) -> Wire:
-    """Return the record that switches a feature on. Every partition gets one.
+    """Return the record that switches a feature on. Every partition gets this record.
 
     Args:
         name: The name of the feature.
@@ -568,7 +569,7 @@ def received(message_id: str, lane: str, key: bytes | None, value: bytes | None,
 
 
 def encode_history(entry: JournalEntry) -> Wire:
-    """Return the record of a journal entry for the history topic. Its offset will be the number of the entry."""
+    """Return the record of a journal entry for the history topic. The record's offset will be the entry's number."""
     return Wire(key_of(base_id(entry.id)), msgspec.json.encode(entry), [])
 
 
@@ -661,7 +662,7 @@ class Glance(NamedTuple):
         place_ms: The time of the next attempt of a message.
         read_to: The offset up to which the writer of an owner's record had read; None = a user's record.
         problem: Why the record cannot be read.
-        lane: The lane of a message that may be decoded later. "" = the message must be decoded at once, like a series.
+        lane: The lane of a message that may be decoded later. "" = the record must be decoded at once, as for a series.
     """
 
     kind: Kind
@@ -763,7 +764,7 @@ def _number(found: Mapping[str, bytes | None], name: str, most: int = _MOST_MS) 
 
 
 def partitions_in(value: bytes | None) -> int | None:
-    """Return the topic's number of partitions in an owner's record, or None if it names none."""
+    """Return the topic's number of partitions in an owner's record, or None if the record names no number."""
     return int(value) if value is not None and value.isdigit() and len(value) <= 9 else None
 
 
@@ -790,7 +791,7 @@ def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Re
     lane, address = _destination(found)
     encoding = "null" if NULL in found else _text(found, "encoding")
     if encoding not in _ENCODINGS:
-        raise RecordFormatError(f"unknown encoding {shortened(encoding)}")
+        raise RecordFormatError(f"its encoding {shortened(encoding)} is unknown")
     envelope = Envelope(
         id_of(key),
         lane,
@@ -871,7 +872,7 @@ def decode_dead(key: bytes, value: bytes, headers: Headers) -> DeadLetter:
 
 
 def user_headers(headers: Headers) -> Iterable[tuple[str, bytes]]:
-    """Return the user's headers, in their order, without those of the scheduler and of aiodelay. Null becomes empty."""
+    """Return the user's headers, in order, without the headers of the scheduler and of aiodelay. Null becomes empty."""
     return (
         (readable(name), value or b"")
         for name, value in headers
@@ -883,7 +884,7 @@ def check_names(headers: Headers) -> None:
     """Refuse headers whose names are not UTF-8.
 
     Raises:
-        RecordFormatError: Names the first such header.
+        RecordFormatError: A header has such a name. The error names the first of these headers.
     """
     for name, _ in headers:
         if readable(name) != name:

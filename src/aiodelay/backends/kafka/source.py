@@ -115,6 +115,6 @@ def open_source(url: str) -> KafkaSource:
     """Return the source for a URL such as `kafka://host:9092`.
 
     Raises:
-        ConfigurationError: The URL is not of this form, or an option is unknown or out of range.
+        ConfigurationError: The URL has another form, or an option is unknown or out of range.
     """
     return KafkaSource(url)

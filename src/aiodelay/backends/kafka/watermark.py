@@ -21,14 +21,14 @@ class Watermark(Struct, frozen=True):
     Attributes:
         until_ms: The time up to which deliveries have ended. It is compared with the planned time of the next attempt,
             not only with the due time.
-        read_to: The offset below which the messages are.
+        read_to: The offset below which these messages are.
     """
 
     until_ms: int = -1
     read_to: int = 0
 
     def covers(self, offset: int, place_ms: int) -> bool:
-        """Say whether a message has certainly ended, although its record is there without an end."""
+        """Say whether a message has certainly ended, although its record is there without a tombstone."""
         return offset < self.read_to and place_ms <= self.until_ms
 
     def is_beyond(self, other: Watermark) -> bool:

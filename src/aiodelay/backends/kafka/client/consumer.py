@@ -38,7 +38,10 @@ class GroupMember(Protocol):
         """The id that the group gave this member. It is "" until this member has joined."""
 
     def stay_out_once_forgotten(self) -> None:
-        """Raise an error, instead of joining again, if the broker has forgotten this member. Call it after `start`."""
+        """Have this member raise an error when the broker has forgotten it, instead of joining the group again.
+
+        Call this after `start`.
+        """
 
     def tell_heartbeats(self, told: Callable[[float], None]) -> None:
         """Set the function to call for each acknowledged heartbeat. Call this after `start`.

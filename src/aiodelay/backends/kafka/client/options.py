@@ -43,7 +43,7 @@ class Cluster(Struct, frozen=True):
     def is_same(self, other: Cluster) -> bool:
         """Say whether this address and another one certainly lead to the same cluster, with the same login.
 
-        They do if their logins are equal and they have a host in common.
+        This is certain if both have the same login, and have a host in common.
         """
         login = [
             {name: value for name, value in each.client.items() if name not in ("bootstrap_servers", "ssl_context")}
@@ -85,7 +85,7 @@ def read_url(given: str, whose: str) -> Cluster:
     """Read the cluster of a sink or a source from `host:9092`, from several hosts with commas between, or from a URL.
 
     Raises:
-        ConfigurationError: The text has neither form, or an option is unknown or out of range.
+        ConfigurationError: The text has none of these forms, or an option is unknown or out of range.
     """
     url = UrlOptions(given if "://" in given else f"kafka://{given}")
     cluster = read_cluster(url)
@@ -104,7 +104,7 @@ def read_topics(given: UrlOptions, field: str, form: str) -> list[str]:
         form: The allowed forms, for errors.
 
     Raises:
-        ConfigurationError: The URL has another scheme, names no topic, or names one twice.
+        ConfigurationError: The URL has another scheme, names no topic, or names a topic twice.
     """
     topics = given.parts.path.removeprefix("/").split(",")
     if given.parts.scheme != "kafka" or given.parts.fragment or not all(topics) or len(topics) > len(set(topics)):
@@ -140,7 +140,7 @@ def _tls(given: UrlOptions) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=ca or None)
         if cert:
             context.load_cert_chain(cert, key or None)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is an OSError
         name = "ca_certs, client_cert or client_key"
         raise ConfigurationError(f"{name} in {given.masked}", type(error).__name__, "files in PEM form") from error
     return context

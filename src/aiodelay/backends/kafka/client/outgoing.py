@@ -10,7 +10,9 @@ from msgspec import Struct
 __all__ = ["Outgoing", "Written"]
 
 _BATCH_HEADER, _RECORD_OVERHEAD, _RECORD_FIELDS = 61, 21, 3
-"""Bytes of a batch's header; most bytes that aiokafka adds to a record; the part of them that a first record has."""
+"""Three numbers of bytes: the header of a batch; aiokafka's estimate of what it adds to any record; and the part of
+this estimate that the first record of a batch needs.
+"""
 
 
 class Outgoing(Struct, frozen=True, gc=False):

@@ -1,6 +1,6 @@
-"""`keys_since`: reads the newest keys of a partition just before a commit.
+"""`keys_since`: finds the keys that were written last to a partition, just before an owner commits.
 
-It also reads records after the begin of an open transaction, which a `read_committed` reader cannot see yet.
+It also reads records beyond the start of an open transaction. A `read_committed` reader cannot see these yet.
 """
 
 from __future__ import annotations

@@ -128,8 +128,8 @@ async def topic_id(client: Client, place: TopicPartition, *, timeout_s: float) -
 
     Args:
         client: A connected client.
-        place: A partition of the topic. Its leader learns of a new topic first, so it is asked. If it is unknown, any
-            broker is asked.
+        place: A partition of the topic. This call asks the leader of the partition, which learns of a new topic first.
+            If no leader is known, the call asks any broker.
         timeout_s: Longest wait for the answer.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`Transactions`: a producer that commits each batch whole or not at all. If an outcome is in doubt, it is spent."""
+"""`Transactions`: a producer that commits each batch whole or not at all. A doubtful outcome ends the producer."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Transactions(Producer):
 
         Raises:
             AbortedError: A record was refused (K1). If every error is a permanent refusal, the transaction has been
-                aborted. Otherwise the producer is spent, and the next producer with its id aborts the transaction.
+                aborted. Otherwise the producer is spent, and the next producer with this id aborts the transaction.
             FencedError: Another producer with this id has been started.
             InDoubtError: The cluster did not answer.
         """

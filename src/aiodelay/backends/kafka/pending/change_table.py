@@ -1,8 +1,9 @@
 """`ChangeTable`: the table of a partition, which the rules of `core.rules` read and change.
 
 On Kafka, a decision counts only after the owner has read its record back from the partition. While the rules decide a
-change, the table adds their calls to that change. From then on, nobody can claim or change the message until the
-owner has read the record back, or the session ends without it. Outside of a change, calls take effect at once.
+change, the table adds the calls of the rules to that change. From then on, nobody can claim or change the message of
+the change until the owner has read the record back, or the session ends without it. Outside of a change, calls take
+effect at once.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ __all__ = ["ChangeTable", "SupersededChanges"]
 
 
 class _Answers:
-    """`Answers` that outlive their record. If a change removes the record that has an answer, the change writes it."""
+    """`Answers` that outlive the records of their messages.
+
+    If a change removes the record that contains an answer, the change writes the answer into its own record.
+    """
 
     def __init__(self, near: DictAnswers, log: ChangeLog) -> None:
         self._near, self._log = near, log
@@ -85,7 +89,10 @@ class SupersededChanges:
 
 
 class _Letters:
-    """`Letters` for the current change, which writes additions and deletions. Reading them back changes the table."""
+    """`Letters` whose calls add dead letters to the current change, or have that change delete them.
+
+    The table itself changes when the records of the change are read back.
+    """
 
     def __init__(self, near: DictLetters, log: ChangeLog) -> None:
         self._near, self._log = near, log

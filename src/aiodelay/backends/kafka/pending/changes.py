@@ -40,7 +40,7 @@ class Change(Struct, eq=False, gc=False):
         purged: A dead letter that this change deletes.
         asked: The key of a user's request to the owner that this change ends.
         entry: The message in the table that nobody else may claim or change meanwhile; None = no message.
-        is_users: Whether the change writes a user's cancel. That counts even if others have written the key meanwhile.
+        is_users: Whether the change writes a user's cancel. It counts even if others have written the key meanwhile.
         offset: The offset of the change's last record, once that is written; -1 before.
         counted: Whether the change's record was read back, and counts (see `precedence.py`).
         refusal: The reason why Kafka does not take the change; "" = none known.
@@ -180,12 +180,15 @@ class ChangeLog:
     # --- deciding -----------------------------------------------------------------------------------------
 
     def deciding(self, change: Change) -> _Deciding:
-        """Add all calls of a block on the table to a change."""
+        """Return a context manager. It adds all calls on the table in its block to a change."""
         return _Deciding(self, change)
 
     @contextmanager
     def ending(self, entry: Entry) -> Iterator[None]:
-        """Make a change for the end of a message; if a change of this message is being decided, add to that change."""
+        """Make a change of the calls on the table in a block that ends a message.
+
+        If a change of this message is being decided already, add the calls to that change.
+        """
         key = records.key_of(entry.record.id)
         if self.current is not None and self.current.key == key:
             yield
@@ -265,7 +268,7 @@ class ChangeLog:
         return self.table.entries.get(entry.record.id) is entry
 
     def drop_stale(self, change: Change) -> bool:
-        """If a change moves a message that a user has replaced or cancelled, drop it. Say whether it was dropped."""
+        """Drop a change that moves a message which a user has replaced or cancelled. Say whether it was dropped."""
         if not change.is_stale:
             return False
         self.release(change)
@@ -295,7 +298,10 @@ class ChangeLog:
         return changes
 
     def shorten(self, change: Change) -> bool:
-        """Have dead letters that were too large written without tracebacks. Say whether any of them had a traceback."""
+        """Have the change's dead letters, which were too large, written without tracebacks next time.
+
+        Return False if they have no tracebacks.
+        """
         keys = {letter.key for letter in change.letters if letter.traceback is not None}
         self.without_traceback |= keys
         return bool(keys)

@@ -94,7 +94,7 @@ class Decisions:
         return outcome, self._log.offer(change) if outcome is SettleOutcome.SETTLED else None
 
     def end(self, entry: Entry, settlement: Settlement) -> Change | None:
-        """Decide how a due message ends that nobody has claimed. Return None if it has changed or ended already."""
+        """Decide how a due, unclaimed message ends. Return None if the message has changed or ended already."""
         if not self._log.is_left(entry) or entry.state is not EntryState.IN_LANE:
             return None
         self._log.reserve(entry)
@@ -131,7 +131,10 @@ class Decisions:
         return outcome, None if isinstance(outcome, Refused) else self._log.offer(change)
 
     def put_back(self, message: PutBack) -> tuple[Stored, Change | None]:
-        """Decide to store a message that is put back. Keep a stored message of its id, or its dead letter, instead."""
+        """Decide to store a message that is put back.
+
+        If a message with this id is stored, or the dead letter to put back exists already, nothing changes.
+        """
         is_dead = message.reason is not None
         change = Change(b"" if is_dead else records.key_of(message.record.id), self._state.read_to, None)
         with self._log.deciding(change):

@@ -51,7 +51,7 @@ class DueMessages:
         self._table, self._state = changes.table, changes.state
 
     def take(self, lane: Lane, demand: Demand, known: Container[str], now: int) -> Due:
-        """Take those due messages out of a lane that can be moved. The caller must then decide their moves.
+        """Take the due messages of a lane that can be moved. The caller must then decide their moves.
 
         Args:
             lane: The lane of a sink.

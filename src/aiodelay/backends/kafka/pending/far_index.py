@@ -163,7 +163,7 @@ class FarIndex:
         self._gone(self._run(f"DELETE FROM far WHERE hash = ? AND tag = ? RETURNING {_RETURNED}", hashed).fetchall())
 
     def forget(self, offsets: Collection[int]) -> int:
-        """Remove the rows with these offsets; return how many there were. This is slow: it scans the table."""
+        """Remove the rows with these offsets, and return their number. This is slow: it scans the whole table."""
         self._flush()
         before = self._size
         for offset in offsets:
@@ -176,7 +176,7 @@ class FarIndex:
         """Yield the rows that are due in a span of time, as (due, offset, lane). Times are rounded to seconds.
 
         Each list has the rows of one slice of the table, and takes about 1 ms. The caller may change rows between two
-        slices. The rest of the slices may have such a change or not.
+        slices. The later slices may include such a change or not.
         """
         for low, high in _slices(len(self)):
             rows = self._run(
@@ -218,7 +218,7 @@ class FarIndex:
         ((verdict,),) = self._table.execute("PRAGMA quick_check(1)").fetchall()
         self._salt, sealed, seal = found
         if verdict != "ok" or type(self._salt) is not bytes or _seal(sealed, self._salt) != seal:
-            raise _DamagedError(verdict if verdict != "ok" else "its seal is broken")
+            raise _DamagedError(verdict if verdict != "ok" else "its checksum is wrong")
         kept = msgspec.msgpack.decode(sealed, type=_Kept)
         counted = self._counted(kept.size)
         if (kept.size, kept.checks) != (sum(n for _, n, _ in counted), sum(checks for *_, checks in counted)):
@@ -238,7 +238,7 @@ class FarIndex:
         return [row for span in _slices(size) for row in self._table.execute(groups, span)]
 
     def emptied(self) -> FarIndex:
-        """Close this index, and return an empty one in a file of the same name. If no file can be used, use memory."""
+        """Close this index. Return an empty index in a file of the same name, or in memory if no file can be used."""
         path = self._path
         self.close()
         try:

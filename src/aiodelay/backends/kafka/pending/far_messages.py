@@ -89,7 +89,7 @@ class FarMessages:
         return [each for each in found if _is_in(each, query)]
 
     def with_far(self, counted: Mapping[Lane, LaneCounts]) -> Mapping[Lane, LaneCounts]:
-        """Add far messages to counts of near ones."""
+        """Add the far messages to the counts of near messages."""
         now, found = self._clock.now_ms(), dict(counted)
         for lane, n in self._state.far.by_lane.items():
             if n:

@@ -20,7 +20,7 @@ class PacedLanes:
 
     Args:
         table: The messages.
-        heads: Gives the order of messages if there were no rate.
+        heads: Gives the order that messages have without a rate.
         pace: The rate, shared by all partitions of a store.
     """
 

@@ -9,7 +9,7 @@ more than the offset of its record. Nothing in this package waits or uses the ne
 
 - `record_reader.py` takes records in.
 - `decisions.py` decides for the owner, and `repairs.py` makes the changes that repair the partition.
-- `change_table.py` turns decisions into changes. `changes.py` keeps them until they are read back.
+- `change_table.py` turns decisions into changes. `changes.py` keeps the changes until they are read back.
 - `due_messages.py` moves due messages to their topics.
 - `far_messages.py` makes messages far or near.
 """
@@ -59,10 +59,10 @@ class PendingIndex:
     Args:
         clock: The clock of the store.
         placement: The number of the partition, and checks of its messages.
-        claims: Gives each claim its number, the token.
+        claims: Gives the numbers that make the tokens of claims differ.
         pace: The rate of overdue messages, shared by all partitions of a store.
         keeps_history: Whether to note the events of messages for the history topic.
-        far: Messages that are far already.
+        far: The messages that are far already; None = no messages.
         workers: The dispatching roles that this process has opened.
         notes: Entries of the journal that wait to be written.
     """

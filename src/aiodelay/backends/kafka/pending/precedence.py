@@ -1,9 +1,9 @@
 """The rule that decides which record of a key counts. Every reader of a schedules topic uses it, owner or not.
 
 A *user's* record is a put or a cancel. Anyone may write one at any time, because Kafka compares nothing before it
-appends. An *owner's* record is a tombstone when a message has ended, or a put when a message is tried again. It says
-how far its writer had read: `read_to`. It counts only if no user's record of its key is at `read_to` or later. Of each
-key, the record that counts is called the *standing* record.
+appends. An *owner's* record is a tombstone when a message has ended, or a put when a message is tried again. An owner's
+record says how far the owner had read: `read_to`. It counts only if no user's record of the same key is at `read_to` or
+later. The record of a key that counts is called the *standing* record.
 
 Every reader ignores an owner's record that does not count. Kafka's cleaner does not know this rule: it would keep that
 record and drop the user's record before it. The owner therefore writes the user's record again before
@@ -30,7 +30,7 @@ class Seen(Struct, frozen=True, gc=False):
     Attributes:
         offset: The offset of the record.
         is_put: Whether the record has a message. Otherwise it is a cancel or a tombstone.
-        read_to: In an owner's record: its writer had read everything below this offset. None = a user's record.
+        read_to: In an owner's record: the owner had read everything below this offset. None = a user's record.
     """
 
     offset: int
@@ -66,5 +66,5 @@ def is_forgettable(standing: Precedence, read_to: int) -> bool:
 
 
 def is_unread(seen: Seen, read_to: int) -> bool:
-    """Say whether this is a user's record that an owner who has read up to `read_to` has not read."""
+    """Say whether a record is a user's record that an owner has not read, if the owner has read up to `read_to`."""
     return seen.read_to is None and seen.offset >= read_to

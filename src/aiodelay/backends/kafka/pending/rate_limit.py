@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["OVERDUE_MS", "RateLimit"]
 
 OVERDUE_MS = 10_000
-"""Messages later than this leave at the limited rate. Other messages are never delayed by it."""
+"""Messages that are overdue for longer than this leave at the limited rate. The rate delays no other messages."""
 PAUSE_MS = 50
 _MOST_MS = 100
 

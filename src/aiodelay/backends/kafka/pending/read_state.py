@@ -45,7 +45,7 @@ class ReadState(Struct, eq=False):
         over: Keys with a standing message that the owner must end.
         asked: Requests to the owner, by key.
         kept_at: Offsets of the records of pauses, features and dead letters.
-        raised: Ids of messages whose revision differs from the one in their record.
+        raised: Ids of messages whose revision differs from the revision in their record.
         mark: The newest watermark of an owner.
         ended_at: The offset at which the last message ended.
         partitions: The number of partitions of the topic, as its first owner recorded it.

@@ -58,7 +58,7 @@ class RecordReader:
         self._state, self._table = changes.state, changes.table
         self._placement, self._clock = placement, clock
         self._cancels: deque[tuple[bytes, int]] = deque()
-        self._checkpoint: Checkpoint | None = None  # only while it is being restored
+        self._checkpoint: Checkpoint | None = None  # set only while a checkpoint is being restored
 
     def read(self, read: Read) -> None:
         """Take in the partition's next record."""
@@ -146,7 +146,10 @@ class RecordReader:
             all_asked[key] = Asked(read.offset, what)
 
     def _read_own_end(self, key: bytes, offset: int) -> bool:
-        """Take in a message's end that this owner has decided. Return False if the caller must read it as usual."""
+        """Take in the end of a message that this owner has decided.
+
+        Return False if the record is none of these: the caller must read it in the usual way.
+        """
         change, state = self._changes.held_back.get(key), self._state
         if change is None or change.offset != offset or change.is_users or change.entry is None:
             return False
@@ -160,7 +163,7 @@ class RecordReader:
         self._table.remove(entry)
         state.ended_at = offset
         self._forget_cancels(change.read_to)
-        self._remember(entry.record.id, change.memory)  # here, because the caller may have stopped waiting
+        self._remember(entry.record.id, change.memory)  # here: the caller of the command may have stopped waiting
         return True
 
     def _read_message(self, read: Read, key: bytes, glance: Glance) -> None:
@@ -345,7 +348,10 @@ class RecordReader:
     # --- from a checkpoint --------------------------------------------------------------------------------
 
     def begin(self, checkpoint: Checkpoint) -> None:
-        """Begin to restore a checkpoint. Far messages are restored already; the caller reads the other records next."""
+        """Begin to restore a checkpoint, whose far messages are restored already.
+
+        The caller must then read the records at the offsets of the checkpoint, in order.
+        """
         self._checkpoint = checkpoint
 
     def go_on(self) -> None:

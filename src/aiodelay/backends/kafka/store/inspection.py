@@ -1,4 +1,4 @@
-"""`Inspection`: inspects the partitions that this process owns, and ends or redrives their dead letters."""
+"""`Inspection`: inspects the partitions that this process owns, and redrives or purges their dead letters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Inspection(StorePort):
         return await self._parts.lookup.partition_of(message_id).horizon.get(message_id)
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
-        """List messages by (next attempt, id)."""
+        """List messages in the order of their next attempt, then of their id."""
         await _until_known(self._parts.lookup.owned())
         found = [each for partition in self._parts.lookup.owned() for each in await partition.horizon.search(query)]
         return heapq.nsmallest(query.limit, found, key=lambda each: (each.next_attempt_ms, each.record.id))

@@ -154,7 +154,7 @@ class TopicFeed:
         return max(free - min(idle, total // 2), int(not part.in_flight))
 
     def _claim(self, part: FeedPart, read: FeedRecord, lane: str, token: int, now_ms: int) -> Claim:
-        """Give out a record. `token` is the token of a lease with counter 0."""
+        """Give out a record. `token` is the token of the lease, but with counter 0."""
         written_ms = max(read.timestamp, 0)
         message_id = part.id_of(read.offset) + self._reader.id_ends
         envelope = received(message_id, lane, read.key, read.value, read.headers)

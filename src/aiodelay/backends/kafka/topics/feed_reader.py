@@ -35,7 +35,7 @@ class FeedReader:
     Args:
         cluster: The cluster of the topic.
         topic: The name of the topic.
-        group: The group. The feed passes its assignments to `assign`.
+        group: The group. The feed passes the group's assignments to `assign`.
     """
 
     topic_id: str
@@ -169,7 +169,7 @@ class FeedReader:
     # --- reading ------------------------------------------------------------------------------------------
 
     async def poll(self, seconds: float, most: int) -> None:
-        """Read more records of each partition that has no record left to give out and not too many under way.
+        """Read more records of partitions that have none left to give out, and do not have too many under way.
 
         Raises:
             StoreUnavailableError: The cluster does not answer.

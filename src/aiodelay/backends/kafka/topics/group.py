@@ -197,7 +197,7 @@ class Group:
         return {member_id[:-UUID_LENGTH]: part for member_id, part in members.items() if member_id != self._member_id}
 
     async def committed(self, places: Collection[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Return the offsets that the group has committed, for partitions that have one.
+        """Return the offset that the group has committed in each partition. Partitions without one are left out.
 
         Raises:
             KafkaError: The offsets cannot be read.

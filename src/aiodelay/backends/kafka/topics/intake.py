@@ -187,9 +187,13 @@ class Intake:
         first = (await consumer.beginning_offsets([place]))[place]
         end = (await consumer.end_offsets([place]))[place]
         if position is None and (position := await self._committed()) is not None:
-            log.info("%s: begins at %d, which group %s has committed", self._name, position, self._begin_after)
+            log.info(
+                "%s: reading begins at offset %d, which group %s has committed", self._name, position, self._begin_after
+            )
         if position is None:
-            log.info("%s: no position is stored; it is read from its beginning, %d", self._name, first)
+            log.info(
+                "%s: no position is stored; the partition is read from its beginning, offset %d", self._name, first
+            )
             position = first
         if position < first:
             log.error("%s: records %d to %d were deleted before they were read", self._name, position, first - 1)
@@ -217,14 +221,17 @@ class Intake:
         """Check that the partition was cut off: its end has been before the stored position for `CUT_OFF_S`.
 
         Raises:
-            _RecreatedError: It has not been so for that long. A new leader may not know the end yet.
+            _RecreatedError: The end has been there for less than `CUT_OFF_S`. A new leader may not know the end yet.
         """
         now = self._now_s()
         self._cut_off_at = self._cut_off_at or now + CUT_OFF_S
         if now < self._cut_off_at:
-            raise _RecreatedError(f"it ends at {end}, and was read to {position}")
+            raise _RecreatedError(f"the partition ends at {end}, and was read to {position}")
         log.error(
-            "%s: it ends at %d, and was read to %d: it was cut off, and is read from there", self._name, end, position
+            "%s: the partition ends at %d, and was read to %d: it was cut off, and reading goes on at its end",
+            self._name,
+            end,
+            position,
         )
 
     async def _take_some(self, consumer: Consumer, source: str, position: int) -> int:
@@ -295,7 +302,13 @@ class Intake:
         left = [each for each in refused if each[0].offset not in self._written]
         if not left:
             return
-        log.warning("%s: %d records go to %s; the first: %s", self._name, len(left), self._dead_topic, left[0][1])
+        log.warning(
+            "%s: %d records go to %s; the first is refused because: %s",
+            self._name,
+            len(left),
+            self._dead_topic,
+            left[0][1],
+        )
         too_large = await self._write([self._dead_record(*each) for each in left], left)
         stubs = [self._stub(*each) for each in too_large]
         if stubs and await self._write(stubs, too_large):
@@ -329,7 +342,7 @@ class Intake:
 
 def _not_stored(store: str, outcome: Outcome) -> Exception:
     if isinstance(outcome, Unknown):
-        return _OvertakenError(f"the store's answer was lost ({outcome.detail}): its position is read again")
+        return _OvertakenError(f"the store's answer was lost ({outcome.detail}): the position is read again")
     assert isinstance(outcome, Refused)
     if outcome.reason == "passed":
         return _OvertakenError("another reader has stored the next records")

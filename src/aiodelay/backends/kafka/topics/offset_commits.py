@@ -1,8 +1,8 @@
 """`OffsetCommits`: commits the offsets of records that have ended, for one member of a group.
 
 An offset is committed up to the first record that has not ended. Only a member of the group's current generation
-commits. It commits only for a partition whose committed offset is certainly its own. If another member has owned a
-partition meanwhile, the records of the partition are read again from that member's offset.
+commits, and only for partitions in which no other member has committed an offset meanwhile. If another member has
+owned a partition meanwhile, the records of the partition are read again from that member's offset.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Rules(NamedTuple):
 
     Attributes:
         allowed: The topics to which messages may go.
-        from_arrival: Whether a countdown begins when the record is read. Otherwise it begins when it was written.
+        from_arrival: Whether a countdown begins when the record is read. If not, it begins when the record was written.
         max_payload: Most bytes of a message.
     """
 

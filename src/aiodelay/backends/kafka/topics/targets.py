@@ -32,7 +32,7 @@ __all__ = ["Targets", "refused_topics"]
 
 _KNOWN_MS = 60_000
 _SURE_MS = 5_000
-"""A message is given up as too large only by a limit that was learnt within this time."""
+"""A message is given up as too large only if the limit of its topic was read within this time."""
 _LIMIT = "max.message.bytes"
 _AROUND_BYTES = 65_536
 """A record has at most this much besides its value: key, headers, and the headers that a delivery adds."""
@@ -135,7 +135,7 @@ class Targets:
             self._limits[record.topic] = _Limit(record.batch_size - 1, self._now_ms())
 
     def doubt(self, topic: str) -> None:
-        """Forget the known limit of a topic, because the topic takes less than that."""
+        """Forget the known limit of a topic, because the topic takes less than this limit."""
         self._limits.pop(topic, None)
 
     async def confirm(self, topics: Collection[str]) -> None:

@@ -196,7 +196,7 @@ def check(topic: Topic, cluster: Cluster) -> None:
     """
     found = problems(topic)
     if not topic.settings:
-        problem = "its settings may not be read (DescribeConfigs), so they were not checked"
+        problem = "this user may not read its settings (DescribeConfigs), so they were not checked"
         log.warning(
             "topic %s: %s", topic.name, with_remedy(problem, grant(cluster, "DescribeConfigs", "Topic", topic.name))
         )
@@ -296,7 +296,7 @@ async def _rights(admin: Admin, name: str) -> Collection[str]:
 async def prepare_intake(
     cluster: Cluster, dead_topics: Mapping[str, str], *, create: bool, partitions: int
 ) -> list[Topic]:
-    """Return the topics of an intake. Create missing dead topics always, and missing topics if `create` is set.
+    """Return the topics of an intake. Create missing dead topics. Create other missing topics if `create` is set.
 
     Args:
         cluster: The cluster of the topics.

@@ -40,7 +40,7 @@ class TopicWatch:
     Args:
         cluster: The cluster of the topics.
         topics: The names of the topics.
-        on_lost: Called with the name of a topic that was deleted, and with what happened to it.
+        on_lost: Called with the name of a lost topic, and with the cause in words, such as "deleted".
     """
 
     def __init__(self, cluster: Cluster, topics: Collection[str], on_lost: Callable[[str, str], None]) -> None:

@@ -47,7 +47,7 @@ class OwnClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
         super().__init__(**options)
         self._is_urgent = asyncio.Event()
         self._asked_in_vain = 0
-        """The number of requests for metadata in a row without an answer, or with a partition that had no leader."""
+        """How many requests for metadata in a row got no answer, or an answer without a leader for some partition."""
         self._unnamed: Collection[str] | None = None
         """The topics in a request for metadata, as long as no topic was added to this client. None = all topics."""
 
@@ -90,7 +90,7 @@ class OwnClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
                 await self.force_metadata_update()
             known = self.cluster.partitions_for_topic(topic)
         if known is None:
-            self._topics.discard(topic)  # else each answer would lack this topic, and the client would ask again
+            self._topics.discard(topic)  # otherwise each answer lacks this topic, and the client asks again
             return None
         return len(known)
 

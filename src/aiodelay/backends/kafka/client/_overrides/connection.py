@@ -1,7 +1,8 @@
 """`OwnConnection`: a connection to a broker. `Start`: connects a client to one host after the other.
 
-aiokafka logs whole requests at DEBUG (K9). Its start has three faults: a cancelled or refused start leaves its
-connection open (K20), one silent host takes all the time (K25), and the error gives no reason for any host (K29).
+aiokafka logs whole requests at DEBUG (K9). The start of aiokafka's clients has three faults. A cancelled or refused
+start leaves its connection open (K20). One silent host takes all the time (K25). The error gives no reason for any
+host (K29).
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Start:
         """The hosts that could not be used, each with the reason (K29)."""
 
     async def connect(self, host: str, port: int, *, request_timeout_ms: int, **options: Any) -> OwnConnection:  # noqa: ANN401 - aiokafka's
-        """Connect to one host. Its first answer decides whether the client can use it.
+        """Connect to one host. The host's first answer decides whether the client can use the host.
 
         Raises:
             KafkaError, TimeoutError, OSError: The client cannot use the host.
@@ -135,7 +136,7 @@ def _refusal(error: Exception, security: str, *, has_answered: bool = False) -> 
         return f"the broker's certificate is refused, ca_certs= may be missing: {error.verify_message}"
     if isinstance(error, ssl.SSLError | ConnectionResetError) and security.endswith("SSL"):
         why = str(error) or type(error).__name__
-        return f"TLS fails, the port may be one without TLS, security={security} wrong: {why}"
+        return f"TLS fails, the port may be one without TLS, security={security} may be wrong: {why}"
     if isinstance(error, KafkaConnectionError):
         return _ending(security, has_answered=has_answered)
     return "no answer in time" if isinstance(error, TimeoutError) else str(error)

@@ -1,4 +1,4 @@
-"""`OwnProducer`: aiokafka's producer that names one more error (K28) and ends even if no broker answers (K6)."""
+"""`OwnProducer`: aiokafka's producer. It knows one more error (K28), and it ends even if no broker answers (K6)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class OwnProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no ty
         accumulator._pending_batches = _Batches(accumulator._pending_batches)
         accumulator.fail_all(KafkaConnectionError("closed"))
         drains = [batch._drain_waiter for batches in accumulator._batches.values() for batch in batches]
-        for _ in range(2):  # the first try may time out; then the second one finds no batch left to wait for
+        for _ in range(2):  # the first try may time out; then the second try finds no batch left to wait for
             with suppress(TimeoutError, Exception):
                 async with asyncio.timeout(within_s):
                     await self.client.close()

@@ -110,7 +110,7 @@ class Lookup:
             raise UnsupportedByStoreError("lookup", f"partition {place.partition}", "the process that owns it")
 
     def _at(self, own: TopicPartition) -> Iterator[Partition]:
-        """Yield the owned partitions that may have a key: its own, and those of its topic with misplaced keys."""
+        """Yield the owned partitions that may have a key: the right one, and others of the topic with stray keys."""
         partitions = self._assignment.partitions
         if own in partitions:
             yield partitions[own]

@@ -104,7 +104,7 @@ class Reader:
     async def _read_some(self, consumer: Consumer, partitions: Mapping[TopicPartition, Partition]) -> None:
         try:
             found = await consumer.getmany(timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
-        except OffsetOutOfRangeError as error:  # the first records of the partition were deleted, or the last ones cut
+        except OffsetOutOfRangeError as error:  # the first records were deleted, or the last ones were cut off
             begins = await consumer.beginning_offsets(error.args[0])
             for place, begin in begins.items():
                 consumer.seek(place, max(begin, partitions[place].index.state.read_to))

@@ -1,7 +1,7 @@
 """Requests to the owners of partitions to cancel messages, and the owners' answers.
 
-A process that does not own all partitions uses this. It writes each request into the partition as a record. The owner
-reads it, decides, and writes its answer into the same partition.
+A process that does not own all partitions uses this module. The process writes each request into the partition as a
+record. The owner reads the request, decides, and writes the answer into the same partition.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def ask_to_cancel(
     Args:
         cluster: The cluster of the partitions.
         writer: An open writer.
-        cancels: For each cancel, the partitions that may have its message. It must have `only`, and an op of its own.
+        cancels: The partitions that may have the message of each cancel. Each cancel has `only`, and an op of its own.
 
     Raises:
         StoreUnavailableError: The cluster does not answer. Some cancels may be carried out.

@@ -27,7 +27,7 @@ class PutBacks:
         self._name, self._lookup, self._writes = name, lookup, writes
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        """Take messages back: into own partitions as their owner, into others by requests to their owners.
+        """Take messages back: as the owner into own partitions, and by requests into partitions of other processes.
 
         Raises:
             StoreUnavailableError: Not all messages are known to be stored.

@@ -74,7 +74,7 @@ class OwnerCommands:
     # --- claims -------------------------------------------------------------------------------------------
 
     async def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
-        """Lease due messages, and end messages that are too late. Return when the records of the ends were read back."""
+        """Lease due messages, and end messages that are too late. Return when these ends were read back."""
         if self._horizon.is_behind:
             await self._horizon.follow()
         index = self._progress.index
@@ -117,7 +117,11 @@ class OwnerCommands:
         return tidied
 
     async def _written_since(self, before: int) -> None:
-        """Wait until the changes after the first `before`, which the index made, were read back; at most `STALL_S`."""
+        """Wait at most `STALL_S` until the changes that the index has just made were read back.
+
+        Args:
+            before: The number of changes that waited before these.
+        """
         changes = list(self._progress.index.log.changes)[before:]
         if changes:
             self._to_write.set()

@@ -32,8 +32,8 @@ class Disk:
         path: The file.
         fetch: Reads records of the partition by offset.
         clock: The clock of the store.
-        max_age_ms: An older file must not be used: tombstones may be gone, and Kafka may have removed records that
-            this process had not read.
+        max_age_ms: The greatest age of a file that may be used. After this time, tombstones may be gone, and Kafka may
+            have removed records that this process had not read.
     """
 
     def __init__(self, path: str, fetch: Fetch, clock: Clock, *, max_age_ms: int) -> None:

@@ -71,7 +71,7 @@ class Horizon:
     async def follow(self) -> bool:
         """Bring messages near that are now within the horizon, earliest first; say whether there were any.
 
-        Does nothing until a quarter of the horizon has passed since the last time.
+        Do nothing until a quarter of the horizon has passed since the last time.
 
         Raises:
             StoreUnavailableError: The messages cannot be read.
@@ -124,7 +124,7 @@ class Horizon:
         return self._index().inspection.get(message_id, self._clock.now_ms())
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
-        """List messages by (next attempt, id), near and far.
+        """List messages, near and far, in the order of their next attempt, then of their id.
 
         Raises:
             StoreUnavailableError: The far messages cannot be read.

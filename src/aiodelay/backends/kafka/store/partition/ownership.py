@@ -161,5 +161,5 @@ class Ownership:
             raise self.unavailable("the partition is being read")
 
     def unavailable(self, reason: str) -> StoreUnavailableError:
-        """Return the error for a call, with the known reason why the partition does not serve, or else this reason."""
+        """Return the error for a call. It says why the partition does not serve, or `reason` if that is unknown."""
         return StoreUnavailableError(self._cluster.name, self.why or reason)

@@ -244,7 +244,7 @@ class Partition:
             return True
         else:
             why = "its end was not reached for half of delete.retention.ms, so tombstones may be gone"
-            log.error("%s: read again from its start: %s", self.index.name, why)
+            log.error("%s: the partition is read again from its start: %s", self.index.name, why)
         self._sessions.end(InDoubtError("the partition is read again from its start"))
         self._progress.begin_again(now_s)
         self._checkpoints.forget_read()

@@ -11,7 +11,7 @@ __all__ = ["ReadProgress"]
 
 
 class ReadProgress:
-    """The index of a partition. All parts of the partition get the index from here, because it may be replaced.
+    """The index of a partition. All parts of the partition get the index from here: another index may replace it.
 
     Args:
         index: The first index, which has read nothing.

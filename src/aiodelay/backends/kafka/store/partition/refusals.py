@@ -43,7 +43,7 @@ class Refusals:
     # --- which topic has refused --------------------------------------------------------------------------
 
     def note_topics(self, error: AbortedError, outgoing: Sequence[Outgoing]) -> bool:
-        """Note the topics that refuse all records now; say whether there are any. Then no single record is at fault."""
+        """Note the topics that refuse all records now. If there are any, return True: no single record is at fault."""
         failed = [(outgoing[each.indices[0]].topic, each.error) for each in error.written if each.error is not None]
         refused: dict[str, str] = {}
         for topic, why in failed:

@@ -1,4 +1,4 @@
-"""`SessionRunner`: runs the sessions of a partition, one after the other. Each begins with a barrier record."""
+"""`SessionRunner`: runs the sessions of a partition, one after the other. Each session begins with a barrier record."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Shared(NamedTuple):
         schedules: The schedules topics of the store.
         targets: Knows which topics take messages.
         clock: The clock of the store.
-        claims: Gives each claim its number, the token.
+        claims: Gives the numbers that make the tokens of claims differ.
         workers: The dispatching roles that this process has opened.
         pace: Limits how fast long overdue messages leave.
         history: The history topic, for the entries of the journal; "" = none.

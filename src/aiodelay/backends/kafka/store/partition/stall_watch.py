@@ -39,5 +39,5 @@ class StallWatch:
         elif offset is not None and now_s - self._since_s > OPEN_S and not self.is_stalled:
             self.is_stalled = True
             self._ownership.why = f"a transaction is open at offset {offset}, and nothing after it can be read"
-            hint = "kafka-transactions.sh shows which producer has opened it"
+            hint = "kafka-transactions.sh shows which producer has opened the transaction"
             log.warning("%s: %s (%s)", self._ownership.name, self._ownership.why, hint)

@@ -1,6 +1,6 @@
-"""`UnreadChanges`: committed changes that this process has not read back. The writer adds them, and reading ends them.
+"""`UnreadChanges`: committed changes that this process has not read back. The writer adds changes to them.
 
-A change counts only when the index has read past its records, because a user may have written other records before.
+A change counts only when the index has read past its records. Before them, there may be a user's record.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .read_progress import ReadProgress
 __all__ = ["UnreadChanges"]
 
 MANY_OWN = 100
-"""From this many changes on, the index takes them in unread. The reader then drops the records it has fetched."""
+"""From this many changes on, the index takes changes in unread. The reader then drops the records it has fetched."""
 
 
 class UnreadChanges:

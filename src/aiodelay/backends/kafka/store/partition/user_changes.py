@@ -20,7 +20,7 @@ from .unread_changes import UnreadChanges
 __all__ = ["MOST_OVERTAKEN", "UserChanges"]
 
 QUESTION_S, MOST_QUESTIONS = 0.02, 3
-"""The greatest age of the broker's answer when the writer commits. If it is older, the writer asks again, so often."""
+"""The greatest age of the broker's answer at the commit, and how often the writer asks until the answer is as new."""
 MOST_OVERTAKEN = 3
 """Most transactions in a row that the writer aborts because users have changed messages in them."""
 
@@ -39,7 +39,7 @@ class UserChanges:
         self._overtaken = 0
 
     async def last_offset(self, transactions: Transactions, batch: Batch, offsets: Sequence[int]) -> int | None:
-        """Return the offset of users' last change to any message that the open transaction moves, or None if none.
+        """Return the offset of users' last change to the messages that the open transaction moves; None = no change.
 
         The broker may accept a user's change after it has answered this question. Such a change does not stop the move.
         """
