@@ -153,7 +153,7 @@ _TEXT_TO_LATE = {text: action for action, text in _LATE.items()}
 
 
 _HISTORY_MOST = {"at_ms": LAST_MS, "revision": (1 << 63) - 1, "due_ms": _MOST_MS, "attempt": (1 << 31) - 1}
-"""The largest numbers in a journal entry, by name; the smallest is 0. A larger time could not be shown as a date."""
+"""The largest numbers in a journal entry, by name. The smallest is 0. A larger time could not be shown as a date."""
 
 
 class Read(NamedTuple):
@@ -501,7 +501,7 @@ def encode_mark(mark: Watermark) -> Wire:
 
 
 def mark_of(value: bytes | None) -> Watermark:
-    """Return the watermark in a record; an empty watermark if it cannot be read."""
+    """Return the watermark in a record, or an empty watermark if the record cannot be read."""
     try:
         return msgspec.json.decode(value or b"", type=Watermark)
     except _NOT_JSON:
@@ -661,7 +661,7 @@ class Glance(NamedTuple):
         kind: A message, the end of a message, one of aiodelay's own kinds, or a record that cannot be read.
         place_ms: The time of the next attempt of a message.
         read_to: The offset up to which the writer of an owner's record had read; None = a user's record.
-        problem: Why the record cannot be read.
+        problem: The reason why the record cannot be read; "" = it can be read.
         lane: The lane of a message that may be decoded later. "" = the record must be decoded at once, as for a series.
     """
 
@@ -921,7 +921,7 @@ def _op(found: Mapping[str, bytes | None]) -> bytes:
 
 
 def op_of(headers: Headers) -> bytes:
-    """Return the op of the command that made a record; `NO_OP` if it cannot be read."""
+    """Return the op of the command that made a record, or `NO_OP` if the op cannot be read."""
     try:
         return _op(dict(headers))
     except RecordFormatError:

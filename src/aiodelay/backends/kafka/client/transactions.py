@@ -68,7 +68,7 @@ class Transactions(Producer):
         self._is_lost = self.is_spent = True
 
     async def begin(self, records: Sequence[Outgoing]) -> list[int]:
-        """Write records in a transaction; return their offsets, before anybody can read the records.
+        """Write records in a transaction, and return their offsets. Nobody can read the records yet.
 
         The caller must not be cancelled (K3).
 

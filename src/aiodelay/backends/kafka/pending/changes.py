@@ -150,7 +150,7 @@ class ChangeLog:
 
     Args:
         table: The messages.
-        state: How far the partition was read.
+        state: The records that were read from the partition.
         name: The topic and partition, for logs.
         keeps_history: Whether to note the events of messages for the history topic.
         notes: Journal entries that wait to be written.

@@ -56,7 +56,7 @@ class Checkpoint(Struct):
         answers: For each answer: op, answer, revision, due time, and until when to remember the answer, as in `Memory`.
         versions: By id of an ended message: its version, and the time until which to remember it.
         witness: The last record that was read.
-        whole_ms: When reading last reached the end of the partition, in epoch ms.
+        whole_ms: The time at which reading last reached the end of the partition, in epoch ms.
     """
 
     offsets: list[int]
@@ -89,7 +89,7 @@ def checkpoint_of(
         placement: The partition.
         witness: The last record that was read.
         now: Epoch ms.
-        whole_ms: When reading last reached the end of the partition, in epoch ms.
+        whole_ms: The time at which reading last reached the end of the partition, in epoch ms.
     """
     standings, answers = state.standings, table.answers
     offsets = [standing.seen.offset for standing in standings.values()]

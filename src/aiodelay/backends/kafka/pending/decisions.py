@@ -47,7 +47,7 @@ class Decisions:
     # --- commands and settlements -------------------------------------------------------------------------
 
     def command(self, command: Command) -> tuple[Outcome, Change | None]:
-        """Decide a command; return the change to write, if any."""
+        """Decide a command, and return the change to write, if any."""
         now, entry = self._clock.now_ms(), self._table.find(command.id)
         known = known_answer(self._table.answers, command, entry, now)
         if known is not None:
@@ -83,7 +83,7 @@ class Decisions:
         keep_answer(self._table.answers, command, outcome, self._clock.now_ms())
 
     def settle(self, settlement: Settlement) -> tuple[SettleOutcome, Change | None]:
-        """Decide a settlement; return the change to write, if any."""
+        """Decide a settlement, and return the change to write, if any."""
         entry = self._table.find(settlement.id)
         if self._log.holds_back(records.key_of(settlement.id), entry):  # the same settlement is being written
             was_replaced = self._table.superseded.end(settlement.id, settlement.revision, settlement.token)

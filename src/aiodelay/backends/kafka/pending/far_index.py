@@ -32,7 +32,7 @@ log: logging.Logger = logging.getLogger("aiodelay.kafka")
 FORMAT = 1
 """Format of the file (`PRAGMA user_version`). A file of another format is replaced by an empty one."""
 BUSY_S = 5.0
-"""How long to wait for a file that another process, or an earlier owner in this one, has not closed yet."""
+"""Longest wait for a file that another process, or an earlier owner in this process, has not closed yet."""
 _BATCH = 4_000
 _SLICE = 8_192
 _EPOCH_S = 1_735_689_600  # 2025-01-01, so that due times fit into 4 bytes until 2093
@@ -81,14 +81,14 @@ class FarIndex:
 
     Args:
         path: The file, which no other process can open meanwhile; "" = in memory.
-        wait_s: How long to wait until another process has closed the file.
+        wait_s: Longest wait until another process has closed the file.
 
     Raises:
         sqlite3.Error: The file cannot be used.
     """
 
     problem: str = ""
-    """Why the file cannot be used any more; "" = no problem. After a problem, every call fails."""
+    """The reason why the file cannot be used any more; "" = no problem. After a problem, every call fails."""
 
     def __init__(self, path: str = "", *, wait_s: float = 0) -> None:
         if path:
@@ -203,7 +203,7 @@ class FarIndex:
             self._run(statement)
 
     def load(self) -> bytes:
-        """Restore the rows that were committed last; return their state, or b"" if nothing was committed.
+        """Restore the rows that were committed last, and return their state, or b"" if nothing was committed.
 
         Raises:
             sqlite3.Error: The file cannot be read.
@@ -316,7 +316,7 @@ _FILE = (
 
 
 def open_far(path: str) -> tuple[FarIndex, bytes]:
-    """Open a file; return its index, and the state that was committed with it.
+    """Open a file. Return its index, and the state that was committed with the index.
 
     A file that is damaged, or has another format, is replaced by an empty one. If that fails, the index is in memory.
     """

@@ -220,7 +220,7 @@ class KafkaTransfer:
         return taking
 
     async def _moved(self, partition: Partition, changes: list[Change], taking: _Taking, told: _Told) -> int:
-        """Move the messages taken from a partition, and take more meanwhile; return the number of moved messages."""
+        """Move the messages taken from a partition, and take more meanwhile. Return the number of moved messages."""
         under_way, moved = deque([changes]), 0
         while under_way:
             await asyncio.sleep(0)  # lets the writer begin with the messages taken so far

@@ -75,7 +75,7 @@ class Group:
     """
 
     problem: StoreMismatchError | None = None
-    """Set when another process has joined under this member's `instance`, so that this member has left for good."""
+    """The error after another process has joined under this member's `instance`: this member has left for good."""
 
     def __init__(
         self,
@@ -102,7 +102,10 @@ class Group:
 
     @property
     def silence(self) -> str:
-        """Why this member may have lost its partitions; "" if a heartbeat was acknowledged within the session time."""
+        """The reason why this member may have lost its partitions.
+
+        It is "" if a heartbeat was acknowledged within the session time.
+        """
         if asyncio.get_running_loop().time() - self._heard_s <= SESSION_MS / 1000:
             return ""
         return f"the group has acknowledged no heartbeat for {SESSION_MS / 1000:g} s"

@@ -206,7 +206,7 @@ class Intake:
         return position
 
     async def _committed(self) -> int | None:
-        """Return the offset that another system's group has committed; None if it has committed no offset."""
+        """Return the offset that another system's group has committed, or None if the group has committed no offset."""
         if not self._begin_after:
             return None
         consumer = plain_consumer_of(self._cluster, group_id=self._begin_after)

@@ -37,7 +37,7 @@ WAIT_MS = 200
 MOST_RECORDS = 5_000
 FETCH_BYTES = 4 << 20
 STALL_S = 20.0
-"""How long another producer's open transaction may delay reading. Kafka aborts a transaction of aiodelay after 15 s."""
+"""Longest delay of reading by another producer's transaction. Kafka aborts a transaction of aiodelay after 15 s."""
 
 
 class PassedError(Exception):
@@ -111,7 +111,7 @@ class Positions:
         return session.position
 
     async def store(self, outgoing: Sequence[Outgoing], source: SourcePosition) -> list[int]:
-        """Write records and a source's position in one transaction; return the records' offsets.
+        """Write records and a source's position in one transaction, and return the records' offsets.
 
         The caller must not be cancelled.
 

@@ -43,7 +43,7 @@ _REFUSALS = (TopicAuthorizationFailedError, InvalidTopicError, InvalidProducerId
 
 
 class _Blocked(Struct):
-    """Why a topic takes nothing, how often in a row a check has found this, and when to check the topic again."""
+    """The reason why a topic takes nothing, the number of checks in a row that found this, and the time of the next."""
 
     reason: str
     times: int
@@ -87,7 +87,7 @@ class Targets:
 
     @property
     def next_ms(self) -> int | None:
-        """When to check the next blocked topic again, or None if no topic is blocked."""
+        """The time at which to check the next blocked topic again, or None if no topic is blocked."""
         return min((each.until_ms for each in self.blocked.values()), default=None)
 
     def over(self) -> list[str]:

@@ -61,7 +61,7 @@ class Assignment:
         self.lost: dict[str, StoreMismatchError] = {}
         """The topics that were deleted."""
         self.too_new: StoreTooNewError | None = None
-        """Set when a feature is in use that this version does not know."""
+        """The error if a feature is in use that this version does not know."""
         self.watch = self._new_watch()
         self.told_restored: Callable[[float], None] | None = None
         self._running: dict[object, asyncio.Task[None]] = {}
@@ -224,7 +224,7 @@ class Assignment:
         await self.watch.until_same(place)
 
     def _silence(self, topic: str) -> str:
-        """Return why the group may have given a topic's partitions away; "" if it has not, or if there is no group."""
+        """Return why the group may have given a topic's partitions away; "" = it has not, or there is no group."""
         group = self.groups.get(topic)
         return "" if group is None else group.silence
 

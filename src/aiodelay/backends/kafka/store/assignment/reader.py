@@ -32,7 +32,7 @@ class Reader:
     """
 
     why: str = ""
-    """Why nothing can be read; "" while reading works."""
+    """The reason why nothing can be read; "" while reading works."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

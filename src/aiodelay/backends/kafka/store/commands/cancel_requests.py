@@ -44,7 +44,7 @@ class _Question(Struct, gc=False):
 async def ask_to_cancel(
     cluster: Cluster, writer: Writer, cancels: Mapping[Cancel, Collection[TopicPartition]]
 ) -> list[Outcome]:
-    """Have the owners of partitions cancel messages; return the outcomes, in order.
+    """Have the owners of partitions cancel messages, and return the outcomes, in order.
 
     The outcome is `Unknown` if an owner does not answer in time, or runs an earlier version. The owner may still cancel
     the message later.

@@ -72,7 +72,7 @@ class Intakes:
             raise StoreUnavailableError(self._name, reason_of(error)) from error
 
     async def _begin(self, source: str) -> IntakeSession | Exception:
-        """Begin to read a source; return the session, or the error. Never raises."""
+        """Begin to read a source, and return the session, or the error. Never raises."""
         try:
             return await self._positions.begin(source)
         except Exception as error:  # noqa: BLE001 - `position` raises it to its caller
@@ -91,7 +91,7 @@ class Intakes:
     async def _store(
         self, outgoing: Sequence[Outgoing], answers: Sequence[Stored], source: SourcePosition
     ) -> Sequence[Outcome]:
-        """Write records and a position; return an outcome for each command. Never raises."""
+        """Write records and a position, and return an outcome for each command. Never raises."""
         outcome: Outcome
         try:
             if refusal := self._assignment.fullness():

@@ -86,7 +86,7 @@ class UserWrites:
             raise StoreUnavailableError(self._name, reason_of(error)) from error
 
     async def refusal(self) -> str:
-        """Return why nothing may be written, if the topic has changed; "" if it has not.
+        """Return the reason why nothing may be written to a topic that has changed; "" = the topic has not changed.
 
         Raises:
             KafkaError, TimeoutError, OSError: The cluster does not answer.

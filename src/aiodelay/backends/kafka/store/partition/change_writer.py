@@ -86,7 +86,7 @@ class ChangeWriter:
     # --- one transaction ----------------------------------------------------------------------------------
 
     async def write(self, transactions: Transactions) -> None:
-        """Write the waiting changes, in the order in which they were decided; wait if there are none.
+        """Write the waiting changes, in the order in which they were decided. Wait if there are none.
 
         Raises:
             StoreMismatchError: The partition serves nothing more.

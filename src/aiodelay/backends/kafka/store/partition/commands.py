@@ -84,7 +84,7 @@ class OwnerCommands:
         return claimed
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
-        """Settle claims; return when the settlements were read back.
+        """Settle claims. Return the outcomes once the settlements were read back.
 
         Raises:
             StoreUnavailableError: The session has ended, or reading takes too long. Some claims may be settled.
@@ -214,7 +214,7 @@ class OwnerCommands:
         return outcome if change.counted else Refused("exists")
 
     async def purge(self, key: DeadKey) -> bool:
-        """Delete a dead letter; say whether there was one.
+        """Delete a dead letter. Return False if there is no such dead letter.
 
         Raises:
             StoreUnavailableError: The session has ended.

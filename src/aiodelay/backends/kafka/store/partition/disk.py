@@ -64,7 +64,7 @@ class Disk:
         return index.emptied(far.emptied()), None
 
     async def _checked(self, state: bytes) -> tuple[Checkpoint | None, str]:
-        """Return the checkpoint, if it may be used; otherwise None and the reason."""
+        """Return the checkpoint if it may be used. Otherwise return None and the reason."""
         try:
             checkpoint = msgspec.msgpack.decode(state, type=Checkpoint)
         except msgspec.DecodeError as error:

@@ -69,7 +69,7 @@ class Horizon:
         return bool(index.state.far) and index.state.edge_ms <= self._clock.now_ms()
 
     async def follow(self) -> bool:
-        """Bring messages near that are now within the horizon, earliest first; say whether there were any.
+        """Bring messages near that are now within the horizon, earliest first. Return False if there were none.
 
         Do nothing until a quarter of the horizon has passed since the last time.
 

@@ -72,7 +72,7 @@ class Moves:
         return Outgoing(envelope.address, *wire)
 
     async def finish(self, changes: Sequence[Change]) -> int:
-        """Wait until decided moves were read back, at most `STALL_S`; return the number of moved messages."""
+        """Wait until decided moves were read back, at most `STALL_S`, and return the number of moved messages."""
         n, refused = 0, list[Change]()
         with suppress(TimeoutError):
             async with asyncio.timeout(STALL_S):

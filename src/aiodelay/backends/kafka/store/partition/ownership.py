@@ -43,7 +43,7 @@ class Ownership:
         self._cluster, self._progress, self._silence, self._to_write = cluster, progress, silence, to_write
         self.session = Session()
         self.why = ""
-        """Why the partition does not serve; "" if no reason is known."""
+        """The reason why the partition does not serve; "" if no reason is known."""
         self.problem: StoreMismatchError | None = None
         """The error that stops the partition until the process starts again."""
         self.is_given_up = False

@@ -141,7 +141,7 @@ class Partition:
 
     @property
     def why(self) -> str:
-        """Why the partition does not serve; "" if no reason is known."""
+        """The reason why the partition does not serve; "" if no reason is known."""
         return self._ownership.why
 
     @property
@@ -160,7 +160,7 @@ class Partition:
         await self._writer.finish()
 
     def give_up(self) -> None:
-        """Give the partition up; the caller cancels `run`."""
+        """Give the partition up. The caller must then cancel `run`."""
         self._sessions.end(FencedError())
         self.close()
         self._ownership.give_up()

@@ -24,7 +24,7 @@ class ReadProgress:
     def __init__(self, index: PendingIndex, *, patience_s: float) -> None:
         self.index = index
         self.whole_s: float | None = None
-        """When reading last reached the end of the partition, in the time of the event loop; None = never."""
+        """The time at which reading last reached the end of the partition, in the event loop; None = never."""
         self.was_read = WakeUp()
         """Wakes the one task of the partition that waits for reading."""
         self._patience_s = patience_s

@@ -49,7 +49,7 @@ class Shared(NamedTuple):
         workers: The dispatching roles that this process has opened.
         pace: Limits how fast long overdue messages leave.
         history: The history topic, for the entries of the journal; "" = none.
-        horizon_ms: How far ahead the index keeps whole messages in memory.
+        horizon_ms: The time ahead within which the index keeps whole messages in memory.
         guard: Raises an error for a destination that messages of other programs may not have; None = all are allowed.
     """
 
