@@ -1,4 +1,7 @@
-"""`Transactions`: a producer that commits each batch whole or not at all. A doubtful outcome ends the producer."""
+"""`Transactions`: a producer that commits each batch whole or not at all.
+
+If the outcome of a batch is in doubt, the producer is spent (see `producer.py`).
+"""
 
 from __future__ import annotations
 

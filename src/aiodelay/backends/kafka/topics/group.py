@@ -75,7 +75,7 @@ class Group:
     """
 
     problem: StoreMismatchError | None = None
-    """The error after another process has joined under this member's `instance`: this member has left for good."""
+    """The error if another process has joined under this member's `instance`. This member has then left for good."""
 
     def __init__(
         self,

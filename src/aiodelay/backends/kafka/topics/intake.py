@@ -64,7 +64,10 @@ MOST_REASON = 500
 CHECK_S = 30.0
 """While no record comes, the intake checks at this interval whether the topic was created again."""
 CUT_OFF_S = 10.0
-"""A partition counts as cut off if it ends before its position for this long: a new leader may not know its end yet."""
+"""A partition counts as cut off if it ends before the stored position for this long.
+
+Within this time, a new leader may not know the end of the partition yet.
+"""
 
 
 class _OvertakenError(Exception):

@@ -61,7 +61,7 @@ class Assignment:
         self.lost: dict[str, StoreMismatchError] = {}
         """The topics that were deleted."""
         self.too_new: StoreTooNewError | None = None
-        """The error if a feature is in use that this version does not know."""
+        """The error if a feature is in use that this version does not know; None = all are known."""
         self.watch = self._new_watch()
         self.told_restored: Callable[[float], None] | None = None
         self._running: dict[object, asyncio.Task[None]] = {}

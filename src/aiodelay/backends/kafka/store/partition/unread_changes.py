@@ -1,4 +1,4 @@
-"""`UnreadChanges`: committed changes that this process has not read back. The writer adds changes to them.
+"""`UnreadChanges`: the committed changes that this process has not read back. `ChangeWriter` adds them.
 
 A change counts only when the index has read past its records. Before them, there may be a user's record.
 """
