@@ -449,7 +449,11 @@ class OutcomeUnknownError(StoreError):
 
     def __str__(self) -> str:
         can_repeat = self._again is not None
-        advice = "await error.retry() within 30 s to find out, safely" if can_repeat else "read the message to find out"
+        advice = (
+            "await error.retry() within 25 s of the call to find out, safely"
+            if can_repeat
+            else "read the message to find out"
+        )
         return f"whether message {self.message_id!r} was {self.action} is unknown: {self.reason}; {advice}"
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -462,7 +466,7 @@ class OutcomeUnknownError(StoreError):
             What the first call would have returned.
 
         Raises:
-            OutcomeUnknownError: The outcome is unknown again, or it is too late: the store remembers an op for 30 s.
+            OutcomeUnknownError: The outcome is unknown again, or the call began more than 25 s ago.
         """
         if self._again is None:
             raise OutcomeUnknownError(

@@ -209,7 +209,7 @@ async def test_copied_outcome_cannot_send_again() -> None:
         return "sent"
 
     error = errors.OutcomeUnknownError("a", "no answer", again)
-    assert str(error).endswith("unknown: no answer; await error.retry() within 30 s to find out, safely")
+    assert str(error).endswith("unknown: no answer; await error.retry() within 25 s of the call to find out, safely")
     assert await error.retry() == "sent"
     with pytest.raises(errors.OutcomeUnknownError, match="this error is a copy, and a copy cannot repeat the call"):
         await pickle.loads(pickle.dumps(error)).retry()
