@@ -1,6 +1,6 @@
-"""`ListConsumer`: takes elements from a list under a lease, for the sources of lists, topics and logs.
+"""`ListConsumer`: takes elements from a list under a lease. The sources of lists, topics and logs use it.
 
-Each process has its own part of the taken elements. When its lease ends, the elements return to the list.
+Each process that takes elements has one lease. If the lease lapses, the elements of this process return to the list.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Store: TypeAlias = tuple[Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored
 
 
 class Taken(Struct, gc=False):
-    """An element that this process has taken, and has neither settled nor lost."""
+    """An element that this process has taken, and that it has neither settled nor lost."""
 
     number: int
     record: Record
@@ -72,24 +72,24 @@ class Taken(Struct, gc=False):
 class ListConsumer:
     """Takes elements from one list for one process.
 
-    The elements get numbers in the order of taking. If a claim fails, its repetition sends the same first number, and
-    the server returns the same elements. Tokens and times are on the scheduler's clock. The list's server receives
-    only durations.
+    The elements get numbers in the order in which the process takes them. If a claim fails, the next claim sends the
+    same first number again, and the server returns the same elements. Tokens and times use the scheduler's clock. The
+    server of the list receives only durations.
 
     Args:
         client: The client of the list's server.
         name: The name of the list in error messages.
         keys: The keys of the scripts `take`, `drop` and `keep`. The first key is the list.
-        consumer: The name of this process among the consumers of the list.
-        store: The functions of the scheduler's store, which takes dead letters and retries.
+        consumer: The name of this process among the processes that take from the list.
+        store: Two functions of the scheduler's store, which receives dead letters and retries.
     """
 
     _scripts: Mapping[str, str] = {}
     """The names of the scripts to run instead of `take`, `drop` and `again`, if a subclass has its own."""
     _advice = ""
-    """The end of the error text for an element that another program has pushed."""
+    """The end of the error text about an element that another program has pushed."""
     _server_ms: Arg = ""
-    """The time that the scripts use as now; "" = the server's time."""
+    """The time in epoch ms that the scripts use instead of the server's time; "" = they use the server's time."""
 
     def __init__(self, client: Client, name: str, keys: Sequence[str], consumer: str, *, store: Store) -> None:
         self._client, self._name, self._keys, self._consumer = client, name, keys, consumer
@@ -116,7 +116,7 @@ class ListConsumer:
     # --- claims -------------------------------------------------------------------------------------------
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
-        """Take elements for the handler of one lane. Elements that no handler can take become dead letters at once."""
+        """Claim elements for the handler of one lane. An element that no handler can take becomes a dead letter."""
         ((lane, wanted),) = demand.items()
         self._lease_ms, asked_ms = lease_ms, self._now_ms()
         arguments = (self._next, wanted.messages, wanted.max_bytes, lease_ms, int(self._shall_repeat))
@@ -131,7 +131,7 @@ class ListConsumer:
         taken: dict[_Key, Taken] = {}
         ended: dict[int, PutBack | None] = {}
         for number, element in enumerate(elements, self._next):
-            if element is None:  # An earlier attempt of this claim has ended the element.
+            if element is None:  # An earlier call of this claim has ended the element.
                 continue
             judged = self._judged(element, lane, now_ms)
             if isinstance(judged, Element):
@@ -151,15 +151,15 @@ class ListConsumer:
         self._taken.update(taken)
         self._untold = 0 if claims else self._untold
         self._shall_listen = not claims and not self._is_withheld
-        if claims:  # The list may hold more elements: claim again now. The listener waits only for an empty list.
+        if claims:  # The list may hold more elements, so claim again now. The listener waits only for an empty list.
             return Claimed(claims, now_ms, now_ms)
         return Claimed(claims, now_ms, now_ms + int(float(ends)) - server_ms if ends else None)
 
     def _note(self, why: bytes, missed: int) -> None:
-        """Handle the reason why nothing can be taken, and the number of messages that were dropped unread."""
+        """Record why nothing can be taken, and how many messages were dropped unread. This class ignores both."""
 
     def _judged(self, element: bytes, lane: Lane, now_ms: int) -> Element | PutBack | None:
-        """Return the element if a handler can take it. Otherwise return its dead letter, or None to drop it."""
+        """Return the element if a handler can take it, else its dead letter, or None to drop the element."""
         try:
             found = decode_element(element, lane=lane)
         except ForeignElementError as error:
@@ -182,9 +182,9 @@ class ListConsumer:
         await self._run("drop", len(ended), *ended)
 
     async def _give_back_strays(self, just_taken: range) -> None:
-        """Return elements to the list that only the server counts as held by this process.
+        """Return elements to the list that the server counts as taken by this process, but that this process does not know.
 
-        This happens after a failover: the new server does not know that this process has ended them.
+        Such elements exist after a failover, if the new server does not know that this process has ended them.
         """
         known = {*just_taken, *(taken.number for taken in self._taken.values())}
         try:
@@ -196,7 +196,10 @@ class ListConsumer:
     # --- settling -----------------------------------------------------------------------------------------
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
-        """End claims. Messages that go back to the store are stored first, then all elements leave the list."""
+        """End claims.
+
+        Store retries and dead letters in the scheduler's store first, then remove all elements from the list.
+        """
         found = [self._taken.get(_key(settlement)) for settlement in settlements]
         leaving: list[tuple[Again | Dead, Taken]] = []
         over: list[int] = []
@@ -227,7 +230,10 @@ class ListConsumer:
         ]
 
     async def _leave(self, pairs: Sequence[tuple[Again | Dead, Taken]]) -> tuple[list[int], set[int]]:
-        """Put messages into the store. Return the numbers of the elements to drop, and of elements already dropped."""
+        """Store retries and dead letters.
+
+        Return the numbers of the elements to drop, and of elements already dropped.
+        """
         if not pairs:
             return [], set()
         numbers = [taken.number for _, taken in pairs]
@@ -238,11 +244,14 @@ class ListConsumer:
         return [taken.number for _, taken in kept], set()
 
     def _kept(self, message: PutBack) -> PutBack:
-        """Return the message to store. Subclasses change it."""
+        """Return the message to store. A subclass may change the message."""
         return message
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        """Renew the lease of all elements that this process has taken."""
+        """Renew the lease of this process, which covers all elements that it has taken.
+
+        Return one outcome for each renewal.
+        """
         found = [self._taken.get(_key(renewal)) for renewal in renewals]
         held = [each for each in found if each is not None]
         lease_ms = max(token_deadline_ms(renewal.to) for renewal in renewals) - self._now_ms()
@@ -264,7 +273,7 @@ class ListConsumer:
         return outcomes
 
     def beat(self, ids: Collection[str]) -> None:
-        """Record that this process is alive and holds its suspects. Call it from a thread without an event loop."""
+        """Record that this process is alive and holds its suspects. The caller is a thread without an event loop."""
         asyncio.run(self._beat())
 
     async def _beat(self) -> None:
@@ -277,7 +286,7 @@ class ListConsumer:
     # --- waiting ------------------------------------------------------------------------------------------
 
     async def wait(self, *, until_ms: int | None) -> None:
-        """Return when there may be elements to take: new elements, or elements of a consumer whose lease has ended."""
+        """Wait until there may be elements to take: new elements, or elements of a process whose lease has lapsed."""
         if self._shall_listen:
             self._ask()
         seconds = LONGEST_WAIT_S
@@ -304,7 +313,7 @@ def _key(asked: Settlement | Renewal) -> _Key:
 
 
 def _unreadable(element: bytes, lane: Lane, now_ms: int, problem: str) -> PutBack:
-    """Return the dead letter of an unreadable element. Equal bytes give the same id."""
+    """Return the dead letter of an unreadable element. Elements with equal bytes get the same id."""
     name = hashlib.sha256(element).hexdigest()[:32]
     log.warning("an element for %s cannot be read: %s; it is kept as dead letter %s", lane, problem, name)
     record = Record(Envelope(name, lane, payload=element), 0, now_ms, NO_OP, last_error=f"cannot be read: {problem}")

@@ -1,4 +1,4 @@
-"""`LogTopics`: reads and trims logs, and registers, moves and lists their consumers."""
+"""`LogTopics`: reads and trims logs, and registers, moves and lists the consumers of logs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LogKeys:
         self.consumers: str = f"{self.entries}:consumers"
 
     def of(self, consumer: str) -> ConsumerKeys:
-        """Return the keys of one consumer."""
+        """Return the keys of one consumer of the log."""
         return ConsumerKeys(f"{self.entries}@{consumer}:")
 
 
@@ -42,16 +42,16 @@ class LogConsumer(Struct, frozen=True):
 
     Attributes:
         name: The name of the consumer.
-        ordered: True if the consumer keeps order: one message in flight at a time.
-        seen_ms: When the consumer last committed, or last asked for messages (exact to 10 s), epoch ms; None = never.
-        since_ms: When the consumer was registered, epoch ms.
-        missed: The number of messages that were dropped before the consumer took them, since its registration.
-        waiting: The number of messages that the consumer has not taken: its lag.
-        in_flight: The number of messages that its instances have taken and not settled. Only the first 32 instances
-            count.
+        ordered: True if the consumer keeps order: at most one of its messages is in flight.
+        seen_ms: The epoch ms at which the consumer last committed or asked for messages, to within 10 s; None = never.
+        since_ms: The epoch ms at which the consumer was registered.
+        missed: The number of messages since the registration that were dropped before the consumer took them.
+        waiting: The lag: the number of messages that the consumer has not taken yet.
+        in_flight: The number of messages that the consumer's instances have taken and not settled. Only the first 32
+            instances count.
         retrying: The number of messages that wait for another attempt.
-        memory: Bytes of the consumer's own keys.
-        cursor: The last index up to which every message has ended or waits for another attempt.
+        memory: The bytes of the consumer's own keys.
+        cursor: An index. Every message up to this index has ended or waits for another attempt.
     """
 
     name: str
@@ -71,10 +71,10 @@ class LogTopic(Struct, frozen=True):
 
     Attributes:
         name: The name of the log.
-        first: The index of the oldest entry; last + 1 if the log is empty.
-        last: The index of the entry that was appended last; 0 = none.
+        first: The index of the oldest entry. If the log is empty, `last` + 1.
+        last: The index of the newest entry that was ever appended. 0 if no entry was appended.
         consumers: The number of registered consumers.
-        memory: Bytes of the entries, as the server estimates.
+        memory: The bytes of all entries, as the server estimates them.
     """
 
     name: str
@@ -85,7 +85,7 @@ class LogTopic(Struct, frozen=True):
 
 
 async def register(client: Client, keys: LogKeys, consumer: str, *, start: LogStart, ordered: bool) -> bool:
-    """Register a consumer with a log. Return True if it is new.
+    """Register a consumer with a log. Return True if the consumer was not registered before.
 
     Raises:
         ConfigurationError: The log already has the largest number of consumers.
@@ -96,12 +96,12 @@ async def register(client: Client, keys: LogKeys, consumer: str, *, start: LogSt
     if answer in (b"new", b"known"):
         return bool(answer == b"new")
     if answer == b"full":
-        raise ConfigurationError("consumers of a log", f"one more: {shortened(consumer)}", "2,000")
+        raise ConfigurationError("the number of consumers of the log", f"2,001 with {shortened(consumer)}", "2,000")
     raise Fault("unavailable", answer.decode("utf-8", "backslashreplace"))
 
 
 async def index_of(client: Client, keys: LogKeys, start: LogStart) -> Arg:
-    """Return a start in the form for scripts: `oldest`, `now` or an index. Find the index for a time.
+    """Return the start as an argument for scripts: `oldest`, `now` or an index. Replace a time by an index.
 
     Raises:
         Fault: The server did not answer.
@@ -128,7 +128,7 @@ class LogTopics(TopicEnd):
 
     Args:
         server: A URL in the form of a Redis store's URL.
-        namespace: Separates the logs of several applications, as the namespace of a store does.
+        namespace: The namespace of the logs. It separates the logs of applications, as a store's namespace does.
     """
 
     def __init__(self, server: str | Options, *, namespace: str = DEFAULT_NAMESPACE) -> None:
@@ -143,17 +143,18 @@ class LogTopics(TopicEnd):
     async def read(
         self, topic: str, *, start: LogStart = "oldest", consumer: str | None = None
     ) -> AsyncGenerator[LogEntry, None]:
-        """Yield the entries in order, up to the last entry that exists when the reader reaches the end.
+        """Yield the entries in order. End after the last entry that exists when the reader reaches it.
 
-        Reading removes nothing. Indexes are consecutive, so a gap shows how many entries were dropped meanwhile.
+        The call removes no entries. Indexes are consecutive, so a gap shows how many entries were dropped meanwhile.
 
         Args:
-            topic: 1 to 100 letters, digits and `.`, `_`, `-`, `/`.
-            start: Where to begin.
-            consumer: If this consumer is registered, begin at its next entry instead. `commit` moves the consumer.
+            topic: The name of the log: 1 to 100 letters, digits and `.`, `_`, `-`, `/`.
+            start: The first entry to yield: the oldest entry, the next new entry, an index or a time.
+            consumer: The name of a consumer. If it is registered, the reader begins at its next entry, not at `start`.
+                The call does not move the consumer; `commit` does.
 
         Raises:
-            TargetError: A name or the start cannot be used.
+            TargetError: A name or the start is not allowed.
             RecordFormatError: An entry cannot be read.
             StoreUnavailableError: The server did not answer.
         """
@@ -184,20 +185,20 @@ class LogTopics(TopicEnd):
     async def trim(
         self, topic: str, *, max_messages: int = 0, max_age: Duration | None = None, drop_passed: bool = False
     ) -> int:
-        """Drop the oldest entries. A consumer that has not read them learns how many entries it missed.
+        """Drop the oldest entries. The log counts the dropped entries for each consumer that has not read them.
 
         Args:
             topic: A name, as for `read`.
-            max_messages: The most entries to keep; 0 = no limit.
-            max_age: Drop the entries that are older than this; None = no limit.
-            drop_passed: True: drop the entries before the cursors of all registered consumers.
+            max_messages: The largest number of entries to keep; 0 = no limit.
+            max_age: Entries older than this are dropped; None = no limit.
+            drop_passed: If True, entries before the cursors of all registered consumers are dropped.
 
         Returns:
-            The number of dropped indexes.
+            The number of indexes that were dropped.
 
         Raises:
-            TargetError: The name cannot be used.
-            ConfigurationError: A limit cannot be used.
+            TargetError: The name is not allowed.
+            ConfigurationError: A limit is not allowed.
             StoreUnavailableError: The server did not answer. A repetition is safe.
         """
         keys = self._log(topic)
@@ -215,17 +216,17 @@ class LogTopics(TopicEnd):
 
         Args:
             topic: A name, as for `read`.
-            consumer: A name by the same rule.
-            start: Where the consumer begins. Ignored if the consumer is already registered: `seek` moves it.
-            ordered: True: one message is in flight at a time, over all instances. This changes a registered consumer
-                too.
+            consumer: The name of the consumer, by the same rule as for the log.
+            start: The first entry for a new consumer. If the consumer is registered, use `seek` to move it.
+            ordered: If True, at most one message of the consumer is in flight, over all its instances. The value also
+                changes a consumer that is registered already.
 
         Returns:
-            True if the consumer is new.
+            True if the consumer was not registered before.
 
         Raises:
-            TargetError: A name or the start cannot be used.
-            ConfigurationError: The log has 2,000 consumers.
+            TargetError: A name or the start is not allowed.
+            ConfigurationError: The log already has 2,000 consumers.
             StoreUnavailableError: The server did not answer. A repetition is safe.
         """
         keys, name = self._log(topic), check_name(consumer, field="consumer")
@@ -235,38 +236,40 @@ class LogTopics(TopicEnd):
             raise StoreUnavailableError(self.options.name, fault.reason) from fault
 
     async def unregister(self, topic: str, consumer: str) -> bool:
-        """Remove a consumer, and its messages that wait for another attempt.
+        """Remove a consumer, and the consumer's messages that wait for another attempt.
 
         Returns:
             True if the consumer was registered.
 
         Raises:
-            TargetError: A name cannot be used.
+            TargetError: A name is not allowed.
             StoreUnavailableError: The server did not answer. A repetition is safe.
         """
         keys, name = self._log(topic), check_name(consumer, field="consumer")
         return bool(await self._run("unregister_log", [keys.entries, keys.logs], ["", name]) == b"gone")
 
     async def seek(self, topic: str, consumer: str, start: LogStart) -> int:
-        """Move a consumer to another index: back to replay entries, or forward to skip them.
+        """Move a consumer to another entry: back to replay entries, or forward to skip entries.
 
-        The move does not touch messages in flight, nor messages that wait for another attempt. So no message is lost.
-        After a move back, the consumer gets such messages twice.
+        Messages in flight, and messages that wait for another attempt, stay as they are. So no message is lost. After a
+        move back, the consumer may get such a message twice.
 
         Returns:
-            The index of the consumer's next entry. A start beyond the end gives the index after the last entry.
+            The index of the consumer's next entry. If the start is beyond the end, the index after the last entry.
 
         Raises:
-            TargetError: A name or the start cannot be used, or no consumer of that name is registered.
+            TargetError: A name or the start is not allowed, or no consumer with that name is registered.
             StoreUnavailableError: The server did not answer. A repetition is safe.
         """
         return await self._seek(topic, consumer, _checked_start(start), is_forward=False)
 
     async def commit(self, topic: str, consumer: str, index: int) -> None:
-        """Record that a consumer without a handler has processed all entries up to an index. Never move it back.
+        """Record that a consumer without a handler has processed all entries up to an index.
+
+        The cursor never moves back.
 
         Raises:
-            TargetError: A name or the index cannot be used, or no consumer of that name is registered.
+            TargetError: A name or the index is not allowed, or no consumer with that name is registered.
             StoreUnavailableError: The server did not answer. A repetition is safe.
         """
         await self._seek(topic, consumer, _checked_start(index + 1), is_forward=True)
@@ -283,10 +286,10 @@ class LogTopics(TopicEnd):
         return int(index)
 
     async def consumers(self, topic: str) -> Sequence[LogConsumer]:
-        """List the consumers of a log with their cursor and lag, in the order of their names.
+        """List the consumers of a log in the order of their names, with their cursors and their lag.
 
         Raises:
-            TargetError: The name cannot be used.
+            TargetError: The name is not allowed.
             StoreUnavailableError: The server did not answer.
         """
         keys = self._log(topic)

@@ -1,4 +1,4 @@
-"""`Inspection`: the methods of the store for operators. They list messages, pause lanes, and handle dead letters."""
+"""`Inspection`: the store's methods for operators. They list messages, pause lanes, and handle dead letters."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ log: logging.Logger = logging.getLogger("aiodelay.redis")
 AT_ONCE = 100
 """The largest number of records to read in one call."""
 LETTERS_AT_ONCE = 20
-"""The largest number of dead letters to fetch in one call, whatever their size."""
+"""The largest number of dead letters to fetch in one call."""
 REDRIVEN_AT_ONCE = 80
 REVISION_BYTES = size_of("LETTER_KEY")
 """The number of bytes of the revision at the end of a field name in `dead`."""
@@ -56,12 +56,12 @@ SPANS_AT_ONCE = 200
 
 
 class Inspection(Base):
-    """The store's methods for operators: `Inspectable`, `Pauses`, `DeadLetters` and `Journal`."""
+    """Implements `Inspectable`, `Pauses`, `DeadLetters` and `Journal` for the store."""
 
     # --- messages -----------------------------------------------------------------------------------------
 
     async def get(self, message_id: str) -> Snapshot | None:
-        """Return the pending message with this id, also while it is in flight; None if there is none."""
+        """Return the pending or in-flight message with this id, or None if no such message is stored."""
         try:
             member = member_of(message_id)
         except UnicodeEncodeError:  # No message can have this id.
@@ -89,9 +89,10 @@ class Inspection(Base):
     async def search(self, query: Query) -> Sequence[Snapshot]:
         """List messages in the order of (next attempt, id).
 
-        The method reads the order first and the messages after it. A message that ends in between is left out, and a
-        later message takes its place. A message that moves in between keeps the place at which it was found. So the
-        next page always begins after the last message of this page.
+        The method first reads the order of the messages, and then the messages themselves. If a message ends between
+        the two steps, the method leaves it out and takes a later message instead. If a message moves between the two
+        steps, the method lists it with the next attempt that the first step found. So the next page always begins after
+        the last message of this page.
         """
         found: list[Snapshot] = []
         while len(found) < query.limit:
@@ -120,7 +121,7 @@ class Inspection(Base):
         return found
 
     async def _places(self, query: Query) -> dict[tuple[int, str], bytes]:
-        """Return the first messages of a query as (next attempt, id) and encoded id, in order."""
+        """Return the first messages of a query in order, as a map from (next attempt, id) to the encoded id."""
         to: Arg = "+inf" if query.to_ms is None else f"({query.to_ms}"
         from_: Arg = "-inf" if query.from_ms is None else query.from_ms
         tie: Arg = ""
@@ -136,9 +137,9 @@ class Inspection(Base):
     async def _range(
         self, what: str, which: list[Arg], lanes: Sequence[Lane] = ()
     ) -> AsyncIterator[Iterable[tuple[bytes, bytes]]]:
-        """Yield the pairs of `range.lua`, with repeated calls until nothing is left.
+        """Yield the pairs that `range.lua` returns. Call the script again until no pairs are left.
 
-        Any number of messages can have the same ms. One call for all of them would block the server for long.
+        Many messages can have the same next attempt. One call for all of them would block the server for a long time.
         """
         reply = await self.run("range", [what, *which, *lanes])
         yield _pairs(reply[2:])
@@ -149,19 +150,19 @@ class Inspection(Base):
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages and dead letters by lane and state.
 
-        A message that was scheduled before its address was paused counts as scheduled or overdue, until it reaches the
-        head of its lane.
+        A message that was scheduled before its address was paused counts as scheduled or overdue at first. It counts as
+        held from the time when it reaches the head of its lane.
         """
         return counts_of(await self.run("counts", []))
 
     async def instances(self) -> Sequence[Instance]:
-        """List live workers."""
+        """List the live workers of the namespace."""
         reply = await self.command("HGETALL", self._keys.key("workers"))
         flat = [part for pair in reply.items() for part in pair] if isinstance(reply, dict) else reply
         return live_workers(flat, self.now_ms())
 
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
-        """Count the messages that come due from now on, by lane and span of `bucket_ms`."""
+        """Count the messages that become due from now on, by lane and by span of `bucket_ms`."""
         reply = await self.run("counts", [])
         now_ms = int(reply[0])
         found = Counter[tuple[int, Lane]]()
@@ -177,28 +178,28 @@ class Inspection(Base):
         return [LoadBucket(now_ms + span * bucket_ms, lane, found[span, lane]) for span, lane in sorted(found)]
 
     async def position(self, source: str) -> int | None:
-        """Return the last position of an intake; None if it has none."""
+        """Return the last position of an intake, or None if the intake has stored no position."""
         position = await self.command("HGET", self._keys.key("src"), source)
         return None if position is None else int(position)
 
     # --- holds --------------------------------------------------------------------------------------------
 
     async def pause(self, lane: Lane, address: str | None = None) -> bool:
-        """Pause a lane, or one address of the lane. Return True if it was not paused before."""
+        """Pause a lane, or one address of the lane. Return True if the call changed the state."""
         return bool(await self.run("hold", ["hold", lane, _place(address)]))
 
     async def resume(self, lane: Lane, address: str | None = None) -> bool:
-        """Resume a lane, or one address of the lane. Return True if it was paused."""
+        """Resume a lane, or one address of the lane. Return True if the call changed the state."""
         changed = bool(await self.run("hold", ["release", lane, _place(address)]))
-        # Return parked messages in steps, so that the server can serve other clients in between. After a crash here,
-        # `tidy` or a repetition of this call returns the rest.
+        # Return parked messages in steps, so that the server can serve other clients between the steps. If this process
+        # ends here, `tidy` or a repetition of this call returns the rest.
         while await self.run("hold", ["return", lane, _place(address)]):
             pass
         self.waiters.wake()
         return changed
 
     async def paused(self) -> Sequence[tuple[Lane, str | None]]:
-        """List the paused lanes and addresses."""
+        """List the paused lanes and addresses, in order. The address of a paused lane is None."""
         found: list[tuple[Lane, str | None]] = []
         members = await self.command("SMEMBERS", self._keys.key("holds"))
         lanes = await self.lanes_of(list(members))
@@ -231,7 +232,7 @@ class Inspection(Base):
         return found[:limit]
 
     async def _dead_places(self, after: tuple[int, str, int] | None, limit: int) -> dict[tuple[int, str, int], bytes]:
-        """Return the field names in `dead` of the oldest dead letters after a place, in order."""
+        """Return the oldest dead letters after a place in order, as a map from places to field names in `dead`."""
         tie, from_ = ("", "-inf") if after is None else (str(after[0]), f"({after[0]}")
         found: dict[tuple[int, str, int], bytes] = {}
         async for pairs in self._range("graves", [tie, from_, "+inf", limit]):
@@ -245,7 +246,7 @@ class Inspection(Base):
     async def _dead_places_of(
         self, message_id: str, after: tuple[int, str, int] | None, limit: int
     ) -> dict[tuple[int, str, int], bytes]:
-        """Return the field names in `dead` of one message's oldest dead letters after a place, in order."""
+        """Return the oldest dead letters of one message after a place in order, as a map from places to field names."""
         try:
             member = member_of(message_id)
         except UnicodeEncodeError:  # No message can have this id.
@@ -254,13 +255,13 @@ class Inspection(Base):
         found: dict[tuple[int, str, int], bytes] = {}
         for keys in await self._keys_of_letters(member):
             for key, at_ms in zip(keys, await self.command("ZMSCORE", self._keys.key("graves"), *keys), strict=True):
-                if at_ms is not None:  # None: somebody purged the dead letter meanwhile.
+                if at_ms is not None:  # None: another process purged the dead letter after the index was read.
                     found[int(at_ms), message_id, int.from_bytes(key[-REVISION_BYTES:], "big")] = key
         places = nsmallest(limit, (place for place in found if after is None or place > after))
         return {place: found[place] for place in places}
 
     async def _keys_of_letters(self, member: bytes) -> list[list[bytes]]:
-        """Return the field names in `dead` of one message's dead letters, in lists of at most `AT_ONCE`."""
+        """Return the field names in `dead` of all dead letters of one message, in lists of at most `AT_ONCE`."""
         size = (len(member) + REVISION_BYTES).to_bytes(2, "big")
         which, last = self._keys.key("graves:ids"), b"[" + size + member + b"\xff" * REVISION_BYTES
         first = b"[" + size + member + b"\x00" * REVISION_BYTES
@@ -271,7 +272,7 @@ class Inspection(Base):
         return chunks
 
     async def _index_letters(self) -> None:
-        """Complete the index of dead letters by id. Older versions of aiodelay wrote no such index."""
+        """Complete the index that finds dead letters by id. Older versions of aiodelay did not write this index."""
         at: bytes | int | None = b""
         while at is not None:
             at = await self.run("graves", [at])
@@ -291,7 +292,7 @@ class Inspection(Base):
         return letters
 
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
-        """Schedule dead letters again."""
+        """Schedule dead letters again. Return one outcome for each key, in the order of the keys."""
         outcomes: list[Outcome] = []
         while left := keys[len(outcomes) : len(outcomes) + REDRIVEN_AT_ONCE]:
             answers = await self.run("redrive", ["redrive", *_dead_arguments(left)])
@@ -300,7 +301,7 @@ class Inspection(Base):
         return outcomes
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
-        """Delete dead letters."""
+        """Delete dead letters. Return how many of them were deleted."""
         answers: list[bytes] = []
         while left := keys[len(answers) : len(answers) + AT_ONCE]:
             answers += await self.run("redrive", ["purge", *_dead_arguments(left)])
@@ -309,7 +310,7 @@ class Inspection(Base):
     # --- journal ------------------------------------------------------------------------------------------
 
     def check_journal(self) -> None:
-        """Raise an error if the store keeps no journal.
+        """Check that the store keeps a journal.
 
         Raises:
             UnsupportedByStoreError: The store keeps no journal.

@@ -1,10 +1,12 @@
-"""Scans of whole tables of a namespace. They do not need an open store.
+"""`Scanner`: reads whole tables of a namespace for `ports.Scannable`. It needs no open store.
 
-`Scanner.parts` plans the parts, and `Scanner.read` reads one part through one connection. A message's *place* is its
-next attempt in epoch ms and its sequence number. A part of the pending messages covers a range of places.
+`Scanner.parts` splits a table into parts, and `Scanner.read` reads one part. Each of the two methods opens a connection
+of its own. The *place* of a message is a pair: its next attempt in epoch ms, and its sequence number. Most parts of the
+table of pending messages cover a range of places. The other parts name messages in flight, and the scan looks up each
+of these messages by id.
 
-A message that is stored after the plan has a later sequence number, and the scan skips it. The plan lists the messages
-in flight, and the scan looks these up by id. So the scan reads no message twice, and each unchanged message once.
+A message that is stored after the split has a later sequence number, and the scan skips the message. So the scan reads
+no message twice, and it reads each unchanged message once.
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ __all__ = ["Part", "Scanner"]
 
 NAMES_AT_ONCE = 5_000
 VALUES_AT_ONCE, VALUE_BYTES = 2_000, 2 << 20
-"""The most values to fetch in one call, and about the most bytes. The largest value so far gives the estimate."""
+"""The largest number of values to fetch in one call, and the approximate largest number of their bytes.
+
+The scanner estimates the bytes from the largest value that it has read so far.
+"""
 FIRST_AT_ONCE = 50
 IDS_AT_ONCE = 100
 LETTERS_AT_ONCE = 50
@@ -58,25 +63,27 @@ SAMPLES = 32
 """The number of sampled places per part. The scanner chooses the limits of the parts from the samples."""
 REVISION_BYTES = 6
 KEY_COLUMNS = frozenset({"id", "revision", "at_ms"})
-"""Columns of a dead letter that the scanner knows from the letter's key and time, without reading its value."""
+"""Columns of a dead letter that the scanner takes from the letter's key and time. Other columns need the value."""
 MOST_MS = 1 << 48
 
 Place = tuple[int, int]
-"""Epoch ms of the next attempt, and sequence number: the order of the messages in a lane."""
+"""A place: the next attempt in epoch ms, and the sequence number. Messages in a lane are in the order of places."""
 UNTIL, ENDED_VERSION = span("REMEMBERED", "until"), span("REMEMBERED", "content")
-"""The positions of the two parts in a value of `ended:<k>`."""
+"""The positions of the end time and of the version in a value of `ended:<k>`."""
 
 
 class Part(Struct, frozen=True):
     """A part of a table.
 
     Attributes:
-        first: The first place of the part. For dead letters: the first time.
-        end: The place before which the part ends; None = the end of the table.
-        last_sequence: The largest sequence number at the time of the plan. The scan skips later messages.
-        has_parity: True if the parity of a sequence number shows that a message's place is its due time.
-        members: The encoded ids to read; None = all messages between the two places.
-        window: The key of the window of ended messages to read; "" for other tables.
+        first: The first place of the part. For dead letters, (the first time in epoch ms, 0).
+        end: The first place after the part. With None, the part reaches to the end of the table.
+        last_sequence: The largest sequence number at the time of the split. The scan skips later messages.
+        has_parity: True if the sequence number of a message shows whether its place is its due time. An even and an odd
+            number then have different meanings.
+        members: The encoded ids to read. With None, the part has all messages from `first` to `end`.
+        window: The key of the window of ended messages to read; "" for other tables. A window is a hash of the messages
+            that ended in the same span of time.
     """
 
     first: Place = (0, 0)
@@ -88,7 +95,7 @@ class Part(Struct, frozen=True):
 
 
 class _Page(Struct, frozen=True):
-    """Members of a sorted set and their scores as Redis returns them, in the order of their places."""
+    """Members of a sorted set and their scores, in the order of their places."""
 
     names: list[bytes]
     scores: list[bytes]
@@ -100,7 +107,7 @@ class _Page(Struct, frozen=True):
         return msgspec.json.decode(b"[%b]" % b",".join(self.scores), type=list[int])
 
     def within(self, first: Place, end: Place | None, last_sequence: int) -> _Page:
-        """Return the members between two places. Leave out members with a sequence number after `last_sequence`."""
+        """Return the members from place `first` to before `end`, with sequence numbers up to `last_sequence`."""
         rows = range(len(self.names))
         start = bisect_left(rows, first, key=self.place)
         stop = len(rows) if end is None else bisect_left(rows, end, key=self.place)
@@ -117,7 +124,7 @@ class _Page(Struct, frozen=True):
         return self.where([each not in names for each in self.names])
 
     def split(self) -> tuple[_Page, _Page]:
-        """Return the members whose place is their due time, and the members whose place may differ from it."""
+        """Return two pages: the members whose place is their due time, and all other members."""
         elsewhere = elsewhere_in(self.names)
         if not elsewhere:
             return self, _Page([], [])
@@ -137,7 +144,7 @@ class Scanner:
         self._at_once, self._largest = FIRST_AT_ONCE, 1
 
     def parts(self, scan: Scan) -> list[Part]:
-        """Split a table; see `ports.Scannable`."""
+        """Split a table into parts. `ports.Scannable` has the rules."""
         with PipelinedConnection(self._options, self._keys) as server:
             meta = server.ask("HMGET", self._keys.key("meta"), "schema", "shards", "seq", "parity")
             schema, shards, sequence, parity = meta
@@ -153,7 +160,7 @@ class Scanner:
             return self._message_parts(server, scan, int(sequence or 0), has_parity=parity is not None)
 
     def read(self, scan: Scan, part: Part) -> Iterator[Columns]:
-        """Read a part; see `ports.Scannable`."""
+        """Yield the rows of a part. `ports.Scannable` has the rules."""
         with PipelinedConnection(self._options, self._keys) as server:
             if scan.table == "dead":
                 yield from self._dead(server, scan, part)
@@ -174,12 +181,14 @@ class Scanner:
     def _sets(
         self, server: PipelinedConnection, lanes: dict[int, Lane], lane: Lane | None
     ) -> tuple[list[bytes], list[bytes]]:
-        """Return the names of the sets of waiting messages and of the sets of parked messages.
+        """Return the names of two groups of sets: sets of waiting messages, and sets of parked messages.
+
+        A parked message belongs to a paused or blocked address of a lane. The store keeps it in a set apart.
 
         Args:
             server: The connection to the server.
             lanes: The names of the lanes by number.
-            lane: The lane to read; None = all lanes.
+            lane: The lane to read. None reads all lanes.
         """
         wanted = [number for number, name in lanes.items() if lane in (None, name)]
         parked = server.ask("SMEMBERS", self._keys.key("parked"))
@@ -199,7 +208,7 @@ class Scanner:
     def _bounds(self, server: PipelinedConnection, scan: Scan, sets: Sequence[bytes]) -> list[Place]:
         """Return the places at which parts of about the same size begin.
 
-        The place of a message is its due time, or a later time if the message was retried.
+        The place of a message has its due time, or a later time if the message waits for a retry.
         """
         first_ms = scan.from_ms or 0
         keys = [self._keys.tag.encode() + each for each in sets]
@@ -248,7 +257,7 @@ class Scanner:
                     yield _taken(columns_of(members, values, needed, known, now_ms), scan)
 
     def _pages(self, server: PipelinedConnection, part: Part, which: bytes) -> Iterator[_Page]:
-        """Yield the members of a set that belong to a part, page by page."""
+        """Yield the members of a set that belong to a part, in pages."""
         key = self._keys.tag.encode() + which
         first = part.first
         end_ms: Arg = "+inf" if part.end is None else part.end[0]
@@ -266,7 +275,7 @@ class Scanner:
             first = (last[0], last[1] + 1)
 
     def _values(self, server: PipelinedConnection, names: Sequence[bytes]) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Yield encoded ids and their values in batches. Ask for the next batch before the caller uses this one."""
+        """Yield batches of encoded ids and their values. Request the next batch before the caller uses this batch."""
         members = [each[SEQUENCE_BYTES:] for each in names]
         asked = members[: self._at_once]
         if asked:
@@ -278,7 +287,7 @@ class Scanner:
             if asked:
                 server.send(packed(["HMGET", self._keys.key("msg"), *asked]))
             at += len(asked)
-            if None in found:  # Some messages have ended since.
+            if None in found:  # Some messages have ended since the scan read their ids.
                 kept = [(member, value) for member, value in zip(of, found, strict=True) if value]
                 of, found = [member for member, _ in kept], [value for _, value in kept]
             if found:
@@ -322,7 +331,7 @@ class Scanner:
             yield from self._letters(server, scan, keys)
 
     def _dead_keys(self, server: PipelinedConnection, scan: Scan, part: Part) -> list[tuple[bytes, int]]:
-        """Return the keys of a part's dead letters, each with the time at which it was given up."""
+        """Return the keys of a part's dead letters. Each key has the time at which the message became a dead letter."""
         end = "+inf" if part.end is None else f"({part.end[0]}"
         flat = server.ask("ZRANGEBYSCORE", self._keys.key("graves"), part.first[0], end, "WITHSCORES")
         ids = None if scan.ids is None else frozenset(_members(scan.ids))
@@ -357,7 +366,7 @@ class Scanner:
         return [Part(window=name) for name in self._windows(server)]
 
     def _done(self, server: PipelinedConnection, scan: Scan, part: Part) -> Iterator[Columns]:
-        """Yield the ended messages in a window. Skip a message if another window holds a later version of its id."""
+        """Yield the ended messages in a window. Skip an id if another window has a later version of the id."""
         now_ms = _now_ms(server)
         windows = self._windows(server)
         own = windows.index(part.window) if part.window in windows else -1
@@ -378,7 +387,7 @@ class Scanner:
             yield columns_of_ended(ended, scan.columns)
 
     def _members_of(self, server: PipelinedConnection, part: Part) -> Iterator[Sequence[bytes]]:
-        """Yield the encoded ids in a window, each once. If the scan asks for some ids, yield these instead."""
+        """Yield each encoded id of a window once. If the part names ids, yield these ids instead."""
         if part.members is not None:
             for at in range(0, len(part.members), ENDED_AT_ONCE):
                 yield part.members[at : at + ENDED_AT_ONCE]
@@ -400,7 +409,10 @@ def _now_ms(server: PipelinedConnection) -> int:
 
 
 def _columns_of_keys(keys: Sequence[tuple[bytes, int]], wanted: Iterable[str]) -> Columns:
-    """Return dead letters as columns, from their keys and the times at which the messages were given up."""
+    """Return columns of dead letters that need no values.
+
+    Each key comes with the time at which the message became a dead letter.
+    """
     found: dict[str, Sequence[str | int]] = {
         "id": [text_of(key[:-REVISION_BYTES]) for key, _ in keys],
         "revision": [int.from_bytes(key[-REVISION_BYTES:], "big") for key, _ in keys],
@@ -410,13 +422,13 @@ def _columns_of_keys(keys: Sequence[tuple[bytes, int]], wanted: Iterable[str]) -
 
 
 def _needed(scan: Scan) -> Sequence[str]:
-    """Return the columns to decode: the columns of the result, and the columns that choose the rows."""
+    """Return the names of the columns to decode: the result's columns, and the due time if the scan filters by it."""
     due = ("due_ms",) if (scan.from_ms, scan.to_ms) != (None, None) else ()
     return tuple(dict.fromkeys((*scan.columns, *due)))
 
 
 def _taken(columns: Columns, scan: Scan) -> Columns:
-    """Return the rows that are due within the bounds of a scan, with only the columns of the result."""
+    """Return the rows whose due time is within the bounds of the scan, with only the columns of the result."""
     if (scan.from_ms, scan.to_ms) == (None, None):
         return columns
     from_ms, to_ms = scan.from_ms or 0, MOST_MS if scan.to_ms is None else scan.to_ms
@@ -427,7 +439,7 @@ def _taken(columns: Columns, scan: Scan) -> Columns:
 
 
 def _members(ids: Iterable[str]) -> Iterator[bytes]:
-    """Yield encoded ids. Skip ids that are not valid Unicode: no message can have such an id."""
+    """Yield encoded ids. Skip each id that is not valid Unicode, because no message can have such an id."""
     for each in ids:
         try:
             yield member_of(each)
@@ -436,7 +448,7 @@ def _members(ids: Iterable[str]) -> Iterator[bytes]:
 
 
 def _of_members(members: Iterable[bytes]) -> Iterator[Part]:
-    """Yield parts that together name each of these encoded ids once."""
+    """Yield parts that name these encoded ids. No two parts name the same id."""
     found = list(dict.fromkeys(members))
     for at in range(0, len(found), IDS_A_PART):
         yield Part(members=tuple(found[at : at + IDS_A_PART]))
