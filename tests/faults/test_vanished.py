@@ -23,7 +23,7 @@ from tests.support.service import until as until_answer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
-GONE, REPLACED, TORN = "are gone: somebody deleted them", "others have taken their place", "somebody deleted a key"
+GONE, REPLACED, TORN = "are gone: somebody deleted them", "other keys have taken their place", "somebody deleted a key"
 
 
 class Place:
@@ -96,7 +96,7 @@ def redis_place(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Plac
         for name, value in kept.items():
             client.restore(tag.encode() + name, 0, value, replace=True)
 
-    elsewhere = "that it was opened on are gone"
+    elsewhere = "open, and reports that the keys"
     found = {
         "all": Place(redis_url, delete_all, GONE, elsewhere),
         "meta": Place(redis_url, lambda: delete("meta"), GONE, elsewhere, restore),

@@ -1,6 +1,6 @@
 """The Redis store, and the lists, topics and logs on a Redis server. Any number of machines can share them.
 
-Schemes of the store: `redis://`, `rediss://`, `unix://`, `valkey://`, `valkeys://`.
+The store has the URL schemes `redis://`, `rediss://`, `unix://`, `valkey://` and `valkeys://`.
 """
 
 from aiodelay.errors import missing_extra as _missing_extra

@@ -1,7 +1,7 @@
-"""The command `python -m aiodelay.redis`.
+"""The command `python -m aiodelay.redis`. It shows operators the scripts and keys of the Redis backend.
 
-With the name of a script, it prints the complete Lua text of that script. With `--keys <namespace>`, it prints the keys
-to pass to a script of the store.
+With the name of a script, the command prints the complete Lua text of that script. With `--keys <namespace>`, it prints
+the keys that a script of the store takes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .records.keys import Keys
 
 
 def main() -> int:
-    """Print a script or the keys of a namespace. Return the exit status."""
+    """Print a script, or the keys of a namespace. Return the exit status."""
     match sys.argv[1:]:
         case ["--keys", namespace]:
             sys.stdout.write("\n".join(Keys(namespace).fixed) + "\n")

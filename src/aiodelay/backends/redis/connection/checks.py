@@ -1,4 +1,4 @@
-"""Checks that a Redis store runs when it opens: the server's version, role and settings, and the layout of the keys."""
+"""The checks of a Redis store when it opens: the server's version, role and settings, and the layout of the keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["SCHEMA", "check_layout", "check_server", "info_of", "server_time_ms"
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 SCHEMA = REDIS_LAYOUT
-"""The version of the layout of keys that this code reads and writes."""
+"""The version of the key layout that this code reads and writes."""
 SHARDS = 1
 LEAST_REDIS, LEAST_VALKEY = (6, 2), (7, 2)
 LEAST_FSYNCED = (7, 2)
@@ -31,15 +31,15 @@ MOST_SKEW_MS = 500
 
 
 async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
-    """Refuse a server that would lose messages, or that this version of aiodelay cannot use.
+    """Check the server. Refuse a server that would lose messages, or that this version of aiodelay cannot use.
 
     Returns:
         The `uuid` of the namespace. A new namespace gets a new `uuid`.
 
     Raises:
-        StoreMismatchError: The server evicts keys, is a replica, is too old, holds another layout of keys, or is the
-            wrong node of a cluster.
-        StoreUnavailableError: The server does not answer.
+        StoreMismatchError: The server evicts keys, is a replica, is too old, has another key layout, or is the wrong
+            node of a cluster.
+        StoreUnavailableError: The server did not answer.
     """
     try:
         info = info_of(await client.command("INFO"))
@@ -56,7 +56,9 @@ async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
             ) from fault
         if fault.is_damage:
             raise StoreMismatchError(
-                f"key {keys.key('meta')!r} of {options.name}", "written by another program", "aiodelay's own, a hash"
+                f"key {keys.key('meta')!r} of {options.name}",
+                "written by another program",
+                "a hash that aiodelay wrote",
             ) from fault
         reason = fault.reason
         if options.secure and "Timeout connecting" in reason and await _takes_connections(options):
@@ -66,7 +68,7 @@ async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
 
 
 async def _takes_connections(options: Options) -> bool:
-    """Return True if the server accepts TCP connections. Called after a TLS handshake got no answer."""
+    """Return True if the server accepts TCP connections. The caller has waited in vain for a TLS handshake."""
     where = options.connection
     try:
         async with asyncio.timeout(where["socket_connect_timeout"]):
@@ -78,7 +80,7 @@ async def _takes_connections(options: Options) -> bool:
 
 
 def info_of(reply: Any) -> dict[str, str]:  # noqa: ANN401 - redis-py's reply
-    """Return the fields of a reply to INFO."""
+    """Return the fields of a reply to INFO, by name."""
     text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
     return {name: value for name, _, value in pairs}
@@ -139,7 +141,7 @@ async def _setting(client: Client, options: Options, name: str) -> str | None:
 async def _check_layout(client: Client, keys: Keys, name: str) -> bytes:
     meta = keys.key("meta")
     wanted = {"schema": str(SCHEMA), "shards": str(SHARDS), "uuid": uuid4().hex}
-    if None in await client.command("HMGET", meta, *wanted):  # A full server refuses writes: write only if needed.
+    if None in await client.command("HMGET", meta, *wanted):  # A full server refuses writes, so write only if needed.
         for field, value in wanted.items():
             await client.command("HSETNX", meta, field, value)
     schema, shards, uuid = await client.command("HMGET", meta, *wanted)
@@ -148,10 +150,10 @@ async def _check_layout(client: Client, keys: Keys, name: str) -> bytes:
 
 
 def check_layout(keys: Keys, name: str, schema: object, shards: object) -> None:
-    """Refuse a namespace whose layout of keys is not the layout of this version.
+    """Refuse a namespace whose key layout differs from the layout of this version.
 
     Raises:
-        StoreMismatchError: The namespace has another layout.
+        StoreMismatchError: The key layouts differ.
     """
     if (schema, shards) != (b"%d" % SCHEMA, b"%d" % SHARDS):
         shown = f"schema {_shown(schema)}, {_shown(shards)} shards"
@@ -171,7 +173,8 @@ async def server_time_ms(client: Client) -> float:
 def warn_of_skew(name: str, skew_ms: float) -> None:
     """Log a warning if the server's clock and the local clock differ by more than `MOST_SKEW_MS`.
 
-    The server's clock decides when a due time given as `at` has come.
+    The server's clock decides when a message is due. So a due time that a program computes with the local clock comes
+    too early or too late.
     """
     if abs(skew_ms) > MOST_SKEW_MS:
         side = "ahead of" if skew_ms > 0 else "behind"

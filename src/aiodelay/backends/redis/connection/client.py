@@ -1,6 +1,6 @@
-"""`Client`: sends the scripts and commands of one store to its server, each at most once.
+"""`Client`: sends the scripts and commands of one store to its server. It sends each call at most once.
 
-If a call fails, the client raises a `Fault`, which says whether the server may have carried out the call.
+If a call fails, the client raises a `Fault`. The fault says whether the server may have carried out the call.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ __all__ = ["Client"]
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 RENEW_AFTER = 3
-"""After this many failed connections in a row, the client replaces all connections and resolves host names again."""
+"""After so many failed connections in a row, the client replaces all connections and resolves host names again."""
 CLOSE_S = 2.0
 WAIT_GRACE_S = 0.5
-"""Extra time for the answer to WAIT: a server checks only ten times a second whether a WAIT has timed out."""
+"""Extra time for the answer to WAIT, because a server checks only ten times a second whether a WAIT has timed out."""
 
 
 class Client:
     """Sends scripts and commands to one server.
 
-    The retries of redis-py are off. A caller that repeats a command sends the same op or request id again, so that the
-    server recognises the repetition.
+    The retries of redis-py are off. A caller may repeat a failed command with the same op or request id. The server
+    then recognises the repetition.
 
     Args:
         options: The server, the credentials and the limits of the connections.
-        keys: The keys to pass to every script of a store; None without a store.
+        keys: The keys to pass to every script of a store. None for a client that serves no store.
         writer: The name of this process in the stream of wake-ups.
     """
 
@@ -64,7 +64,8 @@ class Client:
         options = self._options
         kwargs = {
             **options.connection,
-            # `_call` sets the time limits. redis-py's limits use asyncio.wait_for, which loses cancellations in 3.11.
+            # `_call` sets the time limits. redis-py's limits use asyncio.wait_for, which loses cancellations in Python
+            # 3.11.
             "socket_timeout": None,
             "retry": Retry(NoBackoff(), 0),
             "health_check_interval": 0,
@@ -78,11 +79,11 @@ class Client:
         return (SSLConnection if options.secure else Connection), kwargs
 
     def apart(self) -> Client:
-        """Return a client of the same server with separate connections, for use in another event loop."""
+        """Return a new client of the same server, for another event loop. It shares no connection with this client."""
         return Client(self._options)
 
     def new_connection(self) -> Any:  # noqa: ANN401 - redis-py's connection
-        """Return a new, unconnected connection outside the pool, for reads that block."""
+        """Return a new connection for reads that block. It is not in the pool, and it is not connected yet."""
         kind, kwargs = self._connection()
         return kind(**kwargs)
 
@@ -93,26 +94,26 @@ class Client:
     # --- calls --------------------------------------------------------------------------------------------
 
     async def run(self, name: str, arguments: Sequence[Arg], *, now_ms: int | None, durable: bool = False) -> Any:  # noqa: ANN401 - what the script returns
-        """Run a script of the store. If the server does not know the script, send its text too.
+        """Run a script of the store, and return its reply. Send the script's text only if the server does not know it.
 
         Args:
             name: The name of the script.
             arguments: The arguments from ARGV[4] on.
-            now_ms: The time that the script uses as now; None = the server's time.
-            durable: Return only when the durability level of the options is reached.
+            now_ms: The time that the script uses instead of the server's time. None: the script uses the server's time.
+            durable: If True, wait until the call has reached the durability level of the options.
 
         Raises:
-            Fault: The call did not succeed.
+            Fault: The call failed.
         """
         common: list[Arg] = ["" if now_ms is None else now_ms, *self._common[1:]]
         wait = self._wait_command() if durable else b""
         return await self._evaluate(name, [*self._fixed, *common, *arguments], wait)
 
     async def run_on(self, name: str, keys: Sequence[str], arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - what the script returns
-        """Run a script of a list, topic or log on the given keys. Such a script does not use the keys of a store.
+        """Run a script of a list, topic or log on the given keys, and return its reply. No key of a store is sent.
 
         Raises:
-            Fault: The call did not succeed.
+            Fault: The call failed.
         """
         return await self._evaluate(name, [len(keys), *keys, *arguments], b"")
 
@@ -128,9 +129,10 @@ class Client:
             raise fault_of(error, sent=True) from error
 
     async def load_scripts(self) -> None:
-        """Load the scripts that the server does not have yet, so that the first call of each is as safe as later calls.
+        """Load the scripts that the server does not have yet. A later call then sends only the hash of its script.
 
-        If the server forbids SCRIPT, this does nothing: calls then send the text of their script.
+        If the server forbids SCRIPT, this method loads nothing. The first call of each script then sends the script's
+        text.
 
         Raises:
             Fault: The server did not answer.
@@ -148,7 +150,7 @@ class Client:
         """Send one command and return the reply.
 
         Raises:
-            Fault: The command did not succeed.
+            Fault: The command failed.
         """
         try:
             return await self._call(packed(arguments), b"")
@@ -174,7 +176,7 @@ class Client:
             except ResponseError:
                 raise
             except BaseException:
-                # The unread answer would be taken for the answer to the next command on this connection.
+                # The connection still has an unread answer, which the next command would take for its own. So close it.
                 await connection.disconnect(nowait=True)
                 raise
             finally:
@@ -215,14 +217,14 @@ class Client:
             )
 
     async def _failed(self, fault: Fault, pool: _Pool) -> None:
-        """Count failed connections. After `RENEW_AFTER` failures in a row, replace the pool."""
+        """Count failed connections. After `RENEW_AFTER` failures in a row, replace the pool by a new one."""
         if not fault.is_connection:
             self._failures = 0
             return
         self._failures += 1
         if self._failures >= RENEW_AFTER and pool is self._pool:
             log.warning(
-                "%s: %d failures in a row (%s); connecting again", self._options.name, self._failures, fault.reason
+                "%s: %d calls failed in a row (%s); connecting again", self._options.name, self._failures, fault.reason
             )
             self._failures = 0
             self._pool = self._new_pool()
@@ -230,7 +232,10 @@ class Client:
 
 
 class _Pool(BlockingConnectionPool):
-    """A pool that can be closed while calls use its connections. It closes such a connection when the call ends."""
+    """A pool that can be closed while calls use its connections.
+
+    The end of a call then closes the call's connection.
+    """
 
     _is_closed = False
 
@@ -238,7 +243,7 @@ class _Pool(BlockingConnectionPool):
         self._is_closed = True
         try:
             await self._close_all()
-        except asyncio.CancelledError:  # The cancellation may leave some connections open: close them before it passes.
+        except asyncio.CancelledError:  # The cancellation may leave connections open. Close them, then pass it on.
             await self._close_all()
             raise
 
@@ -256,5 +261,5 @@ class _Pool(BlockingConnectionPool):
 async def _read_wait(connection: Any) -> Any:  # noqa: ANN401 - redis-py's connection, its reply
     try:
         return await connection.read_response()
-    except ResponseError:  # The server refuses to wait: for example WAITAOF without an append-only file.
+    except ResponseError:  # The server refuses to wait. An example is WAITAOF without an append-only file.
         return None

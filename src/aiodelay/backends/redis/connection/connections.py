@@ -1,4 +1,4 @@
-"""Base classes of the sinks and sources on a Redis server: an open connection, and sending by address."""
+"""Base classes of the sinks and sources on a Redis server. They keep a connection and group messages by address."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_integer(name: str, value: int, most: int) -> int:
 
 
 def milliseconds(max_age: Duration | None) -> int:
-    """Return the option `max_age` in ms; 0 = no largest age.
+    """Return the option `max_age` in ms, or 0 if there is no limit.
 
     Raises:
         ConfigurationError: The value is not a duration.
@@ -40,13 +40,13 @@ def milliseconds(max_age: Duration | None) -> int:
 
 
 class Connected:
-    """A connection to a server, open inside an `async with` block.
+    """A client of a server that is open inside an `async with` block.
 
     Args:
-        server: A URL in the form of a Redis store's URL, or its options.
+        server: A URL in the form of a Redis store's URL, or the options that were read from it.
 
     Raises:
-        ConfigurationError: The URL cannot be used.
+        ConfigurationError: The URL is not allowed.
     """
 
     def __init__(self, server: str | Options) -> None:
@@ -55,7 +55,7 @@ class Connected:
         self._openings = 0
 
     async def __aenter__(self) -> Self:
-        self._openings += 1  # The scheduler opens an object that is both a sink and a source twice.
+        self._openings += 1  # An object may be a sink and a source. The scheduler then opens the object twice.
         self._client = self._client or Client(self.options)
         return self
 
@@ -67,16 +67,16 @@ class Connected:
 
 
 class ConnectedSink(Connected, ABC):
-    """A sink that sends all messages for one address in one call."""
+    """A sink that sends all messages for the same address in one call."""
 
     name: str
     limits: Demand = Demand(MAX_CLAIM_MESSAGES)
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
-        """Send the messages, with one call per address.
+        """Send the messages, with one call for each address. Return one outcome for each message, in order.
 
         Raises:
-            SinkUnavailableError: The server does not answer. It may have taken some of the messages.
+            SinkUnavailableError: The server did not answer. It may have taken some of the messages.
         """
         by_address: dict[str, list[int]] = {}
         for i, delivery in enumerate(deliveries):
@@ -88,7 +88,7 @@ class ConnectedSink(Connected, ABC):
             except SinkUnavailableError:
                 if not any(isinstance(outcome, Sent) for outcome in outcomes):
                     raise
-                break  # After an error, the scheduler would send all messages again, also the messages already sent.
+                break  # After an error, the scheduler would send all messages again, also those already sent.
             for i, outcome in zip(places, sent, strict=True):
                 outcomes[i] = outcome
         return outcomes
@@ -106,9 +106,9 @@ class ConnectedSink(Connected, ABC):
 
     @abstractmethod
     async def _pushed(self, client: Client, address: str, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
-        """Send the messages for one address.
+        """Send the messages for one address. Return one outcome for each message, in order.
 
         Raises:
-            TargetError: Sends to this address can never succeed.
+            TargetError: No message for this address can ever be sent.
             Fault: The server did not answer, or it refused the call.
         """

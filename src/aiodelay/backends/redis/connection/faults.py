@@ -1,6 +1,7 @@
-"""Classification of redis-py's errors: not carried out, refused for lack of memory, or unknown.
+"""`Fault`, and the classification of redis-py's errors. `Client` raises each error as a `Fault`.
 
-`Client` raises each error as a `Fault`, which says whether the server may have carried out the command.
+The classes are: the server did not carry out the call, the server refused it for lack of memory, or the effect is
+unknown.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _NOT_CARRIED_OUT: tuple[type[Exception], ...] = (
     e.MasterDownError,
 )
 _CODES = ("BUSY ", "NOREPLICAS ", "MISCONF ", "READONLY ", "MASTERDOWN ", "LOADING ")
-_IN_SCRIPT = ("-READONLY ", "-NOREPLICAS ", "-MISCONF ", "-MASTERDOWN ")  # the forms of Redis 6.2
+_IN_SCRIPT = ("-READONLY ", "-NOREPLICAS ", "-MISCONF ", "-MASTERDOWN ")  # the forms of these codes in Redis 6.2
 _ELSEWHERE = ("READONLY ", "MASTERDOWN ")
-"""Errors of a server that has become a replica. Its host name may now belong to another server."""
+"""Codes of a server that has become a replica. The host name may now belong to another server, so connect again."""
 _NEWER = "NEWER "
-"""The start of the error with which a script refuses newer data. Next: `layout` or `features`, then the value found."""
+"""The start of the error with which a script refuses newer data. `layout` or `features` and the found value follow."""
 _FULL = "OOM command not allowed"
 _LIMIT = 200
 
@@ -42,13 +43,14 @@ class Fault(Exception):  # noqa: N818 - internal: this package turns it into an 
     """A failed call to the server.
 
     Attributes:
-        kind: `unavailable` and `full`: the server has not carried out the call. `unknown`: it may have done so.
-        reason: The cause, for people. It contains no secret.
-        is_connection: The connection caused the failure, not an answer of the server; or the connection leads to the
-            wrong server.
-        is_damage: A key holds another type than aiodelay's. A repetition does not help.
-        too_new: The error for a namespace that uses a layout or features that this version does not know. It does not
-            name the store yet.
+        kind: `unavailable` and `full` mean that the server has not carried out the call. `unknown` means that the
+            server may have carried it out.
+        reason: The cause, as text for people. It contains no secret.
+        is_connection: True if the connection failed, or if it leads to the wrong server. False if the server answered
+            with an error.
+        is_damage: True if another program has written a key of aiodelay as another type. A repetition does not help.
+        too_new: The error for a namespace whose layout or features this version does not know, or None. The store's
+            name is not in it yet.
     """
 
     kind: Kind
@@ -72,12 +74,12 @@ class Fault(Exception):  # noqa: N818 - internal: this package turns it into an 
 
 
 def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
-    """Return the fault for an error.
+    """Return the fault for an error. The fault says whether the server may have carried out the command.
 
     Args:
         error: The error that redis-py or the operating system raised.
         sent: True if the command may have left this process.
-        timeout_ms: How long the caller waited for the answer.
+        timeout_ms: The time in ms for which the caller waited for the answer.
     """
     text = cut(" ".join(str(error).split()) or type(error).__name__, _LIMIT)
     if type(error) is TimeoutError:
@@ -91,7 +93,7 @@ def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
         text = f"{_code(error)}{text}"
         is_connection = isinstance(error, e.BusyLoadingError) or any(each in text for each in _ELSEWHERE)
         return Fault("unavailable", text, is_connection=is_connection)
-    if isinstance(error, e.NoPermissionError):  # A script may have changed data before the command that was refused.
+    if isinstance(error, e.NoPermissionError):  # A script may have changed data before its refused command.
         return Fault("unknown" if "script" in text else "unavailable", f"NOPERM {text}")
     if isinstance(error, e.ResponseError):
         return Fault("unknown", text, is_damage="WRONGTYPE" in text)
@@ -99,7 +101,7 @@ def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
 
 
 def _refusal(text: str) -> StoreTooNewError:
-    """Return the error for a script's refusal of a newer layout or of unknown features."""
+    """Return the error for a script that refuses a newer layout or unknown features."""
     what, _, found = text.partition(" ")
     if what == "layout":
         return newer_layout("the namespace", found, REDIS_LAYOUT)

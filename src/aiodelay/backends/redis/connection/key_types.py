@@ -1,4 +1,4 @@
-"""The Redis types of a namespace's keys, and the search for a key that another program has overwritten."""
+"""The Redis types of a namespace's keys, and a search for a key that another program has overwritten."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KEY_TYPES: Final[Mapping[str, KeyType]] = {
     "parked:<lane>:<address>": "zset",
     "req:<worker>": "string",
 }
-"""The type of each key, by its name after the hash tag. `<lane>` means the number of a lane."""
+"""The type of each key. The names leave out the namespace. `<lane>` stands for the number of a lane."""
 _READS: Final[Mapping[KeyType, tuple[str, tuple[Arg, ...]]]] = {
     "hash": ("HLEN", ()),
     "set": ("SCARD", ()),
@@ -52,14 +52,14 @@ _READS: Final[Mapping[KeyType, tuple[str, tuple[Arg, ...]]]] = {
     "string": ("GET", ()),
     "zset": ("ZCARD", ()),
 }
-"""For each type, a read command that fails on any other type. The Redis user needs all of these commands anyway."""
+"""For each type, a read command that fails on every other type. The Redis user needs these commands anyway."""
 
 
 async def overwritten_key(client: Client, keys: Keys) -> str | None:
-    """Find a key of a namespace that has the wrong type, and describe the problem and its remedy.
+    """Find a key of a namespace that has the wrong type. Describe the problem and its remedy.
 
     Returns:
-        The description for the error message; None if all keys have the right type.
+        The text for the error message, or None if all keys have the right type.
 
     Raises:
         Fault: The server did not answer.
@@ -75,7 +75,10 @@ async def overwritten_key(client: Client, keys: Keys) -> str | None:
 
 
 async def _names(client: Client, keys: Keys) -> AsyncIterator[tuple[str, KeyType]]:
-    """Yield the names of all keys that may exist. The keys with fixed names come first: they list lanes and workers."""
+    """Yield the names and types of all keys that may exist.
+
+    Yield fixed names first, because these keys list the others.
+    """
     for name, kind in KEY_TYPES.items():
         if "<" not in name:
             yield name, kind

@@ -1,4 +1,4 @@
-"""The options in the URL of a Redis store, sink or source: server, credentials, limits, durability."""
+"""`Options`: the server, credentials, limits and durability in the URL of a Redis store, sink or source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiodelay.errors import ConfigurationError, shortened
 __all__ = ["Durability", "Options", "read_options", "read_url"]
 
 Durability: TypeAlias = tuple[Literal["memory", "replicated", "fsynced"], int]
-"""A durability level, and for `replicated` the number of replicas that must have the data."""
+"""A durability level, and a number. For `replicated`, the number of replicas that must have the data; otherwise 0."""
 
 MAX_JOURNAL = 10_000_000
 MAX_TIMEOUT_MS = 600_000
@@ -29,12 +29,12 @@ class Options(Struct, frozen=True):
     Attributes:
         name: The URL without its secrets.
         connection: The arguments of redis-py's connections.
-        socket: The path of a Unix socket, or "".
-        secure: True = use TLS.
+        socket: The path of a Unix socket, or "" for a host and a port.
+        secure: True if the connections use TLS.
         connections: The largest number of connections for commands. One more connection listens for wake-ups.
-        timeout_ms: The longest wait for an answer, and the longest wait for the durability level.
-        durability: The level that a command must reach before `apply` acknowledges it.
-        journal: The largest number of journal entries to keep; 0 = keep none.
+        timeout_ms: The longest wait for an answer, and the longest wait for the durability level, in ms.
+        durability: The level that a command must reach before `apply` acknowledges the command.
+        journal: The largest number of journal entries to keep. With 0, the store keeps no journal.
     """
 
     name: str
@@ -51,12 +51,15 @@ class Options(Struct, frozen=True):
 
     @property
     def server(self) -> tuple[object, ...]:
-        """Socket, host, port, database and user. They are equal for two URLs that reach the same data as one user."""
+        """The socket, host, port, database and user.
+
+        If two URLs have equal values, they reach the same data as the same user.
+        """
         return self.socket, *(self.connection.get(name) for name in ("host", "port", "db", "username"))
 
 
 def read_url(url: str) -> Options:
-    """Read the URL of a store.
+    """Read the URL of a store. Return its options.
 
     Raises:
         ConfigurationError: The URL has none of the known forms, or an option is unknown or out of range.
@@ -68,7 +71,7 @@ def read_url(url: str) -> Options:
 
 
 def read_options(given: UrlOptions) -> Options:
-    """Read the host, the credentials and the common options of a URL. Leave other options for the caller to read.
+    """Read the host, the credentials and the common options of a URL. The caller reads all other options.
 
     Raises:
         ConfigurationError: The URL has none of the known forms, or an option is out of range.

@@ -1,4 +1,4 @@
-"""A blocking connection for long reads. The next command is on its way while the caller reads the last answer."""
+"""`PipelinedConnection`: a blocking connection for long reads. The next command is under way during a read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READ_BYTES = 262_144
 
 
 class PipelinedConnection:
-    """Sends commands to one server, and reads the answers in the same order. For one thread; needs no event loop.
+    """Sends commands to one server, and reads the answers in the same order. One thread uses it, without an event loop.
 
     Args:
         options: The server, the credentials and the time limit.
@@ -74,33 +74,33 @@ class PipelinedConnection:
         return self.answer()
 
     def ask_all(self, commands: list[tuple[Arg, ...]]) -> list[Any]:
-        """Send all commands, then return their answers in the same order.
+        """Send all commands. Return their answers in the same order.
 
         Raises:
-            StoreUnavailableError: As `ask`.
+            StoreUnavailableError: The server did not answer, or it refused a command.
         """
         self.send(*(packed(each) for each in commands))
         return [self.answer() for _ in commands]
 
     def send(self, *commands: bytes) -> None:
-        """Send commands without reading their answers. Call `answer` once for each command."""
+        """Send commands, and read no answer. The caller then calls `answer` once for each command."""
         try:
             self._connection.send_packed_command(commands, check_health=False)
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
 
     def answer(self) -> Any:  # noqa: ANN401 - any reply
-        """Return the next answer."""
+        """Return the answer to the oldest command that has no answer yet."""
         try:
             return self._connection.read_response()
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
 
     def run(self, name: str, *arguments: Arg) -> Any:  # noqa: ANN401 - what the script returns
-        """Run a script of the store. The call sends the text of the script.
+        """Run a script of the store, and return its reply. The call sends the text of the script.
 
         Raises:
-            StoreUnavailableError: As `ask`.
+            StoreUnavailableError: The server did not answer, or it refused the script.
         """
         fixed = self._keys.fixed
         return self.ask("EVAL", script(name).text, len(fixed), *fixed, "", 0, "", *arguments)

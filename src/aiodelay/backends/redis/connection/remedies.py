@@ -1,4 +1,4 @@
-"""Known causes of a failure to open a Redis store, and their remedies."""
+"""Known causes why a Redis store cannot be opened, each with its remedy."""
 
 from __future__ import annotations
 

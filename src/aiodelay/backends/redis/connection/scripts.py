@@ -1,10 +1,11 @@
-"""The Lua scripts of the Redis backend, composed from the files under `lua/`.
+"""The Lua scripts of the Redis backend. This module composes each script from the files under `lua/`.
 
-Each script has one file. Its line `--@` names the files of shared code to put before it. Two kinds of names in the
-files are replaced by values:
+Each script has a file with its name. The line `--@` in this file names files of shared code. This code comes before the
+script's own code. In all these files, values replace two kinds of names:
 
-- Layout constants, such as `VALUE.DUE_MS_FIRST`, by the numbers and strings of the module `layouts`.
-- `MARKER` constants, by the layout and the features that this version knows. So a script itself refuses newer data.
+- Layout constants, such as `VALUE.DUE_MS_FIRST`, become the numbers and strings of the module `layouts`.
+- `MARKER` constants become the layout and the features that this version knows. So a script itself can refuse newer
+  data.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ _CONSTANTS = lua_constants(FIELDS)
 
 
 class Script(Struct, frozen=True):
-    """A script: its name, its whole text, and the SHA-1 under which a server caches it."""
+    """A Lua script. The server keeps scripts by `sha`, the SHA-1 of the text."""
 
     name: str
     text: bytes
@@ -89,12 +90,12 @@ class Script(Struct, frozen=True):
 
 
 def source_of(name: str) -> str:
-    """Return the text of a file under `lua/`."""
+    """Return the text of a file under `lua/`, with the names of its constants."""
     return files("aiodelay.backends.redis").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 
 def filled(source: str, constants: Mapping[str, str]) -> str:
-    """Return Lua source with the names of constants replaced by their values.
+    """Return Lua source in which values have replaced the names of the constants.
 
     Raises:
         KeyError: The source names a constant that no layout has.
@@ -103,7 +104,7 @@ def filled(source: str, constants: Mapping[str, str]) -> str:
 
 
 def part_of(name: str) -> str:
-    """Return the text of a file under `lua/`, with the values of its constants."""
+    """Return the text of a file under `lua/`, in which values have replaced the names of the constants."""
     return _part(name, features.KNOWN)
 
 
@@ -116,7 +117,7 @@ def _part(name: str, known: frozenset[str]) -> str:
 
 
 def script(name: str) -> Script:
-    """Return a script by name. Each process composes a script once."""
+    """Return the script with this name. A process composes each script only once."""
     return _put_together(name, features.KNOWN)
 
 
@@ -129,6 +130,6 @@ def _put_together(name: str, known: frozenset[str]) -> Script:
 
 
 def packed(arguments: Sequence[Arg]) -> bytes:
-    """Encode a command in the Redis protocol."""
+    """Return a command as bytes of the Redis protocol."""
     command: bytes = hiredis.pack_command(tuple(arguments))  # type: ignore[arg-type] # its stub allows only 1 argument
     return command

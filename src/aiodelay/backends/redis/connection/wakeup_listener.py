@@ -1,7 +1,7 @@
-"""Readers that block until something happens on the server, each on its own connection.
+"""Listeners: readers that block on a connection of their own until something happens on the server.
 
-`WakeupListener` reads the store's stream of wake-ups. `ListListener` and `LogListener` wait for elements of a list and
-for entries of a log. Sources and the store use them to end their waits.
+`WakeupListener` reads the store's stream of wake-ups. `ListListener` waits for elements of a list, and `LogListener`
+waits for entries of a log. Each listener ends the waits of a loop in this process.
 """
 
 from __future__ import annotations
@@ -26,21 +26,24 @@ log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 BLOCK_MS = 5_000
 GRACE_S = 2.0
-"""How long after its time limit an answer may still arrive. Then the connection counts as dead."""
+"""How much longer than its own time limit an answer may take. After this time the connection counts as dead."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 START_S = 1.0
 LASTING = 5
-"""After this many failures in a row, which take some seconds, the reader logs a warning."""
+"""After this number of failures in a row, which take some seconds, the reader logs a warning."""
 
 
 class BlockingReader(ABC):
-    """Keeps one connection open and reads from it. Calls `wake` after each failure: a signal may have been missed."""
+    """Keeps one connection open and reads from it.
+
+    After each failure it calls `wake`, because it may have missed a signal.
+    """
 
     def __init__(self, client: Client, wake: Callable[[], object]) -> None:
         self._client, self._wake = client, wake
 
     async def run(self) -> None:
-        """Listen until cancelled. No error ends this method."""
+        """Listen until the task is cancelled. No error of the connection ends this method."""
         failures = 0
         while True:
             connection = self._client.new_connection()
@@ -66,20 +69,21 @@ class BlockingReader(ABC):
 
     @abstractmethod
     async def _read(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
-        """Read once. Block for at most `BLOCK_MS`."""
+        """Read one answer. Block for at most `BLOCK_MS`."""
 
 
 class WakeupListener(BlockingReader):
-    """Reads the stream `wake`, into which a process writes when it puts a message ahead of the head of a lane.
+    """Reads the stream `wake`. A process writes into it when a message becomes the earliest message of a lane.
 
-    The entries are only hints. A failure here delays messages until the safety poll, and loses none. The cursor
-    survives a reconnection, so the listener misses no entry that the stream still holds.
+    The entries are only hints. If the listener misses an entry, the safety poll still finds the message, but later. The
+    listener keeps its position when it connects again, so it misses no entry that the stream still has.
 
     Args:
         client: The client that makes the connection.
         key: The key of the stream.
-        writer: The name of this process. Its own entries are skipped: it wakes its own workers without the server.
-        wake: Called for each batch of hints, and after each failed connection.
+        writer: The name of this process. The listener skips this process's own entries, because the process wakes its
+            own workers without the server.
+        wake: A function to call for each batch of hints, and after each failed connection.
     """
 
     def __init__(self, client: Client, key: str, writer: str, wake: Callable[[], object]) -> None:
@@ -89,7 +93,7 @@ class WakeupListener(BlockingReader):
         self._listens = asyncio.Event()
 
     async def ready(self) -> None:
-        """Return when the listener has its place in the stream, or after `START_S` if the server does not answer."""
+        """Wait until the listener knows its position in the stream, but at most `START_S`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(START_S):
                 await self._listens.wait()
@@ -110,14 +114,14 @@ class WakeupListener(BlockingReader):
 
 
 class AskedReader(BlockingReader):
-    """Waits for something to take, each time that its owner asks. It takes nothing itself."""
+    """Waits for something to take, once for each request of its owner. The reader itself takes nothing."""
 
     def __init__(self, client: Client, wake: Callable[[], object]) -> None:
         super().__init__(client, wake)
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
-        """Ask for a call of `wake` when there is something to take."""
+        """Request one call of `wake`, as soon as there is something to take."""
         self._asked.set()
 
     async def _read(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
@@ -129,19 +133,19 @@ class AskedReader(BlockingReader):
 
     @abstractmethod
     async def _command(self, connection: Any) -> list[Arg]:  # noqa: ANN401 - redis-py's connection
-        """Return a command that waits for something to take. After `BLOCK_MS` without it, the command answers nil."""
+        """Return a command that waits for something to take. If nothing comes within `BLOCK_MS`, it answers nil."""
 
 
 class ListListener(AskedReader):
     """Waits until a list has an element.
 
-    Its command, BLMOVE, moves the head of the list to the head of the same list, so the list does not change. The
-    command blocks while the list is empty. Every waiting listener wakes up, no matter which program pushed the element.
+    The command BLMOVE moves the head of the list to the head of the same list, so the list does not change. The command
+    blocks while the list is empty. A new element wakes every listener of the list, whichever program has pushed it.
 
     Args:
         client: The client that makes the connection.
         key: The key of the list.
-        wake: Called when the list has an element, and after each failed connection.
+        wake: A function to call when the list has an element, and after each failed connection.
     """
 
     def __init__(self, client: Client, key: str, wake: Callable[[], object]) -> None:
@@ -158,8 +162,8 @@ class LogListener(AskedReader):
     Args:
         client: The client that makes the connection.
         key: The key of the log.
-        state: The key of the consumer's state, which holds the index of its next entry.
-        wake: Called when there is such an entry, and after each failed connection.
+        state: The key of the consumer's state, which has the index of the consumer's next entry.
+        wake: A function to call when the log has an unread entry, and after each failed connection.
     """
 
     def __init__(self, client: Client, key: str, state: str, wake: Callable[[], object]) -> None:
@@ -173,7 +177,7 @@ class LogListener(AskedReader):
 
 @asynccontextmanager
 async def listening(reader: BlockingReader, name: str) -> AsyncIterator[None]:
-    """Run a reader during a block. An error of the block is raised unchanged, not inside an exception group."""
+    """Run a reader during a block. If the block raises an error, raise the same error, not an exception group."""
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(reader.run(), name=name)

@@ -182,7 +182,7 @@ class ListConsumer:
         await self._run("drop", len(ended), *ended)
 
     async def _give_back_strays(self, just_taken: range) -> None:
-        """Return elements to the list that the server counts as taken by this process, but that this process does not know.
+        """Return elements to the list that the server counts as taken by this process, but this process does not.
 
         Such elements exist after a failover, if the new server does not know that this process has ended them.
         """

@@ -1,4 +1,4 @@
-"""`Base`, the common part of the Redis store's classes: the open client, the server's time, and the waiting loops."""
+"""`Base`: the common part of the Redis store's classes. It holds the open client, the time and the waiting loops."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ __all__ = ["Base"]
 
 
 class _ServerTime:
-    """An estimate of the server's time, without asking for it.
+    """An estimate of the server's time that needs no call to the server.
 
-    It keeps the difference between the server's clock and the loop's clock. Each answer of the server narrows the
-    difference: the server's time lies between the question and the answer.
+    The object keeps the difference between the server's clock and the clock of the event loop. Each answer of the
+    server makes the difference more exact, because the server read its clock between the question and the answer.
     """
 
     def __init__(self, server_ms: float) -> None:
@@ -45,7 +45,7 @@ class _ServerTime:
         self._ahead_ms = server_ms - self._local_s() * 1000
 
     def heard(self, now_ms: int, asked_s: float) -> None:
-        """Correct the estimate: at some instant since `asked_s`, the server's clock showed `now_ms`."""
+        """Correct the estimate from an answer. Its time `now_ms` was read at some instant since `asked_s`."""
         least_ms, most_ms = now_ms - self._local_s() * 1000, now_ms + 1 - asked_s * 1000
         self._ahead_ms = min(max(self._ahead_ms, least_ms), most_ms)
 
@@ -54,7 +54,7 @@ class _ServerTime:
 
 
 class _Opened:
-    """The client and the times of a store between its opening and its close."""
+    """The client and the clock estimate of an open store. Each opening of the store has its own object."""
 
     def __init__(self, options: Options, keys: Keys) -> None:
         self.loop, self.pid = asyncio.get_running_loop(), os.getpid()
@@ -65,12 +65,12 @@ class _Opened:
 
 
 class Base:
-    """The base class of the store: opening, calls to the server, and time.
+    """The base class of the store. It opens the store, calls the server, and tells the time.
 
     Args:
         options: The options of the URL.
         keys: The keys of the namespace.
-        clock: The clock of the store; None = the server's TIME.
+        clock: The clock of the store. With None, the store uses the server's TIME.
     """
 
     def __init__(self, options: Options, keys: Keys, clock: Clock | None) -> None:
@@ -134,7 +134,7 @@ class Base:
 
         Raises:
             StoreUnavailableError: The script may or may not have run. A repetition is safe.
-            StoreDamagedError: A key holds another type than aiodelay's.
+            StoreDamagedError: Another program has written one of aiodelay's keys as another type.
             StoreTooNewError: The namespace uses a layout or features that this version does not know. The script has
                 changed nothing.
         """
@@ -155,18 +155,18 @@ class Base:
     async def _name_damage(self, client: Client, fault: Fault) -> None:
         """If a key of the wrong type caused the fault, name the key in the fault's reason."""
         if fault.is_damage:
-            with suppress(Fault):  # The server stopped answering meanwhile: keep the reason.
+            with suppress(Fault):  # The server no longer answers: keep the reason that the fault has.
                 fault.reason = await overwritten_key(client, self._keys) or fault.reason
 
     def unavailable(self, fault: Fault) -> StoreError:
-        """Return the public error for a fault."""
+        """Return the public error to raise for a fault."""
         if fault.too_new is not None:
             return StoreTooNewError(self.name, fault.too_new.value, fault.too_new.allowed)
         kind = StoreDamagedError if fault.is_damage else StoreUnavailableError
         return kind(self.name, fault.reason)
 
     async def run_apart(self, script: str, arguments: Sequence[Arg]) -> None:
-        """Run a script on a separate connection, from another event loop than the store's.
+        """Run a script on a separate connection. The caller runs in another event loop than the store.
 
         Raises:
             Fault: The script may or may not have run.
@@ -183,7 +183,7 @@ class Base:
 
         Raises:
             StoreUnavailableError: The server may or may not have carried out the command.
-            StoreDamagedError: A key holds another type than aiodelay's.
+            StoreDamagedError: Another program has written one of aiodelay's keys as another type.
         """
         client = self._checked().client
         try:
@@ -193,7 +193,7 @@ class Base:
             raise self.unavailable(fault) from fault
 
     async def lanes_of(self, values: Sequence[object]) -> Lanes:
-        """Read the names of the lanes from the server. If `values` is empty, return no names and do not ask.
+        """Read the names of the lanes from the server. Without values, return no names, and do not call the server.
 
         Raises:
             StoreUnavailableError: The server did not return the names.
@@ -205,13 +205,13 @@ class Base:
     # --- time ---------------------------------------------------------------------------------------------
 
     def heard(self, now: bytes, asked_s: float) -> int:
-        """Correct the estimate of the server's time from an answer, and return the time in the answer.
+        """Correct the estimate of the server's time from an answer. Return the time in the answer.
 
-        The network, a durability level or a busy event loop may have delayed the answer.
+        The answer may be late: the network, a durability level or a busy event loop can delay it.
 
         Args:
-            now: The server's time in the answer, epoch ms.
-            asked_s: The loop's time at the question.
+            now: The server's time in the answer, in epoch ms.
+            asked_s: The time of the event loop when this process sent the question.
         """
         now_ms = int(now)
         opened = self._opened
@@ -220,7 +220,7 @@ class Base:
         return now_ms
 
     def now_ms(self) -> int:
-        """Return the store's time in epoch ms. Without a clock, this is an estimate of the server's time."""
+        """Return the store's time in epoch ms. If the store has no clock of its own, estimate the server's time."""
         if self._clock is not None:
             return self._clock.now_ms()
         opened = self._opened or self._checked()
@@ -228,7 +228,7 @@ class Base:
         return int(opened.time.now_ms())
 
     def seconds_until(self, at_ms: int) -> float:
-        """Return the seconds until an instant of the store's time; negative if the instant has passed."""
+        """Return the seconds until an instant of the store's time. The result is negative after that instant."""
         if self._clock is not None:
             return self._clock.seconds_until(at_ms)
         opened = self._checked()

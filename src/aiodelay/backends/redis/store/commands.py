@@ -1,4 +1,4 @@
-"""Encoding of commands as arguments of `apply.lua`, and decoding of its answers."""
+"""Encodes commands as arguments of `apply.lua`, and decodes the answers of the script."""
 
 from __future__ import annotations
 
@@ -30,17 +30,20 @@ __all__ = ["BAD_VALUE", "CHANGE_COST", "MOST_MS", "Answer", "answer_of", "argume
 
 
 class _TooFarError(Exception):
-    """A time is too large for the 6 bytes of a record."""
+    """Raised for a time that is too large for the 6 bytes of a record."""
 
 
 BAD_VALUE = (_TooFarError, OverflowError, UnicodeError, TypeError)
-"""Errors from values that no record can hold. The store refuses the command with such a value, and no other command."""
+"""Errors from values that no record can hold. The store refuses only the command that has such a value."""
 
 MOST_MS = (1 << 47) - 1
 """The latest time that a record can hold."""
 _COMMAND_BYTES = 100
 CHANGE_COST = 6
-"""The cost of a command that changes a record, in puts of new ids. It bounds the time that one script takes."""
+"""The cost of a command that changes a record. The unit is the cost of a put with a new id.
+
+It bounds a script's time.
+"""
 _MODES = {"replace": b"r", "keep": b"k", "error": b"e", "newer": b"n", "if_revision": b"i"}
 
 _REVISION, _DUE_MS, _VERSION = (span("ANSWER", part) for part in ("revision", "due", "version"))
@@ -63,8 +66,8 @@ _REFUSED = {
     b"I": Refused("in_flight"),
     b"E": Refused("exists"),
     b"P": Refused("passed"),
-    b"L": Refused("unavailable", "there are 65,535 lanes already"),
-    b"F": Refused("undecodable", "its record is of a format that this version cannot read"),
+    b"L": Refused("unavailable", "the store already has 65,535 lanes, and takes no new lane"),
+    b"F": Refused("undecodable", "the stored record has a format that this version cannot read"),
 }
 
 
@@ -114,7 +117,7 @@ def _checked(ms: int) -> int:
 
 
 def answer_of(answer: bytes, command: Command | None) -> Outcome:
-    """Return the outcome for the answer of a script to one command."""
+    """Return the outcome of one command from the script's answer."""
     letter = answer[:1]
     found = _STORED.get(letter)
     if found is not None:
@@ -130,12 +133,12 @@ def _outdated(answer: bytes, command: Command | None) -> Refused:
 
 
 def outcome_of(fault: Fault) -> Outcome:
-    """Return the outcome of every command whose script call failed."""
+    """Return the outcome of each command in a script call that failed."""
     return Unknown(fault.reason) if fault.kind == "unknown" else Refused(fault.kind, fault.reason)
 
 
 def chunk_size(commands: Iterable[Command]) -> int:
-    """Return how many of these commands, from the first on, one script call may take."""
+    """Return how many of the commands one script call may take, counted from the first command."""
     size = cost = n = 0
     for command in commands:
         size += _COMMAND_BYTES + (command.envelope.size if isinstance(command, Put) else 0)

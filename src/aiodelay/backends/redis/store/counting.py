@@ -1,4 +1,4 @@
-"""Decoding of the answers of `counts.lua` and `load.lua`, for `counts()` and `load()`."""
+"""Decodes the answers of `counts.lua` and `load.lua` for the store's `counts()` and `load()`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["add_load", "counts_of"]
 
 
 def counts_of(reply: Sequence[Any]) -> Mapping[Lane, LaneCounts]:
-    """Return the counts in an answer of `counts.lua`, without the lanes that hold nothing."""
+    """Return the counts in an answer of `counts.lua`. Leave out lanes without messages and dead letters."""
     served = served_lanes(reply[1], int(reply[0]))
     held = frozenset(reply[2])
     parked = _parked(reply[3])
@@ -32,7 +32,7 @@ def counts_of(reply: Sequence[Any]) -> Mapping[Lane, LaneCounts]:
 
 
 def _parked(flat: Sequence[bytes]) -> dict[bytes, int]:
-    """Return the number of parked messages by the number of the lane."""
+    """Return the number of parked messages for each lane number."""
     found: dict[bytes, int] = {}
     for name, count in zip(flat[::2], flat[1::2], strict=True):
         number = name.partition(b":")[0]
@@ -41,6 +41,9 @@ def _parked(flat: Sequence[bytes]) -> dict[bytes, int]:
 
 
 def add_load(found: Counter[tuple[int, Lane]], lane: Lane, first: int, counted: Sequence[bytes]) -> None:
-    """Add the counts in an answer of `load.lua` to `found`. Its first span is the span number `first`."""
+    """Add the counts in an answer of `load.lua` to `found`.
+
+    The spans of the answer begin at the span number `first`.
+    """
     for span, messages in zip(counted[::2], counted[1::2], strict=True):
         found[first + int(span), lane] += int(messages)

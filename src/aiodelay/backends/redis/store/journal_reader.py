@@ -1,4 +1,4 @@
-"""A reader of the journal that starts at any entry and does not need an open store."""
+"""`RedisJournalReader`: reads the journal from any entry on. The store need not be open."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ AT_ONCE = 2_000
 
 
 class RedisJournalReader:
-    """Reads the journal of a Redis store, as the Protocol `JournalReader` asks. The journal has one part.
+    """Implements the Protocol `JournalReader` for a Redis store. The journal has one part.
 
-    The entries have consecutive numbers. If a number is missing, the server has trimmed its entry.
+    The entries have consecutive numbers. If a number is missing, the server has trimmed the entry.
 
     Args:
         client: The client of the server.
@@ -36,7 +36,7 @@ class RedisJournalReader:
         self._client, self._keys, self._name = client, keys, name
 
     async def spans(self) -> Mapping[int, range]:
-        """Return the numbers of the entries that the server still keeps, for each part."""
+        """Return the range of entry numbers that the server still keeps. The map has one part, `PART`."""
         oldest = await self._command("XRANGE", self._keys.key("journal"), "-", "+", "COUNT", 1)
         end = int(await self._command("HGET", self._keys.key("meta"), "journal") or 0) + 1
         return {PART: range(_number(oldest[0]) if oldest else end, end)}
@@ -44,7 +44,7 @@ class RedisJournalReader:
     async def entries(
         self, part: int, span: range, trimmed: Callable[[range], object]
     ) -> AsyncIterator[Sequence[JournalEntry]]:
-        """Yield the entries of a span in order, in batches. Report missing entries to `trimmed`."""
+        """Yield the entries of a span in order, in batches. Report the numbers of missing entries to `trimmed`."""
         del part
         following = span.start
         journal, last = self._keys.key("journal"), f"{span.stop - 1}-0"
@@ -69,7 +69,7 @@ class RedisJournalReader:
 
 @asynccontextmanager
 async def open_journal(options: Options, keys: Keys) -> AsyncGenerator[RedisJournalReader]:
-    """Open a reader of the journal. Its client connects at the first read."""
+    """Open a reader of the journal. The reader connects to the server at its first read."""
     client = Client(options)
     try:
         yield RedisJournalReader(client, keys, options.name)

@@ -1,6 +1,7 @@
-"""`LeaseCache`, the claims that one `RedisWork` holds.
+"""`LeaseCache`: the claims that one worker holds, in the memory of its process.
 
-With its contents the server can end a *plain* claim without reading the record: it only deletes the message.
+A *plain* claim ends when the server deletes the message, and nothing else. For a plain claim, the worker sends what the
+server needs from this cache, so the server does not read the record.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ __all__ = ["Held", "LeaseCache", "plain_arguments"]
 
 MOST_HELD = 20_000
 SLACK_MS = 1_000
-"""How far the server's clock may be behind this process's estimate of the server's time."""
+"""The largest expected lag of the server's clock behind this process's estimate of the server's time."""
 
 
 class Held(Struct, frozen=True, gc=False):
-    """A claim that this worker holds: the encoded id, the number of the lane, and the claim itself."""
+    """A claim that this worker holds, with the encoded id of the message and the number of its lane."""
 
     member: bytes
     lane: int
     claim: Claim
 
     def is_plain(self, settlement: Settlement) -> bool:
-        """Return True if the settlement only has to delete the message.
+        """Return True if the server only has to delete the message.
 
-        This is the case if the settlement is `Done`, and the message has never lapsed, does not recur, is not an
-        occurrence of a series, and has no version.
+        This is the case if four conditions hold. The settlement is `Done`. The message has never lapsed. The message
+        neither recurs nor is an occurrence of a series. The message has no version.
         """
         envelope = self.claim.record.envelope
         return (
@@ -45,29 +46,29 @@ class Held(Struct, frozen=True, gc=False):
 
 
 class LeaseCache:
-    """The claims that a worker holds, by id.
+    """The claims that a worker holds, by message id.
 
-    This is only a cache. The server ends a claim that is not in it by reading the record, with the same outcome.
+    A missing claim does no harm. The server then reads the record to end the claim, and the outcome is the same.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, Held] = {}
 
     def add(self, held: Sequence[Held]) -> None:
-        """Add new claims."""
-        if len(self._held) >= MOST_HELD:  # These claims were lost or have lapsed: nobody settled them.
+        """Add new claims. If the cache is full, empty it first."""
+        if len(self._held) >= MOST_HELD:  # Nobody settled the old claims: they are lost or have lapsed.
             self._held.clear()
         self._held |= {each.claim.record.envelope.id: each for each in held}
 
     def renewed(self, renewals: Iterable[Renewal], outcomes: Iterable[RenewOutcome]) -> None:
-        """Store the new tokens of renewed claims, and drop the claims that were not renewed."""
+        """Update the tokens of renewed claims. Remove the claims that were not renewed."""
         for renewal, outcome in zip(renewals, outcomes, strict=True):
             held = self._held.pop(renewal.id, None)
             if held is not None and outcome in (RenewOutcome.RENEWED, RenewOutcome.CANCELLED):
                 self._held[renewal.id] = Held(held.member, held.lane, Claim(held.claim.record, renewal.to))
 
     def take(self, settlements: Iterable[Settlement]) -> list[Held | None]:
-        """Remove the claims of these settlements and return them; None = the claim is not in the cache."""
+        """Remove the claims of these settlements, and return them. None stands for a claim that is not in the cache."""
         found = [(settlement.token, self._held.pop(settlement.id, None)) for settlement in settlements]
         return [held if held is not None and held.claim.token == token else None for token, held in found]
 

@@ -36,9 +36,9 @@ __all__ = ["RedisStore", "open_store"]
 
 LEAVE_S = 1.0
 COMPARED = ("messages", "pauses", "positions of sources")
-"""The data of which the script `present` makes two counts: how many are stored, and how many are listed."""
+"""The data that the script `present` counts in two ways: how many are stored, and how many the index lists."""
 NOTED_MS = 60_000
-"""How long a process's note that its data are gone stays valid. The process renews the note every 5 s."""
+"""How long a note is valid. A process writes it when its data are gone, and renews it every 5 s."""
 
 _TRAITS = StoreTraits(
     durable=True,
@@ -55,11 +55,11 @@ class RedisStore(Transfers):
 
     Args:
         url: `redis://user:password@host:6379/0`, `rediss://`, `unix:///path`, `valkey://`, `valkeys://`, with options.
-        namespace: Separates the messages of several applications on one server.
-        clock: The clock of the store; None = the server's TIME.
+        namespace: The namespace of the messages. It separates the applications that share a server.
+        clock: The clock of the store. With None, the store uses the server's TIME.
 
     Raises:
-        ConfigurationError: The URL or the namespace cannot be used.
+        ConfigurationError: The URL or the namespace is not allowed.
     """
 
     traits = _TRAITS
@@ -77,7 +77,7 @@ class RedisStore(Transfers):
     # --- commands -----------------------------------------------------------------------------------------
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
-        """Carry out commands in order."""
+        """Carry out commands in order. Return one outcome for each command."""
         self._checked()
         outcomes: list[Outcome] = [_NOT_SENT] * len(commands)
         written: dict[int, list[Arg]] = {}
@@ -103,11 +103,11 @@ class RedisStore(Transfers):
                     outcomes[i] = outcome_of(fault)
                 break
             self.heard(now, asked_s)
-            # The script stops early if the commands would block the server for long: then there are fewer answers.
+            # The script stops early if the commands would block the server for long. It then returns fewer answers.
             for i, answer in zip(chunk, answers, strict=False):
                 outcomes[i] = answer_of(answer, commands[i])
             left = left[len(answers) :]
-            if source is not None:  # All commands of an intake and its position change in one step.
+            if source is not None:  # The commands of an intake and its position change in one step: nothing is left.
                 break
         dues = first_dues(commands, outcomes) if self.waiters else {}  # A process that only writes has no waiters.
         if dues is None:
@@ -117,48 +117,48 @@ class RedisStore(Transfers):
         return outcomes
 
     async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
-        """Store versioned messages."""
+        """Store versioned messages. Return one outcome for each message, in order."""
         return await self.apply(loads_of(puts))
 
     async def fill(self) -> float | None:
-        """Return the used share of `maxmemory`, from 0 to 1; None if the server has no such limit."""
+        """Return the used share of `maxmemory`, from 0 to 1, or None if the server has no such limit."""
         info = info_of(await self.command("INFO", "memory"))
         most = int(info.get("maxmemory", 0))
         used = int(info["used_memory"]) - int(info.get("mem_not_counted_for_evict", 0))
         return used / most if most else None
 
     async def vanished(self) -> str:
-        """Describe which data of the namespace have disappeared since this store opened; "" if nothing is lost."""
+        """Describe which data of the namespace have disappeared since this store opened, or return "" if none have."""
         opened = self._checked()
         _, uuid, *counts = await self.run("present", [opened.uuid])
         keys = f"{self._keys.tag}*"
         if not uuid:
-            return f"the keys {keys} that it was opened on are gone: somebody deleted them, or the server lost its data"
+            return f"the keys {keys} of this store are gone: somebody deleted them, or the server lost its data"
         if uuid != opened.uuid:
-            return f"the keys {keys} that it was opened on are gone, and others have taken their place"
+            return f"the keys {keys} of this store are gone, and other keys have taken their place"
         for what, stored, listed in zip(COMPARED, counts[::2], counts[1::2], strict=True):
             if stored != listed:
-                return f"{stored} {what} are stored under {keys}, and {listed} are listed there: somebody deleted a key"
+                return f"{stored} {what} are stored under {keys}, but {listed} are listed there: somebody deleted a key"
         return ""
 
     async def vanished_elsewhere(self) -> str:
-        """Describe a loss of data that another process has noted within the last minute; "" if there is no note."""
+        """Describe a loss of data that another process noted within the last minute, or return "" if none did."""
         noted = await self.command("HGET", self._keys.key("meta"), "vanished")
         if noted is None or self.now_ms() - int(noted) > NOTED_MS:
             return ""
-        return f"a process has {self.name} open, and the keys {self._keys.tag}* that it was opened on are gone"
+        return f"another process has {self.name} open, and reports that the keys {self._keys.tag}* are gone"
 
     async def features(self) -> Mapping[str, str]:
-        """Return the features in use, each with the version that switched it on."""
+        """Return the features that the namespace uses. The value of each is the version that switched it on."""
         recorded = await self.command("HGET", self._keys.key("meta"), "features")
         return dict(each.split("=", 1) for each in (recorded or b"").decode().split())
 
     async def switch_on(self, names: Collection[str]) -> None:
-        """Switch features on: record that the namespace uses them from now on."""
+        """Switch features on: record in the namespace that it uses these features from now on."""
         await self.run("switch_on", [__version__, *sorted(names)])
 
     def journal_reader(self) -> AbstractAsyncContextManager[RedisJournalReader]:
-        """Open a reader of the journal. It works without opening the store."""
+        """Open a reader of the journal. The store need not be open."""
         self.check_journal()
         return open_journal(self._options, self._keys)
 
@@ -184,7 +184,7 @@ class RedisStore(Transfers):
         try:
             await opened.client.command("HSET", workers, worker, serves)
         except Fault as fault:
-            if fault.kind != "full":  # A full server refuses this write. `tidy`, which frees memory, repeats it.
+            if fault.kind != "full":  # A full server refuses this write. `tidy` frees memory and writes it again.
                 await self._name_damage(opened.client, fault)
                 raise self.unavailable(fault) from fault
         listener = WakeupListener(opened.client, self._keys.key("wake"), opened.writer, self.waiters.wake)
@@ -198,7 +198,7 @@ class RedisStore(Transfers):
                     self.waiters.discard(work.waiter)
         finally:
             if self._opened is opened:
-                with suppress(StoreUnavailableError, TimeoutError):  # Without this, the entry of the worker expires.
+                with suppress(StoreUnavailableError, TimeoutError):  # If this fails, the worker's entry expires.
                     async with asyncio.timeout(LEAVE_S):
                         await self.command("HDEL", workers, worker)
 
@@ -207,10 +207,12 @@ _NOT_SENT = Refused("unavailable", "not sent, because an earlier command of the 
 
 
 def open_store(url: str, *, namespace: str, clock: Clock | None) -> RedisStore:
-    """Open `redis://localhost`, `rediss://user:password@host:6380/1`, `unix:///run/redis.sock`, `valkey://host`.
+    """Return a store for a URL: `redis://localhost`, `rediss://user:password@host:6380/1`, `unix:///run/redis.sock`.
+
+    `valkey://` and `valkeys://` mean the same as `redis://` and `rediss://`.
 
     Options: `durability=memory|replicated:<n>|fsynced`, `journal=<entries>`, `protocol=2|3`, `timeout_ms`,
-    `connect_timeout_ms`, `connections`; with TLS `ca_certs`, `client_cert`, `client_key`.
+    `connect_timeout_ms`, `connections`. Options for TLS: `ca_certs`, `client_cert`, `client_key`.
 
     Raises:
         ConfigurationError: The URL has none of these forms, or an option is unknown or out of range.

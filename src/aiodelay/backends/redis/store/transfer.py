@@ -54,7 +54,7 @@ BACK_AT_ONCE = 100
 
 
 class Transfers(Inspection):
-    """The store's methods for lists, topics and logs: `Endpoints`, `Transfer` and `PutsBack`."""
+    """Implements `Endpoints`, `Transfer` and `PutsBack`: the store's methods for lists, topics and logs."""
 
     traits: StoreTraits
     """The traits of `RedisStore`."""
@@ -65,7 +65,7 @@ class Transfers(Inspection):
 
     @property
     def sinks(self) -> Sequence[Sink]:
-        """The sinks on the store's own server, which a scheduler with this store has without registering them."""
+        """The sinks for the store's own server. A scheduler with this store has them without registration."""
         namespace = self._keys.namespace
         return [
             RedisListSink(self._options),
@@ -75,7 +75,7 @@ class Transfers(Inspection):
 
     @property
     def sources(self) -> Sequence[Source]:
-        """The sources on the store's own server, which a scheduler with this store has without registering them."""
+        """The sources for the store's own server. A scheduler with this store has them without registration."""
         namespace = self._keys.namespace
         return [
             RedisListSource(self._options),
@@ -84,10 +84,10 @@ class Transfers(Inspection):
         ]
 
     async def registered(self, topic: str | None = None) -> Sequence[Registered]:
-        """List the consumers of fan-out topics and of logs, each with its lag.
+        """List the consumers of topics and of logs, with the lag of each consumer.
 
         Args:
-            topic: The topic whose consumers to list; None = all topics.
+            topic: The topic or log whose consumers to list. None lists the consumers of all topics and logs.
         """
         namespace = self._keys.namespace
         found: list[Registered] = []
@@ -101,7 +101,7 @@ class Transfers(Inspection):
         return sorted(found, key=lambda each: (each.topic, each.kind, each.consumer))
 
     def reaches(self, sink: Sink) -> Reach:
-        """Return how often a message of this store reaches a sink, and the reason."""
+        """Return the delivery promise for messages that go from this store to a sink, and the reason for it."""
         if not isinstance(sink, RedisListSink | RedisFanoutSink | RedisLog):
             return Reach(Promise.AT_LEAST_ONCE, f"{sink.name} is not on a Redis server: claimed, sent, settled")
         if sink.options.server != self._options.server:
@@ -114,7 +114,7 @@ class Transfers(Inspection):
 
     @contextmanager
     def transferring(self, sink: Sink) -> Iterator[Transferring]:
-        """Register the transfer of one sink's messages, and yield the object that moves them."""
+        """Register the transfer of one sink's messages. Yield the object that moves the messages."""
         assert isinstance(sink, RedisListSink | RedisFanoutSink | RedisLog)
         transfer = _Transfer(self, sink)
         self._transfers.append(transfer)
@@ -126,20 +126,20 @@ class Transfers(Inspection):
             self._transfers.remove(transfer)
 
     def moved_lanes(self) -> list[Lane]:
-        """Return the lanes that this process transfers. A claim reads their next due times too, which saves polls."""
+        """Return the lanes that this process transfers. A claim also reads their next due times, which saves polls."""
         return [transfer.sink.name for transfer in self._transfers]
 
     def looked_at_moved(self, next_look_ms: int | None) -> None:
-        """Tell all transfers that a claim has read the next due times of their lanes.
+        """Tell all transfers that a claim has just read the next due times of their lanes.
 
         Args:
-            next_look_ms: The earliest time at which there may be a message to move; None = the lanes are empty.
+            next_look_ms: The earliest time at which there may be a message to move. None: the lanes are empty.
         """
         for transfer in self._transfers:
             transfer.looked(next_look_ms)
 
     async def lengths(self, destinations: Collection[str]) -> Mapping[str, int]:
-        """Return the number of elements in each of these destinations that is a list."""
+        """Return the number of elements of each list among the destinations. Leave out all other destinations."""
         found: dict[str, int] = {}
         for destination in destinations:
             name, _, address = destination.partition(":")
@@ -154,14 +154,14 @@ class Transfers(Inspection):
         return found
 
     async def blocked(self) -> Sequence[Blocked]:
-        """List the destinations that take nothing now, each with the reason and the number of waiting messages."""
+        """List the blocked destinations, each with the reason and the number of messages that wait for it."""
         found: list[Blocked] = []
         for lane, address, why, messages in await self.run("blocked", []):
             found.append(Blocked(lane.decode(), _shown(address), _shown(why), messages))
         return sorted(found, key=lambda each: (each.lane, each.address))
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        """Store messages again that had left the store."""
+        """Store messages that had left the store. Return one outcome for each message, in order."""
         found: list[Stored] = []
         for start in range(0, len(messages), BACK_AT_ONCE):
             arguments: list[Arg] = []
@@ -181,7 +181,7 @@ class Transfers(Inspection):
 
 
 class _Transfer:
-    """The transfer of one sink's messages, as the Protocol `Transferring` asks."""
+    """Implements the Protocol `Transferring` for the messages of one sink."""
 
     def __init__(self, store: Transfers, sink: RedisListSink | RedisFanoutSink | RedisLog) -> None:
         self._store, self.sink = store, sink
@@ -213,7 +213,10 @@ class _Transfer:
         )
 
     async def _read(self, series: Sequence[bytes]) -> list[Record]:
-        """Decode recurring messages. If a message cannot be read, the next transfer gives it up."""
+        """Decode recurring messages.
+
+        An unreadable message is left out, and the next transfer makes it a dead letter.
+        """
         lanes = await self._store.lanes_of(series[1::2])
         records: list[Record] = []
         for member, value in _pairs(series):
@@ -225,7 +228,7 @@ class _Transfer:
         return records
 
     async def wait(self, *, until_ms: int | None) -> None:
-        # A claim usually comes before this poll and makes it unnecessary (`looked`).
+        # A claim usually reads the lane's next due time first (`looked`). This poll is then unnecessary and moves back.
         loop, poll_s = asyncio.get_running_loop(), SAFETY_POLL_S * random.uniform(0.97, 1)
         while True:
             seconds = self._looked_s + poll_s - loop.time()
@@ -235,7 +238,7 @@ class _Transfer:
                 return
 
     def looked(self, next_look_ms: int | None) -> None:
-        """Postpone the next safety poll: a claim has just read the next due time of this lane."""
+        """Postpone the next safety poll, because a claim has just read the next due time of this lane."""
         loop = asyncio.get_running_loop()
         self._looked_s = loop.time()
         if next_look_ms is not None:
@@ -276,7 +279,7 @@ def _registered(topic: str, consumer: Consumer | LogConsumer) -> Registered:
 
 
 def _shown(text: bytes) -> str:
-    """Decode a key or a reason. Another program may have written it in bytes that are not UTF-8."""
+    """Decode a key or a reason. Bytes that are not UTF-8 become escapes: another program may have written them."""
     return text.decode("utf-8", "backslashreplace")
 
 

@@ -1,6 +1,6 @@
-"""The waits of this process's loops for due messages, and the wake-ups after this process's own writes.
+"""`Waiter` and `Waiters`: the waits of this process's loops for due messages, and the wake-ups that end these waits.
 
-A write wakes only the loops for which it comes due earlier than they would look again.
+After a write, this process wakes only the loops whose wait would end later than the due time of the message.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ ANY: Lane = ""
 
 
 class Waiter:
-    """The wait of one loop.
+    """The wait of one loop for due messages.
 
-    While the loop waits, a message that comes due after the end of the wait does not wake it. While the loop does not
-    wait, every signal ends its next wait, whatever the due time. Race: the loop may have claimed before the write.
+    If a message becomes due before the loop's wait ends, the message ends the wait. A later message does not end it.
+    Race: a message may be written after the loop's claim and before its wait. So a message that arrives outside a wait
+    ends the next wait, whatever its due time.
     """
 
     def __init__(self) -> None:
         self._wakeup = WakeUp()
-        self._until_ms = math.inf  # The loop does not wait now: every signal counts.
+        self._until_ms = math.inf  # The loop is not in a wait: every signal counts.
 
     async def wait(self, seconds: float, until_ms: int | None) -> bool:
         """Wait for a wake-up. Return True after a wake-up, or False after `seconds`.
 
         Args:
-            seconds: The longest wait.
-            until_ms: When the loop will look again, on the store's clock; None = the loop knows of no due time.
+            seconds: The longest duration of the wait.
+            until_ms: The time on the store's clock at which the loop will inspect the store again. None: no message is
+                due.
         """
         self._until_ms = math.inf if until_ms is None else until_ms
         try:
@@ -41,7 +43,10 @@ class Waiter:
             self._until_ms = math.inf
 
     def comes_due(self, due_ms: int) -> None:
-        """Signal a message that comes due at `due_ms`. End the current wait if it would last longer, or the next."""
+        """Signal a message that becomes due at `due_ms`. End a wait that would last longer.
+
+        Outside a wait, end the next one.
+        """
         if due_ms < self._until_ms:
             self._wakeup.set()
 
@@ -55,7 +60,10 @@ class Waiter:
 
 
 class Waiters:
-    """All loops of this process that wait for messages of one store: transfers of one lane each, and claiming loops."""
+    """All loops of this process that wait for messages of one store.
+
+    A transfer loop waits for the messages of one lane. A claiming loop waits for the messages of all other lanes.
+    """
 
     def __init__(self) -> None:
         self._lanes: dict[Waiter, Lane] = {}
@@ -68,7 +76,7 @@ class Waiters:
 
         Args:
             waiter: The wait of the loop.
-            lane: The lane that the loop transfers; `ANY` = the loop claims.
+            lane: The lane that the loop transfers. `ANY` for a loop that claims.
         """
         self._lanes[waiter] = lane
 
@@ -85,7 +93,7 @@ class Waiters:
         """Wake the loops that serve these lanes.
 
         Args:
-            dues: The earliest due time by lane; `ANY` = the lane is not known.
+            dues: The earliest due time for each lane. The entry `ANY` is for messages of an unknown lane.
         """
         moved = {lane for lane in self._lanes.values() if lane != ANY}
         for waiter, own in self._lanes.items():
@@ -95,9 +103,11 @@ class Waiters:
 
 
 def first_dues(commands: Iterable[Command], outcomes: Iterable[Outcome]) -> dict[Lane, int] | None:
-    """Return the earliest due time of the written messages by lane; the lane `ANY` = not known.
+    """Return the earliest due time of the written messages for each lane.
 
-    If the outcome of a command is unknown, return None: wake all loops.
+    Messages of an unknown lane count under `ANY`.
+
+    If the outcome of a command is unknown, return None. The caller then wakes all loops.
     """
     dues: dict[Lane, int] = {}
     for command, outcome in zip(commands, outcomes, strict=True):

@@ -45,8 +45,10 @@ __all__ = ["RedisWork"]
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 _COST = MAX_CLAIM_BYTES // 80
-"""The cost of a settlement that is not plain, added to its bytes. The script reads and rewrites its record, so one call
-takes at most 80 of them."""
+"""The cost of a settlement that is not plain, in bytes. A call has room for at most 80 such settlements.
+
+The script reads and rewrites the record for each of them. `LeaseCache` explains plain settlements.
+"""
 RENEWED_AT_ONCE, TIDIED_AT_ONCE = 200, 60
 _SETTLED = {ord("s"): SettleOutcome.SETTLED, ord("u"): SettleOutcome.SUPERSEDED, ord("g"): SettleOutcome.GONE}
 _NOT_HELD = ord("n")
@@ -59,10 +61,10 @@ _RENEWED = {
 
 
 class RedisWork:
-    """The claims, settlements and housekeeping of one worker.
+    """The object with which one worker claims, settles and tidies.
 
     Args:
-        store: The store to claim from.
+        store: The store that holds the messages.
         worker: The worker id.
     """
 
@@ -78,7 +80,7 @@ class RedisWork:
     # --- claims -------------------------------------------------------------------------------------------
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
-        """Lease due messages."""
+        """Lease due messages for this worker. A repetition with the same request returns the same messages."""
         if request != self._last:
             self._last, self._is_answered = request, False
             self._turn += 1
@@ -105,7 +107,7 @@ class RedisWork:
         return wanted[first:] + wanted[:first]
 
     async def _read(self, pairs: Sequence[bytes], token: int, numbers: Mapping[Lane, int]) -> list[Claim]:
-        """Decode claimed messages. A message that cannot be read becomes a dead letter; all others are returned."""
+        """Decode claimed messages and return their claims. An unreadable message becomes a dead letter instead."""
         lanes = Lanes(numbers)
         members, values = pairs[::2], pairs[1::2]
         held: list[Held] = []
@@ -128,7 +130,7 @@ class RedisWork:
     # --- settling -----------------------------------------------------------------------------------------
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
-        """End claims."""
+        """End claims. Return one outcome for each settlement, in order."""
         has_journal = self._store.keeps_journal
         plain: list[tuple[int, Held]] = []
         others: list[tuple[int, Settlement, int]] = []
@@ -158,7 +160,7 @@ class RedisWork:
         return dict(zip(indexes, letters, strict=True))
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        """Renew leases."""
+        """Renew leases. Return one outcome for each renewal, in order."""
         outcomes: list[RenewOutcome] = []
         while left := renewals[len(outcomes) : len(outcomes) + RENEWED_AT_ONCE]:
             arguments: list[Arg] = []
@@ -175,24 +177,27 @@ class RedisWork:
     # --- waiting ------------------------------------------------------------------------------------------
 
     async def wait(self, *, until_ms: int | None) -> None:
-        """Return when there may be something new to claim."""
+        """Wait until there may be a message to claim, but at most until `until_ms` or the next safety poll."""
         seconds = self._store.traits.safety_poll_ms / 1000 * random.uniform(0.75, 0.95)
         if until_ms is not None:
             seconds = min(seconds, self._store.seconds_until(until_ms))
         await self.waiter.wait(seconds, until_ms)
 
     def wake(self) -> None:
-        """End this worker's current or next `wait`."""
+        """End the current `wait` of this worker, or its next `wait`."""
         self.waiter.wake()
 
     def clear(self) -> None:
-        """Forget all earlier wake-ups."""
+        """Forget all earlier wake-ups of this worker."""
         self.waiter.clear()
 
     # --- housekeeping -------------------------------------------------------------------------------------
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
-        """Do a bounded step of housekeeping for all lanes."""
+        """Do one bounded step of housekeeping for all lanes.
+
+        Return how much the step did, and the state of the lanes.
+        """
         serves = msgspec.msgpack.encode([0, *sorted(lanes)])
         lapsed = expired = 0
         while True:
@@ -212,11 +217,11 @@ class RedisWork:
         return Tidied(now_ms, lapsed, expired, states)
 
     def beat(self, ids: Collection[str]) -> None:
-        """Record that this process is alive and holds these suspects. Call it from a thread without an event loop."""
+        """Record that this process is alive and holds these suspects. The caller is a thread without an event loop."""
         asyncio.run(self._store.run_apart("beat", [self._worker, *map(member_of, ids)]))
 
     def status(self) -> WorkStatus:
-        """Return whether the store serves claims of this version of aiodelay."""
+        """Return whether this version of aiodelay can still claim from the store."""
         return self._version.status()
 
 
@@ -254,5 +259,5 @@ def _trace(trace: Mapping[str, str] | None) -> bytes:
 
 
 def _error(text: str | None) -> bytes:
-    """Encode an error's text. Text that UTF-8 cannot encode is escaped: it must not prevent the settlement."""
+    """Encode an error's text. Escape characters that UTF-8 cannot encode, because they must not stop the settlement."""
     return b"" if text is None else b"e" + text.encode("utf-8", "backslashreplace")

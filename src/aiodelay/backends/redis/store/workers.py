@@ -1,4 +1,4 @@
-"""Decoding of the key `workers`, in which each worker records when it was last alive and which lanes it serves."""
+"""Decodes the key `workers`. Each worker records there when it was last alive, and which lanes it serves."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from aiodelay.core.values import Instance, Lane
 __all__ = ["SERVED_WINDOW_MS", "live_workers", "served_lanes"]
 
 SERVED_WINDOW_MS = 60_000
-"""A worker that tidied within this many ms counts as alive."""
+"""The time in ms for which a worker counts as alive after its last housekeeping."""
 
 
 def served_lanes(workers: Sequence[bytes], now_ms: int) -> set[Lane]:
-    """Return the lanes that live workers serve. For the arguments, see `live_workers`."""
+    """Return the lanes that live workers serve. The arguments are those of `live_workers`."""
     return {lane for each in live_workers(workers, now_ms) for lane in each.lanes or ()}
 
 
 def live_workers(workers: Sequence[bytes], now_ms: int) -> list[Instance]:
-    """Return the live workers in the order of their names.
+    """Return the live workers, in the order of their names.
 
     Args:
-        workers: Names of workers, each followed by a MessagePack list: the time of its last sign of life in ms, and the
-            lanes that it serves.
-        now_ms: The store's time, epoch ms.
+        workers: Names and values of the key `workers`, in turn. A value is a MessagePack list: the time in epoch ms at
+            which the worker was last alive, and the lanes that it serves.
+        now_ms: The store's time, in epoch ms.
     """
     found: list[Instance] = []
     for name, value in zip(workers[::2], workers[1::2], strict=True):
