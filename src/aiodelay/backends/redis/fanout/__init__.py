@@ -1,3 +1,3 @@
-"""Fan-out topics: each consumer of such a topic gets every message."""
+"""Fan-out topics on a Redis server. Each consumer of such a topic gets every message."""
 
 __all__: list[str] = []

@@ -1,6 +1,7 @@
-"""`PublishingEnd`, the base class of the sinks that publish to topics and logs.
+"""`PublishingEnd`: the base class of the sinks that publish to topics and logs.
 
-A topic remembers the delivery ids of the last 10 minutes. A repetition within this time has no effect.
+A topic remembers the delivery ids of the last 10 minutes. If a sink publishes a delivery id again within this time, the
+topic ignores it.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ from aiodelay.core.values import MAX_CLAIM_BYTES, Delivery, Failed, NotTaken, Se
 __all__ = ["PublishingEnd"]
 
 REMEMBERED_S = 540.0
-"""One minute less than the time for which a topic remembers a delivery id."""
+"""The time for which a sink may repeat a delivery: one minute less than the topic remembers the delivery id."""
 MOST_UNKNOWN = 10_000
 
 
 class PublishingEnd(ConnectedSink):
     """A sink that publishes to topics.
 
+    An attempt to publish may have an unknown outcome, for example after a timeout. The sink then publishes the message
+    again. After 9 minutes this could make a second copy, so `resend_unknown` decides.
+
     Args:
         server: A URL in the form of a Redis store's URL.
-        resend_unknown: What to do if the outcome of the first attempt has been unknown for more than 9 minutes. True:
-            publish the message again. False: give it up as `outcome_unknown`.
+        resend_unknown: If True, the sink publishes the message again even after 9 minutes. If False, it gives the
+            message up with the reason `outcome_unknown`.
     """
 
     def __init__(self, server: str | Options, *, resend_unknown: bool) -> None:
@@ -40,13 +44,13 @@ class PublishingEnd(ConnectedSink):
 
     @abstractmethod
     async def _publish(self, client: Client, address: str, elements: Sequence[Arg]) -> int | str:
-        """Publish pairs of delivery id and element.
+        """Publish pairs of delivery id and element, in order.
 
         Returns:
-            The number of published pairs, counted from the first, or the reason why the topic takes nothing.
+            The number of pairs that were published, from the first pair on, or the reason why the topic takes nothing.
 
         Raises:
-            TargetError: Sends to this address can never succeed.
+            TargetError: No message for this address can ever be sent.
             Fault: The server did not answer, or it refused the call.
         """
 
@@ -77,11 +81,11 @@ class PublishingEnd(ConnectedSink):
         now_s = asyncio.get_running_loop().time()
         for each in deliveries:
             self._unknown.setdefault(each.delivery_id, now_s)
-        while len(self._unknown) > MOST_UNKNOWN:  # Other processes have sent the oldest ones meanwhile.
+        while len(self._unknown) > MOST_UNKNOWN:  # Other processes have sent the oldest deliveries meanwhile.
             del self._unknown[next(iter(self._unknown))]
 
     def _given_up(self, deliveries: Sequence[Delivery]) -> Mapping[str, SendOutcome]:
-        """Return the outcomes of deliveries that it is too late to repeat.
+        """Return failed outcomes for the deliveries that may no longer be repeated.
 
         The topic may have forgotten the first attempt, so a second attempt could publish the message twice.
         """
@@ -94,7 +98,7 @@ class PublishingEnd(ConnectedSink):
 
 
 def _first_of(deliveries: Sequence[Delivery]) -> list[tuple[Delivery, bytes]]:
-    """Return as many of the first deliveries as one call may carry, each with its element."""
+    """Return the first deliveries, as many as one call may carry, each with its element."""
     found: list[tuple[Delivery, bytes]] = []
     size = 0
     for each in deliveries:

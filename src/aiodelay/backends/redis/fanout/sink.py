@@ -1,6 +1,6 @@
-"""The sink `redis-fanout:<topic>`, which publishes to all consumers of a topic.
+"""The sink `redis-fanout:<topic>`, which publishes messages to all consumers of a topic.
 
-The address `<topic>@<consumer>` publishes to one consumer.
+With the address `<topic>@<consumer>`, the sink publishes a message to one consumer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["RedisFanoutSink", "Start", "TopicKeys", "open_fanout_sink", "registe
 
 NAME = "redis-fanout"
 Start: TypeAlias = Literal["now", "oldest"]
-"""The first message of a new consumer: the next published message, or the oldest message that the topic keeps."""
+"""The first message that a new consumer gets: the next published message, or the oldest message in the topic."""
 MOST_INLINE = 500
 _FORM = "<topic>, or <topic>@<consumer>; names of 1 to 100 letters, digits and . _ - /"
 
@@ -40,12 +40,12 @@ class TopicKeys:
         self.meta: str = f"{self.prefix}:meta"
 
     def of(self, consumer: str) -> ConsumerKeys:
-        """Return the keys of one consumer."""
+        """Return the keys of one consumer of the topic."""
         return ConsumerKeys(f"{self.prefix}@{consumer}:")
 
 
 async def register(client: Client, topic: TopicKeys, consumer: str, *, start: Start, ordered: bool) -> bool:
-    """Register a consumer with a topic. Return True if it is new.
+    """Register a consumer with a topic. Return True if the consumer was not registered before.
 
     Raises:
         ConfigurationError: The topic already has the largest number of consumers.
@@ -55,14 +55,16 @@ async def register(client: Client, topic: TopicKeys, consumer: str, *, start: St
     while True:
         answer = await client.run_on("register", [topic.content, topic.topics], ["", consumer, int(ordered), start])
         if answer == b"full":
-            raise ConfigurationError("consumers of a topic", f"one more: {shortened(consumer)}", "2,000")
+            raise ConfigurationError(
+                "the number of consumers of the topic", f"2,001 with {shortened(consumer)}", "2,000"
+            )
         is_new = is_new or answer != b"known"
         if answer != b"more":
             return is_new
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """Return the topic and the consumer in an address; consumer "" = all consumers.
+    """Return the topic and the consumer in an address. The consumer is "" if the address is for all consumers.
 
     Raises:
         TargetError: The address is not `<topic>` or `<topic>@<consumer>`.
@@ -76,23 +78,25 @@ def split_address(address: str) -> tuple[str, str]:
 class RedisFanoutSink(PublishingEnd):
     """Publishes messages to all registered consumers of a topic, or to one consumer.
 
-    A Redis store already has this sink for its own namespace, and moves messages to its topics exactly once. From any
-    other store, the scheduler claims, publishes and settles a message. If it publishes the message again within 10
-    minutes, no consumer gets the message twice.
+    A Redis store already has this sink for its own namespace, and moves each message to the topics exactly once. With
+    any other store, the scheduler claims, publishes and settles a message, so it may publish a message twice. If both
+    happen within 10 minutes, no consumer gets the message twice.
 
     Args:
         server: A URL in the form of a Redis store's URL: `redis://user:password@host:6379/0`.
-        namespace: Separates the topics of several applications, as the namespace of a store does.
-        max_messages: The most messages that a topic keeps for consumers that have not settled them. Beyond it, the
-            topic drops the oldest; 0 = no limit.
-        max_age: When a message is published, the topic drops messages older than this; None = no limit.
-        resend_unknown: What to do if the outcome of the first attempt has been unknown for more than 9 minutes. True:
-            publish the message again, perhaps a second time. False: give it up as `outcome_unknown`.
-        inline_below: A message of fewer bytes is copied to each consumer. A larger message is kept once for all
-            consumers. The bytes are the payload and about 100 more; 0 to 500.
+        namespace: The namespace of the topics. It separates the topics of applications, as a store's namespace does.
+        max_messages: The largest number of unsettled messages in a topic. If there are more, the topic drops the oldest
+            messages. 0 = no limit.
+        max_age: The largest age of a message. When a message is published, the topic drops older messages. None = no
+            limit.
+        resend_unknown: Decides after an attempt whose outcome has been unknown for more than 9 minutes. If True, the
+            sink publishes the message again, and consumers may get it twice. If False, the sink gives the message up
+            with the reason `outcome_unknown`.
+        inline_below: A size in bytes from 0 to 500. A smaller message is copied to each consumer. Any other message is
+            stored once for all consumers. The size of a message is its payload and about 100 bytes more.
 
     Raises:
-        ConfigurationError: The URL or an option cannot be used.
+        ConfigurationError: The URL or an option is not allowed.
     """
 
     name: str = NAME
@@ -114,12 +118,12 @@ class RedisFanoutSink(PublishingEnd):
         self.inline_below: int = check_integer("inline_below", inline_below, MOST_INLINE)
 
     def check(self, address: str) -> None:
-        """Raise an error unless the address is `<topic>` or `<topic>@<consumer>`."""
+        """Check that an address is `<topic>` or `<topic>@<consumer>`. Raise `TargetError` for any other address."""
         split_address(address)
 
     @property
     def settings(self) -> tuple[int, int, int]:
-        """The limits that each call sends to the script `publish`: `max_messages`, `max_age` in ms, `inline_below`."""
+        """The arguments of the script `publish` that limit a topic: `max_messages`, `max_age` in ms, `inline_below`."""
         return self.max_messages, self.max_age_ms, self.inline_below
 
     async def _publish(self, client: Client, address: str, elements: Sequence[Arg]) -> int | str:
@@ -130,7 +134,9 @@ class RedisFanoutSink(PublishingEnd):
 
 
 def open_fanout_sink(url: str) -> RedisFanoutSink:
-    """Open `redis-fanout://host:6379/0?namespace=shop&max_messages=1000000&max_age=7d`; with TLS `rediss-fanout://`.
+    """Return a sink for a URL: `redis-fanout://host:6379/0?namespace=shop&max_messages=1000000&max_age=7d`.
+
+    The URL scheme with TLS is `rediss-fanout://`.
 
     Raises:
         ConfigurationError: The URL has none of these forms, or an option is unknown or out of range.

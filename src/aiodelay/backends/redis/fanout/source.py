@@ -1,4 +1,4 @@
-"""The source `redis-fanout:<topic>?consumer=<name>`, which gives the messages of a topic's consumer to a handler."""
+"""The source `redis-fanout:<topic>?consumer=<name>`. It gives the messages of one consumer of a topic to a handler."""
 
 from __future__ import annotations
 
@@ -36,21 +36,22 @@ def _read_place(address: str) -> Place:
 
 
 class RedisFanoutSource(Connected):
-    """Takes the messages of a topic's consumer. All processes that name the same consumer share its messages.
+    """Takes the messages of one consumer of a topic. All processes that name the same consumer share its messages.
 
-    The address is `<topic>?consumer=<name>`. The first claim registers the consumer. It then gets the messages that are
-    published from that time on; with `&from=oldest`, also the messages that the topic keeps. With `&ordered=true`, one
-    message is in flight at a time over all processes, including retries.
+    The address is `<topic>?consumer=<name>`. The first claim registers the consumer. The consumer gets the messages
+    that are published from then on. With `&from=oldest`, it also gets the messages that the topic keeps. With
+    `&ordered=true`, at most one message is in flight over all processes. A message that waits for a retry counts as in
+    flight.
 
-    A process holds the messages that it has taken until its lease ends. Then they return to the head of the consumer's
-    list. Retries return to the consumer, and dead letters go to the scheduler's store.
+    A process has a lease for the messages that it takes. If the lease lapses, the messages return to the head of the
+    consumer's list. Retries return to the consumer, and dead letters go to the scheduler's store.
 
     Args:
         server: A URL in the form of a Redis store's URL.
         namespace: The namespace of the topics, as for `RedisFanoutSink`.
 
     Raises:
-        ConfigurationError: The URL or the namespace cannot be used.
+        ConfigurationError: The URL or the namespace is not allowed.
     """
 
     name: str = NAME
@@ -60,7 +61,7 @@ class RedisFanoutSource(Connected):
         self.keys: Keys = keys_of(namespace)
 
     def check(self, address: str) -> None:
-        """Raise an error unless the address is `<topic>?consumer=<name>`."""
+        """Check that an address is `<topic>?consumer=<name>`. Raise `TargetError` for any other address."""
         _read_place(address)
 
     @asynccontextmanager
@@ -71,7 +72,7 @@ class RedisFanoutSource(Connected):
         put_back: Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]],
         now_ms: Callable[[], int],
     ) -> AsyncIterator[Feed]:
-        """Open a feed of a consumer's messages. The first claim registers the consumer."""
+        """Open a feed of the messages of a consumer. The first claim of the feed registers the consumer."""
         assert self._client is not None
         feed = _FanoutFeed(
             self._client, self.options.name, self.keys, _read_place(address), consumer, store=(put_back, now_ms)
@@ -81,7 +82,7 @@ class RedisFanoutSource(Connected):
 
 
 class _FanoutFeed(ConsumerFeed):
-    """The feed of one process from one consumer's messages."""
+    """Takes the messages of one consumer for one process."""
 
     def __init__(self, client: Client, server: str, keys: Keys, place: Place, instance: str, *, store: Store) -> None:
         self._topic = TopicKeys(keys, place.topic)
@@ -98,7 +99,9 @@ class _FanoutFeed(ConsumerFeed):
 
 
 def open_fanout_source(url: str) -> RedisFanoutSource:
-    """Open `redis-fanout://host:6379/0?namespace=shop`; with TLS `rediss-fanout://`.
+    """Return a source for a URL: `redis-fanout://host:6379/0?namespace=shop`.
+
+    The scheme with TLS is `rediss-fanout://`.
 
     Raises:
         ConfigurationError: The URL has none of these forms, or an option is unknown or out of range.

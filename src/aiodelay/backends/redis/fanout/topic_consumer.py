@@ -1,4 +1,4 @@
-"""`ConsumerFeed`: the feed of a consumer of a topic or a log. Retries return to the same consumer, not to others."""
+"""`ConsumerFeed`: takes the messages of one consumer of a topic or log. Retries return to this consumer only."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ AGAIN_AT_ONCE = 100
 
 
 class ConsumerFeed(ListConsumer):
-    """The feed of one process from one consumer's messages.
+    """Takes the messages of one consumer for one process.
 
-    A dead letter of this feed is addressed to this consumer alone. Its id ends with the name of the consumer, because
-    several consumers may give up the same message.
+    Several consumers may give up the same message. So the id of a dead letter ends with the name of the consumer, and a
+    redrive sends the dead letter to this consumer alone.
 
     Args:
         client: The client of the topic's server.
@@ -38,8 +38,8 @@ class ConsumerFeed(ListConsumer):
         place: The topic and the consumer.
         keys: The keys of the scripts, as for `ListConsumer`.
         instance: The name of this process among the processes of the consumer.
-        sink: The name of the sink that a redriven dead letter uses to reach the consumer.
-        store: The functions of the scheduler's store, as for `ListConsumer`.
+        sink: The name of the sink that sends a redriven dead letter to the consumer.
+        store: Two functions of the scheduler's store, as for `ListConsumer`.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class ConsumerFeed(ListConsumer):
 
     @abstractmethod
     async def _register(self) -> None:
-        """Register the consumer."""
+        """Register the consumer with its topic or log."""
 
     @abstractmethod
     def _own_address(self) -> str:
-        """Return the address of the sink that reaches only this consumer."""
+        """Return the address of the sink for messages to this consumer alone."""
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
-        """Take messages. The first call registers the consumer."""
+        """Claim messages. The first call registers the consumer."""
         if not self._is_registered:
             try:
                 await self._register()
@@ -83,14 +83,14 @@ class ConsumerFeed(ListConsumer):
 
     def _note(self, why: bytes, missed: int) -> None:
         if why == b"u" and not self._is_unknown:
-            log.warning("%s is not registered any more: it gets no messages", self._name)
+            log.warning("%s is no longer registered: it gets no messages", self._name)
         self._is_unknown = why == b"u"
         if missed > 0:
-            log.warning("%s missed %d messages: the topic has dropped them", self._name, missed)
+            log.warning("%s missed %d messages, because the topic had dropped them", self._name, missed)
             self._untold += missed
 
     async def _leave(self, pairs: Sequence[tuple[Again | Dead, Taken]]) -> tuple[list[int], set[int]]:
-        """Return retries to the consumer, and put dead letters into the store."""
+        """Return retries to the consumer, and store dead letters in the scheduler's store."""
         again = [(why, taken) for why, taken in pairs if isinstance(why, Again)]
         settled: set[int] = set()
         for start in range(0, len(again), AGAIN_AT_ONCE):

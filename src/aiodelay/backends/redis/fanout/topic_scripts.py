@@ -1,4 +1,4 @@
-"""Code that fan-out topics and logs share: names, the keys of a consumer, the addresses of sources, `TopicEnd`."""
+"""Code that fan-out topics and logs share: checks of names, keys of a consumer, addresses of sources, `TopicEnd`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def check_name(name: str, *, field: str) -> str:
-    """Return the name of a topic or consumer after a check of its characters.
+    """Check the characters in the name of a topic or consumer. Return the name.
 
     Raises:
         TargetError: The name is not 1 to 100 letters, digits and `.`, `_`, `-`, `/`.
@@ -31,7 +31,7 @@ def check_name(name: str, *, field: str) -> str:
 
 
 class ConsumerKeys:
-    """The keys of one consumer of a topic. `taken` is the common beginning of the keys of its instances."""
+    """The keys of one consumer of a topic. The keys of its instances begin with `taken`."""
 
     def __init__(self, prefix: str) -> None:
         self.refs: str = f"{prefix}refs"
@@ -41,12 +41,12 @@ class ConsumerKeys:
         self.state: str = f"{prefix}state"
 
     def of_instance(self, instance: str) -> list[str]:
-        """Return the keys of the scripts with which an instance takes messages."""
+        """Return the keys that an instance passes to the scripts which take messages."""
         return [self.refs, self.instances, f"{self.taken}{instance}"]
 
 
 class Place(NamedTuple):
-    """The contents of a source's address: the topic, the consumer and its registration; consumer "" = none."""
+    """The parts of a source's address. The consumer is "" if the address names no consumer."""
 
     topic: str
     consumer: str
@@ -55,13 +55,13 @@ class Place(NamedTuple):
 
 
 def read_place(address: str, name: str, names: Mapping[str, str], *, start: str, form: str) -> Place:
-    """Read `<topic>?consumer=<name>&from=<start>&ordered=true`.
+    """Read an address of the form `<topic>?consumer=<name>&from=<start>&ordered=true`. Return its parts.
 
     Args:
-        address: The address.
-        name: The name of the sink or source, for error messages.
-        names: The name of each option in `Place`, by its name in the address. Two names may mean one option.
-        start: The start if the address gives none.
+        address: The address to read.
+        name: The name of the sink or source in error messages.
+        names: A map from option names in the address to option names in `Place`. Two names may mean the same option.
+        start: The start for an address without `from`.
         form: The allowed form, for error messages.
 
     Raises:
@@ -81,7 +81,7 @@ def read_place(address: str, name: str, names: Mapping[str, str], *, start: str,
 
 
 class TopicEnd(Connected):
-    """Base class of the objects that inspect and change topics. It raises a failed call as `StoreUnavailableError`."""
+    """Base class of the objects that inspect and change topics. A failed call raises `StoreUnavailableError`."""
 
     def _opened(self) -> Client:
         if self._client is None:

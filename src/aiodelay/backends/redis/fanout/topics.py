@@ -1,4 +1,4 @@
-"""`RedisFanout`: registers, removes and lists the consumers of fan-out topics, with their lag."""
+"""`RedisFanout`: registers, removes and lists the consumers of fan-out topics."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ class Consumer(Struct, frozen=True):
 
     Attributes:
         name: The name of the consumer.
-        ordered: True if the consumer keeps order: one message in flight at a time.
-        seen_ms: When the consumer last asked for messages, epoch ms, exact to 10 s; None = never.
-        since_ms: When the consumer was registered, epoch ms.
-        missed: The number of messages that the topic dropped before the consumer took them, since its registration.
-        waiting: The number of messages that the consumer has not taken: its lag.
-        in_flight: The number of messages that its instances have taken and not settled. Only the first 32 instances
-            count.
+        ordered: True if the consumer keeps order: at most one of its messages is in flight.
+        seen_ms: The epoch ms at which the consumer last asked for messages, to within 10 s; None = never.
+        since_ms: The epoch ms at which the consumer was registered.
+        missed: The number of messages since the registration that the topic dropped before the consumer took them.
+        waiting: The lag: the number of messages that the consumer has not taken yet.
+        in_flight: The number of messages that the consumer's instances have taken and not settled. Only the first 32
+            instances count.
         retrying: The number of messages that wait for another attempt.
-        memory: Bytes of the consumer's own keys: references, inline messages and retries, without the shared content.
+        memory: The bytes of the consumer's own keys: references, inline messages and retries. Shared messages do not
+            count.
     """
 
     name: str
@@ -49,12 +50,15 @@ class Consumer(Struct, frozen=True):
 class Topic(Struct, frozen=True):
     """The state of a topic at the time of the call.
 
+    A topic stores a message once for all consumers, or *inline*: a copy for each consumer.
+
     Attributes:
         name: The name of the topic.
         consumers: The number of registered consumers.
-        published: The number of messages that the topic has ever stored as shared content.
-        kept: The number of stored messages that some consumer has not settled, without inline messages.
-        memory: Bytes of the kept messages, as the server estimates.
+        published: The number of messages that the topic has ever stored for all consumers. Inline messages do not
+            count.
+        kept: The number of stored messages that a consumer has still to settle. Inline messages do not count.
+        memory: The bytes of the stored messages, as the server estimates them.
     """
 
     name: str
@@ -65,14 +69,14 @@ class Topic(Struct, frozen=True):
 
 
 class RedisFanout(TopicEnd):
-    """The topics of one namespace. Open it with `async with`; it needs no scheduler.
+    """The topics of one namespace. An object needs no scheduler; open it with `async with`.
 
     Args:
         server: A URL in the form of a Redis store's URL.
         namespace: The namespace of the topics, as for `RedisFanoutSink`.
 
     Raises:
-        ConfigurationError: The URL or the namespace cannot be used.
+        ConfigurationError: The URL or the namespace is not allowed.
     """
 
     def __init__(self, server: str | Options, *, namespace: str = DEFAULT_NAMESPACE) -> None:
@@ -80,22 +84,22 @@ class RedisFanout(TopicEnd):
         self._keys: Keys = keys_of(namespace)
 
     async def register(self, topic: str, consumer: str, *, start: Start = "now", ordered: bool = False) -> bool:
-        """Register a consumer with a topic. From then on it gets all published messages, also while it does not run.
+        """Register a consumer with a topic. From then on, the topic keeps all published messages for the consumer.
 
         Args:
-            topic: 1 to 100 letters, digits and `.`, `_`, `-`, `/`.
-            consumer: A name by the same rule.
-            start: `"oldest"`: the consumer also gets the messages that the topic keeps now. Ignored if the consumer is
-                already registered.
-            ordered: True: one message is in flight at a time, over all instances. This changes a registered consumer
-                too.
+            topic: The name of the topic: 1 to 100 letters, digits and `.`, `_`, `-`, `/`.
+            consumer: The name of the consumer, by the same rule.
+            start: With `"oldest"`, a new consumer also gets the messages that the topic keeps now. For a registered
+                consumer, `start` has no effect.
+            ordered: If True, at most one message of the consumer is in flight, over all its instances. The value also
+                changes a consumer that is registered already.
 
         Returns:
-            True if the consumer is new.
+            True if the consumer was not registered before.
 
         Raises:
-            TargetError: A name cannot be used.
-            ConfigurationError: The topic has 2,000 consumers.
+            TargetError: A name is not allowed.
+            ConfigurationError: The topic already has 2,000 consumers.
             StoreUnavailableError: The server did not answer. A repetition is safe.
         """
         keys = self._topic(topic)
@@ -106,14 +110,14 @@ class RedisFanout(TopicEnd):
             raise StoreUnavailableError(self.options.name, fault.reason) from fault
 
     async def unregister(self, topic: str, consumer: str) -> bool:
-        """Remove a consumer. It gets no more messages, and the topic deletes messages that no other consumer needs.
+        """Remove a consumer. The topic then deletes the messages that no other consumer needs.
 
         Returns:
             True if the consumer was registered. If the call is interrupted, later publishing to the topic finishes the
             removal.
 
         Raises:
-            TargetError: A name cannot be used.
+            TargetError: A name is not allowed.
             StoreUnavailableError: The server did not answer. A repetition is safe.
         """
         keys = self._topic(topic)
@@ -129,10 +133,10 @@ class RedisFanout(TopicEnd):
         return [await self._found(name) for name in names]
 
     async def consumers(self, topic: str) -> Sequence[Consumer]:
-        """List the consumers of a topic with their lag, in the order of their names.
+        """List the consumers of a topic in the order of their names, with their lag.
 
         Raises:
-            TargetError: The name cannot be used.
+            TargetError: The name is not allowed.
             StoreUnavailableError: The server did not answer.
         """
         keys = self._topic(topic)

@@ -1,4 +1,4 @@
-"""The sink `redis-list:<key>`, which pushes messages to a Redis list. With `?format=raw`, it pushes only payloads."""
+"""The sink `redis-list:<key>`, which pushes messages to a Redis list. With `?format=raw`, it pushes payloads only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OURS = ":aiodelay:"
 
 
 def split_address(address: str) -> tuple[str, bool]:
-    """Return the key in an address, and True if the elements of the list are only payloads.
+    """Return the key in an address. The second value is True if the elements of the list are payloads only.
 
     Raises:
         TargetError: The address is not `<key>` or `<key>?format=raw`, or the key is one of aiodelay's own keys.
@@ -34,32 +34,33 @@ def split_address(address: str) -> tuple[str, bool]:
     if not key or is_raw is None:
         raise TargetError(f"address of {NAME}", shortened(address), "<key>, or <key>?format=raw; a key without '?'")
     if _RESERVED.match(key) or _OURS in key:
-        raise TargetError(f"key of {NAME}", shortened(key), "a key that is not one of aiodelay's own")
+        raise TargetError(f"key of {NAME}", shortened(key), "a key that does not belong to aiodelay itself")
     return key, is_raw
 
 
 class ListEnd:
-    """The name and the address check of the sink and the source of lists."""
+    """The common part of the sink and the source of lists: their name and the check of an address."""
 
     name: str = NAME
 
     def check(self, address: str) -> None:
-        """Raise an error unless the address is `<key>` or `<key>?format=raw`, and the key is not one of aiodelay's."""
+        """Check that an address is `<key>` or `<key>?format=raw`. The key must not belong to aiodelay itself."""
         split_address(address)
 
 
 class RedisListSink(ListEnd, ConnectedSink):
-    """Pushes messages to the right end of Redis lists. The address is the key of a list.
+    """Pushes messages to the right end of Redis lists. The address of a message is the key of a list.
 
-    A Redis store already has this sink for its own server, and moves messages to its lists exactly once. From any other
-    store, the scheduler claims, pushes and settles a message: it arrives at least once.
+    A Redis store already has this sink for its own server, and moves each message to its list exactly once. With any
+    other store, the scheduler claims, pushes and settles a message, so the message arrives at least once.
 
     Args:
         server: A URL in the form of a Redis store's URL: `redis://user:password@host:6379/0`.
-        max_length: A list with this many elements takes no more until it is shorter; 0 = no limit.
+        max_length: The number of elements at which a list is full. The sink pushes nothing to a full list. 0 = no
+            limit.
 
     Raises:
-        ConfigurationError: The URL or the number cannot be used.
+        ConfigurationError: The URL or the number is not allowed.
     """
 
     def __init__(self, server: str | Options, *, max_length: int = MAX_LENGTH) -> None:
@@ -76,7 +77,7 @@ class RedisListSink(ListEnd, ConnectedSink):
 
 
 def open_list_sink(url: str) -> RedisListSink:
-    """Open `redis-list://host:6379/0?max_length=10000`; with TLS `rediss-list://`.
+    """Return a sink for a URL: `redis-list://host:6379/0?max_length=10000`. The scheme with TLS is `rediss-list://`.
 
     Raises:
         ConfigurationError: The URL has none of these forms, or an option is unknown or out of range.

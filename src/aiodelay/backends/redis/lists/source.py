@@ -25,14 +25,14 @@ __all__ = ["RedisListSource", "open_list_source"]
 class RedisListSource(ListEnd, Connected):
     """Takes messages from the left end of Redis lists. The address is the key of a list, as for `RedisListSink`.
 
-    A process holds the elements that it has taken until its lease ends. Then they return to the head of the list.
-    Retries and dead letters go to the scheduler's store.
+    A process has a lease for the elements that it takes. If the lease lapses, the elements return to the head of the
+    list. Retries and dead letters go to the scheduler's store.
 
     Args:
         server: A URL in the form of a Redis store's URL.
 
     Raises:
-        ConfigurationError: The URL cannot be used.
+        ConfigurationError: The URL is not allowed.
     """
 
     @asynccontextmanager
@@ -51,7 +51,7 @@ class RedisListSource(ListEnd, Connected):
 
 
 class _ListFeed(ListConsumer):
-    """The feed of one process from one list. Other programs may push to the list too."""
+    """Takes the elements of one list for one process. Other programs may push to the list too."""
 
     def __init__(self, client: Client, server: str, address: str, consumer: str, *, store: Store) -> None:
         key, self._is_raw = split_address(address)
@@ -67,7 +67,7 @@ class _ListFeed(ListConsumer):
 
 
 def open_list_source(url: str) -> RedisListSource:
-    """Open `redis-list://host:6379/0`; with TLS `rediss-list://`.
+    """Return a source for a URL: `redis-list://host:6379/0`. The scheme with TLS is `rediss-list://`.
 
     Raises:
         ConfigurationError: The URL has none of these forms, or an option is unknown or out of range.

@@ -1,4 +1,4 @@
-"""Encoding and decoding of a log's entries, which are the entries of a Redis stream."""
+"""Encodes and decodes the entries of a log. These entries are the entries of a Redis stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aiodelay.errors import PayloadTypeError, RecordFormatError, TargetError, ki
 __all__ = ["LogEntry", "LogMessage", "LogStart", "chunks", "read_entry", "read_start", "written"]
 
 LogStart: TypeAlias = Literal["oldest", "now"] | int | datetime
-"""Where reading starts: the oldest entry, the next appended entry, an index, or the first entry from a time on."""
+"""The first entry to read: the oldest entry, the next appended entry, an index, or the first entry from a time on."""
 
 _HEADER = b"header."
 _OWN = b"\x01"
@@ -31,11 +31,11 @@ class LogMessage(Struct, frozen=True):
     """A message to append to a log.
 
     Attributes:
-        payload: The payload.
-        key: A key like that of a Kafka record.
-        headers: Headers, as for `scheduler.schedule`.
-        id: If a message with this id was appended within the last 10 minutes, the log does not append it again. None =
-            a new id.
+        payload: The payload of the message.
+        key: The key of the message, like the key of a Kafka record.
+        headers: The headers of the message, as for `scheduler.schedule`.
+        id: The id of the message. The log ignores an id that was already appended within the last 10 minutes. None
+            gives the message a new id.
     """
 
     payload: bytes
@@ -48,12 +48,12 @@ class LogEntry(Struct, frozen=True, gc=False):
     """An entry of a log.
 
     Attributes:
-        index: 1 for the first entry that was ever appended, then one more for each entry.
+        index: The number of the entry. The first entry that was ever appended has 1, and each later entry has one more.
         payload: The payload of the message.
         key: The key of the message.
         headers: The headers of the message.
-        id: The id of the message. An entry that another program has appended field by field has `<topic>/<index>`.
-        at_ms: When the entry was appended, epoch ms by the server's clock; None = the entry has no time.
+        id: The id of the message. It is `<topic>/<index>` if another program has appended the entry field by field.
+        at_ms: The epoch ms at which the entry was appended, by the server's clock. None for an entry without a time.
     """
 
     index: int
@@ -65,7 +65,7 @@ class LogEntry(Struct, frozen=True, gc=False):
 
     @property
     def at(self) -> datetime | None:
-        """When the entry was appended, in UTC; None = the entry has no time."""
+        """The time in UTC at which the entry was appended. None for an entry without a time."""
         return None if self.at_ms is None else from_epoch_ms(self.at_ms)
 
 
@@ -83,7 +83,7 @@ def written(message: LogMessage | bytes, lane: str, topic: str, now_ms: int) -> 
     """Encode a message for the script `append`.
 
     Returns:
-        The id that the log remembers for 10 minutes ("" = none), and the element without the time of the append.
+        Two values: the id that the log remembers for 10 minutes ("" = no id), and the element without the append time.
 
     Raises:
         InputError: The message cannot be stored.
@@ -101,7 +101,7 @@ def written(message: LogMessage | bytes, lane: str, topic: str, now_ms: int) -> 
 
 
 def read_entry(topic: str, entry: Sequence[Any]) -> LogEntry:
-    """Decode an entry of the stream: its id, then names and values.
+    """Decode an entry of the stream. The entry has its id in the stream, then the names and values of its fields.
 
     Raises:
         RecordFormatError: The field `m` of the entry is not an element.
@@ -114,13 +114,13 @@ def read_entry(topic: str, entry: Sequence[Any]) -> LogEntry:
         member, _, body = _read_parts(b"\x93" + fields[1])  # \x93 begins a list of three values.
     except msgspec.MsgspecError:
         raise RecordFormatError(f"entry {index} of {topic} is not three MessagePack values") from None
-    # The most frequent kind of id is decoded inline: the call would take a tenth of this function's time.
+    # Most ids are of this kind. A call of `text_of` would take a tenth of this function's time.
     message_id = member[1:].hex() if member[:1] == _OWN else text_of(member)
     return LogEntry(index, body.p, body.k, body.h or NO_HEADERS, message_id, body.q)
 
 
 def _plain(topic: str, index: int, fields: Sequence[bytes]) -> LogEntry:
-    """Decode an entry that another program has appended field by field."""
+    """Decode an entry that another program has appended. Such an entry has a field for each part of the message."""
     values = dict(zip(fields[::2], fields[1::2], strict=True))
     headers = {
         name[len(_HEADER) :].decode("utf-8", "backslashreplace"): value
@@ -139,10 +139,10 @@ def _plain(topic: str, index: int, fields: Sequence[bytes]) -> LogEntry:
 
 
 def read_start(text: str, *, field: str) -> LogStart:
-    """Read the start in an address: `oldest`, `now`, an index, or a time.
+    """Read the start in an address: `oldest`, `now`, an index or a time.
 
     Raises:
-        TargetError: The text is none of these.
+        TargetError: The text has none of these forms.
     """
     if text in ("oldest", "now"):
         return text  # type: ignore[return-value] # one of two
@@ -159,7 +159,7 @@ def read_start(text: str, *, field: str) -> LogStart:
 
 
 def chunks(elements: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    """Split elements into parts that one call can append."""
+    """Split elements into parts. One call to the server can append one part."""
     part: list[tuple[str, bytes]] = []
     size = 0
     for each in elements:

@@ -1,4 +1,4 @@
-"""`LogFeed`: the feed of one process from one consumer's messages of a log."""
+"""`LogFeed`: takes the messages of one consumer of a log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ __all__ = ["LogFeed"]
 
 
 class LogFeed(ConsumerFeed):
-    """Takes the messages that were given back to the consumer, then the next entries of the log.
+    """Takes the messages of one consumer for one process.
+
+    The messages that were given back to the consumer come first. The next entries of the log follow.
 
     Args:
         client: The client of the log's server.
@@ -24,8 +26,8 @@ class LogFeed(ConsumerFeed):
         keys: The keys of the namespace.
         place: The topic and the consumer.
         instance: The name of this process among the processes of the consumer.
-        sink: The name of the sink that a redriven dead letter uses to reach the consumer.
-        store: The functions of the scheduler's store, as for `ListConsumer`.
+        sink: The name of the sink that sends a redriven dead letter to the consumer.
+        store: Two functions of the scheduler's store, as for `ListConsumer`.
     """
 
     _scripts = {"take": "take_log", "drop": "drop_log", "again": "again_log"}  # noqa: RUF012 - shared, never changed

@@ -1,4 +1,7 @@
-"""`RedisLog`: the sink and source `redis-log`. A log keeps its messages, and consumers read them at their own pace."""
+"""`RedisLog`: the sink and source `redis-log`.
+
+A log keeps its messages, and each consumer reads them at its own pace.
+"""
 
 from __future__ import annotations
 
@@ -32,31 +35,34 @@ _FORM = "<topic>, or <topic>?consumer=<name>, with &from=now, an index or a time
 
 
 class RedisLog(PublishingEnd, LogTopics):
-    """The logs of one namespace: a sink, a source, and a class to use alone. Open it with `async with`.
+    """The logs of one namespace: a sink, a source, and a class to use without a scheduler. Open it with `async with`.
 
-    **As a sink.** The address `<topic>` appends to the log. `<topic>?consumer=<name>` gives the message to that
-    consumer only. A Redis store already has this sink for its own namespace, and moves messages to its logs exactly
-    once. From any other store, the scheduler claims, appends and settles a message. If it appends the message again
-    within 10 minutes, the log holds the message once.
+    **As a sink.** The address `<topic>` appends a message to the log. The address `<topic>?consumer=<name>` gives a
+    message to one consumer only. A Redis store already has this sink for its own namespace, and moves each message to
+    its log exactly once. With any other store, the scheduler claims, appends and settles a message, so it may append a
+    message twice. If both happen within 10 minutes, the log has the message once.
 
-    **As a source.** The address is `<topic>?consumer=<name>`; `?group=` means the same, as in Kafka's addresses. The
-    first claim registers the consumer. It starts at the oldest entry, or with `&from=` at `now`, an index or a time.
-    All processes that name the same consumer share its messages, each message under a lease. With `&ordered=true`, one
-    message is in flight at a time. Retries return to the consumer, and dead letters go to the scheduler's store.
+    **As a source.** The address is `<topic>?consumer=<name>`. In place of `consumer`, the address may say `group`, as
+    in Kafka's addresses. The first claim registers the consumer. The consumer starts at the oldest entry. With
+    `&from=`, it starts at `now`, an index or a time. All processes that name the same consumer share its messages, each
+    message under a lease. With `&ordered=true`, at most one message is in flight. Retries return to the consumer, and
+    dead letters go to the scheduler's store.
 
     Args:
         server: A URL in the form of a Redis store's URL: `redis://user:password@host:6379/0`.
         name: The name before the colon in `to=` and `source=`. With `"kafka"`, the log replaces the Kafka sink and
             source.
-        namespace: Separates the logs of several applications, as the namespace of a store does.
-        max_messages: The most entries to keep. An append drops the oldest entries beyond it; 0 = no limit.
-        max_age: An append drops the entries that are older than this; None = no limit.
-        drop_passed: True: an append drops the entries that all registered consumers have passed.
-        resend_unknown: What to do if the outcome of the first attempt has been unknown for more than 9 minutes. True:
-            append the message again, perhaps a second time. False: give it up as `outcome_unknown`.
+        namespace: The namespace of the logs. It separates the logs of applications, as a store's namespace does.
+        max_messages: The largest number of entries in a log. If there are more, an append drops the oldest entries. 0 =
+            no limit.
+        max_age: The largest age of an entry. An append drops older entries. None = no limit.
+        drop_passed: If True, an append drops the entries that all registered consumers have passed.
+        resend_unknown: Decides after an attempt whose outcome has been unknown for more than 9 minutes. If True, the
+            sink appends the message again, and consumers may get it twice. If False, the sink gives the message up with
+            the reason `outcome_unknown`.
 
     Raises:
-        ConfigurationError: The URL or an option cannot be used.
+        ConfigurationError: The URL or an option is not allowed.
     """
 
     name: str
@@ -82,7 +88,10 @@ class RedisLog(PublishingEnd, LogTopics):
         )
 
     def check(self, address: str) -> None:
-        """Raise an error unless the address is `<topic>` or `<topic>?consumer=<name>`."""
+        """Check that an address is `<topic>` or `<topic>?consumer=<name>`.
+
+        Raise `TargetError` for any other address.
+        """
         self._place(address)
 
     def _place(self, address: str) -> Place:
@@ -93,16 +102,17 @@ class RedisLog(PublishingEnd, LogTopics):
     # --- appending ----------------------------------------------------------------------------------------
 
     async def append(self, topic: str, messages: Iterable[LogMessage | bytes]) -> Sequence[int | None]:
-        """Append messages in order, in steps of up to 500 messages and 1 MiB.
+        """Append messages in order. One call to the server appends up to 500 messages and 1 MiB.
 
         Returns:
-            The index of each message; None if its id was already appended within the last 10 minutes.
+            The index of each message, in order. None for a message whose id was already appended within the last 10
+            minutes.
 
         Raises:
-            TargetError: The name of the topic cannot be used.
+            TargetError: The name of the topic is not allowed.
             InputError: A message cannot be stored. Earlier messages may have been appended.
-            StoreUnavailableError: The server did not answer or refused. Some messages may have been appended. A
-                repetition is safe for messages with an id from the caller.
+            StoreUnavailableError: The server did not answer, or it refused the call. Some messages may have been
+                appended. If the caller gave the ids of the messages, a repetition is safe.
         """
         keys, now_ms = self._log(topic), SystemClock().now_ms()
         indexes: list[int | None] = []
@@ -133,7 +143,7 @@ class RedisLog(PublishingEnd, LogTopics):
         put_back: Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]],
         now_ms: Callable[[], int],
     ) -> AbstractAsyncContextManager[Feed]:
-        """Open a feed of a consumer's messages. The first claim registers the consumer.
+        """Open a feed of the messages of a consumer. The first claim of the feed registers the consumer.
 
         Raises:
             TargetError: The address names no consumer.
@@ -156,7 +166,9 @@ class RedisLog(PublishingEnd, LogTopics):
 
 
 def open_log(url: str) -> RedisLog:
-    """Open `redis-log://host:6379/0?namespace=shop&max_messages=1000000&max_age=7d`; with TLS `rediss-log://`.
+    """Return a log for a URL: `redis-log://host:6379/0?namespace=shop&max_messages=1000000&max_age=7d`.
+
+    The URL scheme with TLS is `rediss-log://`.
 
     Raises:
         ConfigurationError: The URL has none of these forms, or an option is unknown or out of range.

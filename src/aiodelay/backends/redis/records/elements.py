@@ -1,7 +1,7 @@
-"""Encoding and decoding of list elements: the form in which other processes, in any language, read a message.
+"""Encodes and decodes list elements. In this form, other processes in any language can read a message.
 
 An element is three MessagePack values in a row: the id as binary, the prefix of the record as binary, and the body of
-the record as a map. The body has one more key at its end: `q`, the time of the push. docs/formats.md shows every byte.
+the record as a map. The last key of the map is `q`, the time of the push. docs/formats.md shows every byte.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ _read_parts = msgspec.msgpack.Decoder(tuple[bytes, bytes, msgspec.Raw]).decode
 
 
 class ForeignElementError(RecordFormatError):
-    """The element does not have the form of aiodelay's elements: another program has pushed it."""
+    """Raised for an element that another program has pushed: it does not have the form of aiodelay's elements."""
 
 
 class Element(msgspec.Struct, frozen=True, gc=False):
-    """The contents of an element: the record, and the time of the push in epoch ms (None = the element has no time)."""
+    """The contents of an element: the record, and the time of the push in epoch ms.
+
+    The time is None if it is missing.
+    """
 
     record: Record
     pushed_ms: int | None
 
 
 def encode_element(delivery: Delivery) -> bytes:
-    """Encode a delivery as a list element, without the time of the push: the script `push` adds these 8 bytes."""
+    """Encode a delivery as a list element, without the time of the push. The script `push` adds the time in 8 bytes."""
     put_due_ms = put_due_of(delivery.delivery_id, delivery.due_ms)
     return encode_record_element(
         Record(
@@ -53,7 +56,7 @@ def encode_element(delivery: Delivery) -> bytes:
 
 
 def encode_record_element(record: Record) -> bytes:
-    """Encode a record, with its errors, as `encode_element` does. Of a series, encode the current occurrence."""
+    """Encode a record as a list element, with the record's errors. For a series, encode the current occurrence."""
     if record.envelope.rule is not None:
         record = as_occurrence(record)
     written = encode_record(record, 0)
@@ -72,7 +75,7 @@ def decode_element(element: bytes, *, lane: str) -> Element:
 
     Args:
         element: The bytes of the element.
-        lane: The lane of the handler. The lane number in the prefix is not used: another store may have given it.
+        lane: The lane of the handler. It replaces the lane number in the prefix, which may come from another store.
 
     Raises:
         ForeignElementError: The element is not three MessagePack values of this form.

@@ -1,4 +1,4 @@
-"""The names of the keys of a namespace, and the encoding of ids: one tag byte, then the id in its shortest form."""
+"""The names of the keys of a namespace, and the encoding of ids. An encoded id is a tag byte and a short form."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FIXED = (
     "journal",
     "meta",
 )
-"""The keys that every script of the store receives, in this order."""
+"""The names of the keys that every script of the store receives, in this order."""
 DERIVED = (
     *("due:", "leased:", "parked:", "blocked:", "why:", "done:", "ended:", "req:", "fanout:", "log:", "logs"),
     *("graves:ids", "superseded", "superseded:ids", "retries", "series", "trials"),
 )
-"""The beginnings of the keys that scripts build from the hash tag and a lane, address, time window, worker or topic."""
+"""The beginnings of other keys. A script adds a lane, address, time window, worker or topic to them."""
 
 _UUID7 = re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}")
 _OCCURRENCE = re.compile(r"(.*)~(\d{10,15})", re.DOTALL)
@@ -44,11 +44,11 @@ _MOST_MS = (1 << 48) - 1
 
 
 class Keys:
-    """The keys of one namespace. Their common hash tag puts them all into one hash slot.
+    """The keys of one namespace. All keys have the same hash tag, so they are in the same hash slot of a cluster.
 
     Args:
         namespace: The name of the namespace, without braces.
-        shard: Always 0. The layout has room for more shards.
+        shard: Always 0. A later layout may have more shards.
     """
 
     namespace: str
@@ -61,12 +61,12 @@ class Keys:
         self.fixed = tuple(self.tag + name for name in FIXED)
 
     def key(self, name: str) -> str:
-        """Return the whole name of a key: the hash tag, then `name`."""
+        """Return the whole name of a key: the hash tag and `name`."""
         return self.tag + name
 
 
 def keys_of(namespace: str) -> Keys:
-    """Return the keys of a namespace; "" = the default namespace.
+    """Return the keys of a namespace. The name "" means the default namespace.
 
     Raises:
         ConfigurationError: The name contains braces.
@@ -77,7 +77,7 @@ def keys_of(namespace: str) -> Keys:
 
 
 def member_of(message_id: str) -> bytes:
-    """Return the encoded form of an id.
+    """Return the encoded form of a message id.
 
     Raises:
         UnicodeEncodeError: The id has a lone surrogate.
@@ -92,7 +92,7 @@ def member_of(message_id: str) -> bytes:
 
 
 def text_of(member: bytes) -> str:
-    """Return the id whose encoded form is `member`."""
+    """Return the message id that has this encoded form."""
     tag, rest = member[:1], member[1:]
     if tag == _OWN and len(rest) == 16:
         return rest.hex()

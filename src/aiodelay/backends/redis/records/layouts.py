@@ -1,7 +1,7 @@
 """The layouts of the byte strings in Redis: values, members, answers and arguments, part by part.
 
-Python code takes a part by its `span`. A script names a part, as in `VALUE.DUE_MS_FIRST`, and the module `scripts`
-replaces the name by a number. `record_format` declares the parts of a record, so no script contains an offset.
+Python code cuts a part out with its `span`. A script names a part, as in `VALUE.DUE_MS_FIRST`, and the module `scripts`
+replaces the name by a number. The parts of a record come from `record_format`. So no script contains an offset itself.
 """
 
 from __future__ import annotations
@@ -28,25 +28,28 @@ __all__ = [
 ]
 
 OWN, TEXT, OCCURRENCE = 1, 2, 3
-"""The first byte of an encoded id: a UUIDv7 of aiodelay, the caller's text, or an occurrence of a series."""
+"""The first byte of an encoded id. The id is a UUIDv7 of aiodelay, a text of the caller, or an occurrence's id."""
 UNREADABLE = 255
-"""The first byte of a dead letter without a readable record. In other dead letters it is the length of the reason."""
+"""The first byte of a dead letter whose record cannot be read.
+
+In other dead letters, this byte is the reason's length.
+"""
 PLACED = 1 << 47
-"""The top bit of the sequence number in a value: if it is set, the message's place follows the sequence number."""
+"""The top bit of the sequence number in a value of `msg`. If it is set, the message's place follows the number."""
 PLACED_BYTE = PLACED >> 40
-"""The same bit in the first byte of the value."""
+"""The bit `PLACED` within the first byte of the value."""
 PUSHED = b"\xa1q\xcf"
-"""The bytes before the time of the push in a list element: a key of its body, and MessagePack's mark of a `u64`."""
+"""The bytes before the time of the push in a list element: the key `q`, and MessagePack's type byte of a `u64`."""
 U48, U64 = 6, 8
 _LUA = {"u8": "B", "u16": "H", "u48": "I6", "8s": "c8"}
 """Formats of Lua's `struct`, by the type in `Field.prefix`."""
 
 Layout: TypeAlias = Mapping[str, int | None]
-"""Parts in their order, each with its size in bytes. One part may have the size None: it takes the remaining bytes."""
+"""The parts in order, with their sizes in bytes. One part may have the size None: it has the remaining bytes."""
 
 
 def layouts_of(fields: Sequence[Field]) -> dict[str, Layout]:
-    """Return all layouts by their names in scripts, for a record with these fields."""
+    """Return all layouts by their names in scripts. The layout of a record has these fields."""
     prefix = prefix_of(fields)
     record = {name: place.size for name, place in prefix.fixed.items()}
     return {
@@ -75,20 +78,21 @@ LAYOUTS = layouts_of(FIELDS)
 
 
 def span(layout: str, part: str) -> slice:
-    """Return the slice of a part, to cut the part out of a byte string."""
+    """Return the slice that cuts a part out of a byte string."""
     start, stop = _bounds(LAYOUTS[layout])[part]
     return slice(start, stop)
 
 
 def size_of(layout: str) -> int:
-    """Return the size of a layout in bytes, without the part of no fixed size."""
+    """Return the number of bytes of all parts that have a fixed size."""
     return _fixed(LAYOUTS[layout])
 
 
 def _bounds(layout: Layout) -> dict[str, tuple[int, int | None]]:
     """Return the start and the end of each part, for a slice.
 
-    Parts after the part without a fixed size are counted from the end of the bytes, so their numbers are negative.
+    The start and the end of a part after the part without a fixed size are negative. They count from the end of the
+    bytes.
     """
     bounds: dict[str, tuple[int, int | None]] = {}
     at, left = 0, _fixed(layout)
@@ -108,10 +112,11 @@ def _fixed(layout: Layout) -> int:
 
 
 def lua_constants(fields: Sequence[Field]) -> dict[str, str]:
-    """Return the constants that scripts may name: numbers and quoted strings, as Lua writes them.
+    """Return the constants that scripts may name, as numbers and quoted strings of Lua.
 
-    A layout has `SIZE`, the bytes of all parts of a fixed size. A part has `_FIRST` and `_LAST`, for `string.sub`. It
-    also has `_SIZE`, its bytes, and `_OFFSET`, the number of bytes before it.
+    A layout has the constant `SIZE`, the number of bytes of all parts with a fixed size. A part has four constants.
+    `_FIRST` and `_LAST` are arguments for `string.sub`. `_SIZE` is the number of bytes of the part. `_OFFSET` is the
+    number of bytes before the part.
     """
     prefix, keys = prefix_of(fields), body_keys(fields)
     constants = dict(_parts(layouts_of(fields)))
@@ -155,4 +160,4 @@ def _parts(layouts: Mapping[str, Layout]) -> Iterator[tuple[str, str]]:
 
 
 NAMESPACES = (*LAYOUTS, "BODY", "FLAG", "ID")
-"""The first parts of the names of constants in scripts, such as `VALUE` in `VALUE.DUE_MS_FIRST`."""
+"""The names before the dot in the constants of scripts, such as `VALUE` in `VALUE.DUE_MS_FIRST`."""

@@ -1,4 +1,4 @@
-"""Decoding of records, dead letters and journal entries in Redis. Of a damaged record, the readable parts are kept."""
+"""Decodes records, dead letters and journal entries in Redis. If a record is damaged, its readable parts remain."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ _RAW_LANE, _RAW_VALUE = span("UNREADABLE_LETTER", "lane"), span("UNREADABLE_LETT
 class Lanes:
     """The names of lanes by number, from one answer of the server.
 
-    They are valid for that answer only. If a server loses its data, it numbers its lanes again.
+    Use the names for this answer only. A server that has lost its data gives the lanes new numbers.
     """
 
     name: Callable[[int], Lane]
-    """Return the name of the lane with a number. Raise `LookupError` if there is no such lane."""
+    """Return the name of the lane with this number. Raise `LookupError` if there is no such lane."""
 
     def __init__(self, numbers: Mapping[Lane, int]) -> None:
         self.name = {number: name for name, number in numbers.items()}.__getitem__
 
 
 def lanes_in(reply: Any) -> Lanes:  # noqa: ANN401 - redis-py's reply
-    """Decode the reply to HGETALL for the key `lanes`."""
+    """Return the lanes in a reply to HGETALL for the key `lanes`."""
     pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
     return Lanes({name.decode("utf-8", "backslashreplace"): int(number) for name, number in pairs})
 
 
 def journal_entry(number: int, entry: Mapping[bytes, bytes], lanes: Lanes) -> JournalEntry:
-    """Decode the fields of an entry of the stream `journal`."""
+    """Return the journal entry in the fields of an entry of the stream `journal`."""
     return JournalEntry(
         number,
         int(entry[b"at"]),
@@ -78,12 +78,15 @@ def record_at(value: bytes) -> int:
 
 
 def lane_number(value: bytes) -> int:
-    """Return the lane number in a value of `msg`. In a truncated value, the missing bytes are ignored."""
+    """Return the lane number in a value of `msg`.
+
+    A truncated value may lack bytes of the number: ignore these bytes.
+    """
     return _number(value, record_at(value), _LANE)
 
 
 def place_and_record(value: bytes) -> tuple[int, bytes]:
-    """Split a value of `msg` into the message's place in its lane and its record."""
+    """Split a value of `msg` into two parts: the message's place in its lane in epoch ms, and its record."""
     at = record_at(value)
     is_placed = at == _PLACED_RECORD_AT
     place_ms = int.from_bytes(value[_PLACE], "big") if is_placed else _number(value, at, _DUE_MS)
@@ -91,13 +94,16 @@ def place_and_record(value: bytes) -> tuple[int, bytes]:
 
 
 def due_and_revision(value: bytes) -> tuple[int, int]:
-    """Return the due time and the revision in the prefix of a value of `msg`. The rest of the value may be damaged."""
+    """Return the due time and the revision from the start of a value of `msg`. The rest of the value may be damaged."""
     at = record_at(value)
     return _number(value, at, _DUE_MS), _number(value, at, _REVISION)
 
 
 def _number(data: bytes, at: int, place: Place) -> int:
-    """Return a number in the prefix of a record that begins at `at`. In truncated data, missing bytes are ignored."""
+    """Return a number of the record that begins at `at`.
+
+    Truncated data may lack bytes of the number: ignore these bytes.
+    """
     first = at + place.at
     return int.from_bytes(data[first : first + place.size], "big")
 
@@ -112,11 +118,11 @@ def read_record(member: bytes, value: bytes, lanes: Lanes) -> Record:
 
 
 def read_anyhow(member: bytes, value: bytes, lanes: Lanes) -> tuple[Record, int, str]:
-    """Decode a value of `msg`, even if it is damaged.
+    """Decode a value of `msg` as far as possible, even if the value is damaged.
 
     Returns:
-        The record, the message's place in ms, and a description of the damage ("" = none). A damaged record has only
-        its readable parts.
+        The record, the message's place in epoch ms, and a description of the damage. The description is "" if there is
+        no damage. A damaged record has only its readable parts.
     """
     try:
         return read_record(member, value, lanes), place_and_record(value)[0], ""
@@ -128,7 +134,7 @@ def read_anyhow(member: bytes, value: bytes, lanes: Lanes) -> tuple[Record, int,
 
 
 def read_letter(key: bytes, value: bytes, at_ms: int, lanes: Lanes) -> DeadLetter:
-    """Decode a value of `dead`. If this fails, the value becomes the payload, and `last_error` gives the reason."""
+    """Decode a value of `dead`. An unreadable value becomes the payload, and `last_error` says why it is unreadable."""
     member, revision = key[_LETTER_ID], int.from_bytes(key[_LETTER_REVISION], "big")
     if value[0] == UNREADABLE:
         number, raw = int.from_bytes(value[_RAW_LANE], "big"), value[_RAW_VALUE]
