@@ -1,4 +1,4 @@
-"""Decoding of many values of the key `msg` into columns, for table scans. Fields are decoded one column at a time."""
+"""Decodes many values of the key `msg` into columns, for table scans. It decodes one field of all values at a time."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ PLACE = span("PLACED_VALUE", "place")
 SEQUENCE_BYTES = size_of("MEMBER")
 EVEN = bytes(range(0, 256, 2))
 PLACED_COLUMNS = frozenset({"id", "due_ms", "place_ms"})
-"""The columns of a message that a scan knows without the record, if the message's place is its due time."""
+"""The columns of a message that a scan knows without the record. This works if the message's place is its due time."""
 _SCHEDULED, _OVERDUE = State.SCHEDULED.value, State.OVERDUE.value
 
 
 class Known:
-    """The lanes of a namespace and its paused and blocked addresses, at the start of the scan of a part.
+    """The lanes of a namespace, and its paused and blocked addresses, when the scan of a part begins.
 
     Args:
         lanes: The names of the lanes by number.
-        held: Members of the key `holds`, and blocked addresses in the same form.
+        held: The members of the key `holds`, and the blocked addresses in the same form.
     """
 
     def __init__(self, lanes: Lanes, held: Collection[bytes]) -> None:
@@ -61,7 +61,7 @@ class Known:
 
 
 def _ids_of(members: Sequence[bytes], at: int = 0) -> list[str]:
-    """Decode ids. Each encoded id begins at the offset `at` of its member."""
+    """Decode ids. In each member, the encoded id begins at the offset `at`."""
     if set(map(itemgetter(at), members)) == {TEXT}:
         try:
             return [each[at + 1 :].decode() for each in members]
@@ -71,33 +71,33 @@ def _ids_of(members: Sequence[bytes], at: int = 0) -> list[str]:
 
 
 def elsewhere_in(names: Sequence[bytes]) -> list[bool]:
-    """Return for each member of a lane whether its place may differ from its due time; [] if no place does.
+    """Return a bool for each member of a lane: True if its place may differ from its due time. [] if all are False.
 
     The sequence number of a member is odd if its place differs from its due time.
     """
     try:
         last = bytes(map(itemgetter(SEQUENCE_BYTES - 1), names))
-    except IndexError:  # Another program wrote a member that is too short. The caller then looks for its record.
+    except IndexError:  # Another program wrote a member that is too short. The caller then looks up every record.
         return [True] * len(names)
     return [each % 2 == 1 for each in last] if last.translate(None, EVEN) else []
 
 
 def columns_of_places(names: Sequence[bytes], places_ms: Sequence[int], wanted: Collection[str]) -> Columns:
-    """Return messages whose place is their due time as columns, from members of lanes and their places."""
+    """Return columns of messages whose place is their due time. The members and places are enough for these columns."""
     return {name: _ids_of(names, SEQUENCE_BYTES) if name == "id" else places_ms for name in wanted}
 
 
 def columns_of(
     members: Sequence[bytes], values: Sequence[bytes], wanted: Collection[str], known: Known, now_ms: int
 ) -> Columns:
-    """Return messages that are not in flight as columns. For an unreadable message, return the readable parts.
+    """Return columns of messages that are not in flight. An unreadable message contributes its readable parts.
 
     Args:
         members: The encoded ids of the messages.
-        values: The values of the key `msg`, one per message.
+        values: The values of the key `msg`, one for each message.
         wanted: The names of the columns, as in `aiodelay.core.table_scan`.
-        known: The lanes and the paused addresses.
-        now_ms: The server's time, epoch ms.
+        known: The lanes, and the paused and blocked addresses.
+        now_ms: The server's time, in epoch ms.
     """
     try:
         return _decoded(members, values, wanted, known, now_ms)
@@ -146,7 +146,7 @@ def _states(found: dict[str, Sequence[Any]], known: Known, now_ms: int) -> Seque
 
 
 def snapshot_of(member: bytes, value: bytes, known: Known, now_ms: int, *, is_leased: bool = False) -> Snapshot:
-    """Return a snapshot of a message. For an unreadable message, log a warning and return the readable parts."""
+    """Return a snapshot of a message. If the message is unreadable, log a warning and return its readable parts."""
     record, place_ms, problem = read_anyhow(member, value, known.lanes)
     if problem:
         log.warning("message %r cannot be read: %s", record.id, problem)
