@@ -1,4 +1,4 @@
-"""Creation of files that hold messages. Only the owner of such a file may read and write it."""
+"""Creates files that hold messages. Only the owner of such a file may read and write it."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def make_private(path: str) -> None:
 
     If the file exists or cannot be created, do nothing.
     """
-    with suppress(OSError):  # The caller opens the file next and gets the same error.
+    with suppress(OSError):  # The caller opens the file next, and sees the same error there.
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, OWNER_ONLY))

@@ -1,12 +1,10 @@
-"""Functions that open a store, a sink or a source by the scheme of its URL.
+"""Opens a store, a sink or a source by the scheme of its URL.
 
-The schemes come from entry points. Another package adds a scheme by registering an entry point in one of these groups:
+The schemes are the names of entry points. To add a scheme, a package registers an entry point in one of these groups:
 
 - `aiodelay.stores`: `open_store(url, *, namespace, clock) -> Store`
 - `aiodelay.sinks`: `open_sink(url) -> Sink`
 - `aiodelay.sources`: `open_source(url) -> Source`
-
-The name of the entry point is the scheme.
 """
 
 from __future__ import annotations
@@ -25,13 +23,13 @@ _EXTRAS = {
     **dict.fromkeys(("rediss", "unix", "valkey", "valkeys"), "redis"),
     **dict.fromkeys(("redis-list", "rediss-list", "redis-fanout", "rediss-fanout", "redis-log", "rediss-log"), "redis"),
 }
-"""The extra to install for a scheme, if the extra does not have the scheme's name."""
+"""The extra to install for each scheme that is not itself the name of an extra."""
 
 Group = Literal["aiodelay.stores", "aiodelay.sinks", "aiodelay.sources"]
 
 
 def open_store(given: str | Store, *, namespace: str, clock: Clock | None) -> Store:
-    """Return the given store, or create the store that a URL names. This does not connect to anything.
+    """Return the given store, or create the store that a URL names. The call does not connect to anything.
 
     Raises:
         ConfigurationError: The scheme or an option is not known, or the store lacks methods of `Store`.
@@ -50,7 +48,7 @@ def open_store(given: str | Store, *, namespace: str, clock: Clock | None) -> St
 
 
 def open_sink(given: str | Sink) -> Sink:
-    """Return the given sink, or create the sink that a URL names. This does not connect to anything.
+    """Return the given sink, or create the sink that a URL names. The call does not connect to anything.
 
     Raises:
         ConfigurationError: The scheme or an option is not known.
@@ -65,7 +63,7 @@ def open_sink(given: str | Sink) -> Sink:
 
 
 def open_source(given: str | Source) -> Source:
-    """Return the given source, or create the source that a URL names. This does not connect to anything.
+    """Return the given source, or create the source that a URL names. The call does not connect to anything.
 
     Raises:
         ConfigurationError: The scheme or an option is not known.

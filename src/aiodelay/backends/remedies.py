@@ -1,4 +1,4 @@
-"""Known causes of failures and their remedies, found by words in the error text. Each backend has its own table."""
+"""Finds the known cause and the remedy of a failure by words in its error text. Each backend has its own causes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from msgspec import Struct
 __all__ = ["MEND", "NO_ANSWER", "UNKNOWN_HOST", "Cause", "explained", "with_remedy"]
 
 MEND = "To fix it: "
-"""The words between a problem and its remedy in an error text. `aiodelay check` shows the remedy on its own line."""
+"""The words between a problem and its remedy in an error text.
+
+`aiodelay check` shows the remedy on a line of its own.
+"""
 UNKNOWN_HOST = ("Name or service", "nodename nor servname", "name resolution", "No address associated")
 NO_ANSWER = ("Connect call failed", "Connection refused", "No route to host", "Network is unreachable")
-"""Words in the error texts of Linux and macOS."""
+"""Words in the error texts of Linux and macOS, for an unknown host and for a server that does not answer."""
 
 
 class Cause(Struct, frozen=True):
@@ -20,8 +23,8 @@ class Cause(Struct, frozen=True):
 
     Attributes:
         signs: Words to look for in the error text. One match is enough.
-        mend: The remedy.
-        meaning: The meaning of the error, if its own words are not clear; else "".
+        mend: The remedy, as an instruction.
+        meaning: The meaning of the error, or "" if the error text is clear by itself.
     """
 
     signs: tuple[str, ...]
@@ -30,14 +33,14 @@ class Cause(Struct, frozen=True):
 
 
 def explained(reason: str, causes: Sequence[Cause], *, whole: str = "") -> str:
-    """Add the meaning and the remedy of the first matching cause to the reason of a failure.
+    """Return the reason of a failure with the meaning and the remedy of the first cause that matches.
 
     If no cause matches, return the reason unchanged.
 
     Args:
         reason: The words of the error.
-        causes: The known causes, the most specific cause first.
-        whole: The whole text of the error, if the reason is only a part of that text.
+        causes: The known causes. A more specific cause comes before a more general cause.
+        whole: The whole text of the error, if `reason` is only a part of it.
     """
     for cause in causes:
         if any(sign in (whole or reason) for sign in cause.signs):
@@ -46,5 +49,5 @@ def explained(reason: str, causes: Sequence[Cause], *, whole: str = "") -> str:
 
 
 def with_remedy(reason: str, mend: str) -> str:
-    """Add a remedy to the reason of a failure."""
+    """Return the reason of a failure with its remedy."""
     return f"{reason.rstrip('. ')}. {MEND}{mend}"

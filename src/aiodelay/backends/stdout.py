@@ -17,13 +17,13 @@ __all__ = ["StdoutSink", "open_stdout"]
 
 
 class StdoutSink:
-    """The sink of `to="stdout:<address>"`. It writes one JSON object per line.
+    """Writes one JSON object per line. Messages reach it with `to="stdout:<address>"`.
 
-    Keys: `to`, `id`, `delivery_id`, `due` (epoch ms), `lateness` (ms), `attempt`. If the payload is UTF-8 text, the key
-    `payload` holds it, otherwise `payload_base64`.
+    An object has the keys `to`, `id`, `delivery_id`, `due` (epoch ms), `lateness` (ms) and `attempt`. A payload that is
+    UTF-8 text is in the key `payload`. Any other payload is in the key `payload_base64`.
 
     Args:
-        stream: The stream to write to; None = standard output.
+        stream: The stream to write to. With None, the sink writes to standard output.
     """
 
     name: str = "stdout"
@@ -42,7 +42,7 @@ class StdoutSink:
         return None
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
-        """Write one line per message.
+        """Write one line for each message. Return one outcome for each message, in order.
 
         Raises:
             SinkUnavailableError: The stream is closed or broken.
@@ -75,6 +75,6 @@ def _line(delivery: Delivery) -> str:
 
 
 def open_stdout(url: str) -> StdoutSink:
-    """Open `stdout:`."""
+    """Return a sink for the URL `stdout:`."""
     UrlOptions(url).finish(bare=True)
     return StdoutSink()

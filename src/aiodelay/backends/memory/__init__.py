@@ -1,4 +1,4 @@
-"""The memory store, `memory://`. It is the reference for all other stores. It loses its messages with the process."""
+"""The memory store, `memory://`. It is the reference for all other stores, and loses its messages with the process."""
 
 from .store import MemoryStore, open_store
 

@@ -1,4 +1,4 @@
-"""A reader of the journal of a memory store. Readers of journals read part by part; this journal has one part."""
+"""`MemoryJournalReader`: reads the journal of a memory store. This journal has one part."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ PART = 0
 
 
 class MemoryJournalReader:
-    """Reads the journal of a memory store, as the Protocol `JournalReader` asks.
+    """Implements the Protocol `JournalReader` for a memory store.
 
     Args:
-        journal: The journal of the store. The store adds entries while this object reads.
+        journal: The journal of the store. The store may add entries while this object reads.
     """
 
     def __init__(self, journal: deque[JournalEntry]) -> None:
         self._journal = journal
 
     async def spans(self) -> Mapping[int, range]:
-        """Return the numbers of the entries that the store still keeps, for each part."""
+        """Return the range of entry numbers that the store still keeps. The map has one part, `PART`."""
         if not self._journal:
             return {PART: range(1, 1)}
         return {PART: range(self._journal[0].number, self._journal[-1].number + 1)}
@@ -31,7 +31,7 @@ class MemoryJournalReader:
     async def entries(
         self, part: int, span: range, trimmed: Callable[[range], object]
     ) -> AsyncIterator[Sequence[JournalEntry]]:
-        """Yield all entries of a span in one batch. Report the missing entries at its start to `trimmed`."""
+        """Yield all entries of a span in one batch. If entries at the start are missing, report them to `trimmed`."""
         del part
         found = [entry for entry in self._journal if entry.number in span]
         first = found[0].number if found else span.stop

@@ -1,4 +1,4 @@
-"""`MemoryStore`, the store of `memory://`."""
+"""`MemoryStore`: the store of `memory://`, which keeps messages in this process."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ _TRAITS = StoreTraits(
 
 
 class MemoryStore:
-    """A store that keeps messages in this process. An object keeps its messages when it is closed and opened again.
+    """Keeps messages in this process. If the object is closed and opened again, it still has its messages.
 
     Args:
-        clock: The clock of the store; None = the system clock.
-        journal: The largest number of journal entries to keep; 0 = keep none.
+        clock: The clock of the store. With None, the store uses the system clock.
+        journal: The largest number of journal entries to keep. With 0, the store keeps no journal.
     """
 
     traits = _TRAITS
@@ -101,7 +101,7 @@ class MemoryStore:
     # --- commands -----------------------------------------------------------------------------------------
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
-        """Carry out commands in order."""
+        """Carry out commands in order. Return one outcome for each command."""
         now = self.now_ms()
         if source is not None:
             if self._positions.get(source.source, source.first) != source.first:
@@ -110,21 +110,21 @@ class MemoryStore:
         return [self._rules.apply(command, now) for command in commands]
 
     async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
-        """Store versioned messages."""
+        """Store versioned messages. Return one outcome for each message, in order."""
         return await self.apply(t.loads_of(puts))
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        """Store messages again that had left the store."""
+        """Store messages that had left the store. Return one outcome for each message, in order."""
         now = self.now_ms()
         return [self._rules.put_back(message, now) for message in messages]
 
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
-        """Schedule dead letters again."""
+        """Schedule dead letters again. Return one outcome for each key, in the order of the keys."""
         now = self.now_ms()
         return [self._rules.redrive(key, now) for key in keys]
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
-        """Delete dead letters."""
+        """Delete dead letters. Return how many of them were deleted."""
         return sum(self._table.letters.remove(key) for key in keys)
 
     @asynccontextmanager
@@ -140,15 +140,15 @@ class MemoryStore:
     # --- inspection ---------------------------------------------------------------------------------------
 
     async def get(self, message_id: str) -> Snapshot | None:
-        """Return the pending message with this id, also while it is in flight; None if there is none."""
+        """Return the pending or in-flight message with this id, or None if no such message is stored."""
         return self._inspection.get(message_id, self.now_ms())
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
-        """List messages by (next attempt, id)."""
+        """List messages in the order of (next attempt, id)."""
         return self._inspection.search(query, self.now_ms())
 
     async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
-        """List recurring messages by id."""
+        """List recurring messages in the order of their ids."""
         return self._inspection.series(after, limit, self.now_ms())
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
@@ -156,15 +156,15 @@ class MemoryStore:
         return self._inspection.counts(self.now_ms())
 
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
-        """Count the messages that come due from now on, by lane and span of `bucket_ms`."""
+        """Count the messages that become due from now on, by lane and by span of `bucket_ms`."""
         return self._inspection.load(bucket_ms, buckets, self.now_ms())
 
     async def position(self, source: str) -> int | None:
-        """Return the last position of an intake; None if it has none."""
+        """Return the last position of an intake, or None if the intake has stored no position."""
         return self._positions.get(source)
 
     async def instances(self) -> Sequence[Instance]:
-        """List live workers."""
+        """List the live workers of this store."""
         return self._inspection.instances(self.now_ms())
 
     async def dead_letters(
@@ -181,21 +181,21 @@ class MemoryStore:
     # --- pauses -------------------------------------------------------------------------------------------
 
     async def pause(self, lane: Lane, address: str | None = None) -> bool:
-        """Pause a lane, or one address of the lane."""
+        """Pause a lane, or one address of the lane. Return True if the call changed the state."""
         if (lane, address) in self._inspection.paused():
             return False
         self._inspection.pause(lane, address)
         return True
 
     async def resume(self, lane: Lane, address: str | None = None) -> bool:
-        """Resume a lane, or one address of the lane."""
+        """Resume a lane, or one address of the lane. Return True if the call changed the state."""
         if (lane, address) not in self._inspection.paused():
             return False
         self._inspection.resume(lane, address)
         return True
 
     async def paused(self) -> Sequence[tuple[Lane, str | None]]:
-        """List the paused lanes and addresses."""
+        """List the paused lanes and addresses. The address of a paused lane is None."""
         return self._inspection.paused()
 
     # --- journal ------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class MemoryStore:
 
     @asynccontextmanager
     async def journal_reader(self) -> AsyncIterator[MemoryJournalReader]:
-        """Open a reader of the journal."""
+        """Open a reader of the journal. The reader sees new entries too."""
         yield MemoryJournalReader(self._kept_journal())
 
     def _kept_journal(self) -> deque[JournalEntry]:
@@ -219,7 +219,7 @@ class MemoryStore:
 
 
 class _MemoryWork:
-    """The claims and settlements of one worker."""
+    """The object with which one worker claims and settles."""
 
     def __init__(self, clock: Clock, rules: Rules[Entry], claiming: DictClaiming, worker: Worker) -> None:
         self._clock, self._rules, self._claiming, self._worker = clock, rules, claiming, worker
@@ -227,7 +227,7 @@ class _MemoryWork:
         self._last: tuple[str, Sequence[Claim]] = ("", ())
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
-        await asyncio.sleep(0)  # Let other tasks run, as a store behind a network would.
+        await asyncio.sleep(0)  # Let other tasks run here, as they would with a store behind a network.
         now = self._clock.now_ms()
         last_request, last_claims = self._last
         if request == last_request:
@@ -267,7 +267,7 @@ class _MemoryWork:
 
 
 def open_store(url: str, *, namespace: str, clock: Clock | None) -> MemoryStore:
-    """Open `memory://`, or `memory://?journal=1000`. Each call returns a new, empty store."""
+    """Return a new, empty store for the URL `memory://` or `memory://?journal=1000`."""
     options = UrlOptions(url)
     journal = options.integer("journal", 0, 0, 10_000_000)
     options.finish(bare=True)

@@ -1,6 +1,6 @@
-"""The SQLite store, `sqlite:///file`: an embedded, durable store that needs no server.
+"""The SQLite store, `sqlite:///file`: a durable store in a file. It needs no server.
 
-Begin with `store`. `schema.sql` defines the tables. Only the thread of `writer` writes to them.
+Begin with the module `store`. `schema.sql` defines the tables. Only the thread of `Writer` writes to them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Claims of due messages, and the return of lapsed claims. A claim reads the heads of lanes, then writes leases."""
+"""Claims due messages, and returns lapsed claims. A claim reads the heads of lanes first, and then writes leases."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ HEAD = f"""
     WHERE q.lane = ? AND q.place_ms <= ? ORDER BY q.place_ms, q.n
 """
 MOST_PASSED = 10_000
-"""A claim stops after it has parked this many messages of paused addresses, or ended a tenth as many. The next claim
-continues."""
+"""The number of messages that a claim may skip. The next claim continues after them.
+
+A parked message counts 1. A message that the claim ends counts 10.
+"""
 
 
 class ClaimCounter:
-    """Gives each claim a number, so that the tokens of claims at the same instant differ.
+    """Gives each claim a number, so that two claims at the same instant have different tokens.
 
-    Each process starts at a random number. If two processes use the same number, the claims still differ in the number
-    of the message, which changes whenever a message returns to its lane.
+    Each process starts at a random number, so two processes may use the same number. Their claims still differ in the
+    number of the message. A message gets a new number whenever it returns to its lane.
     """
 
     def __init__(self) -> None:
@@ -45,7 +47,7 @@ class ClaimCounter:
 class _Head:
     """Reads one lane from its head on, and collects the messages that leave the lane. `close` writes the changes.
 
-    It does not write while it reads: SQLite does not define whether an open SELECT sees rows that change meanwhile.
+    The object does not write while it reads. SQLite does not define whether an open SELECT sees rows that change.
     """
 
     def __init__(self, tables: Tables, lane: int, held: frozenset[str]) -> None:
@@ -63,7 +65,7 @@ class _Head:
     def first(self) -> Entry | None:
         """Return the first message that is due, not paused and not late. The message stays in the lane.
 
-        The method reads no further than this message. Other claims end the late messages behind it.
+        The method reads only up to this message. Later claims end the late messages behind it.
         """
         if not self._is_read:
             if self._rows is None:
@@ -96,7 +98,7 @@ class _Head:
                 return
 
     def take(self) -> None:
-        """Take the message that `first` returned."""
+        """Take the message that `first` returned. `first` then returns the next message."""
         if self._first is not None:
             self.taken.append(self._first)
             self._is_read = False
@@ -107,7 +109,7 @@ class _Head:
         self._is_read = False
 
     def next_ms(self) -> int | None:
-        """Return the place of the first message behind the skipped messages; None if there is none."""
+        """Return the place of the first message behind the messages that the claim left, or None if there is none."""
         if (first := self.first()) is not None:
             return first.place_ms
         query = "SELECT place_ms FROM queue WHERE lane = ? AND place_ms > ? ORDER BY place_ms LIMIT 1"
@@ -115,7 +117,10 @@ class _Head:
         return None if found is None else int(found[0])
 
     def close(self) -> None:
-        """End reading. Delete taken messages from the queue, park paused ones, and end late and unreadable ones."""
+        """End reading.
+
+        Remove taken messages from the queue, park paused messages, and end late and unreadable messages.
+        """
         self._rows = iter(())
         tables, now = self._tables, self._tables.now
         for entry in self._unreadable:
@@ -138,7 +143,9 @@ class _Head:
 
 
 class _Heads:
-    """The heads of the lanes of one claim, for `FairShare`: one head for each demanded lane that exists and runs.
+    """The heads of the lanes of one claim, for `FairShare`.
+
+    Each demanded lane has a head if it exists and is not paused.
 
     Args:
         tables: The tables, in a transaction.
@@ -163,7 +170,7 @@ class _Heads:
 
 
 class _MergedHead:
-    """The heads of several lanes as one: the earliest message of all comes first."""
+    """The heads of several lanes as one head. The earliest message of all lanes comes first."""
 
     def __init__(self, heads: Sequence[_Head]) -> None:
         self._heads = heads
@@ -188,18 +195,18 @@ class _MergedHead:
 def claim(
     tables: Tables, demand: Mapping[Lane, Demand], *, worker: str, lease_ms: int, turn: int, number: int
 ) -> tuple[Claimed, list[int]]:
-    """Lease due messages, by the rules of `core/fair_share.py`.
+    """Lease due messages for a worker, by the rules of `core/fair_share.py`.
 
     Args:
         tables: The tables, in a transaction.
         demand: The demand by lane.
         worker: The worker id.
-        lease_ms: The length of the leases in ms.
-        turn: The number of this claim of the worker. It decides which lane the claim serves first.
+        lease_ms: The duration of the leases in ms.
+        turn: The number of this claim among the claims of the worker. It decides which lane the claim serves first.
         number: A number for the token, from `ClaimCounter`.
 
     Returns:
-        The claimed messages, and their numbers in the same order.
+        The claimed messages, and the numbers of these messages in the same order.
     """
     return_lapsed(tables, MAX_CLAIM_MESSAGES)
     heads = _Heads(tables, demand)
@@ -227,7 +234,10 @@ def _most_tried(tables: Tables) -> int:
 
 
 def _lease(tables: Tables, entries: Sequence[Entry], token: int) -> None:
-    """Write the leases of taken messages. One statement per lane takes a third of the time of one per message."""
+    """Write the leases of taken messages.
+
+    One statement for each lane takes a third of the time of one for each message.
+    """
     by_lane: dict[int, list[int]] = {}
     for entry in entries:
         by_lane.setdefault(entry.lane, []).append(entry.n)
@@ -240,13 +250,13 @@ def _lease(tables: Tables, entries: Sequence[Entry], token: int) -> None:
 
 
 def _next_due_ms(tables: Tables, heads: _Heads, behind: Mapping[int, int | None]) -> int | None:
-    """Return when the demanded lanes may next have a message to claim: a due time or the end of a lease.
+    """Return the earliest time at which the demanded lanes may have a message to claim: its due time or a lease's end.
 
     Args:
         tables: The tables, in a transaction.
         heads: The heads of the demanded lanes.
-        behind: For each lane with messages that were stepped over, the place of the first message behind them. Such
-            lanes are read again after a second.
+        behind: The lanes in which the claim left messages, with the place of the first message behind them. The next
+            claim reads such a lane again after a second.
     """
     places = [behind[head.lane] if head.lane in behind else tables.head_ms(head.lane, head.held) for head in heads.all]
     found = [ms for ms in places if ms is not None] + [tables.now + t.TRIAL_MS] * bool(behind)
@@ -264,7 +274,7 @@ def _next_due_ms(tables: Tables, heads: _Heads, behind: Mapping[int, int | None]
 def claim_again(
     tables: Tables, demand: Mapping[Lane, Demand], claims: Sequence[Claim], numbers: Sequence[int]
 ) -> Claimed:
-    """Answer a repeated claim with the messages of the first claim that still have its lease."""
+    """Answer a repetition of a claim. Return the messages of the first claim whose leases still have its token."""
     standing = {entry.n: entry for entry in tables.entries(numbers)}
     held = [
         Claim(standing[n].record, claim.token)
@@ -275,7 +285,7 @@ def claim_again(
 
 
 def return_lapsed(tables: Tables, limit: int) -> int:
-    """Return messages whose leases have ended to their lanes, at most `limit`. Return the number of messages."""
+    """Return lapsed messages to their lanes, at most `limit`. Return the number of these messages."""
     least, too_long = t.tokens_held(tables.now)
     in_doubt = tables.trials.in_doubt()
     query = "SELECT n FROM leases WHERE ns = ? AND token < ? ORDER BY token LIMIT ?"
@@ -286,7 +296,8 @@ def return_lapsed(tables: Tables, limit: int) -> int:
     if ahead and tables.is_righting_over():
         numbers += ahead
     for found in tables.entries(numbers):
-        # An earlier lapse in this loop may have changed this row: if a retry lapses, its series changes. Read it again.
+        # If a retry of a series lapses, the row of the series changes. So an earlier lapse in this loop may have
+        # changed this row. Read such a row again.
         entry = tables.entries([found.n])[0] if found.n in tables.series_changed else found
         tables.rules.lapse(entry, tables.now)
     return len(numbers)

@@ -1,4 +1,4 @@
-"""`apply`: carries out commands in a transaction. It inserts puts of new ids in bulk, and runs others one by one."""
+"""`apply`: carries out commands in a transaction. Puts with new ids are inserted in bulk, other commands one by one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["apply"]
 
 
 def apply(tables: Tables, commands: Sequence[Command], source: SourcePosition | None) -> list[Outcome]:
-    """Carry out commands in order.
+    """Carry out commands in order. Return one outcome for each command.
 
     Args:
-        tables: The tables, in a transaction. If `tables.careful`, a command that fails is undone alone; with a
-            `source`, all commands are undone.
-        commands: The commands.
-        source: The position of an intake, which changes in the same transaction. If the stored position is not the one
-            before it, no command is carried out.
+        tables: The tables, in a transaction. If `tables.careful` is set and `source` is None, a command that fails is
+            undone alone. Otherwise the failure of a command undoes all commands.
+        commands: The commands to carry out.
+        source: The new position of an intake, or None. It is stored in the same transaction. If the stored position is
+            not the position before these commands, no command is carried out.
     """
     if source is not None and not _move_position(tables, source):
         return [Refused("passed")] * len(commands)
@@ -75,10 +75,10 @@ def _apply_safely(tables: Tables, command: Command) -> Outcome:
 
 
 def _put_all(tables: Tables, puts: Sequence[Put]) -> list[Outcome]:
-    """Insert the puts with new ids in bulk, then carry out the others one by one.
+    """Insert the puts with new ids in bulk, and then carry out the other puts one by one.
 
-    An id is new if no message has it and no ended message or answer with it is remembered. Each put gets its number by
-    its position, so the scheduling order is always the order of the commands.
+    An id is new if no message has it, and if the store remembers no ended message and no answer with it. The number of
+    a put follows from its position among the puts. So the scheduling order is always the order of the commands.
     """
     first = tables.next_n(len(puts))
     last = first + len(puts) - 1
@@ -86,7 +86,8 @@ def _put_all(tables: Tables, puts: Sequence[Put]) -> list[Outcome]:
     stored = {row[1] for row in rows}
     if _insert_new(tables, rows) < len(rows):
         stored = {n for (n,) in tables.execute("SELECT n FROM messages WHERE n BETWEEN ? AND ?", (first, last))}
-    # Reading the places of these rows from the cache takes less time than binding them to a second statement.
+    # SQLite still has the new rows in its cache. A read of their places is faster than a second statement with
+    # parameters.
     query = "INSERT INTO queue (lane, place_ms, n) SELECT lane, place_ms, n FROM messages WHERE n BETWEEN ? AND ?"
     tables.execute(query, (first, last))
     tables.has_new = True
@@ -106,7 +107,7 @@ def _put_all(tables: Tables, puts: Sequence[Put]) -> list[Outcome]:
 
 
 def _insert_new(tables: Tables, rows: Sequence[Row]) -> int:
-    """Insert the rows whose ids do not exist yet. Return the number of inserted rows."""
+    """Insert the rows whose ids do not exist yet. Return how many rows were inserted."""
     several = len(rows) - len(rows) % NEW_AT_ONCE
     inserted = 0
     for at in range(0, several, NEW_AT_ONCE):
@@ -116,7 +117,7 @@ def _insert_new(tables: Tables, rows: Sequence[Row]) -> int:
 
 
 def _new_rows(tables: Tables, puts: Sequence[Put], first: int) -> list[Row]:
-    """Return the rows of the puts that only need a new id to be inserted. Rules decide about the other puts."""
+    """Return the rows of the puts that can be inserted if their id is new. The rules decide about the other puts."""
     ns, now, lane_number = tables.ns, tables.now, tables.lane_number
     remembered = tables.answers.known_among([put.op for put in puts], now)
     ended = _ended_with_version(tables, puts)
@@ -152,7 +153,7 @@ def _new_rows(tables: Tables, puts: Sequence[Put], first: int) -> list[Row]:
 
 
 def _ended_with_version(tables: Tables, puts: Sequence[Put]) -> set[str]:
-    """Return the ids of the `newer` puts for which the table `tombstones` has a row."""
+    """Return the ids of the `newer` puts whose ids have a row in the table `tombstones`."""
     newer = [put.id for put in puts if put.conflict.mode == "newer"]
     if not newer:
         return set()

@@ -1,4 +1,7 @@
-"""`Database`, a connection to the SQLite file: opening, checks, schema upgrades, and the meaning of errors."""
+"""`Database`: a connection to the SQLite file.
+
+It opens and checks the file, upgrades the schema, and explains errors.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,9 @@ __all__ = [
 
 APPLICATION_ID = 0x61696F64  # "aiod"
 SCHEMA_VERSION = SQLITE_LAYOUT
-LEAST_SQLITE = (3, 35, 0)  # RETURNING
+LEAST_SQLITE = (3, 35, 0)  # The first version with RETURNING.
 BUSY_S = 5.0
-"""How long to wait for the write lock while another process holds it."""
+"""The longest wait for the write lock while another process has it."""
 CACHE_KIB = 32_768
 # Race: another process may be creating the tables. One statement reads all three values at the same moment.
 OWNER = """
@@ -47,21 +50,21 @@ OWNER = """
 _MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|VIEW|TRIGGER) (\w+)", re.MULTILINE)
 TABLES = ("namespaces", "lanes", "messages", "queue", "parked", "leases", "ended", "ops", "tombstones", "dead", "holds")
 TRIGGERS = ("schedule_insert", "schedule_delete")
-"""Triggers whose text may differ in files of older versions."""
+"""Triggers whose text may be different in files of older versions."""
 
 LATER_COLUMNS = {"earlier_errors": "TEXT", "put_due_ms": "INTEGER"}
-"""Columns of the table `messages` that files of older versions do not have, with their types."""
+"""Columns of the table `messages` that files of older versions lack, with their types."""
 
 
 class Failure(Struct, frozen=True):
     """The reason why a transaction failed.
 
     Attributes:
-        reason: The cause, for people.
-        is_full: There is no room to write.
-        is_in_doubt: The commit itself failed, so the changes may or may not be in the file.
-        too_new: The error for a file that uses a feature or a layout that this version does not know. It does not name
-            the store yet.
+        reason: The cause, as text for people.
+        is_full: True if there is no room to write.
+        is_in_doubt: True if the commit itself failed. The changes may or may not be in the file.
+        too_new: The error for a file whose features or layout this version does not know, or None. The store's name is
+            not in it yet.
     """
 
     reason: str
@@ -73,7 +76,7 @@ class Failure(Struct, frozen=True):
 BAD_VALUE = (OverflowError, UnicodeError, sqlite3.DataError)
 """Errors from values that no column can hold."""
 
-# The text for operators, by SQLite's primary result code. Other codes show SQLite's own text.
+# Texts for operators, by SQLite's primary result code. For any other code, the text is SQLite's own.
 _MEANING = {
     sqlite3.SQLITE_BUSY: f"another process has kept it locked for {BUSY_S:.0f} s",
     sqlite3.SQLITE_LOCKED: "another process has kept it locked",
@@ -92,7 +95,7 @@ _ROOM = 1 << 20
 
 
 def failure_of(error: sqlite3.Error, path: str, *, at_commit: bool = False) -> Failure:
-    """Return the failure for an SQLite error that ended a transaction."""
+    """Return the failure for an SQLite error that made a transaction fail."""
     code = getattr(error, "sqlite_errorcode", 0)
     primary = code & 0xFF
     is_full = primary == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR_WRITE and _lacks_room(path))
@@ -101,24 +104,24 @@ def failure_of(error: sqlite3.Error, path: str, *, at_commit: bool = False) -> F
     reason = _MEANING.get(primary, "")
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     text = f"{reason} ({name})" if reason else f"{error} ({name})"
-    # A failed write comes before the commit mark in the WAL. A failed sync may come after it.
+    # A write that fails comes before the commit mark in the WAL. A sync that fails may come after the mark.
     in_doubt = at_commit and primary not in _NOT_COMMITTED and code != sqlite3.SQLITE_IOERR_WRITE
     return Failure(text, is_in_doubt=in_doubt)
 
 
 def bad_value(error: Exception) -> Failure:
-    """Return the failure for a value that SQLite refused. It names only the type of the error, not the value."""
+    """Return the failure for a value that SQLite refused. The text names the type of the error, and not the value."""
     return Failure(f"the call holds a value that cannot be stored ({type(error).__name__})")
 
 
 def _lacks_room(path: str) -> bool:
-    """Return True if the disk is full, or a limit on file sizes is reached.
+    """Return True if the disk is full, or if a limit on file sizes is reached.
 
-    SQLite reports this with the same code as a broken disk.
+    SQLite reports these two cases with the same code as a broken disk.
     """
     try:
         if sys.platform != "win32":
-            import resource  # noqa: PLC0415 - there is none on Windows
+            import resource  # noqa: PLC0415 - Windows does not have this module
 
             space = os.statvfs(os.path.dirname(path))
             limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -131,7 +134,7 @@ def _lacks_room(path: str) -> bool:
 
 
 def message_columns(execute: Callable[[str], sqlite3.Cursor]) -> set[str]:
-    """Return the columns of the table `messages` in a file."""
+    """Return the names of the columns that the table `messages` of a file has."""
     return {name for (name,) in execute("SELECT name FROM pragma_table_info('messages')")}
 
 
@@ -140,7 +143,7 @@ class Database:
 
     Args:
         path: The absolute path of the file.
-        query_only: Whether the connection refuses to write.
+        query_only: True for a connection that must not write.
     """
 
     def __init__(self, path: str, *, query_only: bool = False) -> None:
@@ -168,7 +171,7 @@ class Database:
         if self._patiently("PRAGMA journal_mode = WAL") != "wal":
             raise StoreMismatchError("sqlite file", repr(self.path), "a file on a file system that allows WAL mode")
         connection.execute("PRAGMA synchronous = FULL")
-        # Some builds of SQLite overwrite deleted rows with zeros. That would make each settlement slower.
+        # Some builds of SQLite overwrite deleted rows with zeros. Each settlement would then be slower.
         connection.execute("PRAGMA secure_delete = OFF")
         connection.execute("PRAGMA journal_size_limit = 67108864")
         self._patiently("BEGIN IMMEDIATE")
@@ -195,7 +198,7 @@ class Database:
     def _upgrade(self) -> None:
         """Add the columns, triggers and tables that a file of an older version lacks.
 
-        The older version can still use the file.
+        Processes with the older version can still use the file after this.
         """
         connection = self.connection
         known = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
@@ -213,13 +216,13 @@ class Database:
                 connection.execute(statement)
 
     def check_owner(self, *, may_be_new: bool = True) -> None:
-        """Refuse a file of another program.
+        """Refuse a file that another program has written.
 
         Args:
-            may_be_new: Whether to accept an empty file.
+            may_be_new: True if an empty file is allowed.
 
         Raises:
-            StoreMismatchError: Another program has written the file, its schema is newer, or it is empty.
+            StoreMismatchError: Another program has written the file, the schema is newer, or the file is empty.
         """
         owner, version, objects = self.connection.execute(OWNER).fetchone()
         if owner != APPLICATION_ID and (owner or version or objects or not may_be_new):
@@ -230,10 +233,10 @@ class Database:
             )
 
     def _patiently(self, statement: str) -> object:
-        """Execute a statement. If another process holds the lock, wait for it for up to `BUSY_S`.
+        """Execute a statement. If another process has the lock, try again for up to `BUSY_S`.
 
-        SQLite's own busy handler waits up to 100 ms at a time. With it, this process would seldom get the lock from a
-        process that commits without pauses, so the waits here are shorter. The method adds up the waits and reads no
+        SQLite's own busy handler waits up to 100 ms between two tries. If another process commits without pauses, this
+        process would then seldom get the lock. So the waits here are shorter. The method adds up the waits and reads no
         clock.
         """
         waited = 0.0
@@ -250,10 +253,10 @@ class Database:
                 return None if found is None else found[0]
 
     def begin(self, *, is_durable: bool) -> None:
-        """Take the write lock.
+        """Begin a transaction, and take the write lock.
 
         Args:
-            is_durable: Whether the commit returns only when the disk has the data. If not, a power loss may lose the
+            is_durable: If True, the commit returns only when the disk has the data. If False, a power loss may lose the
                 data, but the end of this process does not.
 
         Raises:
@@ -268,27 +271,30 @@ class Database:
             raise newer_layout(f"sqlite file {self.path!r}", version, SCHEMA_VERSION)
 
     def commit(self) -> None:
-        """End the transaction."""
+        """Commit the transaction."""
         self.connection.execute("COMMIT")
 
     def rollback(self) -> None:
         """Undo the transaction, if SQLite has not done so already."""
-        with suppress(sqlite3.Error):  # The caller reports the error that made the transaction fail.
+        with suppress(sqlite3.Error):  # The caller reports the error for which it rolls back.
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
 
     def make_room(self) -> None:
-        """Merge the WAL into the file and truncate it. On a full disk, settlements can then continue and free room."""
+        """Merge the WAL into the file and truncate the WAL.
+
+        On a full disk, this gives settlements room to delete messages.
+        """
         with suppress(sqlite3.Error):
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
-        """Close the connection. The last connection to a file also merges its WAL."""
+        """Close the connection. If it is the last connection to the file, SQLite merges the WAL into the file."""
         self.connection.close()
 
 
 def decoded_anyhow(data: bytes) -> str:
-    """Decode a text column whose bytes may not be UTF-8. Used as `text_factory`."""
+    """Decode a text column whose bytes may not be UTF-8. A connection uses this function as its `text_factory`."""
     return data.decode("utf-8", "surrogateescape")
 
 
@@ -307,8 +313,8 @@ def _opened(path: str, *, may_create: bool) -> sqlite3.Connection:
 def file_uri(path: str, *, may_create: bool = False) -> str:
     """Return the URI of the file for `sqlite3.connect`.
 
-    By default the URI does not create a file. Otherwise, if somebody removed the file while a store has it open, the
-    second connection of that store would create an empty file.
+    By default, the URI does not create a file. A store has several connections to the file. If somebody deleted the
+    file meanwhile, a connection that opens later would otherwise create an empty file.
     """
     return f"{Path(path).as_uri()}?mode={'rwc' if may_create else 'rw'}"
 
@@ -321,12 +327,12 @@ def _open_error(error: sqlite3.Error, path: str) -> Exception:
 
 
 def _sql_of(statement: str) -> str:
-    """Return the text that SQLite keeps of a CREATE statement."""
+    """Return the part of a CREATE statement that SQLite keeps in the file."""
     return statement[statement.index("CREATE ") :].rstrip().removesuffix(";")
 
 
 def _statements() -> list[str]:
-    """Return the statements of the schema one by one, because `executescript` would first commit the transaction."""
+    """Return the statements of the schema as a list. `executescript` would commit the open transaction first."""
     script = files("aiodelay.backends.sqlite").joinpath("schema.sql").read_text(encoding="utf-8")
     statements: list[str] = []
     text = ""

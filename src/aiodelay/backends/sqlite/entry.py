@@ -1,4 +1,4 @@
-"""`Entry`: a row of the table `messages`, as `Tables` returns it to the rules."""
+"""`Entry`: a row of the table `messages` in the form that `Tables` gives to the rules."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Entry(Struct, gc=False):
     """A row of the table `messages`.
 
     Attributes:
-        n: The number of the message: its scheduling order.
-        place_ms: The time of its next attempt, epoch ms.
-        lane: The number of its lane.
-        record: The record.
-        token: The token of its claim; 0 = none.
-        is_over: True if the message has ended, and the row only remembers it.
+        n: The number of the message. The scheduling order is the order of numbers.
+        place_ms: The time of the next attempt, in epoch ms.
+        lane: The number of the message's lane.
+        record: The record of the message.
+        token: The token of the claim, or 0 if the message is not in flight.
+        is_over: True if the message has ended. The row then only remembers the message.
     """
 
     n: int

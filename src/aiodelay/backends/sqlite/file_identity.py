@@ -1,6 +1,7 @@
 """`FileIdentity`: detects that somebody has deleted or replaced the file of an open store.
 
-The process that opened the file then still writes into the old file, and other processes do not see its messages.
+After such a change, the process that has the store open still writes into the old file. Other processes do not see the
+messages there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from aiodelay.ports.clock import SystemClock
 __all__ = ["FileIdentity", "note_of"]
 
 NOTED_MS = 60_000
-"""How long a process's note that its file is gone stays valid. The process renews the note every 5 s."""
+"""How long a note is valid. A process writes it when its file is gone, and renews it every 5 s."""
 NOTE = "-vanished"
 
 
@@ -22,7 +23,7 @@ class FileIdentity:
     """The identity of the file that a store has opened.
 
     Args:
-        path: The path of the file. Create this object right after the file was opened.
+        path: The path of the file. The caller creates this object right after it has opened the file.
     """
 
     def __init__(self, path: str) -> None:
@@ -31,7 +32,7 @@ class FileIdentity:
         self._has_note = False
 
     def loss(self) -> str:
-        """Describe how the file was lost; "" while the path still leads to the opened file."""
+        """Describe how the file was lost, or return "" if the path still leads to the opened file."""
         found = _identity(self._path)
         if found == self._opened:
             return ""
@@ -40,7 +41,7 @@ class FileIdentity:
         return f"another file has taken the place of {self._path!r}; this process still writes into the old file"
 
     def vanished(self) -> str:
-        """Describe how the file was lost, and write a note next to the path; "" while the path leads to the file."""
+        """Describe how the file was lost and write a note next to the path. Return "" if the file is not lost."""
         loss = self.loss()
         if loss:
             self._write_note()
@@ -49,13 +50,13 @@ class FileIdentity:
         return loss
 
     def _write_note(self) -> None:
-        with suppress(OSError):  # The note is a help only: the log and the alarm report the loss too.
+        with suppress(OSError):  # The note is not essential, because the log and the alarm report the loss too.
             make_private(self._path + NOTE)
             os.utime(self._path + NOTE)
             self._has_note = True
 
     def forget_note(self) -> None:
-        """Delete the note of this process, if it has written one."""
+        """Delete the note, if this object has written one."""
         if self._has_note:
             with suppress(OSError):
                 os.unlink(self._path + NOTE)
@@ -63,7 +64,10 @@ class FileIdentity:
 
 
 def note_of(path: str) -> str:
-    """Describe another process's note of the last minute that its file is no longer at this path; "" if none."""
+    """Describe the loss that a note of the last minute reports for a file at this path.
+
+    Return "" without such a note.
+    """
     try:
         noted_ms = os.stat(path + NOTE).st_mtime_ns // 1_000_000
     except OSError:

@@ -1,6 +1,6 @@
-"""Deletion of ended messages and old answers after the time for which the store must remember them.
+"""Deletes ended messages and old answers, when the store no longer has to remember them.
 
-Each transaction that adds such rows also deletes some old ones. So the number of old rows stays bounded.
+Each transaction that adds such rows also deletes some old rows. So the number of old rows stays limited.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from .tables import Tables
 __all__ = ["PURGED_PER_ENDED", "purge_answers", "purge_ended"]
 
 PURGED_PER_ENDED = 4
-"""The number of old rows to check for each row that is added. It is above 1, so old rows cannot pile up."""
+"""The number of old rows that a transaction checks for each row that it adds.
+
+It is above 1, so old rows never pile up.
+"""
 FAR_MS = 86_400_000
 
 
 def purge_ended(tables: Tables, limit: int) -> None:
-    """Check up to `limit` ended messages, and delete those whose time is over.
+    """Check up to `limit` ended messages. Delete the messages whose time `until_ms` has passed.
 
-    The function goes through the messages in the order of their numbers, and continues where the last call stopped. It
-    cannot stop at the first message that must stay: a message with a lower number may have ended later.
+    The function checks the messages in the order of their numbers. It continues where the last call stopped. A message
+    with a lower number may have ended later, so the function also checks the messages after one that must stay.
     """
     now, sweep = tables.now, tables.sweep
     if now < sweep.rest_until_ms <= now + RETRY_WINDOW_MS:
@@ -30,7 +33,7 @@ def purge_ended(tables: Tables, limit: int) -> None:
         sweep.first_ms = now + RETRY_WINDOW_MS
     query = "SELECT n, until_ms FROM ended WHERE ns = ? AND n > ? ORDER BY n LIMIT ?"
     rows = tables.execute(query, (tables.ns, sweep.number, limit)).fetchall()
-    far = now + FAR_MS  # A later time was written before the clock stepped back by a day or more.
+    far = now + FAR_MS  # No row gets a later time. If one has it, the clock has stepped back by a day or more.
     over = [n for n, until_ms in rows if until_ms <= now or until_ms > far]
     sweep.first_ms = min([sweep.first_ms, *(until_ms for _, until_ms in rows if until_ms > now)])
     is_last = len(rows) < limit
@@ -44,7 +47,7 @@ def purge_ended(tables: Tables, limit: int) -> None:
 
 
 def purge_answers(tables: Tables, limit: int) -> None:
-    """Check the `limit` oldest answers of all namespaces, and delete those whose time is over."""
+    """Check the `limit` oldest answers of all namespaces. Delete the answers whose time `until_ms` has passed."""
     query = (
         "DELETE FROM ops WHERE n IN (SELECT n FROM ops ORDER BY n LIMIT :limit)"
         " AND (until_ms <= :now OR until_ms > :far)"

@@ -1,4 +1,4 @@
-"""`Handle`: opens and closes the file of a store. All reads and writes of the store go through it."""
+"""`Handle`: opens and closes the file of a store. The store reads and writes the file only through this object."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class Handle:
-    """The file of one store. It may be closed and opened again.
+    """The file of one store. It may be opened again after a close.
 
     Args:
         path: The absolute path of the file.
         name: The name of the store in error messages.
         namespace: The namespace of the messages.
-        journal: The largest number of journal entries to keep; 0 = keep none.
-        clock: The clock of the store. The store's threads read it too.
+        journal: The largest number of journal entries to keep. With 0, the store keeps no journal.
+        clock: The clock of the store. The store's threads read the clock too.
     """
 
     path: str
@@ -46,12 +46,13 @@ class Handle:
 
         Raises:
             ConfigurationError: The store is open already.
-            StoreUnavailableError, StoreMismatchError: As for `Opened.open`.
+            StoreUnavailableError, StoreMismatchError: The file cannot be opened, for the reasons that `Writer.open`
+            names.
         """
         if self.opened is not None:
             self.opened.check()
             raise ConfigurationError("store", "open already", "one 'async with' block at a time")
-        self.clock.now_ms()  # A clock may bind itself to the loop at its first use: use it here, not in a thread.
+        self.clock.now_ms()  # A clock may bind itself to the event loop at its first use. So use it here first.
         opened = Opened(self.path, self.namespace, self.journal, self.clock)
         await opened.open()
         self.opened = opened
@@ -65,7 +66,7 @@ class Handle:
         await opened.close()
 
     def checked(self) -> Opened:
-        """Return the open file.
+        """Return the open file. Check that the caller may use it.
 
         Raises:
             ClosedError: The store is closed.
@@ -77,7 +78,7 @@ class Handle:
         return self.opened
 
     async def read(self, read: Callable[[Reader], T]) -> T:
-        """Run a function on the reading connection, in one snapshot of the file.
+        """Run a function on the reading connection, in one snapshot of the file. Return the function's answer.
 
         Raises:
             StoreUnavailableError: The file cannot be read.
@@ -97,14 +98,14 @@ class Handle:
         committed: Callable[[T], object] | None = None,
         failed: Callable[[Failure], object] | None = None,
     ) -> T:
-        """Run a function in a transaction of the writer's thread, and return its answer.
+        """Run a function in a transaction of the writer's thread. Return the function's answer.
 
         Args:
-            run: The function. It may run twice, if its first transaction is undone.
+            run: The function to run. If its first transaction is undone, it may run again.
             size: The number of messages that the function handles.
-            is_durable: Whether to return only when the disk has the data.
-            committed: Called with the answer in the writer's thread, after the commit.
-            failed: Called with the failure, if nothing was written or the outcome is unknown.
+            is_durable: True if the call must wait until the disk has the data.
+            committed: A function to call with the answer after the commit. It runs in the writer's thread.
+            failed: A function to call with the failure, if nothing was written or if the outcome is unknown.
 
         Raises:
             StoreUnavailableError: Nothing was written, or the outcome of the commit is unknown.

@@ -13,7 +13,7 @@ __all__ = ["Inspection"]
 
 
 class Inspection:
-    """`Inspectable`, `Recurring` and `Instances`, and the read methods of `DeadLetters` and `Pauses`.
+    """Implements `Inspectable`, `Recurring` and `Instances`, and the read methods of `DeadLetters` and `Pauses`.
 
     Args:
         handle: The file of the store.

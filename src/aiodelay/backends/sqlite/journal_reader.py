@@ -1,6 +1,6 @@
-"""A reader of the journal that starts at any entry and does not need an open store.
+"""`SqliteJournalReader`: reads the journal from any entry on. The store need not be open.
 
-It neither creates the file nor writes to it.
+The reader neither creates the file nor writes to it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ AT_ONCE = 5_000
 
 
 class SqliteJournalReader:
-    """Reads the journal of a SQLite store, as the Protocol `JournalReader` asks. The journal has one part.
+    """Implements the Protocol `JournalReader` for a SQLite store. The journal has one part.
 
-    The entries have consecutive numbers. If a number is missing, the store has trimmed its entry.
+    The entries have consecutive numbers. If a number is missing, the store has trimmed the entry.
 
     Args:
         path: The absolute path of the file.
         namespace: The namespace of the entries.
         name: The name of the store in error messages.
-        thread: An executor with one thread. The connection belongs to that thread.
+        thread: An executor with one thread. All uses of the connection run in this thread.
     """
 
     def __init__(self, path: str, namespace: str, name: str, thread: ThreadPoolExecutor) -> None:
@@ -47,7 +47,7 @@ class SqliteJournalReader:
 
         Raises:
             StoreUnavailableError: The file does not exist or cannot be opened.
-            StoreMismatchError: The file is not a file of aiodelay.
+            StoreMismatchError: Another program has written the file.
         """
         self._database = await self._called(lambda: Database(self._path, query_only=True))
 
@@ -57,13 +57,13 @@ class SqliteJournalReader:
             await self._called(self._database.close)
 
     async def spans(self) -> Mapping[int, range]:
-        """Return the numbers of the entries that the store still keeps, for each part."""
+        """Return the range of entry numbers that the store still keeps. The map has one part, `PART`."""
         return {PART: await self._read(lambda reader: reader.journal_span())}
 
     async def entries(
         self, part: int, span: range, trimmed: Callable[[range], object]
     ) -> AsyncIterator[Sequence[JournalEntry]]:
-        """Yield the entries of a span in order, in batches. Report missing entries to `trimmed`."""
+        """Yield the entries of a span in order, in batches. Report the numbers of missing entries to `trimmed`."""
         del part
         following = span.start
         while following < span.stop:
@@ -91,11 +91,11 @@ class SqliteJournalReader:
 
 @asynccontextmanager
 async def open_journal(path: str, namespace: str, name: str) -> AsyncGenerator[SqliteJournalReader]:
-    """Open a reader of the journal.
+    """Open a reader of the journal, and close it after the block.
 
     Raises:
         StoreUnavailableError: The file does not exist or cannot be opened.
-        StoreMismatchError: The file is not a file of aiodelay.
+        StoreMismatchError: Another program has written the file.
     """
     with ThreadPoolExecutor(1, "aiodelay-sqlite-journal") as thread:
         reader = SqliteJournalReader(path, namespace, name, thread)

@@ -1,4 +1,4 @@
-"""`Namespace`: the time, numbers, lanes and journal of one namespace of the file, inside one transaction."""
+"""`Namespace`: the time, numbers, lanes and journal of one namespace, within one transaction."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Namespace", "Sweep"]
 
 @dataclass(slots=True)
 class Sweep:
-    """How far this process has checked the ended messages for those to delete (`purge_ended`).
+    """The progress of `purge_ended` through the ended messages. A sweep is one pass through all of them.
 
     Attributes:
-        number: The number of the last checked message; 0 = the start of a sweep.
-        first_ms: The earliest time at which one of the messages of this sweep may be deleted.
-        rest_until_ms: No message can be deleted before this time. Set at the end of a sweep.
+        number: The number of the last message that was checked. 0 at the start of a sweep.
+        first_ms: The earliest time at which a message that this sweep has checked may be deleted.
+        rest_until_ms: The time of the next sweep, set at the end of a sweep. No message can be deleted before it.
     """
 
     number: int = 0
@@ -37,7 +37,7 @@ class Namespace:
     Args:
         connection: The writing connection.
         namespace: The name of the namespace. `open` creates the namespace if it does not exist.
-        journal: The largest number of journal entries to keep; 0 = keep none.
+        journal: The largest number of journal entries to keep. With 0, the store keeps no journal.
     """
 
     execute: Callable[..., sqlite3.Cursor]
@@ -60,7 +60,10 @@ class Namespace:
         self.new_answers = 0
         self.sweep: Sweep = Sweep()
         self.series_changed: set[int] = set()
-        """Numbers of series of which an occurrence ended in this transaction. Earlier reads of them are outdated."""
+        """The numbers of series of which an occurrence ended in this transaction.
+
+        Records that were read before are outdated.
+        """
         self._next_n: int | None = None
         self._notes: list[tuple[int, str, str, int, Lane, int, int, str]] = []
         self._lane_numbers: dict[Lane, int] = {}
@@ -76,7 +79,7 @@ class Namespace:
 
         Args:
             now: The time of the transaction, epoch ms.
-            careful: Whether to check every column of each row, because some rows may be unreadable.
+            careful: True if the transaction checks every column of each row, because a row may be unreadable.
         """
         self.now, self.careful, self.has_new, self._next_n = now, careful, False, None
         self.new_answers = 0
@@ -89,30 +92,30 @@ class Namespace:
         self.new_answers += 1
 
     def forget_caches(self) -> None:
-        """Clear the caches after a rollback."""
+        """Clear the caches. The caller does this after a rollback."""
         self._lane_numbers.clear()
         self._lane_names.clear()
 
     # --- features -----------------------------------------------------------------------------------------
 
     def check_features(self) -> None:
-        """Raise an error if the namespace uses a feature that this version does not know.
+        """Check that this version knows every feature that the namespace uses.
 
         Raises:
-            StoreTooNewError: The error names the feature.
+            StoreTooNewError: The namespace uses a feature that this version does not know. The error names the feature.
         """
         found = self.execute("SELECT name, version FROM features WHERE ns = ?", (self.ns,)).fetchall()
         check_known(f"namespace {self._namespace!r}", dict(found))
 
     def switch_on(self, names: Collection[str]) -> None:
-        """Switch features on: record that the namespace uses them from now on."""
+        """Switch features on: record in the namespace that it uses these features from now on."""
         rows = [(self.ns, name, __version__) for name in names]
         self.executemany("INSERT OR IGNORE INTO features (ns, name, version) VALUES (?, ?, ?)", rows)
 
     # --- numbers ------------------------------------------------------------------------------------------
 
     def next_n(self, count: int = 1) -> int:
-        """Return the first of `count` new numbers, which are higher than the numbers of all messages."""
+        """Return the first of `count` new, consecutive numbers. They are higher than the numbers of all messages."""
         if self._next_n is None:
             (self._next_n,) = self.execute("SELECT coalesce(max(n), 0) + 1 FROM messages").fetchone()
         first: int = self._next_n
@@ -124,7 +127,7 @@ class Namespace:
         return self.known_lane(lane) or self._new_lane(lane)
 
     def known_lane(self, lane: Lane) -> int:
-        """Return the number of a lane; 0 = the lane does not exist."""
+        """Return the number of a lane, or 0 if the lane does not exist."""
         number = self._lane_numbers.get(lane, 0)
         if not number:
             found = self.execute("SELECT n FROM lanes WHERE ns = ? AND name = ?", (self.ns, lane)).fetchone()
@@ -138,7 +141,7 @@ class Namespace:
         return self.known_lane(lane)
 
     def lane_name(self, number: int) -> Lane:
-        """Return the name of a lane; "" = no lane has this number."""
+        """Return the name of the lane with this number, or "" if there is no such lane."""
         name = self._lane_names.get(number)
         if name is None:
             found = self.execute("SELECT name FROM lanes WHERE n = ?", (number,)).fetchone()
@@ -152,10 +155,11 @@ class Namespace:
     # --- leases that are too long -------------------------------------------------------------------------
 
     def is_righting_over(self) -> bool:
-        """Return True if the store may now return the leases that are too long.
+        """Return True if the store may now return the messages whose leases are too long.
 
-        A lease is too long after the clock has stepped back. Its worker has `RIGHTING_MS` to renew it with a right end.
-        Call this method only while such a lease exists: it records when it first saw such a lease.
+        A lease ends too late if the clock has stepped back since the claim. The worker then has `RIGHTING_MS` to renew
+        the lease with a right end. The first call for such a lease starts this time, so call the method only if there
+        is one.
         """
         found = self.execute("SELECT ahead_since_ms FROM clock_steps WHERE ns = ?", (self.ns,)).fetchone()
         before = found[0] if found else 0
@@ -172,13 +176,13 @@ class Namespace:
         return self._journal > 0
 
     def note(self, event: str, record: Record, now: int, detail: str = "") -> None:
-        """Add an entry to the journal. `end` writes it. Without a journal, do nothing."""
+        """Add an entry to the journal. `end` writes it. If the store keeps no journal, do nothing."""
         if self._journal:
             lane, text = record.envelope.lane, detail.encode("utf-8", "backslashreplace").decode()
             self._notes.append((now, event, record.id, record.revision, lane, record.due_ms, record.attempt, text))
 
     def end(self) -> None:
-        """Do the last writes of a transaction before its commit: write the new journal entries and trim the journal."""
+        """Write the new journal entries and trim the journal. The caller commits the transaction afterwards."""
         if not self._notes:
             return
         query = "SELECT coalesce(max(number), 0) FROM journal WHERE ns = ?"

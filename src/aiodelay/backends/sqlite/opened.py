@@ -1,4 +1,4 @@
-"""`Opened`: the writer, the reader and the watcher of an open store, with the event loop and process they belong to."""
+"""`Opened`: the writer, the reader and the watcher of an open store. They belong to one event loop and process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Opened:
-    """The threads and connections of a store from `open` to `close`.
+    """The threads and connections of a store. Each opening of the store has its own object.
 
     Args:
         path: The absolute path of the file.
@@ -46,20 +46,20 @@ class Opened:
         self._database: Database | None = None
 
     async def open(self) -> None:
-        """Open the file; see `Writer.open`."""
+        """Open the file for writing. The errors are those of `Writer.open`."""
         await self.writer.open()
         self._file = FileIdentity(self._path)
 
     def loss(self) -> str:
-        """Describe how the file was lost; "" while the path still leads to the opened file."""
+        """Describe how the file was lost, or return "" if the path still leads to the opened file."""
         return self._file.loss()
 
     def vanished(self) -> str:
-        """Describe how the file was lost, and write a note for other processes; "" while the path leads to the file."""
+        """Describe how the file was lost and write a note for other processes. Return "" if the file is not lost."""
         return self._file.vanished()
 
     def check(self) -> None:
-        """Raise an error unless the caller runs in the process and event loop of this opening.
+        """Check that the caller runs in the process and the event loop that opened the store.
 
         Raises:
             WrongLoopError: The caller runs in another process, event loop or thread.
@@ -74,13 +74,13 @@ class Opened:
             raise WrongLoopError("store", "event loop or thread")
 
     def add(self, wakeup: WakeUp) -> None:
-        """Add a wake-up to set when lanes change. The first wake-up starts the watcher of other processes' writes."""
+        """Add a wake-up to set when lanes change. The first call starts the watcher for writes of other processes."""
         self._wakeups.add(wakeup)
         if self._watcher is None:
             self._watcher = Watcher(self._path, self._changed)
 
     async def remove(self, wakeup: WakeUp) -> None:
-        """Remove a wake-up. The removal of the last wake-up stops the watcher."""
+        """Remove a wake-up. If it was the last one, stop the watcher."""
         self._wakeups.discard(wakeup)
         if not self._wakeups and self._watcher is not None:
             watcher, self._watcher = self._watcher, None
@@ -92,12 +92,12 @@ class Opened:
             wakeup.set()
 
     def _changed(self) -> None:
-        """Make the writer check for foreign writes. The watcher's thread calls this."""
+        """Make the writer check for writes of other processes. The thread of the watcher calls this method."""
         with suppress(RuntimeError):  # The event loop is closed.
             self._loop.call_soon_threadsafe(self.writer.look_around)
 
     async def read(self, read: Callable[[Reader], T]) -> T:
-        """Run a function on the reading connection, in one snapshot of the file."""
+        """Run a function on the reading connection, in one snapshot of the file. Return the function's answer."""
         if self._reading is None:
             self._reading = ThreadPoolExecutor(1, "aiodelay-sqlite-reader")
         return await self._loop.run_in_executor(self._reading, self._read, read)
@@ -113,7 +113,7 @@ class Opened:
             self._database.rollback()
 
     async def close(self) -> None:
-        """Stop reading, let the writer finish, and close both connections."""
+        """Stop the reader, let the writer finish its jobs, and close both connections."""
         try:
             if self._reading is not None:
                 await self._close_reading(self._reading)
@@ -127,7 +127,7 @@ class Opened:
         closing = self._loop.run_in_executor(executor, self._close_reader)
         executor.shutdown(wait=False)
         await asyncio.shield(closing)
-        executor.shutdown()  # This blocks only until the thread notices that it has no more work.
+        executor.shutdown()  # This blocks only until the thread notices that there is no more work.
 
     def _close_reader(self) -> None:
         if self._database is not None:

@@ -1,7 +1,7 @@
-"""`Reader`: reads the tables on a second connection that does not write, so claims continue meanwhile.
+"""`Reader`: reads the tables on a second connection. This connection never writes, so claims continue meanwhile.
 
-Each method is a few SELECTs of one transaction. The time of a page depends on the page, not on the table, except in
-`Reader.search`.
+Each method runs a few SELECTs in one transaction. The time of a call depends on the size of the page, not of the table.
+`Reader.search` is an exception.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _read_lanes = msgspec.json.Decoder(list[str]).decode
 
 
 class Reader:
-    """Reads one namespace.
+    """Reads the data of one namespace.
 
     Args:
-        connection: A connection of this thread. It returns text with surrogates if another program wrote text that is
-            not UTF-8.
-        namespace: The name of the namespace. A namespace that does not exist is empty.
+        connection: A connection of this thread. If another program wrote text that is not UTF-8, the connection returns
+            this text with surrogates.
+        namespace: The name of the namespace. A namespace that does not exist has no data.
     """
 
     def __init__(self, connection: sqlite3.Connection, namespace: str) -> None:
@@ -65,13 +65,13 @@ class Reader:
         return set(self._execute("SELECT lane, address FROM holds"))
 
     def features(self) -> dict[str, str]:
-        """Return the features in use, each with the version that switched it on."""
+        """Return the features that the namespace uses. The value of each is the version that switched it on."""
         return dict(self._execute("SELECT name, version FROM features WHERE ns = ?", (self._ns(),)))
 
     # --- messages -----------------------------------------------------------------------------------------
 
     def get(self, message_id: str, now: int) -> Snapshot | None:
-        """Return the pending message with this id, also while it is in flight; None if there is none."""
+        """Return the pending or in-flight message with this id, or None if no such message is stored."""
         ended = "SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n"
         query = f"{SNAPSHOT} WHERE m.ns = ? AND m.id = ? AND NOT EXISTS ({ended})"
         row = self._execute(query, (self._ns(), message_id)).fetchone()
@@ -90,10 +90,10 @@ class Reader:
         return Snapshot(record, state, row[1])
 
     def search(self, query: Query, now: int) -> list[Snapshot]:
-        """List messages in the order of (place, id).
+        """List messages in the order of (place, id). The place of a message is the time of its next attempt.
 
-        The tables are in the order of the place only. If many messages have the same place, the method reads them all,
-        even if the page is smaller.
+        The tables are in the order of places only. If many messages have the same place, the method reads them all,
+        even for a small page.
         """
         lanes = self._lanes(query.lanes)
         after_ms, after_id = query.after or (FIRST_MS, "")
@@ -122,7 +122,10 @@ class Reader:
         return [self._snapshot(row, lanes, paused, now) for row in rows]
 
     def _places(self, lane: int, first: int, end: int, limit: int) -> list[tuple[int, int]]:
-        """Return (place, n) of the messages of a lane from place `first` to before `end`, by place; limit -1 = all."""
+        """Return (place, number) of the messages of a lane with first <= place < end, in this order.
+
+        Limit -1 returns all.
+        """
         wanted = "WHERE lane = ? AND place_ms >= ? AND place_ms < ? ORDER BY place_ms LIMIT ?"
         sources = (
             f"SELECT place_ms, n FROM queue {wanted}",
@@ -169,7 +172,10 @@ class Reader:
         )
 
     def _pending_of(self, lane: int, address: str | None, now: int) -> tuple[int, int]:
-        """Count the messages of a paused address that are still in the queue. A claim parks them at the lane's head."""
+        """Count the messages of a paused address that the queue still has.
+
+        A claim parks them at the head of the lane.
+        """
         query = "SELECT count(*) FROM queue AS q JOIN messages AS m ON m.n = q.n WHERE q.lane = ? AND m.address = ?"
         total = self._one(query, lane, address)
         overdue = self._one(f"{query} AND q.place_ms <= ?", lane, address, now)
@@ -181,13 +187,13 @@ class Reader:
         return {lane for (lanes,) in rows for lane in _read_lanes(lanes)}
 
     def instances(self, now: int) -> list[Instance]:
-        """List live workers."""
+        """List the live workers of the namespace."""
         query = "SELECT worker, lanes, seen_ms FROM workers WHERE ns = ? AND seen_ms > ? ORDER BY worker"
         rows = self._execute(query, (self._ns(), now - SERVED_WINDOW_MS))
         return [Instance(name, tuple(sorted(_read_lanes(lanes))), seen_ms) for name, lanes, seen_ms in rows]
 
     def load(self, bucket_ms: int, buckets: int, now: int) -> list[LoadBucket]:
-        """Count the messages that come due from now on, by lane and span of `bucket_ms`."""
+        """Count the messages that become due from now on, by lane and by span of `bucket_ms`."""
         found: dict[tuple[int, Lane], int] = {}
         for lane, name in self._lanes().items():
             for table in ("queue", "parked"):
@@ -202,7 +208,7 @@ class Reader:
     # --- the rest -----------------------------------------------------------------------------------------
 
     def position(self, source: str) -> int | None:
-        """Return the last position of an intake; None if it has none."""
+        """Return the last position of an intake, or None if the intake has stored no position."""
         query = "SELECT position FROM positions WHERE ns = ? AND source = ?"
         found = self._execute(query, (self._ns(), source)).fetchone()
         return None if found is None else int(found[0])
@@ -214,7 +220,7 @@ class Reader:
         lanes = self._lanes(() if lane is None else (lane,))
         wanted: dict[str, int | str] = {"ns": self._ns()} if lane is None else {"lane": next(iter(lanes), 0)}
         index = ""
-        if message_id is not None:  # Without an id, SQLite reads the dead letters in the order of time.
+        if message_id is not None:  # Without this index, SQLite would read all dead letters in the order of time.
             wanted, index = {"ns": self._ns(), "id": message_id, **wanted}, " INDEXED BY dead_key"
         query = (
             f"SELECT lane, id, revision, reason, at_ms, record FROM dead{index}"
@@ -225,13 +231,13 @@ class Reader:
         return [letter for row in rows if (letter := _letter(row, lanes[row[0]])) is not None]
 
     def paused(self) -> list[tuple[Lane, str | None]]:
-        """List the paused lanes and addresses."""
+        """List the paused lanes and addresses, in order. The address of a paused lane is None."""
         lanes = self._lanes()
         found = [(lanes[lane], address) for lane, address in self._paused() if lane in lanes]
         return sorted(found, key=lambda hold: (hold[0], hold[1] is not None, hold[1] or ""))
 
     def journal_span(self) -> range:
-        """Return the numbers of the entries of the journal, from the oldest to the newest."""
+        """Return the range of the numbers of all journal entries."""
         query = "SELECT min(number), max(number) FROM journal WHERE ns = ?"
         oldest, newest = self._execute(query, (self._ns(),)).fetchone()
         return range(1, 1) if newest is None else range(oldest, newest + 1)

@@ -1,4 +1,7 @@
-"""Conversion between a record and its row in the table `messages`. Only this module knows the form of the columns."""
+"""Converts a record to a row of the table `messages`, and a row to a record.
+
+Only this module knows the columns' form.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ _ATTRIBUTES = (*Envelope.__struct_fields__, *Record.__struct_fields__)
 
 
 def columns_of(fields: Iterable[Field]) -> tuple[str, ...]:
-    """Return the columns of a row in the order of reads and writes, which is the order of the record's attributes."""
+    """Return the columns of a row in the order in which statements read and write them.
+
+    This order is the order of the record's attributes.
+    """
     columns = {each.name: each.column.name for each in fields if each.column is not None}
     first = ("n", "place_ms", columns.pop("lane"), "id")
     known = [columns.pop(name) for name in _ATTRIBUTES if name in columns]
@@ -47,13 +53,13 @@ def columns_of(fields: Iterable[Field]) -> tuple[str, ...]:
 
 
 def moved_columns(fields: Collection[Field]) -> tuple[str, ...]:
-    """Return the columns that `MOVE` writes: the new number and place, and the state."""
+    """Return the columns that `MOVE` writes: number and place, and the fields of the state."""
     state = {each.column.name for each in fields if each.is_state and each.column is not None}
     return ("n", "place_ms", *(name for name in columns_of(fields) if name in state))
 
 
 def new_columns(fields: Iterable[Field]) -> tuple[str, ...]:
-    """Return the columns that `INSERT_NEW` writes for a put. The columns after them get their defaults."""
+    """Return the columns that `INSERT_NEW` writes for a put. The later columns get their default values."""
     columns = columns_of(fields)
     return columns[: columns.index("late") + 1]
 
@@ -61,7 +67,10 @@ def new_columns(fields: Iterable[Field]) -> tuple[str, ...]:
 _COLUMNS, _MOVED, _NEW = columns_of(FIELDS), moved_columns(FIELDS), new_columns(FIELDS)
 
 ROW = ", ".join(f"m.{name}" for name in _COLUMNS)
-"""The columns of a SELECT from `messages AS m`, for `record_of`. First: `n`, `place_ms` and the number of the lane."""
+"""The columns of a SELECT from `messages AS m`, for `record_of`.
+
+The first are `n`, `place_ms` and the lane's number.
+"""
 
 
 def _insert(columns: Sequence[str], rows: int = 1) -> str:
@@ -70,14 +79,14 @@ def _insert(columns: Sequence[str], rows: int = 1) -> str:
 
 
 INSERT = _insert(_COLUMNS)
-"""The statement that writes a row. Parameters: (ns, *insert_values(...))."""
+"""The statement that writes a row. Its parameters are `(ns, *insert_values(...))`."""
 INSERT_NEW = _insert(_NEW) + " ON CONFLICT (ns, id) DO NOTHING"
-"""The statement that writes the row of a put, unless the id exists. Parameters: ns, and the columns up to `late`."""
+"""The statement that writes the row of a put, unless the id exists. Parameters: `ns`, then the columns up to `late`."""
 NEW_AT_ONCE = 50
 INSERT_SEVERAL_NEW = _insert(_NEW, NEW_AT_ONCE) + " ON CONFLICT (ns, id) DO NOTHING"
-"""`INSERT_NEW` for `NEW_AT_ONCE` rows. It takes an eighth less time than single rows."""
+"""`INSERT_NEW` for `NEW_AT_ONCE` rows. It takes an eighth less time than the same rows one by one."""
 MOVE = f"UPDATE messages SET {', '.join(f'{name} = ?' for name in _MOVED)} WHERE n = ?"
-"""The statement that gives a row a new number, place and state. Parameters: (*move_values(...), old n)."""
+"""The statement that gives a row a new number, place and state. Parameters: `(*move_values(...), old number)`."""
 
 _json = msgspec.json.Encoder()
 _read_headers = msgspec.json.Decoder(dict[str, bytes]).decode
@@ -103,17 +112,17 @@ _MAX_INTEGER = (1 << 48) - 1
 
 
 def object_text(value: object) -> str:
-    """Encode a value as JSON for a column."""
+    """Encode a value as JSON text for a column."""
     return _json.encode(value).decode()
 
 
 def headers_text(envelope: Envelope) -> str | None:
-    """Encode headers for their column: a JSON object of base64; None = no headers."""
+    """Encode headers for their column as a JSON object of base64, or return None if there are no headers."""
     return object_text(dict(envelope.headers)) if envelope.headers else None
 
 
 def insert_values(n: int, place_ms: int, lane: int, record: Record) -> Row:
-    """Return the values of `INSERT`, without the namespace."""
+    """Return the parameters of `INSERT`, without the namespace."""
     envelope = record.envelope
     return (
         n,
@@ -139,7 +148,7 @@ def insert_values(n: int, place_ms: int, lane: int, record: Record) -> Row:
 
 
 def move_values(n: int, place_ms: int, record: Record) -> Row:
-    """Return the values of `MOVE`, without the old number."""
+    """Return the parameters of `MOVE`, without the old number."""
     return (n, place_ms, _trace_text(record.envelope), record.due_ms, record.expires_ms, *_state(record))
 
 
@@ -167,10 +176,10 @@ def record_of(row: Row, lane: Lane) -> Record:
 
     Args:
         row: The columns of `ROW`.
-        lane: The name of its lane.
+        lane: The name of the row's lane.
 
     Raises:
-        RecordFormatError: The row cannot be read: another program has written it.
+        RecordFormatError: Another program has written the row, and it is unreadable.
     """
     (
         _, _, _, id_, address, type_, encoding, payload, key, headers, trace, version, rule, revision, due_ms, op,
@@ -226,7 +235,7 @@ def careful_record_of(row: Row, lane: Lane) -> Record:
     """Return the record of a row after a check of every column. `record_of` does not check all columns.
 
     Raises:
-        RecordFormatError: The row cannot be read: another program has written it.
+        RecordFormatError: Another program has written the row, and it is unreadable.
     """
     if _unreadable(row):
         raise RecordFormatError(_problem(row))
@@ -234,7 +243,7 @@ def careful_record_of(row: Row, lane: Lane) -> Record:
 
 
 def _problem(row: Sequence[Any]) -> str:
-    """Return an error text that names the unreadable columns, without their values."""
+    """Return an error text that names the unreadable columns. It does not contain their values."""
     return f"column {', '.join(sorted(_unreadable(row)))} of table messages"
 
 
@@ -265,9 +274,9 @@ def _is_text(value: object) -> bool:
 
 
 def salvaged(row: Sequence[Any], lane: Lane) -> Record:
-    """Return a record with the readable columns of a damaged row. `last_error` names the unreadable columns.
+    """Return a record with the readable columns of a damaged row. The field `last_error` names the unreadable columns.
 
-    If the headers are unreadable, the header `aiodelay-unreadable` holds their text.
+    If the headers are unreadable, the header `aiodelay-unreadable` has their text.
     """
     value = dict(zip(_COLUMNS, row, strict=False))
     unreadable = _unreadable(row)

@@ -1,4 +1,7 @@
-"""`settle` and `renew`. `settle` ends plain claims in bulk, and all other claims one by one."""
+"""`settle` and `renew`: end claims and renew leases. `settle` ends plain claims in bulk, and other claims one by one.
+
+The end of a *plain* claim only has to delete the message.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ MOST_HELD = 20_000
 
 
 class Held(NamedTuple):
-    """A claim that this process holds. With it, `settle` can end the claim without reading the row."""
+    """A claim that this process holds, with the number of its message.
+
+    `settle` can then end it without reading the row.
+    """
 
     n: int
     token: int
@@ -25,33 +31,33 @@ class Held(NamedTuple):
 
 
 class HeldClaims:
-    """The claims that one `SqliteWork` holds, by id.
+    """The claims that one `SqliteWork` holds, by message id.
 
-    This is only a cache. For a claim that is not in it, `settle` reads the tables.
+    A missing claim does no harm, because `settle` then reads the tables.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, Held] = {}
 
     def add(self, claims: Iterable[Claim], numbers: Iterable[int]) -> None:
-        """Add new claims."""
-        if len(self._held) > MOST_HELD:  # These claims were lost or have lapsed: nobody settled them.
+        """Add new claims. If there are too many claims, forget all old claims first."""
+        if len(self._held) > MOST_HELD:  # Nobody settled the old claims: they are lost or have lapsed.
             self._held.clear()
         for claim, n in zip(claims, numbers, strict=True):
             self._held[claim.record.envelope.id] = Held(n, claim.token, claim.record)
 
     def renewed(self, renewals: Iterable[Renewal], outcomes: Iterable[RenewOutcome]) -> None:
-        """Store the new tokens of renewed claims."""
+        """Update the tokens of renewed claims."""
         for renewal, outcome in zip(renewals, outcomes, strict=True):
             held = self._held.get(renewal.id)
             if held is not None and outcome in (RenewOutcome.RENEWED, RenewOutcome.CANCELLED):
                 self._held[renewal.id] = held._replace(token=renewal.to)
 
     def plain(self, settlement: Settlement) -> Held | None:
-        """Return the claim if the settlement only has to delete the message; otherwise None.
+        """Return the claim if it is plain, or None if it is not.
 
-        This is the case if the settlement is `Done`, and the message has never lapsed, does not recur, has no version,
-        and is not a retry of a series.
+        A claim is plain if four conditions hold. The settlement is `Done`. The message has never lapsed. The message
+        neither recurs nor is a retry of a series. The message has no version.
         """
         if type(settlement) is not Done:
             return None
@@ -64,17 +70,17 @@ class HeldClaims:
         return held if is_plain else None
 
     def drop(self, settlements: Iterable[Settlement]) -> None:
-        """Remove settled claims."""
+        """Remove claims that have been settled."""
         for settlement in settlements:
             self._held.pop(settlement.id, None)
 
 
 def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) -> list[SettleOutcome]:
-    """End claims. Return one outcome per settlement, in order."""
+    """End claims. Return one outcome for each settlement, in order."""
     plain: dict[int, Held] = {}
     by_index: dict[int, int] = {}
     if len({settlement.id for settlement in settlements}) < len(settlements):
-        held = HeldClaims()  # One claim is settled twice. Use no cache: the rules handle the settlements in order.
+        held = HeldClaims()  # Two settlements have the same id. Without a cache, the rules handle them in order.
     for i, settlement in enumerate(settlements):
         claim = held.plain(settlement)
         if claim is not None:
@@ -96,11 +102,11 @@ def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) 
 
 
 def _end_leases(tables: Tables, plain: Mapping[int, Held]) -> list[int]:
-    """Delete the leases whose token is still the token of the claim. Return the numbers of their messages."""
+    """Delete the leases that still have the tokens of these claims. Return the numbers of their messages."""
     query = "DELETE FROM leases WHERE n IN (SELECT value FROM json_each(?)) RETURNING n, ns, lane, token"
     rows = tables.execute(query, (object_text(list(plain)),)).fetchall()
     others = [row for row in rows if plain[row[0]].token != row[3]]
-    if others:  # The number of an earlier message now belongs to another one: restore the lease of that message.
+    if others:  # A number of an ended message may belong to a new message. Give the new message its lease back.
         tables.executemany("INSERT INTO leases (n, ns, lane, token) VALUES (?, ?, ?, ?)", others)
         gone = {row[0] for row in others}
         rows = [row for row in rows if row[0] not in gone]
@@ -108,7 +114,7 @@ def _end_leases(tables: Tables, plain: Mapping[int, Held]) -> list[int]:
 
 
 def _end(tables: Tables, numbers: Sequence[int], held: Mapping[int, Held]) -> None:
-    """End messages. Their rows stay until `purge_ended` deletes them, without large payloads."""
+    """End messages. Their rows stay without large payloads, until `purge_ended` deletes the rows."""
     if not numbers:
         return
     tables.execute(
@@ -122,5 +128,5 @@ def _end(tables: Tables, numbers: Sequence[int], held: Mapping[int, Held]) -> No
 
 
 def renew(tables: Tables, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
-    """Renew leases. Return one outcome per renewal, in order."""
+    """Renew leases. Return one outcome for each renewal, in order."""
     return [tables.rules.renew(renewal) for renewal in renewals]

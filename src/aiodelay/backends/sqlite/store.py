@@ -1,6 +1,6 @@
-"""`SqliteStore`, the durable store of `sqlite:///file`, which needs no server.
+"""`SqliteStore`: the durable store of `sqlite:///file`. It needs no server.
 
-It follows the same rules as the memory store (`core/rules.py`), and carries them out in SQL.
+The store follows the rules of `core/rules.py`, as the memory store does, and carries them out in SQL.
 """
 
 from __future__ import annotations
@@ -63,14 +63,17 @@ MAX_JOURNAL = 10_000_000
 
 
 class SqliteStore(Inspection):
-    """Keeps messages in a file, for any number of processes on this machine. It may be closed and opened again.
+    """Keeps messages in a file, for any number of processes on this machine.
+
+    The object may be opened again after a close.
 
     Args:
         path: The path of the file. The store creates the file if it does not exist, but not its directory.
         namespace: The namespace of the messages in the file.
-        clock: The clock of the store; None = the system clock. The store's threads read it too.
-        journal: The largest number of journal entries to keep; 0 = keep none.
-        name: The name of the store in error messages; None = its URL.
+        clock: The clock of the store. With None, the store uses the system clock. The store's threads read the clock
+            too.
+        journal: The largest number of journal entries to keep. With 0, the store keeps no journal.
+        name: The name of the store in error messages. With None, the name is the store's URL.
     """
 
     traits = _TRAITS
@@ -105,9 +108,12 @@ class SqliteStore(Inspection):
     # --- commands -----------------------------------------------------------------------------------------
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
-        """Carry out commands in order. If the file was deleted or replaced, refuse all commands."""
+        """Carry out commands in order. Return one outcome for each command.
+
+        If somebody has deleted or replaced the file, the store refuses all commands.
+        """
         opened = self._handle.checked()
-        if loss := opened.loss():  # This process still has the deleted file open. Writes to it end with the process.
+        if loss := opened.loss():  # This process has the deleted file open. What it writes there ends with the process.
             return [Refused("unavailable", loss)] * len(commands)
         return await opened.writer.do(
             Job(
@@ -118,7 +124,10 @@ class SqliteStore(Inspection):
         )
 
     async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
-        """Store versioned messages, in transactions of up to `MAX_CLAIM_MESSAGES` messages."""
+        """Store versioned messages, in transactions of up to `MAX_CLAIM_MESSAGES` messages.
+
+        Return their outcomes in order.
+        """
         loads = t.loads_of(puts)
         outcomes: list[Outcome] = []
         for at in range(0, len(loads), MAX_CLAIM_MESSAGES):
@@ -145,25 +154,25 @@ class SqliteStore(Inspection):
         finally:
             await opened.remove(work.wakeup)
             if self._handle.opened is opened:
-                with suppress(StoreUnavailableError):  # Without this, the row of the worker expires.
+                with suppress(StoreUnavailableError):  # If this fails, the worker's row expires.
                     await self._handle.write(lambda tables: upkeep.leave(tables, worker), is_durable=False)
 
     # --- features -----------------------------------------------------------------------------------------
 
     async def features(self) -> Mapping[str, str]:
-        """Return the features in use, each with the version that switched it on."""
+        """Return the features that the namespace uses. The value of each is the version that switched it on."""
         return await self._handle.read(Reader.features)
 
     async def switch_on(self, names: Collection[str]) -> None:
-        """Switch features on: record that the namespace uses them from now on."""
+        """Switch features on: record in the namespace that it uses these features from now on."""
         await self._handle.write(lambda tables: tables.switch_on(names))
 
     async def vanished(self) -> str:
-        """Describe how the opened file was lost; "" while the path still leads to it."""
+        """Describe how the opened file was lost, or return "" if the path still leads to it."""
         return self._handle.checked().vanished()
 
     async def vanished_elsewhere(self) -> str:
-        """Describe the loss of the file that another process has noted within the last minute; "" if none."""
+        """Describe a loss of the file that another process noted within the last minute, or return "" if none did."""
         return note_of(self.path)
 
     # --- pauses -------------------------------------------------------------------------------------------
@@ -174,7 +183,8 @@ class SqliteStore(Inspection):
     async def resume(self, lane: Lane, address: str | None = None) -> bool:
         if not await self._handle.write(lambda tables: upkeep.resume(tables, lane, address)):
             return False
-        # Return parked messages in steps, so that other writes run in between. After a crash, `tidy` returns the rest.
+        # Return parked messages in steps, so that other writes run between the steps. If this process ends here, `tidy`
+        # returns the rest.
         while address is not None and await self._handle.write(
             lambda tables: upkeep.unpark(tables, lane, address), size=STEP_SIZE
         ):
@@ -190,7 +200,7 @@ class SqliteStore(Inspection):
         return await self._handle.read(lambda reader: reader.journal(message_id, after, limit))
 
     def journal_reader(self) -> AbstractAsyncContextManager[SqliteJournalReader]:
-        """Open a reader of the journal. It works without opening the store."""
+        """Open a reader of the journal. The store need not be open."""
         self._check_journal()
         return open_journal(self.path, self._handle.namespace, self.name)
 
@@ -217,7 +227,7 @@ class SqliteStore(Inspection):
         return scan_part(File(self.path, self.name, self._handle.namespace), scan, part, self.now_ms())
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        if loss := self._handle.checked().loss():  # After the error, the source keeps the messages.
+        if loss := self._handle.checked().loss():  # Raise an error, so that the source keeps the messages.
             raise StoreUnavailableError(self.name, loss)
         return await self._handle.write(lambda tables: upkeep.put_back(tables, messages), size=len(messages))
 
@@ -229,7 +239,9 @@ def _outcome_of(failure: Failure) -> Outcome:
 
 
 def open_store(url: str, *, namespace: str, clock: Clock | None) -> SqliteStore:
-    """Open `sqlite:///delay.db` (a relative path) or `sqlite:////var/lib/delay.db` (absolute), with `?journal=1000`.
+    """Return a store for a URL: `sqlite:///delay.db` (a relative path) or `sqlite:////var/lib/delay.db` (absolute).
+
+    The URL may end with the option `?journal=1000`.
 
     Raises:
         ConfigurationError: The URL has none of these forms, or an option is unknown.
@@ -245,5 +257,5 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> SqliteStore:
 
 
 def _is_file_name(path: str) -> bool:
-    """Return True if a file can have this name: no NUL, at which SQLite would cut the name, and no lone surrogate."""
+    """Return True if a file can have this name. It must not contain a lone surrogate, nor a NUL (SQLite cuts there)."""
     return "\0" not in path and path == path.encode(errors="ignore").decode()

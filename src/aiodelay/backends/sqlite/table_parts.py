@@ -1,4 +1,4 @@
-"""The parts of `Tables` that outlive a message: answers, superseded claims, dead letters, and trials of suspects."""
+"""The parts of `Tables` that outlive a message: answers, superseded claims, dead letters and trials of suspects."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ __all__ = ["Answers", "Letters", "SupersededClaims", "Trials", "around_occurrenc
 MAX_LANE_NUMBER = 65_535
 MAX_MS = (1 << 48) - 1
 OLDER_IN_FLIGHT = "older in flight"
-"""The detail of an answer `replaced` with `is_older_in_flight`."""
+"""The column `detail` of an answer `replaced`, if the older message is still in flight."""
 _HUNDRED = "?" * 100
 REMEMBERED = f"SELECT op FROM ops WHERE ns = ? AND until_ms > ? AND op IN ({', '.join(_HUNDRED)})"
 
 
 class Answers:
-    """The answers to earlier commands, in the tables `ops` and `tombstones` and in the rows of ended messages.
+    """The answers to earlier commands.
+
+    They are in the tables `ops` and `tombstones`, and in the rows of ended messages.
 
     Attributes:
-        ended: The rows of ended messages that `Tables.find` has found in this transaction, by id.
+        ended: Rows of ended messages by message id. `Tables.find` has read them in this transaction.
     """
 
     def __init__(self, tables: Namespace) -> None:
@@ -77,7 +79,7 @@ class Answers:
             self.add(record.op, t.first_answer(record), until_ms=until_ms)
 
     def last_revision(self, message_id: str, now: int) -> int | None:
-        del now  # The revision may be remembered longer than necessary. That does no harm.
+        del now  # The row may still have the revision after that time. This does no harm.
         ended = self.ended.get(message_id)
         return None if ended is None else ended.record.revision
 
@@ -93,7 +95,7 @@ class Answers:
         )
 
     def known_among(self, ops: Sequence[bytes], now: int) -> set[bytes]:
-        """Return the ops whose answers are still remembered."""
+        """Return the ops among `ops` whose answers the store still remembers."""
         tables = self._tables
         if not tables.execute("SELECT 1 FROM ops WHERE ns = ? LIMIT 1", (tables.ns,)).fetchone():
             return set()
@@ -106,7 +108,7 @@ class Answers:
 
 
 class SupersededClaims:
-    """The claims on replaced messages, in the table `superseded`."""
+    """The claims of messages that were replaced while they were in flight. They are in the table `superseded`."""
 
     def __init__(self, tables: Namespace) -> None:
         self._tables = tables
@@ -137,7 +139,7 @@ class SupersededClaims:
         return self._tables.execute(query, (self._tables.ns, message_id, revision, token)).rowcount > 0
 
     def forget(self, limit: int) -> None:
-        """Delete superseded claims whose leases have ended, at most `limit`."""
+        """Delete up to `limit` superseded claims whose leases have ended, and up to `limit` with leases that are too long."""
         tables = self._tables
         least, too_long = t.tokens_held(tables.now)
         query = "SELECT id, revision FROM superseded WHERE ns = ? AND token < ? LIMIT ?"
@@ -184,13 +186,13 @@ class Letters:
 
 
 class Trials:
-    """The trials of suspects, in the tables `trials`, `searches` and `doubts`."""
+    """The trials of suspects. They are in the tables `trials`, `searches` and `doubts`."""
 
     def __init__(self, tables: Namespace) -> None:
         self._tables = tables
 
     def begin(self, rows: Sequence[Entry], worker: str, lease_ms: int) -> None:
-        """Record that a worker tries these suspects, which it has claimed together."""
+        """Record that a worker tries these suspects. The worker has claimed them together."""
         tables = self._tables
         tables.executemany(
             "INSERT OR REPLACE INTO trials (n, ns, worker, lease_ms, beat_ms) VALUES (?, ?, ?, ?, ?)",
@@ -220,7 +222,7 @@ class Trials:
         return int(size)
 
     def is_trying(self) -> bool:
-        """Return True if a trial runs. A suspect that is tried alone does not count after the end of its lease."""
+        """Return True if a trial is in progress. The trial of a single suspect counts only until its lease ends."""
         query = """
             SELECT 1 FROM trials AS t JOIN leases AS l ON l.n = t.n JOIN messages AS m ON m.n = t.n
             WHERE t.ns = ? AND (m.alone = 0 OR l.token >= ?) LIMIT 1
@@ -229,9 +231,9 @@ class Trials:
         return self._tables.execute(query, (self._tables.ns, least)).fetchone() is not None
 
     def in_doubt(self) -> set[int]:
-        """Return the numbers of suspects tried alone whose processes may still hold them.
+        """Return the numbers of the suspects that are tried alone and whose processes may still hold them.
 
-        Such a process is registered, and has recorded not long ago that it holds its suspect (`beat`).
+        Such a process is a registered worker. It has recorded recently, with `beat`, that it holds the suspect.
         """
         query = """
             SELECT t.n, t.beat_ms, t.lease_ms FROM trials AS t JOIN workers AS w ON w.ns = t.ns AND w.worker = t.worker
@@ -242,7 +244,7 @@ class Trials:
         return {n for n, beat_ms, lease_ms in trials if not t.is_silent(beat_ms, lease_ms, self._tables.now)}
 
     def beat(self, worker: str, ids: Collection[str]) -> None:
-        """Record that a worker is alive and holds these suspects."""
+        """Record that a worker is alive, and that it holds these suspects."""
         tables = self._tables
         query = "UPDATE workers SET seen_ms = ? WHERE ns = ? AND worker = ?"
         tables.execute(query, (tables.now, tables.ns, worker))
@@ -275,12 +277,12 @@ class Trials:
 
 
 def around_occurrences(series_id: str) -> tuple[str, str]:
-    """Return two texts. The ids of the occurrences of a series, and few other ids, sort between them."""
+    """Return two texts. In the order of ids, all occurrences of the series are between them, and few other ids are."""
     return f"{series_id}~", f"{series_id}~:"  # ":" follows the digits in ASCII.
 
 
 def _encodable(record: Record) -> Record:
-    """Return the record with its times limited to the range of format 1: u48."""
+    """Return the record for format 1, which stores a time in 6 bytes. Limit the times to that range."""
     times = {"revision": record.revision, "due_ms": record.due_ms, "expires_ms": record.expires_ms}
     wrong = {name: min(max(ms, 0), MAX_MS) for name, ms in times.items() if not 0 <= ms <= MAX_MS}
     return replace(record, **wrong) if wrong else record

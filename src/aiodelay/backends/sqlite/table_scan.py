@@ -1,6 +1,6 @@
-"""Scans of whole tables of the file, in ranges of ids. They do not need an open store.
+"""Reads whole tables of the file in ranges of ids, for `ports.Scannable`. The store need not be open.
 
-The id of a message never changes, so a message that moves during the scan stays in its range.
+The id of a message never changes. So a message that moves during the scan stays in its range.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Part(Struct, frozen=True):
     """A part of a table: a range of ids, or a list of ids.
 
     Attributes:
-        after: The id before the range, as bytes; None = the range begins at the first id.
-        up_to: The last id of the range, as bytes; None = the range ends at the last id.
-        ids: The ids to read; None = all ids of the range.
+        after: The last id before the range, as bytes. With None, the range begins at the first id of the table.
+        up_to: The last id of the range, as bytes. With None, the range ends at the last id of the table.
+        ids: The ids to read. With None, the part has all ids of the range.
     """
 
     after: bytes | None = None
@@ -68,7 +68,7 @@ class Part(Struct, frozen=True):
 
 
 class File(NamedTuple):
-    """The file to scan: its path, its name in error messages, and the namespace."""
+    """The file to scan, with its path, its name in error messages, and the namespace."""
 
     path: str
     name: str
@@ -79,7 +79,7 @@ class File(NamedTuple):
 
 
 def scan_parts(file: File, scan: Scan) -> list[Part]:
-    """Split a table; see `ports.Scannable`."""
+    """Split a table into parts. `ports.Scannable` has the rules."""
     if scan.ids is not None:
         size = max(-(-len(scan.ids) // parts_for(scan, len(scan.ids))), 1)
         return [Part(ids=scan.ids[at : at + size]) for at in range(0, len(scan.ids), size)]
@@ -92,9 +92,9 @@ def scan_parts(file: File, scan: Scan) -> list[Part]:
 
 
 def scan_part(file: File, scan: Scan, part: Part, now: int) -> Iterator[Columns]:
-    """Read a part; see `ports.Scannable`.
+    """Yield the rows of a part. `ports.Scannable` has the rules.
 
-    Each batch is a separate transaction. A longer one would prevent SQLite from merging the WAL into the file.
+    Each batch is a transaction of its own. During a longer transaction, SQLite could not merge the WAL into the file.
     """
     with closing(_opened(file)) as database:
         scanner = _Scanner(database.connection, file.namespace)
@@ -119,7 +119,7 @@ def _opened(file: File) -> Database:
 
 class _Scanner(Reader):
     def bounds(self, scan: Scan) -> list[bytes]:
-        """Return the last id of each part, except of the last part."""
+        """Return the last id of each part, without the last part."""
         table = _TABLES[scan.table]
         (rows,) = self._execute(f"SELECT count(*) FROM {table} WHERE ns = ?", (self._ns(),)).fetchone()
         size = -(-rows // parts_for(scan, rows))
@@ -129,7 +129,7 @@ class _Scanner(Reader):
         return [_as_bytes(message_id) for (message_id,) in found]
 
     def batches(self, scan: Scan, part: Part, now: int) -> Iterator[Columns]:
-        """Yield the rows of a part as columns, in batches."""
+        """Yield the rows of a part as columns, batch by batch."""
         if part.ids is not None:
             for at in range(0, len(part.ids), IDS_AT_ONCE):
                 yield from self._ranges(scan, Part(ids=part.ids[at : at + IDS_AT_ONCE]), now)
@@ -152,7 +152,7 @@ class _Scanner(Reader):
             after = _as_bytes(last[_id_at(scan)]), last[1]
 
     def _page(self, scan: Scan, part: Part, after: tuple[Any, ...]) -> tuple[list[Row], bool]:
-        """Return the next rows, up to a limit of rows and bytes, and True if they are the last rows of the part."""
+        """Return the next rows, limited by number and bytes. The second value is True if no rows of the part follow."""
         where: dict[str, tuple[Any, ...]] = {"m.ns = ?": (self._ns(),)}
         if after:
             where[_AFTER[scan.table]] = after if scan.table == "dead" else after[:1]
@@ -221,7 +221,7 @@ class _Scanner(Reader):
 
 
 def _needs_no_record(scan: Scan) -> bool:
-    """Return True if a scan of dead letters needs no record, neither for its columns nor to choose its rows."""
+    """Return True if a scan of dead letters needs no record: its columns and its filter do not use the record."""
     return _LETTER_ONLY.issuperset(scan.columns) and scan.from_ms is scan.to_ms is None
 
 
@@ -234,5 +234,5 @@ def _as_bytes(message_id: str) -> bytes:
 
 
 def _text(message_id: str) -> str:
-    """Return an id as valid Unicode for Arrow. Another program may have written bytes that are not UTF-8."""
+    """Return an id as valid Unicode, which Arrow needs. Another program may have written bytes that are not UTF-8."""
     return message_id if message_id.isascii() else message_id.encode(errors="backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""`Tables`: the Protocol `Table` of the rules, carried out in SQL for one namespace inside one transaction.
+"""`Tables`: implements the Protocol `Table` of the rules in SQL, for one namespace within one transaction.
 
-`core/rules.py` decides what a command or settlement changes. This module makes the changes. `table_parts.py` holds the
-parts that outlive a message. Only the writer's thread uses the two modules.
+`core/rules.py` decides what a command or a settlement changes, and this module makes the changes. The parts that
+outlive a message are in `table_parts.py`. Only the writer's thread uses these two modules.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from .table_parts import Answers, Letters, SupersededClaims, Trials, around_occu
 __all__ = ["Place", "Tables"]
 
 Place: TypeAlias = tuple[int, str, int, int]
-"""The place of a parked message: lane, address, time of the next attempt, number."""
+"""A parked message: its lane number, its address, the time of its next attempt, and its number."""
 
 LARGE_BYTES = 1_000
-"""When a message ends, its row stays for a while. A payload larger than this is deleted at once."""
+"""The row of an ended message stays for a while. A payload with more than this number of bytes is deleted at once."""
 FIND = f"""
     SELECT {ROW}, l.token, (SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n)
     FROM messages AS m LEFT JOIN leases AS l ON l.n = m.n
@@ -49,7 +49,7 @@ _TOGETHER = nullcontext()
 
 
 class Tables(Namespace):
-    """The messages of one namespace, for the rules. Use it only inside a transaction."""
+    """The messages of one namespace, for the rules. Every use needs an open transaction."""
 
     has_new: bool
 
@@ -74,18 +74,19 @@ class Tables(Namespace):
     # --- finding ------------------------------------------------------------------------------------------
 
     def find(self, message_id: str) -> Entry | None:
-        """Return the pending message with an id; None if there is none."""
+        """Return the pending message with this id, or None if there is none."""
         found = self._found(f"{FIND} WHERE m.ns = ? AND m.id = ?", (self.ns, message_id))
         row = found[0] if found else None
         if row is not None and row.is_over:
             self.answers.ended[message_id] = row
             return None
-        # An earlier call in this transaction may have purged the ended row, and another message may have its number.
+        # An earlier call may have purged the ended row within this transaction. Its number may then belong to another
+        # message.
         self.answers.ended.pop(message_id, None)
         return row
 
     def entries(self, numbers: Iterable[int]) -> list[Entry]:
-        """Return the messages with these numbers, in the order of numbers."""
+        """Return the messages with these numbers, in ascending order of the numbers."""
         wanted = object_text(list(numbers))
         if wanted == "[]":
             return []
@@ -111,7 +112,7 @@ class Tables(Namespace):
     # --- changing -----------------------------------------------------------------------------------------
 
     def reserve_n(self, n: int) -> None:
-        """Set the number of the next inserted message; 0 = a number above all others."""
+        """Set the number of the next message that is inserted. With 0, it gets a number above all other numbers."""
         self._reserved_n = n
 
     def insert(self, record: Record, place_ms: int) -> None:
@@ -146,24 +147,24 @@ class Tables(Namespace):
         row.token = token
 
     def remove(self, row: Entry) -> None:
-        # Read the highest number before the row is deleted, so that a message that replaces it gets a higher number.
+        # Read the highest number before the row is deleted. So a message that replaces this one gets a higher number.
         self.next_n(0)
         self._unplace(row)
         self.execute("DELETE FROM messages WHERE n = ?", (row.n,))
 
     def retire(self, row: Entry, now: int) -> None:
-        """End a message. Its row keeps the op, the answer and the revision until `purge_ended` deletes it."""
+        """End a message. Its row keeps the op, the answer and the revision, until `purge_ended` deletes the row."""
         self._unplace(row)
         self.execute("INSERT INTO ended (ns, n, until_ms) VALUES (?, ?, ?)", (self.ns, row.n, now + RETRY_WINDOW_MS))
         if len(row.record.envelope.payload) > LARGE_BYTES:
             self.execute("UPDATE messages SET payload = x'' WHERE n = ?", (row.n,))
 
     def changing(self, row: Entry) -> AbstractContextManager[object]:
-        del row  # The transaction already makes all calls one step.
+        del row  # All calls in one transaction are already one step.
         return _TOGETHER
 
     def _unplace(self, row: Entry) -> None:
-        """Remove a message from `leases`, `queue` or `parked`. Its row in `messages` stays."""
+        """Remove a message from the table `leases`, `queue` or `parked`. The row in `messages` stays."""
         if row.token:
             self.execute("DELETE FROM leases WHERE n = ?", (row.n,))
             self.trials.end(row)
@@ -177,7 +178,7 @@ class Tables(Namespace):
     # --- holds --------------------------------------------------------------------------------------------
 
     def park(self, places: Sequence[Place]) -> None:
-        """Move messages of paused addresses from the queue to `parked`, so that a claim does not read them again."""
+        """Move messages of paused addresses from the table `queue` to `parked`. Claims then no longer read them."""
         if places:
             self.executemany(
                 "DELETE FROM queue WHERE lane = ? AND place_ms = ? AND n = ?",
@@ -186,17 +187,20 @@ class Tables(Namespace):
             self.executemany("INSERT INTO parked (lane, address, place_ms, n) VALUES (?, ?, ?, ?)", places)
 
     def paused(self) -> dict[int, set[str | None]]:
-        """Return the paused addresses by lane number; None = the whole lane is paused."""
+        """Return the paused addresses for each lane number.
+
+        None among the addresses means that the whole lane is paused.
+        """
         found: dict[int, set[str | None]] = {}
         for lane, address in self.execute("SELECT lane, address FROM holds"):
             found.setdefault(lane, set()).add(address)
         return found
 
     def head_ms(self, lane: int, held: Collection[str]) -> int | None:
-        """Return the place of the first message of a lane whose address is not paused. Park the messages before it.
+        """Return the place of the first message of a lane whose address is not paused. Park all messages before it.
 
-        If `PARKED_AT_ONCE` messages were parked, return the place of the last parked message, so that the caller soon
-        calls again.
+        If the method has parked `PARKED_AT_ONCE` messages, it stops and returns the place of the last of them. The
+        caller then soon calls again.
         """
         if not held:
             query = "SELECT place_ms FROM queue WHERE lane = ? ORDER BY place_ms LIMIT 1"

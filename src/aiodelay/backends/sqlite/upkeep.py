@@ -1,4 +1,4 @@
-"""The write operations of housekeeping, pauses and dead letters. Each runs in a transaction of the writer."""
+"""The write operations of housekeeping, pauses and dead letters. Each function runs in a transaction of the writer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 SERVED_WINDOW_MS = 60_000
-"""A worker that tidied within this many ms counts as alive."""
+"""The time in ms for which a worker counts as alive after its last housekeeping."""
 PURGE_FACTOR = 8
 UNPARKED_AT_ONCE = 5_000
 _read_lanes = msgspec.json.Decoder(list[str]).decode
@@ -39,7 +39,7 @@ _read_lanes = msgspec.json.Decoder(list[str]).decode
 
 
 def tidy(tables: Tables, worker: str, lanes: Collection[Lane], limit: int) -> Tidied:
-    """Do a bounded step of housekeeping for all lanes of the namespace."""
+    """Do one bounded step of housekeeping for all lanes. Return how much the step did, and the state of the lanes."""
     serve(tables, worker, lanes)
     lapsed = return_lapsed(tables, limit)
     expired = _expire_late(tables, limit)
@@ -50,7 +50,7 @@ def tidy(tables: Tables, worker: str, lanes: Collection[Lane], limit: int) -> Ti
 
 
 def _lane_states(tables: Tables) -> list[LaneState]:
-    """Return the state of every lane that holds messages."""
+    """Return the state of every lane that has messages."""
     served, paused = served_lanes(tables), tables.paused()
     leased = {lane for (lane,) in tables.execute("SELECT DISTINCT lane FROM leases WHERE ns = ?", (tables.ns,))}
     states: list[LaneState] = []
@@ -70,7 +70,10 @@ def _has_held(tables: Tables, lane: int) -> bool:
 
 
 def _expire_late(tables: Tables, limit: int) -> int:
-    """End late messages, also in lanes that no worker serves. Paused messages stay until they are resumed."""
+    """End late messages, also in lanes that no worker serves. Return how many messages ended.
+
+    Messages of a paused lane or address stay until they are resumed.
+    """
     query = """
         SELECT m.n FROM messages AS m
         WHERE m.ns = ? AND m.late > 0 AND m.expires_ms < ? AND m.place_ms <= ? AND m.rule IS NULL
@@ -88,7 +91,7 @@ def _expire_late(tables: Tables, limit: int) -> int:
 
 
 def _purge_memory(tables: Tables, limit: int) -> None:
-    """Delete ended messages, answers, tombstones and workers after the time for which they are remembered."""
+    """Delete ended messages, answers, tombstones and workers when they need no longer be remembered."""
     purge_ended(tables, limit)
     purge_answers(tables, limit)
     tables.execute(
@@ -109,7 +112,7 @@ def serve(tables: Tables, worker: str, lanes: Collection[Lane]) -> None:
 
 
 def leave(tables: Tables, worker: str) -> None:
-    """Delete the row of a worker."""
+    """Delete the row of a worker that stops."""
     tables.execute("DELETE FROM workers WHERE ns = ? AND worker = ?", (tables.ns, worker))
 
 
@@ -124,7 +127,7 @@ def served_lanes(tables: Tables) -> set[Lane]:
 
 
 def pause(tables: Tables, lane: Lane, address: str | None) -> bool:
-    """Pause a lane or an address. Return True if it was not paused before."""
+    """Pause a lane, or one address of the lane. Return True if the call changed the state."""
     number = tables.lane_number(lane)
     query = "SELECT 1 FROM holds WHERE lane = ? AND address IS ?"
     if tables.execute(query, (number, address)).fetchone():
@@ -134,7 +137,7 @@ def pause(tables: Tables, lane: Lane, address: str | None) -> bool:
 
 
 def resume(tables: Tables, lane: Lane, address: str | None) -> bool:
-    """Resume a lane or an address. Return True if it was paused. `unpark` then returns the parked messages."""
+    """Resume a lane, or one address of the lane. Return True if it was paused. `unpark` then returns its messages."""
     tables.has_new = True
     query = "DELETE FROM holds WHERE lane = ? AND address IS ?"
     return tables.execute(query, (tables.known_lane(lane), address)).rowcount > 0
@@ -159,7 +162,7 @@ def _unpark(tables: Tables, lane: int, address: str) -> int:
 
 
 def _unpark_released(tables: Tables) -> None:
-    """Return parked messages whose address is no longer paused: a crash interrupted the resume."""
+    """Return parked messages whose address is no longer paused. They exist if a process ended during a resume."""
     at: tuple[int, str] | None = (0, "")
     query = "SELECT lane, address FROM parked WHERE (lane, address) > (?, ?) ORDER BY lane, address LIMIT 1"
     held = "SELECT 1 FROM holds WHERE lane = ? AND address = ?"
@@ -172,15 +175,15 @@ def _unpark_released(tables: Tables) -> None:
 
 
 def redrive(tables: Tables, keys: Sequence[DeadKey]) -> list[Outcome]:
-    """Schedule dead letters again. Return one outcome per key, in order."""
+    """Schedule dead letters again. Return one outcome for each key, in the order of the keys."""
     return [tables.rules.redrive(key, tables.now) for key in keys]
 
 
 def purge(tables: Tables, keys: Sequence[DeadKey]) -> int:
-    """Delete dead letters. Return the number of deleted ones."""
+    """Delete dead letters. Return how many of them were deleted."""
     return sum(tables.letters.remove(key) for key in keys)
 
 
 def put_back(tables: Tables, messages: Sequence[PutBack]) -> list[Stored]:
-    """Store messages again that had left the store. Return one answer per message, in order."""
+    """Store messages that had left the store. Return one outcome for each message, in order."""
     return [tables.rules.put_back(message, tables.now) for message in messages]

@@ -1,6 +1,6 @@
 """`Watcher`: a thread that notices writes of other processes.
 
-It reads `PRAGMA data_version`, which is about as fast as taking a lock.
+The thread reads `PRAGMA data_version` in short intervals. One read takes about as long as taking a lock.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ POLL_S = 0.05
 
 
 class Watcher:
-    """Calls `changed` in its own thread within 50 ms of a commit by another connection.
+    """Calls `changed` in its own thread within 50 ms of a commit on another connection.
 
-    The writer of this store is another connection too. `Writer.look_around` finds out whose commit it was.
+    The other connection may be the connection of this store's own writer. `Writer.look_around` finds out whether it
+    was.
 
     Args:
         path: The path of the file.
@@ -33,11 +34,11 @@ class Watcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end."""
+        """Tell the thread to end. Do not wait for it."""
         self._stop.set()
 
     def join(self) -> None:
-        """Wait until the thread has ended, which is a few ms after `stop`."""
+        """Wait until the thread has ended. This takes a few ms after `stop`."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -48,7 +49,7 @@ class Watcher:
                     self._watch(connection)
                 finally:
                     connection.close()
-            except sqlite3.Error:  # Try to open the file again. Meanwhile the safety poll finds due messages.
+            except sqlite3.Error:  # Try to open the file again later. Until then, the safety poll finds due messages.
                 self._stop.wait(1)
 
     def _watch(self, connection: sqlite3.Connection) -> None:

@@ -1,4 +1,4 @@
-"""`SqliteWork`: the claims, settlements and housekeeping of one worker."""
+"""`SqliteWork`: the object with which one worker claims, settles and tidies."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = ["STEP_SIZE", "SqliteWork", "Write"]
 T = TypeVar("T")
 
 STEP_SIZE = 500
-"""The size of a claim, or of a step of housekeeping, in a batch of the writer."""
+"""The number of messages that a claim or a step of housekeeping counts in a batch of the writer."""
 
 
 class Write(Protocol):
-    """Runs a function in a transaction; see `Handle.write`."""
+    """A function that runs another function in a transaction, as `Handle.write` does."""
 
     async def __call__(
         self,
@@ -45,23 +45,24 @@ class Write(Protocol):
         committed: Callable[[T], object] | None = None,
         failed: Callable[[Failure], object] | None = None,
     ) -> T:
-        """Run the function."""
+        """Run the function in a transaction, and return its answer."""
         ...
 
 
 class SqliteWork:
-    """The claims, settlements and housekeeping of one worker on SQLite.
+    """Claims, settles and tidies for one worker.
 
-    The methods run on the event loop. The functions that they pass to `write` run in the writer's thread, which is the
-    only other thread that changes this object.
+    The methods run on the event loop. They pass functions to `write`, and these functions run in the writer's thread.
+    Only these two threads change this object.
 
     Args:
-        write: Runs a function in a transaction.
-        write_apart: Runs a function in a transaction for a caller in another thread, which blocks until it is done.
+        write: A function that runs a function in a transaction.
+        write_apart: A function that runs a function in a transaction, for a caller in another thread. The caller blocks
+            until the transaction has ended.
         worker: The worker id.
         clock: The clock of the store.
-        counter: The numbers for the tokens of this process's claims.
-        poll_ms: The longest wait.
+        counter: The counter that gives numbers for the tokens of this process's claims.
+        poll_ms: The longest wait in ms.
     """
 
     def __init__(
@@ -167,9 +168,9 @@ class SqliteWork:
 
 
 class _Given:
-    """The answer to the last claim, for a repetition of its request.
+    """The answer to the last claim, for a repetition of the claim.
 
-    `is_certain` is False if the commit of the claim failed, so that the leases may or may not be in the file.
+    `is_certain` is False if the commit of the claim failed. The leases may then be in the file or not.
     """
 
     __slots__ = ("claims", "is_certain", "numbers", "request")

@@ -1,7 +1,7 @@
 """`Writer`: the thread that runs all write transactions of an open store.
 
-Jobs that arrive during a transaction form the next transaction together, so they share one fsync. This module creates
-no task. On the event loop, it runs only callbacks of futures from `run_in_executor`.
+Jobs that arrive during a transaction share the next transaction, and so one fsync. This module creates no task. On the
+event loop, it runs only the callbacks of futures from `run_in_executor`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ class Job(Generic[T]):
     """One write call of the store.
 
     Args:
-        run: The function to run in the transaction. If the transaction of a batch fails, it runs again in a transaction
-            of its own, with `careful` set.
-        failed: Returns the answer for a failure, or raises an error.
+        run: The function to run in a transaction. If the shared transaction of a batch fails, `run` runs again in a
+            transaction of its own, in which `Tables.careful` is set.
+        failed: A function for a failure. It returns the answer for the caller, or raises an error for the caller.
         size: The number of messages that the job handles.
-        is_durable: Whether the answer waits until the disk has the data.
-        committed: Called with the answer in the writer's thread, even if the caller was cancelled meanwhile.
+        is_durable: True if the answer must wait until the disk has the data.
+        committed: A function to call with the answer after the commit. It runs in the writer's thread, even if the
+            caller was cancelled meanwhile.
     """
 
     __slots__ = ("answer", "committed", "error", "failed", "future", "is_durable", "run", "size")
@@ -67,7 +68,7 @@ class Job(Generic[T]):
         self.error: BaseException | None = None
 
     def finish(self) -> None:
-        """Give the answer or the error to the caller. Call this on the event loop."""
+        """Give the answer or the error to the caller. Only the event loop calls this method."""
         if self.future is None or self.future.done():
             return
         if self.error is not None:
@@ -76,9 +77,9 @@ class Job(Generic[T]):
             self.future.set_result(self.answer)  # type: ignore[arg-type]
 
     def give_up(self, failure: Failure, cause: BaseException) -> None:
-        """Set the answer or the error of a job whose transaction failed."""
+        """Set the answer or the error of this job after its transaction failed."""
         if not isinstance(cause, (sqlite3.Error, StoreTooNewError, *BAD_VALUE)):
-            self.error = cause  # A bug in aiodelay: raise the error unchanged.
+            self.error = cause  # This is a bug in aiodelay. The caller gets the error unchanged.
             return
         try:
             self.answer = self.failed(failure)
@@ -88,16 +89,16 @@ class Job(Generic[T]):
 
 
 class Writer:
-    """Runs jobs in batches on its own thread, in the order in which they arrive.
+    """Runs jobs in batches on a thread, in the order in which the jobs arrive.
 
     Args:
         path: The absolute path of the file.
         namespace: The namespace that the jobs read and write.
         journal: The largest number of journal entries to keep.
-        clock: The clock of the store. The thread reads it after it has taken the write lock: it may have waited for the
-            lock for seconds.
-        woken: Called on the event loop when a lane may have an earlier head: after a batch that put messages into
-            lanes, and after a write of another process.
+        clock: The clock of the store. The thread may wait for the write lock for seconds, so it reads the clock only
+            when it has the lock.
+        woken: A function to call on the event loop when the earliest message of a lane may have changed. This happens
+            after a batch that put messages into lanes, and after a write of another process.
     """
 
     def __init__(self, path: str, namespace: str, journal: int, clock: Clock, woken: Callable[[], object]) -> None:
@@ -110,7 +111,7 @@ class Writer:
         self._idle: asyncio.Future[None] | None = None
 
     async def open(self) -> None:
-        """Open the file. Create it if it does not exist.
+        """Open the file. If it does not exist, create it.
 
         Raises:
             StoreUnavailableError: The file cannot be opened.
@@ -141,10 +142,10 @@ class Writer:
             raise
 
     async def do(self, job: Job[T]) -> T:
-        """Queue a job and return its answer.
+        """Queue a job, run it in a batch, and return its answer.
 
-        If the caller is cancelled before the job starts, the job does not run. If it is cancelled later, the job runs
-        to its end.
+        If the caller is cancelled before the job starts, the job does not run. If the caller is cancelled later, the
+        job still runs to its end.
 
         Raises:
             ClosedError: The store is closing.
@@ -168,7 +169,7 @@ class Writer:
         self._is_running = True
         try:
             running = self._loop.run_in_executor(self._executor, self._run, jobs)
-        except RuntimeError:  # The executor was shut down meanwhile, or the interpreter is ending.
+        except RuntimeError:  # Race: the executor was shut down since the job was queued, or the interpreter ends.
             self._refuse([*jobs, *self._waiting])
             return
         running.add_done_callback(lambda done: self._finished(jobs, done))
@@ -188,7 +189,7 @@ class Writer:
             if jobs and size + job.size > MOST_MESSAGES:
                 break
             self._waiting.popleft()
-            if job.future is not None and not job.future.done():  # A done future: its caller was cancelled.
+            if job.future is not None and not job.future.done():  # If it is done, the caller was cancelled.
                 jobs.append(job)
                 size += job.size
         return jobs
@@ -204,18 +205,21 @@ class Writer:
         self._start()
 
     def write_apart(self, run: Callable[[Tables], object]) -> None:
-        """Run a function in its own transaction, and block until it is done. Ignore a failure.
+        """Run a function in a transaction of its own. Block until the transaction has ended, and ignore a failure.
 
-        Call this from a thread other than the event loop's.
+        The caller is in a thread other than the event loop's.
         """
         job: Job[object] = Job(run, lambda _: None, is_durable=False)
-        with suppress(RuntimeError):  # The writer's thread has ended.
+        with suppress(RuntimeError):  # The executor of the writer was shut down.
             self._executor.submit(self._run, [job]).result()
 
     def look_around(self) -> None:
-        """Find out whether another process has written to the file. If so, call `woken`. This method does not wait.
+        """Ask the thread whether another process has written to the file. If so, call `woken`.
 
-        The check runs on the writing connection, whose `data_version` does not change with its own commits.
+        Do not wait for the answer.
+
+        The thread asks on the writing connection, because the `data_version` of a connection does not count its own
+        commits.
         """
         if not self._is_closed:
             self._loop.run_in_executor(self._executor, self._has_foreign).add_done_callback(self._looked)
@@ -234,7 +238,7 @@ class Writer:
         await self._loop.run_in_executor(self._executor, end)
 
     async def close(self) -> None:
-        """Wait for the queued jobs, then close the file and end the thread."""
+        """Wait for the queued jobs. Then close the file and end the thread."""
         self._is_closed = True
         try:
             while self._is_running:
@@ -247,7 +251,7 @@ class Writer:
         self._executor.shutdown()
 
     def _abandon(self) -> None:
-        """Tell the thread to close the file and to end after its current work. Do not wait for it."""
+        """Make the thread close the file and end after its current work. Do not wait for the thread."""
         self._is_closed = True
         self._loop.run_in_executor(self._executor, self._close).add_done_callback(_ignore_result)
         self._executor.shutdown(wait=False)
@@ -259,12 +263,12 @@ class Writer:
     # --- in the thread ------------------------------------------------------------------------------------
 
     def _run(self, jobs: Sequence[Job[Any]]) -> bool:
-        """Run all jobs in one transaction. If it fails, run each job in its own transaction.
+        """Run all jobs in one transaction. If it fails, run each job in a transaction of its own.
 
-        So a job that fails does not make others fail.
+        So a job that fails does not make other jobs fail.
 
         Returns:
-            True if messages were put into lanes, or may have been.
+            True if the jobs put messages into lanes, or if the outcome of the commit is unknown.
         """
         failed = self._attempt(jobs, careful=False)
         if failed is None:
@@ -291,7 +295,7 @@ class Writer:
             self._tables.end()
             step = "commit"
             self._database.commit()
-        except Exception as error:  # noqa: BLE001 - every job answers it
+        except Exception as error:  # noqa: BLE001 - every job of the batch gets this error
             self._database.rollback()
             self._tables.forget_caches()
             return self._judged(error, step, careful=careful)
@@ -314,7 +318,7 @@ class Writer:
 
 
 class _Failed(NamedTuple):
-    """A failed transaction. `is_common` is True if a transaction of each single job would fail too."""
+    """A failed transaction. `is_common` is True if every single job would fail in a transaction of its own too."""
 
     failure: Failure
     error: Exception
@@ -322,6 +326,6 @@ class _Failed(NamedTuple):
 
 
 def _ignore_result(done: asyncio.Future[None]) -> None:
-    """Read the result of a future that nobody awaits, so that asyncio does not log it as never retrieved."""
+    """Read the result of a future that nobody awaits. Otherwise asyncio logs an error of the future."""
     if not done.cancelled():
         done.exception()
