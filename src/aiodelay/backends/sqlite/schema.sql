@@ -5,17 +5,17 @@
 
 CREATE TABLE namespaces (n INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 
--- Features in use, each with the version of aiodelay that switched it on. A process that does not know one of these
--- features claims nothing.
+-- The features that a namespace uses, each with the version of aiodelay that switched it on. A process that does not
+-- know one of these features claims nothing.
 CREATE TABLE features (
     ns INTEGER NOT NULL, name TEXT NOT NULL, version TEXT NOT NULL, PRIMARY KEY (ns, name)
 ) WITHOUT ROWID;
 
 CREATE TABLE lanes (n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, name TEXT NOT NULL, UNIQUE (ns, name));
 
--- The messages. A row stays until its message has ended and its op may be forgotten. A claim or a plain settlement does
--- not rewrite the row. Exactly one of the tables `queue`, `parked`, `leases` and `ended` holds the `n` of a message.
--- That table shows the state of the message.
+-- The messages. A row stays until its message has ended and the store may forget its op. A claim or a plain settlement
+-- does not rewrite the row. The `n` of each message is in exactly one of the tables `queue`, `parked`, `leases` and
+-- `ended`. This table shows the state of the message.
 CREATE TABLE messages (
     n INTEGER PRIMARY KEY,  -- scheduling order: a new one, the highest, whenever the message enters its lane
     ns INTEGER NOT NULL,
@@ -72,23 +72,23 @@ CREATE TABLE trials (
     n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, worker TEXT NOT NULL, lease_ms INTEGER NOT NULL, beat_ms INTEGER NOT NULL
 );
 
--- The search for messages that end their processes. `tried`: the size of the last group of suspects, 0 after its
--- process has ended. `hot`: the size of the group that contains such a message.
+-- The search for a message that ends its process. `tried` is the size of the last group of suspects, or 0 after the
+-- process of the group has ended. `hot` is the size of the group that contains such a message.
 CREATE TABLE searches (ns INTEGER PRIMARY KEY, tried INTEGER NOT NULL, hot INTEGER NOT NULL);
 
--- `suspected_ms`: when a message last became a suspect. `killed_ms`: the last sign of life of the last process that a
--- message ended.
+-- `suspected_ms` is the time at which a message last became a suspect. `killed_ms` is the last sign of life of the
+-- process that a message ended last.
 CREATE TABLE doubts (ns INTEGER PRIMARY KEY, suspected_ms INTEGER NOT NULL, killed_ms INTEGER NOT NULL);
 
--- Superseded claims: the message was replaced while it was in flight. A row stays until the claim is settled or its
--- lease has ended.
+-- Superseded claims: claims of messages that were replaced while they were in flight. A row stays until its claim is
+-- settled or its lease has ended.
 CREATE TABLE superseded (
     ns INTEGER NOT NULL, id TEXT NOT NULL, revision INTEGER NOT NULL, token INTEGER NOT NULL,
     PRIMARY KEY (ns, id, revision)
 ) WITHOUT ROWID;
 CREATE INDEX superseded_token ON superseded (ns, token);
 
--- When a lease was first seen that ends later than any lease may: the clock has stepped back.
+-- The time at which the store first saw a lease that ends too late. Such a lease exists if the clock has stepped back.
 CREATE TABLE clock_steps (ns INTEGER PRIMARY KEY, ahead_since_ms INTEGER NOT NULL);
 
 -- Ended messages whose op must still be remembered. After `until_ms`, this row and the row in `messages` are deleted.

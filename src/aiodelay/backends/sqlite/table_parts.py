@@ -139,7 +139,7 @@ class SupersededClaims:
         return self._tables.execute(query, (self._tables.ns, message_id, revision, token)).rowcount > 0
 
     def forget(self, limit: int) -> None:
-        """Delete up to `limit` superseded claims whose leases have ended, and up to `limit` with leases that are too long."""
+        """Delete superseded claims whose leases have ended, and those whose leases are too long: `limit` of each."""
         tables = self._tables
         least, too_long = t.tokens_held(tables.now)
         query = "SELECT id, revision FROM superseded WHERE ns = ? AND token < ? LIMIT ?"

@@ -1,5 +1,6 @@
--- again: ends messages that a consumer of a topic has taken, and schedules a retry of each for the same consumer.
+-- again: ends messages that a consumer of a topic has taken. It schedules a retry of each message for this consumer.
 --@ plain topic taken trying
 -- KEYS and ARGV[1], ARGV[2] as in `plain` and `taken`.
--- From ARGV[3] on, 3 arguments per message: its number, the delay in ms, the new element without the time of the push.
--- Returns a string with a letter per message, in order: 's' settled, 'g' gone: the consumer does not hold it any more.
+-- From ARGV[3] on, 3 arguments for each message: its number, the delay in ms, the new element without the time of the
+-- push.
+-- Returns a string with a letter for each message, in order. 's' settled. 'g' gone: the consumer no longer holds it.

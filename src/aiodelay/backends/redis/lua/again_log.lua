@@ -1,3 +1,3 @@
--- again_log: ends messages that a consumer of a log has taken, and schedules a retry of each for the same consumer.
+-- again_log: ends messages that a consumer of a log has taken. It schedules a retry of each message for this consumer.
 --@ plain log taken trying
--- Returns what `again` returns. The arguments are the same.
+-- The arguments and the result are those of `again`.

@@ -1,15 +1,15 @@
--- append: appends messages to a log, or gives them to one of its consumers.
+-- append: appends messages to a log, or gives them to one consumer of the log.
 --@ plain log once
 -- KEYS[1] the log
 -- KEYS[2] the set of the logs of the namespace
--- ARGV[2] the consumer; '' = the log
--- ARGV[3] the most entries that the log keeps; 0 = no limit
+-- ARGV[2] the consumer; '' = append to the log
+-- ARGV[3] the largest number of entries that the log keeps; 0 = no limit
 -- ARGV[4] the largest age of an entry, ms; 0 = no limit
 -- ARGV[5] '1' = drop the entries that all consumers have passed
--- From ARGV[6] on, 2 arguments per message: delivery id and element without the time of the push. A delivery id that
---   was appended within the last 10 minutes is not appended again; '' = no delivery id.
--- Returns the last index before these messages, and a string with a letter per message: 'n' appended, 'k' already
--- known; or the reason why the log takes nothing.
+-- From ARGV[6] on, 2 arguments for each message: delivery id, and element without the time of the push. The script does
+-- not append a delivery id again that it has appended within the last 10 minutes. '' = no delivery id.
+-- Returns two values: the last index before these messages; and a string with a letter for each message, 'n' appended
+-- or 'k' already known. If the log takes nothing, returns the reason instead.
 local p, name = topic.of(KEYS[1]), ARGV[2]
 local first, fault = topic.ends(p)
 if not first then return fault end

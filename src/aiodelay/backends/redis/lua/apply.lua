@@ -1,30 +1,34 @@
--- apply: carries out commands in order, and returns one answer per command.
+-- apply: carries out commands in order. It returns one answer for each command.
 --@ base record memory moves
--- ARGV[4] to ARGV[6]: an intake's source, the position before these commands, and the position after them; '' without a
--- source. If another position is stored, no command is carried out and every answer is 'P'.
--- From ARGV[7] on, 8 arguments per command: what, id, op (8 bytes), lane, due, late, version, body.
---   what    for a put: 'r' replace, 'k' keep, 'e' error, 'n' newer, 'i' if_revision; then '*' if the message recurs,
---           '-' if not; then for 'n' the version to compare, u64, and for 'i' the revision, u48.
---           Other commands: 'c' cancel, 'm' reschedule, 'f' fire. Arguments that they do not use are ''.
+-- ARGV[4] to ARGV[6] the name of an intake, its position before these commands, and its position after them; '' = no
+--   intake. If the stored position is not the position before the commands, no command is carried out, and every answer
+--   is 'P'.
+-- From ARGV[7] on, 8 arguments for each command: what, id, op (8 bytes), lane, due, late, version, body. An argument
+-- that a command does not use is ''.
+--   what    for a put: 'r' replace, 'k' keep, 'e' error, 'n' newer, 'i' if_revision. Then '*' if the message recurs,
+--           '-' if not. Then for 'n' the version to compare, u64, and for 'i' the revision, u48. For other commands:
+--           'c' cancel, 'm' reschedule, 'f' fire.
 --   id      byte 1 + 16 bytes of a UUIDv7, or byte 2 + text, or byte 3 + the id of a series + the due time u48
---   op      all zero: the answer is not remembered, so only a version protects the command against a repetition
---   due     epoch ms, or '+' and ms from now; for fire ''; for cancel '' or the due time that the message must have
---   late    '' deliver, '1:<ms>' drop, '2:<ms>' dead letter, after that many ms past the due time
+--   op      With 8 zero bytes, the answer is not remembered. Then only a version protects the command against a
+--           repetition.
+--   due     epoch ms, or '+' and ms from now; for cancel '' or the due time that the message must have; for fire ''
+--   late    what happens that many ms after the due time: '' deliver, '1:<ms>' drop, '2:<ms>' dead letter
 --   version u64, or ''
 --   body    the MessagePack map of docs/formats.md; for cancel '' or the revision that the message must have
--- Returns now, then the answers. If the commands take long and there is no source, there are fewer answers than
--- commands: the other commands were not carried out, and the caller sends them again.
---   Done: a letter, revision u48, due u48: 's' stored, 'r' replaced, 'R' replaced while an older version is in flight,
+-- Returns now, then the answers. If the commands take long and there is no intake, there are fewer answers than
+-- commands. The other commands were not carried out, and the caller sends them again.
+--   Done: a letter, revision u48, due u48. 's' stored, 'r' replaced, 'R' replaced while an older version is in flight,
 --   'k' kept, 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired.
---   Refused: a letter: 'D' duplicate, 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' too many lanes.
---   'O' outdated: then revision u48 and due u48 of the stored message (0 = none), and for 'n' its version u64.
+--   Refused: a letter. 'D' duplicate, 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' too many lanes. 'O'
+--   outdated, then revision u48 and due u48 of the stored message (0 = none), and for 'n' its version u64.
 local FIRST, STRIDE = 7, 8
-local BLOCK = 32 -- The number of records to read in one call: the records of a whole batch may be too large.
-local MOST_COST, CHANGE_COST, CHANGE_BYTES = 500, 6, 4096 -- A new id costs 1; a change costs 6, large records more.
+local BLOCK = 32 -- The number of records to read in one call. The records of a whole batch may be too large.
+-- A put with a new id costs 1. A change costs 6, and more for a large record.
+local MOST_COST, CHANGE_COST, CHANGE_BYTES = 500, 6, 4096
 local count = (#ARGV - FIRST + 1) / STRIDE
 local answers, cost = { text(now) }, 0
 
-local dues = {} -- A cache by the argument `due`: many commands of a batch often have the same.
+local dues = {} -- A cache by the argument `due`, because many commands of a batch have the same value.
 local function due_of(written)
   local due = dues[written]
   if not due then
@@ -58,7 +62,7 @@ local function new_entry(a, lane, revision, due)
     expires = expiry(a, due), attempt = 0, lapses = 0, kills = 0, op = ARGV[a + 2], version = version, body = ARGV[a + 7] }
 end
 
--- Puts of new ids are collected, and flush() writes them with a few calls.
+-- put_fresh() collects the puts of new ids, and flush() writes them with a few calls.
 local fresh, records, places, expiring, n_records = {}, {}, {}, {}, 0
 local function flush()
   if n_records == 0 then return end
@@ -91,7 +95,7 @@ local function outdated(e, version)
   return 'O' .. u48(e and e.revision or 0) .. u48(e and e.due or 0) .. (version or '')
 end
 
--- Returns the answer letter of a put by its conflict mode; for 'O' the whole answer.
+-- Returns the answer of a put that its conflict mode gives. This is one letter, or for 'O' the whole answer.
 local function verdict_on(a, e)
   local mode = sub(ARGV[a], WHAT.VERB_FIRST, WHAT.VERB_LAST)
   if mode == 'n' then
@@ -125,7 +129,7 @@ local function put(a, e)
   if e then
     end_retries(e, true)
     superseded.add(e)
-    -- The new message has a newer version, so the old version need not be remembered.
+    -- If the new message has a newer version, the store need not remember the old version.
     if e.version and #ARGV[a + 6] > 0 and is_newer(ARGV[a + 6], e.version) then e.version = nil end
     finish_off(e)
   end
@@ -199,7 +203,7 @@ local function carry_out(a, what_of_op)
   return answer
 end
 
--- Checks all arguments before the first write.
+-- Checks all arguments. Call this before the first write.
 local function check()
   if count ~= floor(count) then error('apply: the number of arguments is wrong') end
   for a = FIRST, #ARGV, STRIDE do
@@ -245,8 +249,9 @@ local function carry_all_out()
   flush()
 end
 
--- Writes something even if no command has. WAIT and WAITAOF wait only for the last write of their own connection. The
--- answer to a repeated command depends on a write of another connection. Without this write, WAIT would return at once.
+-- Writes something even if no command has written. WAIT and WAITAOF wait only for the last write of their own
+-- connection. The answer to a repeated command depends on a write of another connection. Without a write here, WAIT
+-- would return at once.
 local function write_something()
   if counted.sequence then return end
   open_gate()

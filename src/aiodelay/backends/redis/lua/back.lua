@@ -1,7 +1,7 @@
--- back: stores messages again that had left the store, with their revisions unchanged.
+-- back: stores messages that had left the store. Their revisions do not change.
 --@ base record memory moves
--- From ARGV[4] on, 5 arguments per message: id, lane, place, reason ('' = a retry, else a dead letter), record.
--- Returns one answer per message: 's' stored or 'k' kept, with revision u48 and due u48; 'L' there are too many lanes.
+-- From ARGV[4] on, 5 arguments for each message: id, lane, place, reason ('' = a retry, else a dead letter), record.
+-- Returns one answer for each message: 's' stored or 'k' kept, with revision u48 and due u48; 'L' too many lanes.
 local answers = {}
 
 local function answer(letter, e) return letter .. u48(e.revision) .. u48(e.due) end

@@ -1,11 +1,11 @@
 -- base: keys, time, numbers, lanes, sequence numbers, journal and wake-ups. Every script of a store contains this part.
 --
 -- KEYS, the same for every script: lanes msg dead graves done src holds late late:held parked workers wake journal
--- meta. Each key begins with the hash tag "{namespace:00}:". Scripts build the keys of lanes, windows and workers
--- from that tag.
+-- meta. Each key begins with the hash tag "{namespace:00}:". Scripts build the keys of lanes, windows and workers from
+-- that tag.
 -- ARGV[1] now, epoch ms; '' = the server's TIME
 -- ARGV[2] the largest number of journal entries to keep; 0 = no journal
--- ARGV[3] the name of the writing process: a reader of `wake` skips its own entries
+-- ARGV[3] the name of the calling process. A process that reads `wake` skips its own entries.
 local call, sub, byte, floor = redis.call, string.sub, string.byte, math.floor
 local pack, unpack_bytes, format = struct.pack, struct.unpack, string.format
 local KEYS, ARGV, unpack, tonumber = KEYS, ARGV, unpack, tonumber
@@ -29,7 +29,8 @@ if not now then
   now = time[1] * 1000 + floor(time[2] / 1000)
 end
 
--- Use this for times and tokens: tostring() and '..' would round them. redis.call writes a number argument exactly.
+-- Use this for times and tokens, because tostring() and '..' would round them. redis.call writes a number argument
+-- exactly.
 local function text(n)
   return format('%.0f', n)
 end
@@ -38,12 +39,12 @@ local function u48(n)
   return pack('>I6', n)
 end
 
--- Lane numbers are small, so '..' writes them exactly.
+-- '..' writes lane numbers exactly, because they are small.
 local function due_key(n) return TAG .. 'due:' .. n end
 local function leased_key(n) return TAG .. 'leased:' .. n end
 
 -- Call this before the first write. If the server is out of memory, a script may write only if its first command frees
--- memory. This ZREM removes nothing, but the server then allows the later writes.
+-- memory. This ZREM removes nothing, but allows the later writes.
 local is_open = false
 local function open_gate()
   if not is_open then
@@ -76,14 +77,15 @@ local function any_holds()
   return has_holds
 end
 
--- Returns true if the lane is paused; with an address, true if that address of the lane is paused.
+-- Returns true if the lane is paused. With an address, returns true if this address of the lane is paused.
 local function is_held(n, address)
   if not any_holds() then return false end
   if not address then return call('SISMEMBER', HOLDS, text(n)) == 1 end
   return call('SISMEMBER', HOLDS, text(n) .. ':' .. address) == 1
 end
 
--- Counters and lane heads that change while the script runs. finish() writes them to the keys.
+-- Counters and heads of lanes that change while the script runs. finish() writes the counters and wakes other
+-- processes.
 local counted = { sequence = nil, entries = nil, is_first = false }
 local heads, earliest = {}, {}
 
@@ -95,17 +97,17 @@ function counted.last_sequence()
   return counted.sequence
 end
 
--- Returns a new sequence number. It is odd if the message's place is not its due time, else even. So a scan knows the
--- due time of an even message from its place alone. `parity` in META is set if all messages follow this rule: versions
--- before the rule have left no messages.
+-- Returns a new sequence number. It is odd if the message's place differs from its due time, and even if not. So a scan
+-- knows the due time of a message with an even number from its place alone. META has the field `parity` if all messages
+-- follow this rule. Versions before the rule have then left no messages.
 local function next_sequence(is_elsewhere)
   local last = counted.last_sequence()
   counted.sequence = last + (last % 2 == (is_elsewhere and 1 or 0) and 2 or 1)
   return counted.sequence
 end
 
--- Call this before a message enters a lane at `place`. finish() then wakes other processes if it is the lane's new
--- head.
+-- Call this before a message enters a lane at `place`. If the message becomes the first of the lane, finish() wakes
+-- other processes.
 local function earlier(n, place)
   if heads[n] == nil then
     heads[n] = tonumber(call('ZRANGE', due_key(n), 0, 0, 'WITHSCORES')[2]) or false

@@ -1,4 +1,4 @@
--- beat: records that a worker is alive and holds these suspects, even if their leases have ended.
+-- beat: records that a worker is alive and holds these suspects. Their leases may have ended.
 --@ base record memory moves
 -- ARGV[4] worker
 -- Then the ids of the suspects.

@@ -1,4 +1,4 @@
--- beat_source: records that the process of a consumer is alive and holds its suspects, even if its lease has ended.
+-- beat_source: records that the process of a consumer is alive and holds its suspects. Its lease may have ended.
 --@ plain taken
 -- Returns nothing.
 call('ZREM', CONSUMERS, '')

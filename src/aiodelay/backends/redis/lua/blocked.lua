@@ -1,6 +1,6 @@
--- blocked: lists the addresses that take nothing now. It writes nothing.
+-- blocked: lists the blocked addresses. It writes nothing.
 --@ base record memory moves
--- Returns {lane, address, reason, number of waiting messages} per address.
+-- Returns {lane, address, reason, number of waiting messages} for each address.
 local answer = {}
 local lanes = call('HGETALL', LANES)
 for i = 1, #lanes, 2 do

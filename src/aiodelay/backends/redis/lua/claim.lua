@@ -1,20 +1,27 @@
--- claim: leases due messages. Each demand first gets an equal share, then the share that others have left.
+-- claim: leases due messages. Each demand first gets an equal share. A second round gives it what is left of the other
+-- shares.
 --@ base known record memory moves heads
 -- ARGV[4] length of the leases, ms
 -- ARGV[5] worker
 -- ARGV[6] request id; a repetition returns the messages of the first claim that still have its lease
--- ARGV[7] '1' if the caller has already received an answer to this request: the script then leases nothing new
+-- ARGV[6] request id. A repetition of the request returns the messages of the first claim that still have its lease.
+-- ARGV[7] '1' if the caller has already received an answer to this request. The script then leases no new messages.
 -- ARGV[8] the most lapses that a claimed message may have
 -- ARGV[9] number of lanes that the caller only watches, followed by their names
 -- Then the demands, in the order of their turn: messages, bytes, number of lanes, names of the lanes.
--- Returns now, the time of the next possible claim ('' = the lanes are empty), the token, the numbers of the demanded
--- lanes in the order of the arguments (0 = the lane does not exist), the time of the next possible move in the watched
--- lanes, then id and value of each message.
+-- Returns:
+--   now
+--   the time of the next possible claim; '' = the lanes are empty
+--   the token
+--   the numbers of the demanded lanes, in the order of the arguments; 0 = the lane does not exist
+--   the time of the next possible move in the watched lanes
+--   then id and value of each message
 local MOST, MOST_PASSED = 500, 100
-local BLOCK = 32 -- The number of values to read in one call: more may be much larger than a claim may take.
+local BLOCK = 32 -- The number of values to read in one call. More values could be much larger than a claim.
 local groups, lanes, numbers = {}, {}, {}
 local messages, bytes, passed = 0, 0, 0
--- is_on: this claim takes only suspects. most: the largest number of suspects. aside: the number of skipped messages.
+-- is_on: true if this claim takes only suspects. most: the largest number of suspects. aside: the number of messages
+-- that the claim has skipped.
 local trial = { is_on = false, most = nil, aside = 0, MOST_ASIDE = 2000, MOST_LAPSES = tonumber(ARGV[8]) }
 
 local function read_demands()
@@ -60,8 +67,8 @@ local function next_member(lane, wanted)
   return lane.members[at], lane.ids[at], lane.values[at]
 end
 
--- Reads a message in the most frequent form: readable, no flags, never lapsed, at its due time. This is several times
--- faster than readable() and pass(). Returns nil for any other message.
+-- Reads a message in the most frequent form: it is readable, has no flags, has never lapsed, and is at its due time.
+-- This is several times faster than readable() and pass(). Returns nil for any other message.
 local function as_most_are(lane, name, id, value)
   local version, flags = byte(value, VALUE.FORMAT_FIRST, VALUE.FLAGS_FIRST)
   if version ~= FORMAT or flags ~= 0 or byte(value, VALUE.LAPSES_FIRST) ~= 0 then return nil end
@@ -109,7 +116,8 @@ local function first_due(group)
   return found
 end
 
--- Goes to the next message of the lane. The first one stays in the lane; lease() removes it if it is taken.
+-- Goes on to the next message of the lane. The present message stays in the lane. If the claim takes it, lease()
+-- removes it.
 local function keep(lane)
   lane.kept, lane.first = lane.kept + 1, nil
 end
@@ -119,8 +127,8 @@ local function fits(size, group, share)
   return #group.taken == 0 or group.size + size <= group.bytes
 end
 
--- Returns true if this claim may take the message. A claim takes either suspects or other messages. A suspect that was
--- blamed for the end of a process is tried alone again.
+-- Returns true if this claim may take the message. A claim takes either suspects or other messages. A suspect whose
+-- trial alone has ended a process is tried alone again.
 function trial.takes(e)
   local is_suspect = e.lapses >= SUSPECT_LAPSES
   if messages == 0 then
@@ -186,7 +194,7 @@ local function lease(taken)
   return token
 end
 
--- Returns the messages that an earlier call leased with this token, in the same order.
+-- Returns the messages that an earlier call has leased with this token, in the same order.
 local function taken_before(token)
   local found = {}
   for _, lane in ipairs(lanes) do
@@ -206,8 +214,8 @@ local function taken_before(token)
   return found
 end
 
--- Returns when a claim should read this lane again: at the place of the first message behind the skipped suspects, or
--- when a trial of suspects may begin, whichever is sooner.
+-- Returns the time at which a claim should read this lane again. This is the place of the first message behind the
+-- skipped suspects, or the time at which a trial of suspects may begin, whichever is earlier.
 function trial.behind(lane)
   if lane.first then return now end
   local next = call('ZRANGEBYSCORE', due_key(lane.n), '(' .. text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]

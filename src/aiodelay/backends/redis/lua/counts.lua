@@ -1,8 +1,8 @@
 -- counts: counts the messages of each lane by state. It writes nothing.
 --@ base
--- Returns now, {worker, its entry in `workers`, ...}, the members of `holds`, {member of `parked`, number of messages,
--- ...}, then for each lane its name, its number, and its numbers of scheduled, overdue and leased messages and of dead
--- letters.
+-- Returns now, {worker, the worker's entry in `workers`, ...}, the members of `holds`, {member of `parked`, number of
+-- messages, ...}, and then for each lane:
+--   its name, its number, and its numbers of scheduled, overdue and leased messages and of dead letters
 local parked = {}
 for _, name in ipairs(call('SMEMBERS', PARKED)) do
   parked[#parked + 1] = name

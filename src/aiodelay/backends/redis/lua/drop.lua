@@ -1,6 +1,6 @@
--- drop: ends elements that a consumer has taken: it deletes them, or returns them to the head of the list.
+-- drop: ends elements that a consumer has taken. It deletes them, or returns them to the head of the list.
 --@ plain topic taken dropping
 -- KEYS and ARGV[1], ARGV[2] as in `plain` and `taken`.
 -- ARGV[3] the number of elements to delete, followed by their numbers; then the numbers of the elements to return
--- Returns a string with a letter per element, in order: 's' settled, 'g' gone: the consumer does not hold it any more,
--- 'm' not yet returned, because one call returns a bounded number: the caller sends it again.
+-- Returns a string with a letter for each element, in order. 's' settled. 'g' gone: the consumer no longer holds it.
+-- 'm' more: one call returns a bounded number of elements, and this one is not returned yet. The caller sends it again.

@@ -1,3 +1,3 @@
 -- drop_log: ends elements that a consumer of a log has taken.
 --@ plain log taken dropping
--- Returns what `drop` returns. The arguments are the same.
+-- The arguments and the result are those of `drop`.

@@ -1,4 +1,4 @@
--- dropping: the common part of `drop`, for lists and fan-out topics, and `drop_log`.
+-- dropping: the common part of `drop` (for lists and fan-out topics) and `drop_log`.
 local OVER = tonumber(ARGV[3])
 local letters, over, back = {}, {}, {}
 

@@ -1,10 +1,10 @@
--- find_log: searches for the first entry of a log that was appended at or after a time, in steps.
+-- find_log: searches a log for the first entry that was appended at or after a time. It needs several calls.
 --@ plain log
 -- KEYS[1] the log
 -- ARGV[2] the time, epoch ms
 -- ARGV[3], ARGV[4] the two indexes that the last call returned; '' in the first call
--- Returns two indexes between which the entry is. If they are equal, this is the index of the entry. If the key is not
--- a log, an error.
+-- Returns two indexes. The entry is between them. If they are equal, they are the index of the entry. If the key is not
+-- a log, returns an error.
 local p = topic.of(KEYS[1])
 local first, last = topic.ends(p)
 if not first then return redis.error_reply(last) end

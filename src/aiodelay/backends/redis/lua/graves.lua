@@ -1,4 +1,5 @@
--- graves: completes the index of dead letters by id, in steps of 500. Versions before the index have left some out.
+-- graves: completes the index of dead letters by id, in steps of 500. Older versions of aiodelay did not write the
+-- index.
 --@ base record memory moves
 -- ARGV[4] the result of the previous step; '' = the first step
 -- Returns the argument of the next step; nil if the index is complete.
@@ -10,8 +11,8 @@ if not last then
   last = count - 1
 end
 if last < 0 then return false end
--- Race: a purge between two steps moves the later letters to lower ranks. The steps go from the last rank to the first,
--- so they miss no letter.
+-- Race: a purge between two steps moves the later dead letters to lower ranks. The steps go from the last rank to the
+-- first, so they miss no dead letter.
 local first = math.max(last - AT_ONCE + 1, 0)
 local members = {}
 for _, key in ipairs(call('ZRANGE', GRAVES, first, last)) do

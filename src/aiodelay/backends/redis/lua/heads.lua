@@ -1,7 +1,8 @@
--- heads: removes messages from the head of a lane that must be neither claimed nor moved: paused, late and unreadable
--- ones. It also finds out when a lane next has something to do. Part of `claim` and of the scripts that transfer.
+-- heads: removes messages from the head of a lane that the script must neither claim nor move. They are paused, late or
+-- unreadable. It also finds the time at which a lane next has something to do. `claim` and the scripts that transfer
+-- contain this part.
 
--- Returns true if the member of a lane belongs to the value. Another program has left a member that does not.
+-- Returns true if the member of a lane belongs to this value. A member that does not was left by another program.
 local function names(name, value, e)
   return byte(value) < VALUE.PLACED_BYTE
     and sub(name, MEMBER.SEQUENCE_FIRST, MEMBER.SEQUENCE_LAST) == sub(value, VALUE.SEQUENCE_FIRST, VALUE.SEQUENCE_LAST)
@@ -9,7 +10,7 @@ local function names(name, value, e)
 end
 
 -- Removes a message from `key` if it must not be claimed or moved: parks it, ends it, or makes it a dead letter.
--- Returns true if it did. Otherwise the message stays, and `e.name` is its member.
+-- Returns true if it has removed the message. Otherwise the message stays, and `e.name` is its member.
 local function pass(n, key, name, id, value, e)
   local held = e and any_holds() and is_held(n, address_of(e))
   if e and not held and (e.flags == 0 or not ends_by_itself(e)) and names(name, value, e) then
@@ -29,8 +30,8 @@ local function pass(n, key, name, id, value, e)
   return true
 end
 
--- Returns the message of a value, with its size; nil if it cannot be read. If this script has already loaded or changed
--- the message, it returns that newer state.
+-- Returns the message of a value, with its size, or nil if the value is unreadable. If this script has already loaded
+-- or changed the message, returns this newer state.
 local function readable(id, value)
   local e = loaded[id] or value and parse(id, value) or nil
   if e then e.size = size_of(e) end
@@ -43,20 +44,21 @@ local function sooner(a, b)
   return (not a or (b and b < a)) and b or a
 end
 
--- Returns when the next lease of a lane ends.
+-- Returns the time at which the next lease of a lane ends, or nil if there is none.
 function tokens.next_end(n)
   local key = leased_key(n)
   local token = tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
-  if token and token < tokens.LEAST and call('HLEN', trials.KEY) > 0 then -- It may be a suspect's in doubt: skip it.
+  if token and token < tokens.LEAST and call('HLEN', trials.KEY) > 0 then -- A suspect may be in doubt: skip its lease.
     token = tonumber(call('ZRANGEBYSCORE', key, text(tokens.LEAST), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
   end
   return token and floor(token / COUNTERS) + TOKEN_EPOCH
 end
 
--- Returns when a lane may next have something to claim: a message comes due, or a lease ends.
+-- Returns the time at which a lane may next have something to claim, because a message becomes due or a lease ends.
 local function next_claim(n, most_parked) return sooner(head_of(n, most_parked), tokens.next_end(n)) end
 
--- Returns when a lane may next have something to move: as for a claim, or a blocked address is tried again.
+-- Returns the time at which a lane may next have something to move. This is the time of a claim, or the next try of a
+-- blocked address.
 local function next_move(n, most_parked)
   return sooner(next_claim(n, most_parked), tonumber(call('ZRANGE', blocked_key(n), 0, 0, 'WITHSCORES')[2]))
 end

@@ -2,8 +2,8 @@
 --@ plain taken
 -- KEYS and ARGV[1], ARGV[2] as in `plain` and `taken`.
 -- ARGV[3] the new length of the lease from now on, ms; at most 60,000
--- From ARGV[4] on: numbers of elements, with 'a' before the number of a suspect whose trial is over.
--- Returns a string with a letter per element, in order: 'r' renewed, 'l' lost.
+-- From ARGV[4] on: numbers of elements. An 'a' before a number means that the trial of this suspect is over.
+-- Returns a string with a letter for each element, in order: 'r' renewed, 'l' lost.
 local letters = {}
 
 local function end_trial(number)

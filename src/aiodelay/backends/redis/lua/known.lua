@@ -1,6 +1,6 @@
--- known: refuses to dispatch while the namespace uses a feature that this version does not know. Part of the scripts
--- that dispatch. The error is: NEWER features, then each unknown one as <name>=<version of aiodelay that switched it
--- on>.
+-- known: refuses to dispatch if the namespace uses a feature that this version does not know. The scripts that dispatch
+-- contain this part. The error is NEWER features, then <name>=<version> for each unknown feature. <version> is the
+-- version of aiodelay that switched the feature on.
 do
   local known, unknown = MARKER.KNOWN, {}
   for name, version in string.gmatch(call('HGET', META, 'features') or '', '(%S+)=(%S+)') do

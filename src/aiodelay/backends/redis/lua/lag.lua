@@ -1,7 +1,7 @@
--- lag: reads the state and the lag of consumers of a topic.
+-- lag: reads the state and the lag of the consumers of a topic.
 --@ plain topic lagging
 -- KEYS[1] the content of the topic
 -- From ARGV[2] on: names of consumers.
--- Returns a list per consumer: ordered ('1' or not), time of its registration, number of missed messages, of waiting
--- ones, of those in flight, and of those that wait for a retry, bytes of its keys, its cursor (only for a log), and
--- when an instance last asked for messages ('' = never).
+-- Returns a list for each consumer: ordered ('1' or not); the time of its registration; the numbers of messages that it
+-- missed, that are waiting, that are in flight, and that wait for a retry; the bytes of its keys; its cursor (only for
+-- a log); and the time at which an instance last asked for messages ('' = never).

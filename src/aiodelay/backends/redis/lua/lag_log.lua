@@ -1,4 +1,4 @@
--- lag_log: reads the state and the lag of consumers of a log.
+-- lag_log: reads the state and the lag of the consumers of a log.
 --@ plain log lagging
 -- KEYS[1] the log
--- Returns what `lag` returns. The other arguments are the same.
+-- The other arguments and the result are those of `lag`.

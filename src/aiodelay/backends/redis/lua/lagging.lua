@@ -1,4 +1,4 @@
--- lagging: the common part of `lag`, for fan-out topics, and `lag_log`.
+-- lagging: the common part of `lag` (for fan-out topics) and `lag_log`.
 local p, found = topic.of(KEYS[1]), {}
 
 local function memory(key) return call('MEMORY', 'USAGE', key) or 0 end

@@ -1,11 +1,11 @@
--- load: counts the messages of one lane that come due in spans of time. It reads a bounded part, and writes nothing.
+-- load: counts the messages of one lane that become due in spans of time. It reads a bounded part, and writes nothing.
 --@ base
 -- ARGV[4] lane
 -- ARGV[5] start of the first span, epoch ms
 -- ARGV[6] length of a span, ms
 -- ARGV[7] number of spans
--- From ARGV[8] on: the sets that the previous call has left; none = all sets.
--- Returns {the sets that are left}, then index (from 0) and count of each span with messages, in no order.
+-- From ARGV[8] on: the sets that the previous call has left for later; none = all sets.
+-- Returns {the sets that are left for later}, then index (from 0) and count of each span with messages, in no order.
 local MOST_COST = 500
 local FROM, SPAN, SPANS = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local found, left, cost = {}, {}, 0

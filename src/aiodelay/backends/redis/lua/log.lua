@@ -1,7 +1,8 @@
--- log: the entries of a log, and the positions of its consumers. Part of the scripts of logs.
+-- log: the entries of a log, and the positions of its consumers. The scripts of logs contain this part.
 --
--- `p` is the key of the entries: a stream with the ids 0-<index>. docs/formats.md lists the fields of an entry and the
--- other keys. Some functions have the same names as in `topic`: `taking`, `dropping`, `trying` and `lagging` call them.
+-- `p` is the key of the entries, a stream with the ids 0-<index>. docs/formats.md lists the fields of an entry and the
+-- other keys. Some functions have the same names as functions of `topic`, because `taking`, `dropping`, `trying` and
+-- `lagging` call them.
 local topic = { CHUNK = 32, MOST_CONSUMERS = 2000, NOBODY = 'no such consumer is registered' }
 do
   local DROPPED_AT_ONCE, char = 1000, string.char
@@ -28,7 +29,8 @@ do
 
   local function map(size) return size < 16 and char(0x80 + size) or struct.pack('>BI2', 0xde, size) end
 
-  -- Returns the list element for an entry that another program has appended field by field.
+  -- Returns a list element with the contents of an entry that another program has appended. Such an entry has a field
+  -- for each part of the message.
   local function plain_element(p, index, fields)
     local body, headers, at, n = {}, {}, 0, 1
     local value = { payload = '' }
@@ -55,7 +57,7 @@ do
     return plain_element(p, index, fields)
   end
 
-  -- Returns indexes and elements of the first entries from `index` on.
+  -- Returns the indexes and the elements of the first entries from `index` on.
   local function read(p, index, limit)
     local found, indexes, elements = redis.pcall('XRANGE', p, topic.id(index), '0', 'COUNT', limit), {}, {}
     if found.err then return found end
@@ -68,7 +70,7 @@ do
 
   function topic.contents(p, indexes)
     local contents, i = {}, 1
-    while i <= #indexes do -- Read consecutive indexes with one call.
+    while i <= #indexes do -- One call reads all indexes that are consecutive.
       local index, n = tonumber(indexes[i]), 1
       while n < topic.CHUNK and tonumber(indexes[i + n]) == index + n do n = n + 1 end
       local found, elements = read(p, index, n)
@@ -81,8 +83,8 @@ do
     return contents
   end
 
-  -- Returns the first and the last index; last = first - 1 for an empty log. If the key is not a log, returns nil and
-  -- the reason.
+  -- Returns the first and the last index. In an empty log, `last` is `first` - 1. If the key is not a log, returns nil
+  -- and the reason.
   function topic.ends(p)
     local info = redis.pcall('XINFO', 'STREAM', p)
     if info.err then
@@ -98,7 +100,7 @@ do
     return first or last + 1, tonumber(last)
   end
 
-  -- Appends elements. Returns the last index before them; nil and the reason if it failed.
+  -- Appends elements. Returns the last index before these elements. If this fails, returns nil and the reason.
   function topic.append(p, elements)
     local _, last = topic.ends(p)
     if not _ then return nil, last end
@@ -112,8 +114,8 @@ do
   -- --- retention -----------------------------------------------------------------------------------------------------
 
   -- Searches the indexes from `low` to `high` for the first entry that was appended at or after `time`. An entry
-  -- without a time counts as appended after it. Returns a smaller range; its two ends are equal when the entry is
-  -- found. One call reads about `most_bytes`, so the search may need several calls.
+  -- without a time counts as later than `time`. Returns the two ends of a smaller range. If they are equal, the entry
+  -- is found. One call reads about `most_bytes`, so the search may need several calls.
   function topic.search(p, time, low, high, most_bytes)
     local bytes = 0
     while low < high and bytes <= most_bytes do
@@ -136,8 +138,9 @@ do
     return low, high
   end
 
-  -- Drops entries beyond the number `most`, entries older than `max_age`, and with `passed` > 0 the entries that all
-  -- consumers have passed; 0 = no limit. Drops a bounded number. Returns true if there is nothing more to drop.
+  -- Drops a bounded number of entries. An entry is dropped if there are `most` newer entries, or if it is older than
+  -- `max_age`. If `passed` is 1, an entry that all consumers have passed is dropped too. 0 means no limit. Returns true
+  -- if there is nothing more to drop.
   function topic.trim(p, most, max_age, passed)
     if most == 0 and max_age == 0 and passed == 0 then return true end
     local first, last = topic.ends(p)
@@ -150,7 +153,8 @@ do
     return drop < bound or bound > last
   end
 
-  -- Runs after each append. An error here is ignored: the caller would take the append for failed, and repeat it.
+  -- Trims the log after each append, and ignores errors. Otherwise the caller would think that the append had failed,
+  -- and repeat it.
   function topic.tend(...) pcall(topic.trim, ...) end
 
   -- --- consumers -----------------------------------------------------------------------------------------------------
@@ -159,14 +163,15 @@ do
 
   local function name_of(p) return sub(KEYS[2], #p + #'@' + 1, -#':consumers' - 1) end
 
-  -- Moves the cursor of a consumer to the index before its first entry that has not ended.
+  -- Moves the cursor of a consumer to the index before the first entry that has not ended for this consumer.
   function topic.move_cursor(p, name)
     local open = call('ZRANGE', p .. '@' .. name .. ':open', 0, 0)[1]
     local cursor = math.min(open and tonumber(open) or math.huge, next_of(p, name)) - 1
     call('ZADD', p .. ':consumers', 'XX', text(cursor), name)
   end
 
-  -- Moves a consumer to an index, 'oldest' or 'now'; with `is_forward`, only forward. Returns its next index.
+  -- Moves a consumer to an index, 'oldest' or 'now'. With `is_forward`, never moves it back. Returns the index of its
+  -- next entry.
   function topic.place(p, name, start, is_forward)
     local first, last = topic.ends(p)
     local index = start == 'oldest' and first or start == 'now' and last + 1 or tonumber(start)
@@ -178,7 +183,7 @@ do
     return index
   end
 
-  -- Records that a consumer does not need these entries any more.
+  -- Records that a consumer no longer needs these entries.
   function topic.release(p, entries)
     local indexes = {}
     for i = 1, #entries do
@@ -189,7 +194,7 @@ do
     topic.move_cursor(p, name_of(p))
   end
 
-  -- Returns the next entries of the log for the consumer, and their elements. Each call continues after the last one.
+  -- Returns the indexes and the elements of the next entries of the log. Each call continues after the last call.
   function topic.ahead(p, limit)
     next_read = next_read or next_of(p, name_of(p))
     first_read = first_read or next_read
@@ -198,7 +203,7 @@ do
     return indexes, elements
   end
 
-  -- Records that the last `n` of `entries` were read from the log, and counts the entries dropped before as missed.
+  -- Records that the last `n` of the entries came from the log. Entries between them that were dropped count as missed.
   function topic.go_on(p, entries, n)
     if n <= 0 then return end
     local name, open = name_of(p), {}
@@ -213,8 +218,8 @@ do
     topic.move_cursor(p, name)
   end
 
-  -- Returns the number of waiting messages of a consumer, the number dropped since it last took any, its cursor, and
-  -- bytes.
+  -- Returns four values of a consumer: the number of waiting messages; the number of messages that were dropped since
+  -- it last took any; its cursor; and the bytes of its key `open`.
   function topic.standing(p, name)
     local own, after = p .. '@' .. name, next_of(p, name)
     local first, last = topic.ends(p)

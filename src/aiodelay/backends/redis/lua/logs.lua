@@ -1,4 +1,4 @@
--- logs: the `destination` of `transfer_logs`, a log or one of its consumers. ARGV[7] is described there.
+-- logs: the `destination` of `transfer_logs`, which is a log or one consumer of it. `transfer_logs` describes ARGV[7].
 local destination = { MOST_COST = 0, cost = 0 }
 do
   local most_kept, max_age, passed = string.match(ARGV[7], '^(%d+) (%d+) (%d)$')

@@ -1,8 +1,9 @@
 -- look: reads messages by id. It writes nothing.
 --@ base record memory moves
 -- From ARGV[4] on: ids.
--- Returns now, the members of `holds` and the blocked addresses in the same form, then value ('' = no such message) and
--- token ('' = not leased) per id. If the messages are large, it returns fewer: the caller asks again for the others.
+-- Returns now, the members of `holds` and the blocked addresses in the same form, then for each id its value ('' = no
+-- such message) and its token ('' = not leased). If the messages are large, it returns fewer. The caller then asks
+-- again for the other ids.
 local held, seen = call('SMEMBERS', HOLDS), {}
 local answer = { text(now), held }
 

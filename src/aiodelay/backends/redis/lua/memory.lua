@@ -1,8 +1,8 @@
 -- memory: remembers the answers of commands, and the revisions and versions of ended messages, for a limited time.
 --
--- Each entry is in a hash (a *window*) that is deleted as a whole at the end of its time:
--- done:<k>, deleted at k * 30 s: 'o' + op -> until u48, answer; 'r' + id -> until u48, revision u48.
--- ended:<k>, deleted at k * 1 h: id -> until u48, version u64.
+-- Each entry is in a hash, a *window*. The script deletes a window as a whole at the end of its time:
+--   done:<k>   deleted at k * 30 s: 'o' + op -> until u48, answer; 'r' + id -> until u48, revision u48
+--   ended:<k>  deleted at k * 1 h: id -> until u48, version u64
 -- The sorted set `done` lists the windows: 'o' or 'v', then k -> the time of the deletion, epoch ms.
 local WINDOW, TOMBSTONE_WINDOW = 30000, 86400000
 local STEP = { o = 30000, v = 3600000 }
@@ -46,13 +46,13 @@ local function window_for(kind, ends)
   return key
 end
 
-local recalled = {} -- A cache: 'o' + op or 'r' + id -> content; false = nothing is remembered.
+local recalled = {} -- A cache: 'o' + op or 'r' + id -> content. With false, the store remembers nothing.
 local function remember(what, ends, value)
   call('HSET', window_for('o', ends), what, u48(ends) .. value)
   recalled[what] = nil
 end
 
--- Reads the entries of many ops and ids into the cache, with one call per window.
+-- Reads the entries of many ops and ids into the cache. This needs one call for each window.
 local function prefetch(things)
   for _, what in ipairs(things) do recalled[what] = false end
   for _, key in ipairs(known_windows().o) do
@@ -77,7 +77,7 @@ local function recall_revision(id)
   return known and unpack_bytes('>I6', known) or nil
 end
 
--- Compares versions of 8 bytes. A Lua number cannot hold them exactly.
+-- Returns true if version `a` is newer than version `b`. A Lua number cannot hold a version of 8 bytes exactly.
 local function is_newer(a, b)
   local a1, a2 = unpack_bytes('>I4I4', a)
   local b1, b2 = unpack_bytes('>I4I4', b)
@@ -111,7 +111,7 @@ end
 
 local function remember_end(e)
   remember_answer(e)
-  -- An id that aiodelay made itself is never used again, so its revision need not be remembered.
+  -- aiodelay never uses an id again that it made itself. So the revision of such an id need not be remembered.
   if byte(e.id) ~= ID.OWN then remember('r' .. e.id, now + WINDOW, u48(e.revision)) end
   if e.version then
     local version = recall_version(e.id)
@@ -121,8 +121,8 @@ local function remember_end(e)
   end
 end
 
--- Does the work of remember_end() for many messages without a version, with few calls. `memories` holds pairs:
--- 'o' + op, then until u48 and answer; or 'r' + id, then revision u48.
+-- Does the work of remember_end() with few calls, for many messages without a version. `memories` has pairs: 'o' + op,
+-- then until u48 and answer; or 'r' + id, then revision u48.
 local function remember_all(memories)
   local ops, lists, of_ids = {}, {}, u48(now + WINDOW)
   for i = 1, #memories, 2 do if byte(memories[i]) == 111 then ops[#ops + 1] = memories[i] end end

@@ -1,8 +1,8 @@
--- moves: the common steps of commands, claims and settlements. They follow the rules of core/transitions.py.
+-- moves: the common steps of commands, claims and settlements. They follow the same rules as core/transitions.py.
 local SUSPECT_LAPSES, KILLS_TO_DEATH = 2, 3
 local MAX_LEASE = 60000
 local TOKEN_EPOCH, COUNTERS = 1735689600000, 4096
--- A script stops reading records after this many bytes; it may exceed the limit by one record.
+-- A script reads no more records after this many bytes. The last record may exceed the limit.
 local MOST_BYTES = 1048576
 
 local loaded = {}
@@ -37,8 +37,8 @@ local function park(e)
   call('ZADD', parked_key(e), e.place, member(e))
 end
 
--- Blocked addresses of lane n. The sorted set blocked:<n> holds when each is tried next; the hash why:<n> holds the
--- reason.
+-- The blocked addresses of lane n. The sorted set `blocked:<n>` maps an address to the time of its next try, epoch ms.
+-- The hash `why:<n>` maps an address to the last wait in ms and the reason.
 local function blocked_key(n) return TAG .. 'blocked:' .. n end
 local function why_key(n) return TAG .. 'why:' .. n end
 
@@ -69,33 +69,39 @@ local function leave_lane(e)
   end
 end
 
--- Trials of suspects. A trial finds the *killer*, the message that ends its process. The hash `trials` maps the id of a
--- suspect to: 'a' (tried alone) or 'g' (in a group), the length of the lease in ms, the last time at which the process
--- said that it holds the suspect, and the worker.
+-- Trials of suspects. A trial finds the *killer*: the message that ends its process. The hash `trials` maps the id of a
+-- suspect to four values with spaces between them:
+--   'a' if the suspect is tried alone, 'g' if it is tried in a group
+--   the length of the lease in ms
+--   the last time at which the process recorded that it holds the suspect, epoch ms
+--   the worker
 local trials = { KEY = TAG .. 'trials', MOST = 500, FIRST = 1000, LONGEST = 60000, SILENT_LEASES = 4, DEAD_LEASES = 2 }
 
 function trials.write(id, kind, lease, worker)
   call('HSET', trials.KEY, id, string.format('%s %d %.0f %s', kind, lease, now, worker))
 end
 
--- META holds two numbers of the search. `tried`: the size of the last group, 0 after its process has ended. `hot`: the
--- number of suspects, counted from the heads of their lanes, that contain a killer.
+-- Two fields of META belong to the search for a killer. `tried` is the size of the last group of suspects, or 0 after
+-- the process of the group has ended. `hot` is the number of suspects that contain a killer, counted from the heads of
+-- their lanes.
 --
--- Returns `hot` without the group that passed the last trial.
+-- Returns `hot` without the group of the last trial, which did not end its process.
 function trials.hot()
   local known = call('HMGET', META, 'tried', 'hot')
   return math.max(tonumber(known[2] or 0) - tonumber(known[1] or 0), 0)
 end
 
--- Returns the largest size of the next group: half of the suspects that contain a killer; trials.MOST if none is known.
+-- Returns the largest size of the next group. It is half of the suspects that contain a killer. If no killer is known,
+-- it is trials.MOST.
 function trials.most()
   local hot = trials.hot()
   return hot > 0 and floor((hot + 1) / 2) or trials.MOST
 end
 
--- META also holds two times. `suspected`: when a message last became a suspect. `killed`: the last sign of life of the
--- process that ended last during a trial. If `suspected` is later, that new suspect may have ended the process: then
--- this returns true, and the suspect that was blamed is not guilty.
+-- Two more fields of META are times. `suspected` is the time at which a message last became a suspect. `killed` is the
+-- last sign of life of the process that ended last during a trial. If `suspected` is later than `killed`, the new
+-- suspect may have ended that process. The function then returns true, because the suspect that was tried is not to
+-- blame.
 function trials.are_kills_void()
   local known = call('HMGET', META, 'suspected', 'killed')
   return tonumber(known[1] or 0) > tonumber(known[2] or 0)
@@ -114,7 +120,7 @@ function trials.begin(taken, lease, worker)
   end
 end
 
--- Records that the lease of a group has ended: the group contains a killer.
+-- Records that the lease of a group has ended. The group then contains a killer.
 function trials.note_death()
   if call('HGET', META, 'tried') == '0' then return end
   local left = 0
@@ -128,7 +134,7 @@ function trials.stop(e)
   if e.lapses >= SUSPECT_LAPSES then call('HDEL', trials.KEY, e.id) end
 end
 
--- Returns the last sign of life of a worker, epoch ms; nil if the worker is not registered.
+-- Returns the last sign of life of a worker in epoch ms, or nil if the worker is not registered.
 function trials.seen(worker)
   local is_read, serves = pcall(cmsgpack.unpack, call('HGET', WORKERS, worker) or '')
   return is_read and type(serves) == 'table' and tonumber(serves[1]) or nil
@@ -141,8 +147,8 @@ end
 
 function trials.of(id) return trials.parse(call('HGET', trials.KEY, id) or '') end
 
--- Returns true if a suspect is tried alone and its process may still hold it, although its lease is over: the process
--- is registered and has recently said that it holds the suspect.
+-- Returns true if the process of a suspect may still hold it, although its lease has ended. This is so if the suspect
+-- is tried alone, and its process is registered and has recorded recently that it holds the suspect.
 function trials.is_in_doubt(id)
   local kind, lease, beat, worker = trials.of(id)
   return kind == 'a' and trials.seen(worker) and math.abs(now - beat) < trials.SILENT_LEASES * lease
@@ -173,7 +179,7 @@ local function take_out(e)
   e.token = false
 end
 
--- Functions for hash fields whose values are lists: parts of the same length, one after the other.
+-- Functions for hash fields whose values are lists. Such a value is a row of parts with the same length.
 local parts = {}
 
 function parts.add(key, field, part)
@@ -190,16 +196,17 @@ function parts.remove(key, field, part)
   if left == '' then call('HDEL', key, field) else call('HSET', key, field, left) end
 end
 
--- Retries of occurrences of a series. A series lists the due times of its retries in its body. After the series has
--- ended, the hash LEFT lists them: id of the series -> due times, u48 each.
+-- Retries of occurrences of a series. The body of a series lists the due times of its retries. After the series has
+-- ended, the hash LEFT lists them: id of the series -> due times, each u48.
 local occurrences = { LEFT = TAG .. 'retries' }
 
--- `due` is the due time as u48.
+-- Returns the id of an occurrence. `due` is its due time as u48.
 function occurrences.id(series_id, due)
   return string.char(OCCURRENCE) .. series_id .. due
 end
 
--- Returns the series of an occurrence (nil if it does not exist any more), and the due time of the occurrence.
+-- Returns two values: the series of an occurrence, or nil if the series no longer exists; and the occurrence's due
+-- time.
 function occurrences.series(id)
   if byte(id) ~= OCCURRENCE then return nil end
   local series = load(sub(id, OCCURRENCE_ID.SERIES_FIRST, OCCURRENCE_ID.SERIES_LAST))
@@ -211,7 +218,7 @@ function occurrences.list(series, live)
   store(series)
 end
 
--- Removes an ended occurrence from the lists.
+-- Removes an occurrence that has ended from the lists of retries.
 function occurrences.strike(id)
   parts.remove(
     occurrences.LEFT, sub(id, OCCURRENCE_ID.SERIES_FIRST, OCCURRENCE_ID.SERIES_LAST), sub(id, OCCURRENCE_ID.DUE_FIRST)
@@ -223,20 +230,20 @@ function occurrences.strike(id)
   if #left < #live then occurrences.list(series, left) end
 end
 
--- Adds the retry of an occurrence to LEFT, because no series lists it.
+-- Adds the retry of an occurrence to LEFT. Call this if no series lists the retry.
 function occurrences.list_apart(id)
   parts.add(
     occurrences.LEFT, sub(id, OCCURRENCE_ID.SERIES_FIRST, OCCURRENCE_ID.SERIES_LAST), sub(id, OCCURRENCE_ID.DUE_FIRST)
   )
 end
 
--- Moves the retries of an ended series to LEFT.
+-- Adds the retries of a series that has ended to LEFT.
 function occurrences.leave(series)
   local is_readable, live = pcall(live_of, series)
   for _, due in ipairs(is_readable and live or {}) do parts.add(occurrences.LEFT, series.id, u48(due)) end
 end
 
--- Returns the due times, u48, of all retries of a series, also of an earlier series with the same id.
+-- Returns the due times of all retries of a series, each u48. Retries of an earlier series with the same id count too.
 function occurrences.of(e)
   local dues, left = {}, call('HGET', occurrences.LEFT, e.id) or ''
   for at = 1, #left, OCCURRENCE_ID.DUE_SIZE do dues[#dues + 1] = sub(left, at, at + OCCURRENCE_ID.DUE_SIZE - 1) end
@@ -244,7 +251,7 @@ function occurrences.of(e)
   return dues
 end
 
--- Ends a message that was removed from its lane and is not replaced.
+-- Ends a message after its removal from its lane. Do not call this for a message that is replaced.
 local function forget(e)
   call('HDEL', MSG, e.id)
   loaded[e.id] = false
@@ -268,14 +275,16 @@ local function as_occurrence(e)
   o.id, o.op = occurrences.id(e.id, u48(e.due)), NO_OP
   unset(o, RECURRING)
   body_of(o)
-  pcall(rewrite, o, { [BODY.RULE] = false, [BODY.LIVE] = false }) -- An unreadable body stays: the message is given up.
+  -- If the body is unreadable, it stays unchanged. The message then becomes a dead letter.
+  pcall(rewrite, o, { [BODY.RULE] = false, [BODY.LIVE] = false })
   return o
 end
 
--- Functions of dead letters. They are in one table because a script may have at most 200 local variables.
+-- Functions for dead letters. They are in one table, because a script may have at most 200 local variables.
 local graves = { BY_ID = TAG .. 'graves:ids' }
 
--- The size first: in this order, the keys of one id are neighbours in the index, because they have the same size.
+-- Returns the member of the index BY_ID. The size of the key comes first. So all keys of one id are neighbours in the
+-- index, because they have the same size.
 function graves.by_id(key) return pack('>H', #key) .. key end
 
 function graves.add(key)
@@ -292,7 +301,8 @@ local function bury(e, reason)
   note('dead', e, reason)
 end
 
--- Makes a dead letter of a value that cannot be read: the mark, lane u16, then the whole value. It has no reason.
+-- Makes a dead letter of an unreadable value. The dead letter is a mark, the lane number u16, and the whole value. It
+-- has no reason.
 local function set_aside(lane, id, value)
   local key = id .. u48(0)
   if call('HSET', DEAD, key, string.char(UNREADABLE_LETTER.MARK) .. pack('>H', lane) .. value) == 1 then
@@ -313,16 +323,16 @@ local function contains(list, value)
   return false
 end
 
--- Keeps the first due time of a message for its delivery id. An occurrence of a series does not need it: its due time
--- already distinguishes it.
+-- Keeps the first due time of a message for its delivery id. A series does not need it, because the due time of each
+-- occurrence is already in the occurrence's delivery id.
 local function keep_put_due(e)
   if has(e, RECURRING) or field(e, BODY.PUT_DUE_MS) then return end
   rewrite(e, { [BODY.PUT_DUE_MS] = pack('>BI8', 0xcf, e.due) })
 end
 
--- Changes the due time of a message, and by the same amount the time after which it is late.
+-- Changes the due time of a message. The time after which the message is late moves by the same amount.
 local function move(e, due)
-  pcall(keep_put_due, e) -- An unreadable body stays: the message is given up later.
+  pcall(keep_put_due, e) -- An unreadable body stays: the message becomes a dead letter later.
   local live = has(e, RECURRING) and live_of(e) or {}
   while contains(live, due) do due = due + 1 end
   if e.expires ~= 0 then e.expires = e.expires - e.due + due end
@@ -333,7 +343,7 @@ local count_attempt
 do
   local EARLIER_ERRORS = 4
 
-  -- Returns the encoded list of earlier errors, with `last`, the last error so far, at its end.
+  -- Returns the encoded list of earlier errors, with the last error `last` added at its end.
   local function earlier_errors(e, last)
     local written, kept = field(e, BODY.EARLIER_ERRORS), {}
     if written then
@@ -366,7 +376,7 @@ do
     e.lapses, e.kills = 0, 0
     unset(e, ALONE)
     local is_readable, changes = pcall(written_end, e, error_text, trace, traceback)
-    if is_readable then rewrite(e, changes) end -- An unreadable body stays: the message is given up later.
+    if is_readable then rewrite(e, changes) end -- An unreadable body stays: the message becomes a dead letter later.
   end
 end
 
@@ -408,16 +418,17 @@ local function lapse(e)
   end
 end
 
-local tokens = { RIGHTING = 20000 } -- One table: a script may have at most 200 local variables.
+local tokens = { RIGHTING = 20000 } -- A table, because a script may have at most 200 local variables.
 
 function tokens.at(deadline, counter) return (deadline - TOKEN_EPOCH) * COUNTERS + counter % COUNTERS end
 
--- LEAST: the smallest token of a lease that has not ended. TOO_LONG: the smallest token of a lease that ends later than
--- any lease may. Such a lease shows that the clock has stepped back.
+-- LEAST is the smallest token of a lease that has not ended. TOO_LONG is the smallest token of a lease that is too
+-- long: it ends later than any new lease. Such a lease exists only if the clock has stepped back.
 tokens.LEAST, tokens.TOO_LONG = tokens.at(now + 1, 0), tokens.at(now + MAX_LEASE + 1, 0)
 
--- Returns true if leases that are too long may be returned: live workers have had the time to renew them with a right
--- end. Call this only if there is such a lease: it records when one was first seen.
+-- Returns true if the script may now return the messages whose leases are too long. Live workers have then had time to
+-- renew these leases with a right end. The first call starts this time, so call the function only if such a lease
+-- exists.
 function tokens.is_righting_over()
   local since = tonumber(call('HGET', META, 'ahead') or 0)
   if since > now or now > since + 2 * tokens.RIGHTING then
@@ -428,7 +439,8 @@ function tokens.is_righting_over()
   return since + tokens.RIGHTING <= now
 end
 
--- Returns the members of a sorted set of tokens whose leases have ended.
+-- Returns members of a sorted set of tokens: those whose leases have ended, and perhaps those whose leases are too
+-- long.
 function tokens.over(key, limit)
   local found = call('ZRANGEBYSCORE', key, '-inf', '(' .. text(tokens.LEAST), 'LIMIT', 0, limit)
   local ahead = call('ZRANGEBYSCORE', key, text(tokens.TOO_LONG), '+inf', 'LIMIT', 0, limit - #found)
@@ -438,8 +450,9 @@ function tokens.over(key, limit)
   return found
 end
 
--- Returns true if a trial runs. A suspect that is tried alone does not count after the end of its lease, even if it is
--- in doubt. An entry older than the longest possible trial was left by a failover: this function deletes it.
+-- Returns true if a trial is in progress. The trial of a single suspect counts only until its lease ends, even if its
+-- process may still hold the suspect. An entry that is older than the longest trial remains from a failover. The
+-- function deletes such an entry.
 function trials.are_on()
   local known, are_on = call('HGETALL', trials.KEY), false
   for i = 1, #known, 2 do
@@ -454,20 +467,21 @@ function trials.are_on()
   return are_on
 end
 
-local LAPSED_AT_ONCE = 60 -- Returning this many takes a claim as long as all its other work.
+local LAPSED_AT_ONCE = 60 -- The return of this many messages takes as long as all other work of a claim.
 
--- Superseded claims: the message was replaced while it was in flight. CLAIMS holds the tokens, each until the claim is
--- settled or its lease has ended. VERSIONS lists them by id; the claim of a retry is listed under the id of its series,
--- with the due time of the occurrence.
+-- Superseded claims: claims of messages that were replaced while they were in flight. The sorted set CLAIMS holds the
+-- token of each claim until the claim is settled or its lease has ended. The hash VERSIONS lists the claims by id. It
+-- lists the claim of a retry under the id of the series, with the due time of the occurrence.
 local superseded = { CLAIMS = TAG .. 'superseded', VERSIONS = TAG .. 'superseded:ids', ITSELF = string.rep('\255', OCCURRENCE_ID.DUE_SIZE) }
 
--- Returns the id under which a message is listed in VERSIONS, and the due time of an occurrence (ITSELF if it is none).
+-- Returns two values: the id under which VERSIONS lists a message; and the due time of an occurrence, or ITSELF for any
+-- other message.
 function superseded.split(id)
   if byte(id) ~= OCCURRENCE then return id, superseded.ITSELF end
   return sub(id, OCCURRENCE_ID.SERIES_FIRST, OCCURRENCE_ID.SERIES_LAST), sub(id, OCCURRENCE_ID.DUE_FIRST)
 end
 
--- Records the claim of a message that is replaced. Call this before the message is removed from `leased`.
+-- Records the claim of a message that a command replaces. Call this before the message leaves `leased`.
 function superseded.add(e)
   if not token_of(e) then return end
   local id, due = superseded.split(e.id)
@@ -488,14 +502,14 @@ function superseded.is_any(id)
   return false
 end
 
--- `name` is a revision u48 and an id.
+-- Forgets a superseded claim. `name` is its member of CLAIMS: a revision u48 and an id.
 function superseded.forget(name)
   local id, due = superseded.split(sub(name, SUPERSEDED.ID_FIRST))
   call('ZREM', superseded.CLAIMS, name)
   parts.remove(superseded.VERSIONS, id, sub(name, SUPERSEDED.REVISION_FIRST, SUPERSEDED.REVISION_LAST) .. due)
 end
 
--- Ends a superseded claim. Returns true if it existed with this token.
+-- Ends a superseded claim. Returns true if the claim existed and had this token.
 function superseded.settle(id, revision, token)
   local name = u48(revision) .. id
   local is_held = tonumber(call('ZSCORE', superseded.CLAIMS, name)) == token
@@ -503,7 +517,7 @@ function superseded.settle(id, revision, token)
   return is_held
 end
 
--- Renews a superseded claim. Returns true if it existed with this token.
+-- Renews a superseded claim. Returns true if the claim existed and had this token.
 function superseded.renew(id, revision, token, to)
   local name = u48(revision) .. id
   local held = tonumber(call('ZSCORE', superseded.CLAIMS, name))
@@ -516,7 +530,7 @@ function superseded.forget_lapsed(limit)
   for _, name in ipairs(tokens.over(superseded.CLAIMS, limit)) do superseded.forget(name) end
 end
 
--- Returns lapsed messages of a lane to the lane, at most `limit`. Returns their number.
+-- Returns lapsed messages of a lane to the lane, at most `limit`. Returns how many it handled.
 local function return_lapsed(n, limit)
   local key = leased_key(n)
   local suspects = call('HLEN', trials.KEY)
@@ -539,8 +553,8 @@ local function return_lapsed(n, limit)
   return #ids
 end
 
--- Ends the retries of a series that is replaced or cancelled. Returns true if one is in flight. A replacement
--- supersedes the claim of that retry; a cancel lets the retry run for the last time.
+-- Ends the retries of a series that a command replaces or cancels. Returns true if a retry is in flight. A replacement
+-- supersedes the claim of that retry. After a cancel, that retry runs for the last time.
 local function end_retries(e, is_replaced)
   local in_flight = false
   for _, due in ipairs(occurrences.of(e)) do
@@ -558,8 +572,8 @@ local function end_retries(e, is_replaced)
   return in_flight
 end
 
--- Returns the place of the first message of a lane that is not paused; nil if there is none. Parks the paused messages
--- before it. After `most_parked` of them it returns now, so that the caller comes back.
+-- Returns the place of the first message of a lane that is not paused, or nil if there is none. Parks the paused
+-- messages before it. After `most_parked` parked messages, it stops and returns now, so that the caller comes back.
 local function head_of(n, most_parked)
   if is_held(n) then return nil end
   local key = due_key(n)

@@ -1,13 +1,12 @@
--- moving: the common part of `transfer`, `transfer_logs` and `transfer_topics`: moves due messages of one lane to their
--- addresses. It delivers messages first, then removes them from the store, all in one script.
+-- moving: the common part of `transfer`, `transfer_logs` and `transfer_topics`. It moves due messages of one lane to
+-- their addresses. One script first delivers messages and then removes them from the store.
 --
 -- The part before this one (`lists`, `logs` or `topics`) defines the table `destination`:
---   look_at(t)           returns the reason why the address takes nothing (or nil), and its room in messages. It may
---   set
---                        t.key, t.is_raw and t.cost.
---   append(t, elements)  delivers elements; returns nil, or the reason why it could not
+--   look_at(t)           returns two values: the reason why the address takes nothing, or nil; and the number of
+--   messages for which the address has room. It may set t.key, t.is_raw and t.cost.
+--   append(t, elements)  delivers elements. It returns nil, or the reason why it could not deliver them.
 --   FULL                 the reason of an address without room
---   MOST_COST            the sum of t.cost that one script may reach; one message is always allowed
+--   MOST_COST            the largest sum of t.cost in one call of the script. The first message may exceed it.
 local MOST = 500
 local N, NOW = known_lane(ARGV[4]), text(now)
 local most, most_bytes = math.min(tonumber(ARGV[5]), MOST), math.min(tonumber(ARGV[6]), MOST_BYTES)
@@ -40,11 +39,12 @@ local function why_not(t)
   return t.broken or rooms[t.key] <= 0 and destination.FULL or nil
 end
 
--- --- list elements: id, prefix, and body with the time of the push; or the payload alone ----------------------------
+-- --- list elements: id, prefix and body with the time of the push; or the payload alone -----------------------------
 
 local written, written_plain
 do
-  -- HEADS: size -> first bytes of a MessagePack binary. MAPS: first byte of a map -> first byte with one more key.
+  -- HEADS: size -> the first bytes of a MessagePack binary. MAPS: the first byte of a map -> that of a map with one
+  -- more key.
   local HEADS, MAPS = {}, {}
   for first = 0x80, 0x8e do MAPS[first] = string.char(first + 1) end
 
@@ -61,7 +61,8 @@ do
     local body_at = size + 1
     local map = byte(record, body_at)
     local head = head_of_bin(#e.id) .. e.id .. head_of_bin(size) .. sub(record, 1, size)
-    if not MAPS[map] then return head .. sub(record, body_at) end -- One byte cannot count one more key: omit the time.
+    -- The head of a larger map has another size. Leave out the time then.
+    if not MAPS[map] then return head .. sub(record, body_at) end
     return head .. MAPS[map] .. sub(record, body_at + 1) .. PUSHED
   end
 
@@ -77,7 +78,8 @@ do
     return t.is_raw and payload_of(e) or element_of(e)
   end
 
-  -- Returns the element of a value without flags whose place is its due time: one concatenation, no function calls.
+  -- Returns the element of a value that has no flags and whose place is its due time. This needs one concatenation and
+  -- no function calls.
   function written_plain(id, value)
     return (HEADS[#id] or head_of_bin(#id)) .. id .. RECORD.BIN .. sub(value, VALUE.FORMAT_FIRST, VALUE.OP_LAST)
       .. MAPS[byte(value, VALUE.BODY_FIRST)] .. sub(value, VALUE.BODY_FIRST + 1) .. PUSHED
@@ -97,7 +99,8 @@ do
     if byte(e.id) == OCCURRENCE then occurrences.strike(e.id) else remember_end(e) end
   end
 
-  -- Removes the messages before all else: an error after that cannot make a later call deliver them twice.
+  -- Removes the messages. All other steps come later: after an error in them, a later call cannot deliver the messages
+  -- again.
   local function remove(t)
     for key, members in pairs(t.from) do call('ZREM', key, unpack(members)) end
     call('HDEL', MSG, unpack(t.ids))
@@ -135,9 +138,9 @@ local walk, try_blocked
 do
   local MOST_READ, MOST_TRIED, MOST_SERIES, MOST_TARGETS, GROWTH = 1000, 20, 100, 250, 20
 
-  -- Returns the address and the size of a value of the most frequent form: no flags, its place is its due time, a body
-  -- of a few texts and binaries, no key, no headers. Returns nil for any other value: look() then decodes the whole
-  -- record.
+  -- Returns the address and the size of a value in the most frequent form. It has no flags, its place is its due time,
+  -- and its body has a few texts and binaries but no key and no headers. Returns nil for any other value. Then look()
+  -- decodes the whole record.
   local function plain(s)
     if byte(s) >= VALUE.PLACED_BYTE or byte(s, VALUE.FORMAT_FIRST) ~= FORMAT then return nil end
     if byte(s, VALUE.FLAGS_FIRST) ~= 0 then return nil end
@@ -195,8 +198,8 @@ do
     return nil
   end
 
-  -- Handles one due message. Returns 'gone' if the message has left `key`, 'stop' if the caller must read no more, or
-  -- nil if the message stays in `key` until push() or leave().
+  -- Handles one due message. Returns 'gone' if the message has left the set `key`. Returns 'stop' if the caller must
+  -- read no more messages. Returns nil if the message stays in `key` until push() or leave().
   local function look(key, name, id, value, trying)
     if read >= MOST_READ or read_bytes > MOST_BYTES then return 'stop' end
     read, read_bytes = read + 1, read_bytes + (value and #value or 0)
@@ -229,7 +232,7 @@ do
     return nil
   end
 
-  -- Returns the number of messages to read next, if they are about as large as the messages so far.
+  -- Returns how many messages to read next. It assumes that they have the average size of the messages before them.
   local function next_limit()
     if read == 0 then return 1 end
     local fits = floor((MOST_BYTES - read_bytes) / (read_bytes / read + 1))
@@ -254,7 +257,7 @@ do
     end
   end
 
-  -- Tries the blocked addresses again. They may use half of the messages to move; the other half is for the lane.
+  -- Tries the blocked addresses again. They may use half of the messages of this call. The other half is for the lane.
   function try_blocked()
     local most_before = most
     most = math.max(1, floor(most / 2))
@@ -275,12 +278,13 @@ end
 
 local end_occurrence
 do
-  -- Pushes an occurrence of a series. Returns true if the occurrence may end as delivered.
+  -- Delivers an occurrence of a series. Returns true if the occurrence may end as delivered.
   local function push_occurrence(e)
     local t = target_of(address_of(e))
     if not why_not(t) then
       local cost = destination.cost + t.cost
-      if cost > t.cost and cost > destination.MOST_COST then return false end -- The next call returns it again.
+      -- The next call returns this series again.
+      if cost > t.cost and cost > destination.MOST_COST then return false end
       t.broken = destination.append(t, { written(t, as_occurrence(e)) })
       if not t.broken then
         rooms[t.key], t.has_moved, moved, destination.cost = rooms[t.key] - 1, true, moved + 1, cost
@@ -323,7 +327,8 @@ do
     call('SADD', PARKED, N .. ':' .. t.address)
   end
 
-  -- Sets when an address is tried again: soon if it took something, otherwise after twice the last wait.
+  -- Sets the time of the next try of an address. If the address took messages, this is soon. Otherwise the wait
+  -- doubles.
   local function block(t)
     local why, wait = why_not(t), 0
     if why then

@@ -1,9 +1,9 @@
--- once: recognises delivery ids that were published within the last 10 minutes, so that nothing is published twice.
--- Part of `publish` and `append`.
+-- once: recognises delivery ids that were published within the last 10 minutes, so that no message is published twice.
+-- `publish` and `append` contain this part.
 
 -- Reads `count` pairs from ARGV[from] on: delivery id ('' = always new) and element. Returns three values: the new
--- elements, with the time of the push at their ends; a string with a letter per pair, 'n' new or 'k' known; and a
--- function that remembers the new ids. Call that function after the elements are published.
+-- elements, with the time of the push at their ends; a string with a letter for each pair, 'n' new or 'k' known; and a
+-- function that remembers the new ids. Call this function after the elements are published.
 local function new_elements(p, from, count)
   local SEEN_MS = 300000
   local function seen_key(n) return p .. ':seen:' .. text(math.floor(now / SEEN_MS) - n) end

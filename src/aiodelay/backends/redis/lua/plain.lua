@@ -1,4 +1,4 @@
--- plain: time and numbers. Part of the scripts of lists, topics and logs.
+-- plain: time and numbers. The scripts of lists, topics and logs contain this part.
 --
 -- ARGV[1] now, epoch ms; '' = the server's TIME
 local call, sub, byte, char = redis.call, string.sub, string.byte, string.char

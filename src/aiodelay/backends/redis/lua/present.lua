@@ -1,13 +1,13 @@
--- present: finds out whether data of the namespace have disappeared since a process opened it.
+-- present: finds out whether data of the namespace have disappeared since a process opened the namespace.
 --@ base
 -- ARGV[4] the `uuid` of the namespace when the process opened it
 -- Returns now, the `uuid` now ('' = none), then three pairs of numbers:
 --   stored messages and dead letters; messages and dead letters that the sorted sets list
---   pauses as counted in `meta`; pauses in `holds`
---   sources as counted in `meta`; sources in `src`
+--   the number of pauses in `meta`; the number of pauses in `holds`
+--   the number of sources in `meta`; the number of sources in `src`
 -- The two numbers of a pair differ only if somebody has deleted a key.
 --
--- If the `uuid` is another one, the script writes the time into `meta`, for `aiodelay check`.
+-- If the `uuid` has changed, the script writes the time into `meta`, for `aiodelay check`.
 local MOST_PARKED = 1000
 
 local stored, placed = call('HLEN', MSG) + call('HLEN', DEAD), call('ZCARD', GRAVES)

@@ -1,13 +1,14 @@
--- publish: gives messages to all consumers of a topic, or to one. Each message reaches all of them or none.
+-- publish: gives messages to all consumers of a topic, or to one consumer. All of them get a message, or none does.
 --@ plain topic once
 -- KEYS[1] the content of the topic
 -- ARGV[2] the consumer; '' = all consumers
--- ARGV[3] the most messages that the topic keeps; 0 = no limit
+-- ARGV[3] the largest number of messages that the topic keeps; 0 = no limit
 -- ARGV[4] the largest age of a message, ms; 0 = no limit
--- ARGV[5] the size in bytes below which each consumer gets its own copy of an element
--- From ARGV[6] on, 2 arguments per message: delivery id and element without the time of the push. A delivery id that
---   was published within the last 10 minutes is not published again; '' = no delivery id.
--- Returns the number of published messages, counted from the first; or the reason why the topic takes nothing.
+-- ARGV[5] a size in bytes. If an element is smaller, each consumer gets a copy of it.
+-- From ARGV[6] on, 2 arguments for each message: delivery id, and element without the time of the push. The script does
+-- not publish a delivery id again that it has published within the last 10 minutes. '' = no delivery id.
+-- Returns how many messages were published, from the first one on. If the topic takes nothing, returns the reason
+-- instead.
 local p = topic.of(KEYS[1])
 local fault = topic.fault_of(p)
 if fault then return fault end

@@ -1,15 +1,15 @@
--- range: lists the ids of messages by place, or of dead letters by time. It reads a bounded part, and writes nothing.
+-- range: lists the ids of messages by place, or dead letters by time. It reads a bounded part, and writes nothing.
 --@ base record memory moves
 -- ARGV[4] 'lanes' = messages, 'graves' = dead letters, 'left' = the rest of an earlier answer
--- ARGV[5] a ms of which all members are listed too; '' = none
+-- ARGV[5] a ms. The script also lists all members with this ms. '' = none
 -- ARGV[6], ARGV[7] the first and the last ms, in the form of ZRANGEBYSCORE
--- ARGV[8] the number of members of each set; the set is then read to the end of the last member's ms
+-- ARGV[8] the number of members of each set. The script also lists all other members with the ms of the last of them.
 -- From ARGV[9] on: names of lanes (none = all lanes); or for 'left', the rest of an earlier answer.
--- Returns now, {the rest: set, ms, where to continue, ...}, then id (or field name in `dead`) and ms of each, in no
--- order.
+-- Returns now, {the rest: set, ms, where to continue, ...}, then the id of each message, or the field name in `dead` of
+-- each dead letter, each with its ms. They are in no order.
 --
--- Race: claims between two calls remove the first members of a ms. So the members of one ms are read from the last to
--- the first, and none is missed.
+-- Race: claims between two calls remove the first members of a ms. So the script reads the members of one ms from the
+-- last to the first, and misses none.
 local left = {}
 local answer = { text(now), left }
 local FROM, TO, LIMIT = ARGV[6], ARGV[7], tonumber(ARGV[8])
@@ -55,7 +55,7 @@ local function is_within(place)
   return TO == '+inf' or place < tonumber(to)
 end
 
--- Lists the leased messages of a lane. The messages of one claim have the same token, and are listed in one call.
+-- Lists the leased messages of a lane. The messages of one claim have the same token, so one call lists them all.
 local function add_leased(set, token)
   local from = token == '' and '-inf' or '(' .. token
   local leased = call('ZRANGEBYSCORE', TAG .. set, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 2 * MOST)

@@ -1,8 +1,8 @@
--- record: reads and writes the values of the hash `msg`: a head, then the record of docs/formats.md.
+-- record: reads and writes the values of the hash `msg`. A value is a head, then the record of docs/formats.md.
 --
--- Head: sequence u48. If its top bit is set, the message's place u48 follows; otherwise the place is the due time.
--- Names that begin with RECORD, VALUE, BODY or another layout, and a point, are constants of records/layouts.py.
--- Python replaces them by numbers and strings when it composes a script.
+-- The head is the sequence number u48. If its top bit is set, the message's place u48 follows. Otherwise the place is
+-- the due time. A name with a layout and a point, such as VALUE.SIZE, is a constant of records/layouts.py. Python
+-- replaces it by a number or a string when it composes a script.
 local PREFIX, HEADED = RECORD.PREFIX, VALUE.PREFIX
 local FORMAT = RECORD.FORMAT_VERSION
 local RECURRING, ALONE, NO_RETRY, VERSIONED = FLAG.RULE, FLAG.ALONE, FLAG.NO_RETRY, FLAG.VERSION
@@ -18,7 +18,8 @@ local function set(e, flag) e.flags = bor(e.flags, flag) end
 local function unset(e, flag) if has(e, flag) then e.flags = e.flags - flag end end
 local function late_of(e) return rshift(band(e.flags, FLAG.LATE), LATE_SHIFT) end
 
--- Returns the entry of a value, with the fields of its record; nil if the value is truncated or has another format.
+-- Returns a table for a value, with the fields of its record. Returns nil if the value is truncated or has another
+-- format.
 local function parse(id, value)
   if #value < VALUE.SIZE then return nil end
   local at, place = VALUE.FORMAT_FIRST, nil
@@ -69,7 +70,7 @@ local FIXED = { [0xc0] = 1, [0xc2] = 1, [0xc3] = 1, [0xca] = 5, [0xcb] = 9, [0xc
   [0xcf] = 9, [0xd0] = 2, [0xd1] = 3, [0xd2] = 5, [0xd3] = 9 }
 local MANY = { [0xdc] = 2, [0xdd] = 4, [0xde] = 2, [0xdf] = 4 }
 
--- Returns the position and the number of the bytes of the text or binary at `at`.
+-- Returns the position and the number of the bytes in the text or binary that begins at `at`.
 local function blob(s, at)
   local b = byte(s, at)
   if b >= 0xa0 and b < 0xc0 then return at + 1, b - 0xa0 end
@@ -77,7 +78,8 @@ local function blob(s, at)
   return at + 1 + size, count_at(s, at + 1, size)
 end
 
--- Returns the number of values of the map or list at `at` (keys count too), and the position of the first.
+-- Returns the number of values in the map or list that begins at `at`, and the position of the first value. Keys of a
+-- map count as values.
 local function items(s, at)
   local b = byte(s, at)
   if b >= 0x80 and b < 0x90 then return 2 * (b - 0x80), at + 1 end
@@ -87,7 +89,7 @@ local function items(s, at)
   return b >= 0xde and 2 * count or count, at + 1 + size
 end
 
--- Returns the position after the value at `at`.
+-- Returns the position after the value that begins at `at`.
 local function skip(s, at)
   local b = byte(s, at)
   if b < 0x80 or b >= 0xe0 then return at + 1 end
@@ -102,8 +104,8 @@ local function skip(s, at)
   return at
 end
 
--- Returns the fields of the body in order, each as {key, position of the key, position of the value, position after
--- it}.
+-- Returns the fields of the body in order. Each field is {key, position of the key, position of the value, position
+-- after the value}.
 local function fields(e)
   local body = body_of(e)
   local count, at = items(body, 1)
@@ -117,7 +119,7 @@ local function fields(e)
   return found
 end
 
--- Returns the position of the value of a one-letter key in the map at `at`; nil if the map does not have the key.
+-- Returns the position of the value of a one-letter key, or nil if the map that begins at `at` does not have the key.
 local function value_at(s, at, key)
   local count
   count, at = items(s, at)
@@ -130,7 +132,7 @@ local function value_at(s, at, key)
   return nil
 end
 
--- Returns the encoded value of a field of the body; nil if there is none.
+-- Returns the encoded value of a field of the body, or nil if the body does not have the field.
 local function field(e, key)
   local body = body_of(e)
   local at = value_at(body, 1, byte(key))
@@ -139,7 +141,7 @@ end
 
 -- Replaces fields of the body. `changes` maps a key to its new encoded value, or to false to remove the field.
 local function rewrite(e, changes)
-  local kept, count, from, ends = '', 0, nil, nil -- Neighbouring unchanged fields are copied together.
+  local kept, count, from, ends = '', 0, nil, nil -- Copy neighbouring unchanged fields together.
   for _, f in ipairs(fields(e)) do
     if changes[f[1]] == nil then
       from = from or f[2]
@@ -184,7 +186,8 @@ local function address_of(e)
   return e.address
 end
 
--- Returns the number of bytes that count against the demand: payload, key and headers, the first fields of the body.
+-- Returns the number of bytes that count against the demand: payload, key and headers. They are the first fields of the
+-- body.
 local function measured(s, at)
   if skip(s, at) ~= #s + 1 then error('the body is cut short') end
   local count, size = nil, 0
@@ -209,11 +212,12 @@ local function measured(s, at)
 end
 
 local ENCODINGS = { [BODY.ENCODING_KEY .. '\164json'] = true, [BODY.ENCODING_KEY .. '\167msgpack'] = true }
--- Returns the size of a message as measured() does; nil if the body cannot be read.
+-- Returns the size of a message as measured() does, or nil if the body is unreadable.
 local function size_of(e)
   local s, at = e.value, e.body_at
   local map, a1, p, c4, length = byte(s, at, at + 4)
-  if a1 == 0xa1 and p == BODY.PAYLOAD_BYTE and c4 == 0xc4 then -- The fast way: a short payload, at most an encoding.
+  -- The fast way is for a body with a short payload, and with an encoding or nothing else.
+  if a1 == 0xa1 and p == BODY.PAYLOAD_BYTE and c4 == 0xc4 then
     local ends = at + 4 + length
     if map == 0x81 and ends == #s then return length end
     if map == 0x82 and ENCODINGS[sub(s, ends + 1)] then return length end

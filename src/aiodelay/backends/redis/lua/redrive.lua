@@ -1,11 +1,10 @@
--- redrive: schedules dead letters again, due now, or deletes them.
+-- redrive: schedules dead letters again so that they are due now, or deletes them.
 --@ base record memory moves
 -- ARGV[4] 'redrive' or 'purge'
--- From ARGV[5] on, 2 arguments per dead letter: id, revision.
--- Returns one answer per dead letter, in order. redrive: 's' + revision u48 + due u48, 'N' not found, 'E' the id
--- exists, 'F' this version cannot read its format. purge: 's' deleted, or 'N'. If the dead letters are large, there are
--- fewer
--- answers: the caller sends the others again.
+-- From ARGV[5] on, 2 arguments for each dead letter: id, revision.
+-- Returns one answer for each dead letter, in order. redrive: 's' + revision u48 + due u48; 'N' not found; 'E' the id
+-- exists; 'F' this version cannot read the format. purge: 's' deleted; 'N' not found. If the dead letters are large,
+-- there are fewer answers. The caller then sends the other dead letters again.
 local answers, bytes = {}, 0
 
 local function unearth(key, lane)

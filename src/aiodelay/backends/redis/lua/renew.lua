@@ -1,8 +1,9 @@
--- renew: replaces the tokens of leases, unless another worker has claimed the message.
+-- renew: gives leases new tokens. A lease is lost if another worker has claimed its message.
 --@ base record memory moves
--- From ARGV[4] on, 5 arguments per lease: id, revision, token, new token, '1' if the trial of a suspect is over.
--- Returns now, and a string with a letter per lease, in order: 'r' renewed, 'c' renewed but cancelled, 'u' superseded,
--- 'l' lost. If the messages are large, there are fewer letters than leases: the caller sends the others again.
+-- From ARGV[4] on, 5 arguments for each lease: id, revision, token, new token, '1' if the trial of a suspect is over.
+-- Returns now, and a string with a letter for each lease, in order: 'r' renewed, 'c' renewed but cancelled, 'u'
+-- superseded, 'l' lost. If the messages are large, there are fewer letters than leases. The caller then sends the other
+-- leases again.
 local answers, bytes = {}, 0
 
 open_gate()

@@ -1,9 +1,10 @@
--- series: lists recurring messages from their index, in the order of the encoded ids.
+-- series: lists recurring messages from an index of their encoded ids, in the order of this index.
 --@ base record
 -- ARGV[4] the id after which to begin; '' = begin with the first
+-- ARGV[4] the encoded id after which to begin; '' = begin with the first
 -- ARGV[5] the number of ids to check
--- Returns the id after which the next call begins ('' = these were all), then the ids of recurring messages. The script
--- removes ids from the index that do not recur any more.
+-- Returns the id after which the next call begins ('' = there are no more ids), then the ids of recurring messages. The
+-- script removes ids from the index whose messages no longer recur.
 local SERIES = TAG .. 'series'
 local ids = call('ZRANGE', SERIES, ARGV[4] == '' and '-' or '(' .. ARGV[4], '+', 'BYLEX', 'LIMIT', 0, ARGV[5])
 local answer, over = { #ids == tonumber(ARGV[5]) and ids[#ids] or '' }, {}

@@ -1,23 +1,23 @@
--- settle: ends claims, and in the same step deletes their messages, schedules retries, or makes dead letters.
+-- settle: ends claims. In the same step it deletes their messages, schedules retries, or makes dead letters.
 --@ base record memory moves
--- ARGV[4] number of lists of plain claims, followed by the lists. A plain claim is settled as `Done`, and its message
---   is neither recurring nor an occurrence and has no version. Each list: lane number, token, number of ids, ids.
--- Then the number of arguments with memories of the plain claims, and these arguments in pairs: 'o' + op, until u48 +
---   answer; or 'r' + id, revision u48.
--- Then 10 arguments per other claim: id, revision, token, what, due, attempt, error, then, trace, traceback.
+-- ARGV[4] number of lists of plain claims, followed by the lists. A plain claim is settled as `Done`. Its message does
+--   not recur, is not an occurrence, and has no version. Each list: lane number, token, number of ids, ids.
+-- Then the number of arguments with *memories* of the plain claims, and these arguments in pairs. A memory is an entry
+-- to remember after the end of a message: 'o' + op, until u48 + answer; or 'r' + id, revision u48.
+-- Then 10 arguments for each other claim: id, revision, token, what, due, attempt, error, then, trace, traceback.
 --   what      'd' + outcome: done; 'a': again; 'x' + reason: dead
 --   due       for 'a': the due time of the retry, epoch ms
 --   error     'e' + text; '' = none
 --   then      the due time of the next occurrence of a series; '' = the series ends
 --   trace     the new value of the key 'c' of the body; '' = no change
 --   traceback for 'x'; '' = none
--- Returns a letter per claim, in order: 's' settled, 'u' superseded, 'g' gone. 'n': a plain claim does not exist with
--- its token; the caller sends it again as one of the other claims.
+-- Returns a letter for each claim, in order: 's' settled, 'u' superseded, 'g' gone. 'n' means that no plain claim has
+-- this token. The caller sends this claim again as one of the other claims.
 local answers, plain_ends = {}, {}
 
 open_gate()
 
--- Ends the plain claims of a list that still have its token. Returns the index of the next list in ARGV.
+-- Ends the plain claims of a list that still have the token of the list. Returns the index of the next list in ARGV.
 local function end_plain(a)
   local n, token, count = tonumber(ARGV[a]), tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2])
   local written, ended = ARGV[a + 1], {}
@@ -37,8 +37,8 @@ local function end_plain(a)
   return a + 3 + count
 end
 
--- Stores the memories of plain claims. A revision is stored only if its claim has just ended: otherwise it may be older
--- than the present revision of the id.
+-- Stores the memories of plain claims. It stores a revision only if it has just ended the claim. Otherwise the revision
+-- may be older than the present revision of the id.
 local function remember_plain(from, to)
   local memories = {}
   for a = from, to, 2 do
@@ -65,7 +65,7 @@ local function retry(e, a, beside)
   note('again', failed, sub(ARGV[a + 6], LETTERED.REST_FIRST))
 end
 
--- Does what the settlement says. Returns true if the message is tried again.
+-- Carries out a settlement. Returns true if the message is tried again.
 local function end_attempt(e, a, beside)
   local what = sub(ARGV[a + 3], LETTERED.LETTER_FIRST, LETTERED.LETTER_LAST)
   if what == 'a' and not has(e, NO_RETRY) then

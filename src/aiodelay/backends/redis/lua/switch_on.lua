@@ -1,8 +1,8 @@
--- switch_on: records that the namespace uses features from now on. A feature that is already in use keeps its record.
+-- switch_on: records that the namespace uses features from now on. The entry of a feature that is already in use stays.
 --@ base
 -- ARGV[4] the version of aiodelay that switches the features on
 -- From ARGV[5] on: the names of the features.
--- Returns all features that are in use now, in the form of the field `features` of `meta`.
+-- Returns all features that are now in use, in the form of the field `features` of `meta`.
 local features = call('HGET', META, 'features') or ''
 local recorded = {}
 for name in string.gmatch(features, '(%S+)=') do recorded[name] = true end

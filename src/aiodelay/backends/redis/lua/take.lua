@@ -1,18 +1,18 @@
--- take: takes elements from the head of a list for a consumer. The consumer holds them until its lease ends.
+-- take: takes elements from the head of a list for a consumer. The consumer holds the elements until its lease ends.
 --@ plain topic taken taking
 -- KEYS and ARGV[1], ARGV[2] as in `plain` and `taken`.
--- ARGV[3] number of the first element
--- ARGV[4] the most elements
--- ARGV[5] the most bytes; one larger element is taken alone
--- ARGV[6] length of the lease, ms
--- ARGV[7] '1' if a call with this first number was made before: the script then returns the elements of that call again
+-- ARGV[3] the number of the first element
+-- ARGV[4] the most elements to take
+-- ARGV[5] the most bytes to take; one larger element is taken alone
+-- ARGV[6] the length of the lease, ms
+-- ARGV[7] '1' if an earlier call had this first number. The script then returns the elements of that call again.
 -- ARGV[8] only for topics: the number of missed messages that the consumer has already reported
 -- ARGV[9] the most lapses that a message may have; default 255
 -- Returns these values, in this order:
 --   now
---   the next time at which there may be elements to take; '' = when an element is pushed
+--   the next time at which there may be elements to take; '' = only when an element is pushed
 --   the number of elements that the consumer holds now
---   'w' if the elements of the list must wait, 'u' if no consumer of that name is registered, else ''
+--   'w' if the elements of the list must wait, 'u' if no consumer with that name is registered, else ''
 --   the number of messages that the consumer has missed
---   the number of missed messages that it has already reported
+--   the number of missed messages that the consumer has already reported
 --   the elements; nil = an element that an earlier call took and that has ended

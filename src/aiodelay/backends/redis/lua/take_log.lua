@@ -1,3 +1,3 @@
--- take_log: takes messages of a log for a consumer. The consumer holds them until its lease ends.
+-- take_log: takes messages of a log for a consumer. The consumer holds the messages until its lease ends.
 --@ plain log taken taking
--- Returns what `take` returns. The arguments are the same.
+-- The arguments and the result are those of `take`.

@@ -1,24 +1,24 @@
--- taken: the elements that consumers have taken from a list, and their return when a lease ends. Part of the scripts of
--- sources.
+-- taken: the elements that consumers have taken from a list, and their return when a lease ends. The scripts of sources
+-- contain this part.
 --
 -- KEYS[1] the list
--- KEYS[2] sorted set of the list's consumers: name -> end of its lease, epoch ms
--- KEYS[3] hash of the elements that this consumer has taken: number -> element. Scripts build the keys of other
+-- KEYS[2] sorted set of the list's consumers: name -> end of the consumer's lease, epoch ms
+-- KEYS[3] hash of the elements that this consumer has taken: number -> element. A script builds the keys of other
 --   consumers from KEYS[2].
--- KEYS[4] only for topics and logs: the content of the topic, or the log. The list then holds elements and references.
---   A reference is an index, or an index, flags, lapses and kills with spaces between them. The consumers of the list
---   are then the instances of one consumer of the topic.
+-- KEYS[4] only for topics and logs: the content of the topic, or the log. The list then has entries that are elements
+--   or references. A reference is an index, or an index, flags, lapses and kills with spaces between them. The
+--   consumers of the list are then the instances of one consumer of the topic or log.
 -- ARGV[2] the consumer
 local LIST, CONSUMERS, TAKEN, CONTENT = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local MOST, MOST_BYTES, MOST_CONSUMERS = 500, 1048576, 4
 local MAX_LEASE, RIGHTING, SUSPECT_LAPSES, KILLS_TO_DEATH = 60000, 20000, 2, 3
 local FORMAT, ALONE = RECORD.FORMAT_VERSION, FLAG.ALONE
 local FLAGS_AT, LAPSES_AT, KILLS_AT = RECORD.FLAGS_OFFSET, RECORD.LAPSES_OFFSET, RECORD.KILLS_OFFSET
-local TRIED = 64 -- A flag that only taken elements have: their trial runs.
+local TRIED = 64 -- A flag that only taken elements have. It means that their trial is in progress.
 
 local function taken_key(consumer) return sub(CONSUMERS, 1, -#'consumers' - 1) .. 'taken:' .. consumer end
 
--- Returns the position of the record's prefix in an element; 0 for a reference; nil if it has no prefix of format 1.
+-- Returns the position of the record's prefix in an element, 0 for a reference, or nil without a prefix of format 1.
 local function prefix_at(s)
   if CONTENT and byte(s) < 58 then return 0 end
   local at = 1
@@ -50,7 +50,7 @@ local function has(flags, flag) return math.floor(flags / flag) % 2 == 1 end
 
 local function without(flags, flag) return has(flags, flag) and flags - flag or flags end
 
--- Returns an element without the flags of a trial.
+-- Returns an element or a reference without the flags of a trial.
 local function untried(s)
   local p = prefix_at(s)
   if not p then return s end
@@ -59,10 +59,13 @@ local function untried(s)
   return left == flags and s or with_state(s, p, left, lapses, kills)
 end
 
--- Trials of suspects, by the same rules as in a store (`moves`). The hash holds an entry per consumer that tries
--- suspects, under '@' and its name: the length of its lease in ms, the last sign of life of its process, the numbers of
--- the first and the last suspect, and 'd' (in doubt) after the lease of a suspect that is tried alone has ended. The
--- hash also holds the fields `tried`, `hot`, `suspected` and `killed`, which a store has in `meta`.
+-- Trials of suspects, by the same rules as in a store (`moves`). The hash has a field for each consumer that tries
+-- suspects: '@' and the name of the consumer. Its value has these parts:
+--   the length of the lease in ms
+--   the last sign of life of the consumer's process, epoch ms
+--   the numbers of the first and the last suspect
+--   'd' (in doubt) if a suspect is tried alone and its lease has ended
+-- The hash also has the fields `tried`, `hot`, `suspected` and `killed`, which a store has in `meta`.
 local trials = { KEY = sub(CONSUMERS, 1, -#'consumers' - 1) .. 'trials', SILENT_LEASES = 4, STALE = 120000 }
 
 function trials.of(consumer)
@@ -75,7 +78,7 @@ function trials.write(consumer, lease, beat, first, last, doubt)
   call('HSET', trials.KEY, '@' .. consumer, string.format('%d %.0f %.0f %.0f %s', lease, beat, first, last, doubt))
 end
 
--- Returns how many elements with these numbers are still in the trial.
+-- Returns how many elements with these numbers still have the flag of the trial.
 function trials.size(consumer, first, last)
   local numbers, size = {}, 0
   for number = first, last do numbers[#numbers + 1] = text(number) end
@@ -86,8 +89,9 @@ function trials.size(consumer, first, last)
   return size
 end
 
--- Returns the number of the suspect that a consumer tries alone and may still hold after the end of its lease, and
--- until when it may hold it. Returns nil if there is none, or if its process has given no sign of life for too long.
+-- A consumer that tries a suspect alone may still hold it after the end of the lease. Returns the number of such a
+-- suspect, and the time until which the consumer may hold it. Returns nil if there is none, or if the process has given
+-- no sign of life for too long.
 function trials.in_doubt(consumer)
   local lease, beat, first, last, doubt = trials.of(consumer)
   if not lease or first < last or math.abs(now - beat) >= trials.SILENT_LEASES * lease then return nil end
@@ -96,7 +100,7 @@ function trials.in_doubt(consumer)
   return first, math.min(beat + trials.SILENT_LEASES * lease, now + MAX_LEASE)
 end
 
--- Records that the lease of a group has ended: the group contains a killer.
+-- Records that the lease of a group has ended. The group then contains a killer.
 function trials.note_death(consumer)
   local _, _, first, last = trials.of(consumer)
   if not first or first == last or call('HGET', trials.KEY, 'tried') == '0' then return end
@@ -104,7 +108,8 @@ function trials.note_death(consumer)
   if size > 0 then call('HSET', trials.KEY, 'tried', 0, 'hot', size) end
 end
 
--- Returns the changed element after the end of its lease: it counts the lapse, or the end of the process that tried it.
+-- Returns an element with the changes after the end of its lease. They count a lapse, or the end of the process that
+-- tried the suspect alone.
 function trials.after_lapse(consumer, s)
   local p = prefix_at(s)
   if not p then return s end
@@ -130,8 +135,9 @@ end
 
 local given, given_bytes = 0, 0
 
--- Returns elements to the head of the list. changed(element) is the element to push. The elements with the highest
--- numbers come first, so that the old order is restored. One script returns a bounded number: the others stay taken.
+-- Returns elements to the head of the list. changed(element) gives the element to push. The element with the highest
+-- number is pushed first, so that the old order is restored. One script returns a bounded number of elements, and the
+-- other elements stay taken.
 local function give_back(consumer, numbers, changed)
   local key = taken_key(consumer)
   table.sort(numbers, function(a, b) return a > b end)
@@ -151,7 +157,7 @@ local function give_back(consumer, numbers, changed)
   leave_if_empty(consumer)
 end
 
--- Shortens leases that end later than any lease may, because the clock has stepped back. Live consumers renew theirs.
+-- Shortens leases that are too long, because the clock has stepped back. Live consumers renew their leases.
 local function set_right()
   local ahead = call('ZRANGEBYSCORE', CONSUMERS, '(' .. text(now + MAX_LEASE), '+inf', 'LIMIT', 0, MOST)
   for _, consumer in ipairs(ahead) do call('ZADD', CONSUMERS, text(now + RIGHTING), consumer) end

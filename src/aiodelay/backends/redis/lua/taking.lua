@@ -1,4 +1,4 @@
--- taking: the common part of `take`, for lists and fan-out topics, and `take_log`.
+-- taking: the common part of `take` (for lists and fan-out topics) and `take_log`.
 local FIRST, MOST_MISSED, POLL, SEEN_EVERY, CHUNK = tonumber(ARGV[3]), 2000, 1000, 10000, topic.CHUNK
 local MOST_ASIDE_BYTES, MOST_LAPSES = 8 * MOST_BYTES, tonumber(ARGV[9] or 255)
 local most, most_bytes = math.min(tonumber(ARGV[4]), MOST), math.min(tonumber(ARGV[5]), MOST_BYTES)
@@ -7,8 +7,8 @@ local STATE, LATER = OWN .. ':state', OWN .. ':later'
 local p = CONTENT and topic.of(CONTENT)
 local is_ordered = false
 
--- Returns the contents of entries of the list: an element itself, or the content of a reference; false if the topic
--- does not keep that content any more.
+-- Returns the contents of entries of the list. The content of an element is the element itself. The content of a
+-- reference is what the topic stores for it, or false if the topic has dropped it.
 local function contents_of(entries)
   if not CONTENT then return entries end
   local contents, places, indexes = {}, {}, {}
@@ -24,7 +24,8 @@ local function contents_of(entries)
   return contents
 end
 
--- Returns the element for the consumer: the content, with the flags, lapses and kills of its entry, without TRIED.
+-- Returns the element to give to the consumer: the content, with the flags, lapses and kills of its entry, but without
+-- the flag TRIED.
 local function shown(entry, content)
   local at = prefix_at(entry)
   if not at then return entry end
@@ -54,11 +55,11 @@ local function taken_before()
   return { unpack(entries, 1, last) }
 end
 
--- --- trials: the rules of a store, for the elements of one list or one consumer ------------------------------------
+-- --- trials: the same rules as in a store, for the elements of one list or one consumer ----------------------------
 
 local trial = { is_on = false, most = nil }
 
--- Returns the lapses and the kills of an entry. Returns 0, 0 for an entry that its consumer will give up in any case.
+-- Returns the lapses and the kills of an entry. Returns 0 and 0 for an entry that its consumer will make a dead letter.
 local function lapses_of(entry)
   local at = prefix_at(entry)
   if not at then return 0, 0 end
@@ -67,13 +68,15 @@ local function lapses_of(entry)
   return lapses, kills
 end
 
--- Returns the number of suspects that contain a killer, without the group that passed the last trial.
+-- Returns the number of suspects that contain a killer, without the group of the last trial, which did not end its
+-- process.
 function trials.hot()
   local known = call('HMGET', trials.KEY, 'tried', 'hot')
   return math.max(tonumber(known[2] or 0) - tonumber(known[1] or 0), 0)
 end
 
--- Returns the largest size of the next group: half of the suspects that contain a killer; MOST if none is known.
+-- Returns the largest size of the next group. It is half of the suspects that contain a killer, or MOST if none is
+-- known.
 function trials.most()
   local hot = trials.hot()
   return hot > 0 and math.floor((hot + 1) / 2) or MOST
@@ -95,7 +98,7 @@ function trials.are_on()
   return are_on
 end
 
--- Begins a trial of these entries. Returns them with the flags of a trial.
+-- Begins a trial of these entries. Returns the entries with the flags of a trial.
 function trials.begin(entries)
   local _, kills = lapses_of(entries[1])
   local known = call('HMGET', trials.KEY, 'suspected', 'killed')
@@ -112,8 +115,8 @@ function trials.begin(entries)
   return tried
 end
 
--- Returns true if the entry may be taken together with the `taken` entries so far. A call takes either suspects or
--- others. A suspect that was blamed for the end of a process is tried alone again.
+-- Returns true if the call may take this entry after it has taken `taken` entries. A call takes either suspects or
+-- other entries. A suspect whose trial alone has ended a process is tried alone again.
 function trial.takes(entry, taken)
   local lapses, kills = lapses_of(entry)
   local is_suspect = lapses >= SUSPECT_LAPSES
@@ -130,8 +133,8 @@ end
 
 -- --- the list ------------------------------------------------------------------------------------------------------
 
--- Returns the entries of the list after the first `leaving` ones, and their contents. After the last one of the list,
--- it returns the next entries of the log, if there is a log.
+-- Returns the entries of the list after the first `leaving` entries, and their contents. After the end of the list, it
+-- returns the next entries of the log, if there is a log.
 local function next_entries(leaving, limit)
   local chunk = redis.pcall('LRANGE', LIST, leaving, leaving + limit - 1)
   if chunk.err then return chunk end
@@ -139,14 +142,17 @@ local function next_entries(leaving, limit)
   return topic.ahead(p, limit)
 end
 
--- Finds the first entries that may be taken. Returns a table: `entries` and their `contents`; `gone`, the references
--- whose content was dropped; `aside`, the skipped entries (none if the consumer keeps order); `leaving`, the number of
--- entries to remove from the head of the list, including the skipped ones.
+-- Finds the first entries that may be taken. Returns a table with these fields:
+--   entries, contents  the entries and their contents
+--   gone               the references whose content the topic has dropped
+--   aside              the entries that the call skips; none if the consumer keeps order
+--   leaving            the number of entries to remove from the head of the list, with the skipped entries
+--   has_waiting        true if the call has found an entry that it may not take
 local function first_entries()
   local head = { entries = {}, contents = {}, gone = {}, aside = {}, leaving = 0, has_waiting = false }
   local entries, aside, bytes, aside_bytes = head.entries, head.aside, 0, 0
   while #entries < most and head.leaving - #entries < MOST_MISSED and aside_bytes < MOST_ASIDE_BYTES do
-    -- Estimated from the average size.
+    -- This number is an estimate from the average size of the entries so far.
     local fits = #entries > 0 and math.floor((most_bytes - bytes) / (bytes / #entries + 1)) or 1
     local limit = #aside > 0 and CHUNK or math.max(1, math.min(CHUNK, most - #entries, fits))
     local chunk, contents = next_entries(head.leaving, limit)
@@ -173,7 +179,7 @@ end
 
 local function lease() call('ZADD', CONSUMERS, text(now + tonumber(ARGV[6])), ARGV[2]) end
 
--- Removes the entries from the head of the list, and pushes the skipped ones back. Returns the reply to LTRIM.
+-- Removes entries from the head of the list, and pushes the skipped entries back. Returns the reply to LTRIM.
 local function behead(head)
   local trimmed = redis.pcall('LTRIM', LIST, head.leaving, -1)
   if trimmed.err or #head.aside == 0 then return trimmed end
@@ -183,9 +189,9 @@ local function behead(head)
   return trimmed
 end
 
--- Takes elements. It writes the lease first and trims the list last: if a step fails, no element is lost, and none is
--- taken without a lease. Returns the elements, true if the caller may take more at once, and true if some entries wait
--- for a trial or for its end.
+-- Takes elements. It first writes the lease and last trims the list. So if a step fails, no element is lost, and no
+-- element is taken without a lease. Returns three values: the elements; true if the caller may take more at once; and
+-- true if entries wait for a trial or for the end of one.
 local function take()
   local head = first_entries()
   if head.err then return head end
@@ -223,7 +229,7 @@ end
 
 -- --- topics and logs ----------------------------------------------------------------------------------------------
 
--- Moves the retries that are due to the head of the list. Returns true if there were any.
+-- Moves retries that are due to the head of the list. Returns true if there was such a retry.
 local function bring_back()
   local due = call('ZRANGEBYSCORE', LATER, '-inf', text(now), 'LIMIT', 0, math.min(most, CHUNK))
   local bytes = 0
@@ -241,7 +247,8 @@ end
 
 local function next_later() return call('ZRANGE', LATER, 0, 0, 'WITHSCORES')[2] end
 
--- Returns '' if the consumer may take elements; otherwise 'w' or 'u' (see `take`), and when it may next take elements.
+-- Returns '' if the consumer may take elements. Otherwise returns 'w' or 'u', which `take` describes, and the time at
+-- which the consumer may next take elements.
 local function withheld()
   if not topic.is_known(p, sub(OWN, #p + #'@' + 1)) then return 'u', now + POLL end
   if math.abs(now - tonumber(call('HGET', STATE, 'seen') or 0)) >= SEEN_EVERY then call('HSET', STATE, 'seen', text(now)) end
@@ -258,7 +265,8 @@ end
 
 -- --- the answer --------------------------------------------------------------------------------------------------
 
--- If the server is out of memory, a script may write only if its first command frees memory. This one changes nothing.
+-- If the server is out of memory, a script may write only if its first command frees memory. This ZREM changes nothing,
+-- but allows the later writes.
 call('ZREM', CONSUMERS, '')
 local elements, has_more, has_waiting, why, next_look = ARGV[7] == '1' and taken_before() or {}, false, false, '', ''
 if #elements > 0 then

@@ -1,11 +1,12 @@
--- tidy: does a bounded step of housekeeping for all lanes.
+-- tidy: does one bounded step of housekeeping for all lanes.
 --@ base known record memory moves
 -- ARGV[4] the most messages to change
 -- ARGV[5] worker
--- ARGV[6] the lanes that it serves, a MessagePack list: a time in ms (replaced by now), then names of lanes
--- ARGV[7] workers without a sign of life for this many ms are deleted
+-- ARGV[6] the lanes that the worker serves, as a MessagePack list: a time in ms, which now replaces, then names of
+--   lanes
+-- ARGV[7] a time in ms. Workers without a sign of life for this time are deleted.
 -- Returns now, the number of lapsed messages, the number of expired messages, {worker, its MessagePack list, ...} of
--- the live workers, {lane, place of its first overdue message or '', ...} of every lane that holds messages.
+-- the live workers, {lane, place of its first overdue message or '', ...} of every lane that has messages.
 local LIMIT = tonumber(ARGV[4])
 local MOST_MOVED, MOST_PARKED, MOST_UNTRIED, MOST_BLOCKED = 500, 100, 60000, 100
 
@@ -30,13 +31,15 @@ local function forget_workers()
   return alive
 end
 
--- Returns true if a transfer still tries this blocked address regularly, and so returns its parked messages itself.
+-- Returns true if a transfer still tries this blocked address regularly. Such a transfer itself returns the parked
+-- messages.
 local function is_tried(n, address)
   local next_try = call('ZSCORE', blocked_key(n), address)
   return next_try and tonumber(next_try) > now - MOST_UNTRIED
 end
 
--- Returns parked messages whose address is neither paused nor tried: a crash interrupted the resume or the transfer.
+-- Returns parked messages to their lanes if their address is neither paused nor tried. Such messages remain after a
+-- crash during a resume or a transfer.
 local function unpark_released()
   local left = MOST_MOVED
   for _, name in ipairs(call('SMEMBERS', PARKED)) do
@@ -78,7 +81,7 @@ local function expire_late()
   return expired
 end
 
--- Returns the first place among the messages of a lane that are parked because their addresses are blocked.
+-- Returns the first place of the messages of a lane that are parked because their addresses are blocked, or nil.
 local function first_blocked(n)
   local found = nil
   for _, address in ipairs(call('ZRANGE', blocked_key(n), 0, MOST_BLOCKED - 1)) do
@@ -89,7 +92,7 @@ local function first_blocked(n)
 end
 
 local function oldest_of(n)
-  local first = head_of(n, MOST_PARKED) -- This may park messages, so call it before first_blocked().
+  local first = head_of(n, MOST_PARKED) -- Call this before first_blocked(), because it may park messages.
   local blocked = not is_held(n) and first_blocked(n) or nil
   return blocked and (not first or blocked < first) and blocked or first
 end
@@ -112,7 +115,7 @@ local function lane_states(lanes)
 end
 
 open_gate()
-note_worker() -- First: a lapse of a suspect checks whether its worker is alive.
+note_worker() -- Call this first, because a lapse of a suspect checks whether its worker is alive.
 local lanes = call('HGETALL', LANES)
 local lapsed = 0
 for i = 2, #lanes, 2 do

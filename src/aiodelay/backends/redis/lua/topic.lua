@@ -1,7 +1,9 @@
--- topic: the messages that a fan-out topic keeps, and their retention. Part of the scripts that publish and take.
+-- topic: the messages that a fan-out topic keeps, and their retention. The scripts that publish and take contain this
+-- part.
 --
--- `p` is the common beginning of a topic's keys. The keys of a consumer begin with p@<name>. docs/formats.md lists
--- them.
+-- `p` is the common beginning of a topic's keys. The keys of a consumer begin with p@<name>. docs/formats.md lists the
+-- keys. The list `refs` of a consumer has *entries*: an element, or a reference to the content of an element, which the
+-- topic stores once for all consumers.
 local topic = { MOST_CONSUMERS = 2000, REFS_AT_ONCE = 20000, CHUNK = 32, NOBODY = 'no such consumer is registered' }
 do
   local DROPPED_AT_ONCE, READ_AT_ONCE, SWEPT_AT_ONCE, CHUNK = 1000, 1048576, 8, topic.CHUNK
@@ -15,7 +17,7 @@ do
 
   function topic.is_reference(entry) return entry and byte(entry) < 58 end
 
-  -- Records that a consumer does not need these entries any more. Deletes contents that no other consumer needs.
+  -- Records that a consumer no longer needs these entries. Deletes the contents that no other consumer needs.
   function topic.release(p, entries)
     local indexes, gone, fewer = {}, {}, {}
     for i = 1, #entries do
@@ -37,15 +39,13 @@ do
     if #fewer > 0 then call('HSET', p .. ':left', unpack(fewer)) end
   end
 
-  -- Returns the number of waiting messages of a consumer; then, only for a log: dropped messages, cursor, bytes of its
-  -- keys.
+  -- Returns four values of a consumer: the number of waiting messages, then three values that only a log has.
   function topic.standing(p, name) return call('LLEN', p .. '@' .. name .. ':refs'), 0, '', 0 end
 
-  -- Adds to the number of messages that a consumer missed. Another program may have overwritten the key: then do
-  -- nothing.
+  -- Adds to the number of messages that a consumer missed. Does nothing if another program has overwritten the key.
   function topic.missed(p, name, n) redis.pcall('HINCRBY', p .. '@' .. name .. ':state', 'missed', n) end
 
-  -- Returns the server's error if a key of the topic has the wrong type; otherwise nil.
+  -- Returns the server's error if a key of the topic has the wrong type, or nil.
   function topic.fault_of(p)
     for _, key in ipairs({ ':content', ':left', ':meta' }) do
       local length = redis.pcall('HLEN', p .. key)
@@ -55,9 +55,9 @@ do
     return type(count) == 'table' and count.err or nil
   end
 
-  -- Returns an error if the user lacks a right to publish. Without this check, publishing could stop halfway: messages
-  -- would be lost or doubled. Redis before 7.0 has no acl_check_cmd: there, the check runs commands that change
-  -- nothing, because their key has another type, their member exists already, or their key does not exist.
+  -- Returns an error if the user lacks a right to publish, or nil. Without this check, a publish could stop halfway,
+  -- and messages could be lost or doubled. Redis before 7.0 has no acl_check_cmd. There, the check runs commands that
+  -- change nothing, because the key has another type, the member exists already, or the key does not exist.
   function topic.missing_right(p, name)
     local refs, consumers = p .. '@' .. name .. ':refs', p .. ':consumers'
     local needed = { RPUSH = refs, HSET = p .. ':content', SADD = p .. ':seen:0', PEXPIRE = p .. ':seen:0' }
@@ -74,8 +74,8 @@ do
     end
   end
 
-  -- Gives each consumer a reference to each element. An element of fewer than `inline` bytes is copied to each
-  -- consumer.
+  -- Gives each consumer a reference to each element. If an element has fewer than `inline` bytes, gives each consumer a
+  -- copy of it instead.
   function topic.publish(p, names, elements, inline)
     local last, entries, content, left = tonumber(call('HGET', p .. ':meta', 'last') or 0), {}, {}, {}
     for i, element in ipairs(elements) do
@@ -94,7 +94,7 @@ do
     end
     local own = p .. '@'
     for _, name in ipairs(names) do
-      if type(redis.pcall('RPUSH', own .. name .. ':refs', unpack(entries))) == 'table' then -- The key is no list.
+      if type(redis.pcall('RPUSH', own .. name .. ':refs', unpack(entries))) == 'table' then -- The key is not a list.
         topic.missed(p, name, #entries)
         topic.release(p, entries)
       end
@@ -108,8 +108,8 @@ do
       and struct.unpack('>I8', sub(element, ELEMENT.PUSHED_MS_FIRST)) < oldest
   end
 
-  -- Drops contents beyond the number `most` and contents published before `oldest`; 0 = no limit. Returns the first
-  -- index that may still be kept.
+  -- Drops a bounded number of contents: the oldest if there are more than `most`, and those that were published before
+  -- `oldest`. 0 means no limit. Returns the first index that the topic may still keep.
   local function retain(p, most, oldest)
     local first, last = unpack(call('HMGET', p .. ':meta', 'first', 'last'))
     first, last = tonumber(first or 1), tonumber(last or 0)
@@ -133,12 +133,12 @@ do
     return first
   end
 
-  -- Removes entries from the head of a consumer's list while is_over(entry, n) is true, a bounded number. Returns their
-  -- number.
+  -- Removes entries from the head of a consumer's list while is_over(entry, n) returns true. Removes a bounded number,
+  -- and returns it.
   local function behead(p, name, is_over)
     local key, total, read = p .. '@' .. name .. ':refs', 0, 0
     while total < DROPPED_AT_ONCE and read <= READ_AT_ONCE do
-      local fits = total > 0 and math.floor(READ_AT_ONCE / (read / total + 1)) or 1 -- An estimate by average size.
+      local fits = total > 0 and math.floor(READ_AT_ONCE / (read / total + 1)) or 1 -- An estimate from average size.
       local entries, n = call('LRANGE', key, 0, math.max(1, math.min(CHUNK, fits)) - 1), 0
       while n < #entries and is_over(entries[n + 1], total + n) do n, read = n + 1, read + #entries[n + 1] end
       if n == 0 then break end
@@ -161,8 +161,8 @@ do
     if dropped > 0 then topic.missed(p, name, dropped) end
   end
 
-  -- Sweeps some consumers, in turn. If another program has overwritten a key of one consumer, the others are still
-  -- swept.
+  -- Sweeps some consumers, and other consumers in the next call. If another program has overwritten a key of one
+  -- consumer, the other consumers are still swept.
   local function sweep_some(p, names, ...)
     local at = tonumber(call('HGET', p .. ':meta', 'swept') or 0)
     for _ = 1, math.min(SWEPT_AT_ONCE, #names) do
@@ -172,7 +172,7 @@ do
     call('HSET', p .. ':meta', 'swept', at)
   end
 
-  -- Deletes a bounded part of the data of a removed consumer. Returns true if nothing is left.
+  -- Deletes a bounded part of the data of a consumer that was removed. Returns true if no data are left.
   function topic.leave(p, name)
     local own = p .. '@' .. name
     behead(p, name, function() return true end)
@@ -202,12 +202,12 @@ do
     if #leaving > 0 then topic.leave(p, leaving[now % #leaving + 1]) end
   end
 
-  -- Runs after each publishing: retention, and the removal of consumers. An error here is ignored: the caller would
-  -- take the publishing for failed, and publish the messages again.
+  -- Does the work after each publish: retention, and the removal of consumers. It ignores errors. Otherwise the caller
+  -- would think that the publish had failed, and repeat it.
   function topic.tend(...) pcall(tend, ...) end
 
-  -- Gives a new consumer references to a bounded part of the kept messages, the newest first. Returns true if none is
-  -- left.
+  -- Gives a new consumer references to a bounded part of the kept messages, from the newest to the oldest. Returns true
+  -- if no message is left.
   function topic.fill(p, name)
     local state = p .. '@' .. name .. ':state'
     local at = tonumber(call('HGET', state, 'fill') or 0)

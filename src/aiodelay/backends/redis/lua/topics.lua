@@ -1,4 +1,5 @@
--- topics: the `destination` of `transfer_topics`, a fan-out topic or one of its consumers. ARGV[7] is described there.
+-- topics: the `destination` of `transfer_topics`, which is a fan-out topic or one consumer of it. `transfer_topics`
+-- describes ARGV[7].
 local destination = { MOST_COST = topic.REFS_AT_ONCE, cost = 0 }
 do
   local most_kept, max_age, inline = string.match(ARGV[7], '^(%d+) (%d+) (%d+)$')

@@ -1,15 +1,23 @@
--- transfer: moves due messages of one lane into lists on this server. It pushes messages first, then removes them.
+-- transfer: moves due messages of one lane into lists on this server. It first pushes messages, and then removes them
+-- from the store.
 --@ base known record memory moves heads lists moving
 -- ARGV[4] lane
 -- ARGV[5], ARGV[6] the most messages and bytes to move
 -- ARGV[7] the most elements that a list may hold; 0 = no limit
 -- ARGV[8] the number of moved messages whose traces to return
--- From ARGV[9] on, 6 arguments per due occurrence of a series that an earlier call returned: id, revision, due, what,
---   error, then. They mean the same as for `settle`. The script pushes the occurrence only if `what` is 'ddelivered'.
--- Returns now, the number of moved messages, the time of the next possible move ('' = the lane is empty), {address, why
--- it takes nothing ('' = it takes messages again), ...} of addresses that were tried or newly blocked, {id, key 'c' of
--- the body, ...} of moved messages, then id and value of each series with a due occurrence. The caller decides how that
--- occurrence ends and when the next one is due, and sends this with its next call.
+-- ARGV[8] the largest number of moved messages whose traces the script returns
+-- From ARGV[9] on, 6 arguments for each due occurrence of a series that an earlier call returned: id, revision, due,
+-- what, error, then. They mean the same as for `settle`. The script pushes the occurrence only if `what` is
+-- 'ddelivered'.
+-- Returns:
+--   now
+--   the number of moved messages
+--   the time of the next possible move; '' = the lane is empty
+--   {address, reason why it takes nothing ('' = it takes messages again), ...} of addresses that were tried or newly
+--   blocked
+--   {id, key 'c' of the body, ...} of moved messages
+--   then id and value of each series that has a due occurrence. The caller decides how the occurrence ends and when the
+--   next one is due. It sends this decision with its next call.
 --
--- The keys of the lists are in the messages, not among KEYS. The script uses them only through pcall(), so that a key
--- of the wrong type or a missing right does not affect other addresses.
+-- The keys of the lists are in the messages, not among KEYS. The script uses them only through pcall(). So a key of the
+-- wrong type or a missing right does not affect other addresses.

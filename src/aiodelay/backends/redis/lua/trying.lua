@@ -1,4 +1,4 @@
--- trying: the common part of `again`, for fan-out topics, and `again_log`.
+-- trying: the common part of `again` (for fan-out topics) and `again_log`.
 local p, own = topic.of(CONTENT), sub(CONSUMERS, 1, -#':consumers' - 1)
 local letters = {}
 

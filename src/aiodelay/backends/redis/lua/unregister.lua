@@ -1,10 +1,10 @@
--- unregister: removes a consumer of a topic, and deletes the messages that no other consumer needs.
+-- unregister: removes a consumer of a topic. It deletes the messages that no other consumer needs.
 --@ plain topic
 -- KEYS[1] the content of the topic
 -- KEYS[2] the set of the topics of the namespace
 -- ARGV[2] the consumer
--- Returns 'gone', 'unknown', or 'more' if the caller must call again. If it does not, later publishing finishes the
--- removal.
+-- Returns 'gone', 'unknown', or 'more' if the caller must call again. If the caller does not call again, later
+-- publishing to the topic finishes the removal.
 local p, name = topic.of(KEYS[1]), ARGV[2]
 local is_known = call('SREM', p .. ':consumers', name) == 1
 

@@ -1,4 +1,4 @@
--- unregister_log: removes a consumer of a log, with the messages that it has taken and with its retries.
+-- unregister_log: removes a consumer of a log, with the messages that it has taken and its retries.
 --@ plain log
 -- KEYS[1] the log
 -- KEYS[2] the set of the logs of the namespace
