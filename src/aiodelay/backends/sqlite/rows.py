@@ -69,7 +69,7 @@ _COLUMNS, _MOVED, _NEW = columns_of(FIELDS), moved_columns(FIELDS), new_columns(
 ROW = ", ".join(f"m.{name}" for name in _COLUMNS)
 """The columns of a SELECT from `messages AS m`, for `record_of`.
 
-The first are `n`, `place_ms` and the lane's number.
+The first columns are `n`, `place_ms` and the lane's number.
 """
 
 

@@ -277,7 +277,7 @@ class Trials:
 
 
 def around_occurrences(series_id: str) -> tuple[str, str]:
-    """Return two texts. In the order of ids, all occurrences of the series are between them, and few other ids are."""
+    """Return two texts. In the order of ids, all occurrences of the series and few other ids are between them."""
     return f"{series_id}~", f"{series_id}~:"  # ":" follows the digits in ASCII.
 
 

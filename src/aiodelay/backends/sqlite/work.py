@@ -30,7 +30,7 @@ __all__ = ["STEP_SIZE", "SqliteWork", "Write"]
 T = TypeVar("T")
 
 STEP_SIZE = 500
-"""The number of messages that a claim or a step of housekeeping counts in a batch of the writer."""
+"""The size of a claim, or of a step of housekeeping, within the writer's limit of messages for a batch."""
 
 
 class Write(Protocol):

@@ -79,8 +79,8 @@ class RedisFanoutSink(PublishingEnd):
     """Publishes messages to all registered consumers of a topic, or to one consumer.
 
     A Redis store already has this sink for its own namespace, and moves each message to the topics exactly once. With
-    any other store, the scheduler claims, publishes and settles a message, so it may publish a message twice. If both
-    happen within 10 minutes, no consumer gets the message twice.
+    any other store, the scheduler claims, publishes and settles a message, so it may publish a message twice. If the
+    second time comes within 10 minutes of the first, no consumer gets the message twice.
 
     Args:
         server: A URL in the form of a Redis store's URL: `redis://user:password@host:6379/0`.

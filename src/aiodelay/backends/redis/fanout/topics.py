@@ -27,7 +27,7 @@ class Consumer(Struct, frozen=True):
         ordered: True if the consumer keeps order: at most one of its messages is in flight.
         seen_ms: The epoch ms at which the consumer last asked for messages, to within 10 s; None = never.
         since_ms: The epoch ms at which the consumer was registered.
-        missed: The number of messages since the registration that the topic dropped before the consumer took them.
+        missed: The number of messages that the topic dropped before the consumer took them, since its registration.
         waiting: The lag: the number of messages that the consumer has not taken yet.
         in_flight: The number of messages that the consumer's instances have taken and not settled. Only the first 32
             instances count.

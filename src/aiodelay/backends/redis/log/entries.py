@@ -53,7 +53,7 @@ class LogEntry(Struct, frozen=True, gc=False):
         key: The key of the message.
         headers: The headers of the message.
         id: The id of the message. It is `<topic>/<index>` if another program has appended the entry field by field.
-        at_ms: The epoch ms at which the entry was appended, by the server's clock. None for an entry without a time.
+        at_ms: The epoch ms at which the entry was appended, by the server's clock; None = the entry has no time.
     """
 
     index: int
@@ -65,7 +65,7 @@ class LogEntry(Struct, frozen=True, gc=False):
 
     @property
     def at(self) -> datetime | None:
-        """The time in UTC at which the entry was appended. None for an entry without a time."""
+        """The time in UTC at which the entry was appended, or None if the entry has no time."""
         return None if self.at_ms is None else from_epoch_ms(self.at_ms)
 
 

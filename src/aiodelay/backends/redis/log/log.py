@@ -40,7 +40,7 @@ class RedisLog(PublishingEnd, LogTopics):
     **As a sink.** The address `<topic>` appends a message to the log. The address `<topic>?consumer=<name>` gives a
     message to one consumer only. A Redis store already has this sink for its own namespace, and moves each message to
     its log exactly once. With any other store, the scheduler claims, appends and settles a message, so it may append a
-    message twice. If both happen within 10 minutes, the log has the message once.
+    message twice. If the second time comes within 10 minutes of the first, the log has the message once.
 
     **As a source.** The address is `<topic>?consumer=<name>`. In place of `consumer`, the address may say `group`, as
     in Kafka's addresses. The first claim registers the consumer. The consumer starts at the oldest entry. With

@@ -45,7 +45,7 @@ class LogConsumer(Struct, frozen=True):
         ordered: True if the consumer keeps order: at most one of its messages is in flight.
         seen_ms: The epoch ms at which the consumer last committed or asked for messages, to within 10 s; None = never.
         since_ms: The epoch ms at which the consumer was registered.
-        missed: The number of messages since the registration that were dropped before the consumer took them.
+        missed: The number of messages that the log dropped before the consumer took them, since its registration.
         waiting: The lag: the number of messages that the consumer has not taken yet.
         in_flight: The number of messages that the consumer's instances have taken and not settled. Only the first 32
             instances count.
@@ -71,8 +71,8 @@ class LogTopic(Struct, frozen=True):
 
     Attributes:
         name: The name of the log.
-        first: The index of the oldest entry. If the log is empty, `last` + 1.
-        last: The index of the newest entry that was ever appended. 0 if no entry was appended.
+        first: The index of the oldest entry. If the log is empty, it is `last` + 1.
+        last: The index of the newest entry that was ever appended. It is 0 if there was no such entry.
         consumers: The number of registered consumers.
         memory: The bytes of all entries, as the server estimates them.
     """
@@ -255,7 +255,8 @@ class LogTopics(TopicEnd):
         move back, the consumer may get such a message twice.
 
         Returns:
-            The index of the consumer's next entry. If the start is beyond the end, the index after the last entry.
+            The index of the consumer's next entry. If the start is beyond the end, this is the index after the last
+                entry.
 
         Raises:
             TargetError: A name or the start is not allowed, or no consumer with that name is registered.

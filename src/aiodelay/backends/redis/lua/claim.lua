@@ -3,7 +3,6 @@
 --@ base known record memory moves heads
 -- ARGV[4] length of the leases, ms
 -- ARGV[5] worker
--- ARGV[6] request id; a repetition returns the messages of the first claim that still have its lease
 -- ARGV[6] request id. A repetition of the request returns the messages of the first claim that still have its lease.
 -- ARGV[7] '1' if the caller has already received an answer to this request. The script then leases no new messages.
 -- ARGV[8] the most lapses that a claimed message may have
@@ -17,7 +16,7 @@
 --   the time of the next possible move in the watched lanes
 --   then id and value of each message
 local MOST, MOST_PASSED = 500, 100
-local BLOCK = 32 -- The number of values to read in one call. More values could be much larger than a claim.
+local BLOCK = 32 -- The number of values to read in one call. More values could exceed the bytes of a claim.
 local groups, lanes, numbers = {}, {}, {}
 local messages, bytes, passed = 0, 0, 0
 -- is_on: true if this claim takes only suspects. most: the largest number of suspects. aside: the number of messages
@@ -127,8 +126,8 @@ local function fits(size, group, share)
   return #group.taken == 0 or group.size + size <= group.bytes
 end
 
--- Returns true if this claim may take the message. A claim takes either suspects or other messages. A suspect whose
--- trial alone has ended a process is tried alone again.
+-- Returns true if this claim may take the message. A claim takes either suspects or other messages. If a process
+-- ended while it tried a suspect alone, this suspect is tried alone again.
 function trial.takes(e)
   local is_suspect = e.lapses >= SUSPECT_LAPSES
   if messages == 0 then

@@ -1,4 +1,4 @@
--- find_log: searches a log for the first entry that was appended at or after a time. It needs several calls.
+-- find_log: searches a log for the first entry that was appended at or after a time. It may need several calls.
 --@ plain log
 -- KEYS[1] the log
 -- ARGV[2] the time, epoch ms

@@ -2,7 +2,7 @@
 -- unreadable. It also finds the time at which a lane next has something to do. `claim` and the scripts that transfer
 -- contain this part.
 
--- Returns true if the member of a lane belongs to this value. A member that does not was left by another program.
+-- Returns true if the member of a lane belongs to this value. If not, another program has left the member.
 local function names(name, value, e)
   return byte(value) < VALUE.PLACED_BYTE
     and sub(name, MEMBER.SEQUENCE_FIRST, MEMBER.SEQUENCE_LAST) == sub(value, VALUE.SEQUENCE_FIRST, VALUE.SEQUENCE_LAST)

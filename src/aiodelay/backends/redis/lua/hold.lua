@@ -1,7 +1,7 @@
 -- hold: pauses or resumes a lane or an address.
 --@ base record memory moves
 -- ARGV[4] 'hold' pauses, 'release' resumes. 'return' returns up to 500 messages that were parked during the pause, and
---   up to 500 entries of `late:held`. The caller calls it until it returns 0.
+--   up to 500 entries of `late:held`. The caller repeats 'return' until it gets 0.
 -- ARGV[5] lane
 -- ARGV[6] ':' + address; '' = the whole lane
 -- Returns 1 if the call changed the state, else 0. For 'return', returns 1 if there may be more to return, else 0.

@@ -1,5 +1,5 @@
--- lists: the `destination` of `transfer`, which is a list. ARGV[7] is the most elements that a list may hold; 0 = no
--- limit.
+-- lists: the `destination` of `transfer`, which is a list. ARGV[7] is the largest number of elements in a list; 0 =
+-- no limit.
 local destination = { FULL = 'full: ' .. ARGV[7] .. ' elements', MOST_COST = 0, cost = 0 }
 
 function destination.look_at(t)

@@ -46,7 +46,7 @@ local function window_for(kind, ends)
   return key
 end
 
-local recalled = {} -- A cache: 'o' + op or 'r' + id -> content. With false, the store remembers nothing.
+local recalled = {} -- A cache: 'o' + op or 'r' + id -> content. The content is false if nothing is remembered.
 local function remember(what, ends, value)
   call('HSET', window_for('o', ends), what, u48(ends) .. value)
   recalled[what] = nil

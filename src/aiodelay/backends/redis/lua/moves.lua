@@ -530,7 +530,8 @@ function superseded.forget_lapsed(limit)
   for _, name in ipairs(tokens.over(superseded.CLAIMS, limit)) do superseded.forget(name) end
 end
 
--- Returns lapsed messages of a lane to the lane, at most `limit`. Returns how many it handled.
+-- Returns lapsed messages of a lane to the lane, at most `limit`. Returns the number of messages that
+-- it has handled.
 local function return_lapsed(n, limit)
   local key = leased_key(n)
   local suspects = call('HLEN', trials.KEY)

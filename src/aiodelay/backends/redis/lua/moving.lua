@@ -3,7 +3,7 @@
 --
 -- The part before this one (`lists`, `logs` or `topics`) defines the table `destination`:
 --   look_at(t)           returns two values: the reason why the address takes nothing, or nil; and the number of
---   messages for which the address has room. It may set t.key, t.is_raw and t.cost.
+--                        messages for which the address has room. It may set t.key, t.is_raw and t.cost.
 --   append(t, elements)  delivers elements. It returns nil, or the reason why it could not deliver them.
 --   FULL                 the reason of an address without room
 --   MOST_COST            the largest sum of t.cost in one call of the script. The first message may exceed it.
@@ -43,8 +43,8 @@ end
 
 local written, written_plain
 do
-  -- HEADS: size -> the first bytes of a MessagePack binary. MAPS: the first byte of a map -> that of a map with one
-  -- more key.
+  -- HEADS: size -> the first bytes of a MessagePack binary. MAPS: the first byte of a map -> the first
+  -- byte of a map with one more key.
   local HEADS, MAPS = {}, {}
   for first = 0x80, 0x8e do MAPS[first] = string.char(first + 1) end
 
@@ -61,7 +61,7 @@ do
     local body_at = size + 1
     local map = byte(record, body_at)
     local head = head_of_bin(#e.id) .. e.id .. head_of_bin(size) .. sub(record, 1, size)
-    -- The head of a larger map has another size. Leave out the time then.
+    -- If the map has 15 keys or more, its first byte cannot count one more key. Leave out the time then.
     if not MAPS[map] then return head .. sub(record, body_at) end
     return head .. MAPS[map] .. sub(record, body_at + 1) .. PUSHED
   end

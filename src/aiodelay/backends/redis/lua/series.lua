@@ -1,6 +1,5 @@
 -- series: lists recurring messages from an index of their encoded ids, in the order of this index.
 --@ base record
--- ARGV[4] the id after which to begin; '' = begin with the first
 -- ARGV[4] the encoded id after which to begin; '' = begin with the first
 -- ARGV[5] the number of ids to check
 -- Returns the id after which the next call begins ('' = there are no more ids), then the ids of recurring messages. The

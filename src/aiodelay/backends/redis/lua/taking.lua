@@ -116,7 +116,7 @@ function trials.begin(entries)
 end
 
 -- Returns true if the call may take this entry after it has taken `taken` entries. A call takes either suspects or
--- other entries. A suspect whose trial alone has ended a process is tried alone again.
+-- other entries. If a process ended while it tried a suspect alone, this suspect is tried alone again.
 function trial.takes(entry, taken)
   local lapses, kills = lapses_of(entry)
   local is_suspect = lapses >= SUSPECT_LAPSES

@@ -2,8 +2,8 @@
 --@ base known record memory moves
 -- ARGV[4] the most messages to change
 -- ARGV[5] worker
--- ARGV[6] the lanes that the worker serves, as a MessagePack list: a time in ms, which now replaces, then names of
---   lanes
+-- ARGV[6] the lanes that the worker serves, as a MessagePack list: a time in ms, which the script replaces by now,
+--   then names of lanes
 -- ARGV[7] a time in ms. Workers without a sign of life for this time are deleted.
 -- Returns now, the number of lapsed messages, the number of expired messages, {worker, its MessagePack list, ...} of
 -- the live workers, {lane, place of its first overdue message or '', ...} of every lane that has messages.

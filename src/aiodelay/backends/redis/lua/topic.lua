@@ -133,8 +133,8 @@ do
     return first
   end
 
-  -- Removes entries from the head of a consumer's list while is_over(entry, n) returns true. Removes a bounded number,
-  -- and returns it.
+  -- Removes entries from the head of a consumer's list while is_over(entry, n) returns true, but at most a bounded
+  -- number. Returns the number of entries that it has removed.
   local function behead(p, name, is_over)
     local key, total, read = p .. '@' .. name .. ':refs', 0, 0
     while total < DROPPED_AT_ONCE and read <= READ_AT_ONCE do

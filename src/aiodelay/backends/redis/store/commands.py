@@ -42,7 +42,7 @@ _COMMAND_BYTES = 100
 CHANGE_COST = 6
 """The cost of a command that changes a record. The unit is the cost of a put with a new id.
 
-It bounds a script's time.
+The cost limits the time that one script takes.
 """
 _MODES = {"replace": b"r", "keep": b"k", "error": b"e", "newer": b"n", "if_revision": b"i"}
 

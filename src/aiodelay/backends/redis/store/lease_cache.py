@@ -1,7 +1,7 @@
 """`LeaseCache`: the claims that one worker holds, in the memory of its process.
 
-A *plain* claim ends when the server deletes the message, and nothing else. For a plain claim, the worker sends what the
-server needs from this cache, so the server does not read the record.
+To end a *plain* claim, the server only has to delete the message. The worker sends the other values that the server
+needs from this cache. So the server does not have to read the record.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`RedisStore`, the store of `redis://`, `valkey://` and their variants."""
+"""`RedisStore`: the store of `redis://`, `valkey://` and their variants, on one Redis or Valkey server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["RedisStore", "open_store"]
 
 LEAVE_S = 1.0
 COMPARED = ("messages", "pauses", "positions of sources")
-"""The data that the script `present` counts in two ways: how many are stored, and how many the index lists."""
+"""The data that the script `present` counts twice, in two keys. Different counts show that a key was deleted."""
 NOTED_MS = 60_000
 """How long a note is valid. A process writes it when its data are gone, and renews it every 5 s."""
 

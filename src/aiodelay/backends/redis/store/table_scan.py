@@ -79,8 +79,8 @@ class Part(Struct, frozen=True):
         first: The first place of the part. For dead letters, (the first time in epoch ms, 0).
         end: The first place after the part. With None, the part reaches to the end of the table.
         last_sequence: The largest sequence number at the time of the split. The scan skips later messages.
-        has_parity: True if the sequence number of a message shows whether its place is its due time. An even and an odd
-            number then have different meanings.
+        has_parity: True if every sequence number shows whether the place of its message is its due time. An even number
+            means yes, and an odd number means no.
         members: The encoded ids to read. With None, the part has all messages from `first` to `end`.
         window: The key of the window of ended messages to read; "" for other tables. A window is a hash of the messages
             that ended in the same span of time.

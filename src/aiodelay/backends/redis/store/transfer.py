@@ -133,7 +133,8 @@ class Transfers(Inspection):
         """Tell all transfers that a claim has just read the next due times of their lanes.
 
         Args:
-            next_look_ms: The earliest time at which there may be a message to move. None: the lanes are empty.
+            next_look_ms: The earliest time at which there may be a message to move. None means that the
+                lanes are empty.
         """
         for transfer in self._transfers:
             transfer.looked(next_look_ms)
