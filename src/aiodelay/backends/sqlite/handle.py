@@ -47,7 +47,7 @@ class Handle:
         Raises:
             ConfigurationError: The store is open already.
             StoreUnavailableError, StoreMismatchError: The file cannot be opened, for the reasons that `Writer.open`
-            names.
+                names.
         """
         if self.opened is not None:
             self.opened.check()

@@ -99,7 +99,7 @@ class Client:
         Args:
             name: The name of the script.
             arguments: The arguments from ARGV[4] on.
-            now_ms: The time that the script uses instead of the server's time. None: the script uses the server's time.
+            now_ms: The time that the script uses instead of the server's time. With None, it uses the server's time.
             durable: If True, wait until the call has reached the durability level of the options.
 
         Raises:

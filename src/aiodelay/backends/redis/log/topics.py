@@ -256,7 +256,7 @@ class LogTopics(TopicEnd):
 
         Returns:
             The index of the consumer's next entry. If the start is beyond the end, this is the index after the last
-                entry.
+            entry.
 
         Raises:
             TargetError: A name or the start is not allowed, or no consumer with that name is registered.

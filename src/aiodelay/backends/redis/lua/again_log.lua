@@ -1,3 +1,4 @@
 -- again_log: ends messages that a consumer of a log has taken. It schedules a retry of each message for this consumer.
 --@ plain log taken trying
--- The arguments and the result are those of `again`.
+-- The arguments are those of `again`.
+-- Returns what `again` returns.

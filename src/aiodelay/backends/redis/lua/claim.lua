@@ -8,7 +8,7 @@
 -- ARGV[8] the most lapses that a claimed message may have
 -- ARGV[9] number of lanes that the caller only watches, followed by their names
 -- Then the demands, in the order of their turn: messages, bytes, number of lanes, names of the lanes.
--- Returns:
+-- Returns these values, in this order:
 --   now
 --   the time of the next possible claim; '' = the lanes are empty
 --   the token

@@ -1,3 +1,4 @@
 -- drop_log: ends elements that a consumer of a log has taken.
 --@ plain log taken dropping
--- The arguments and the result are those of `drop`.
+-- The arguments are those of `drop`.
+-- Returns what `drop` returns.

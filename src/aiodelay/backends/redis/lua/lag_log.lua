@@ -1,4 +1,5 @@
 -- lag_log: reads the state and the lag of the consumers of a log.
 --@ plain log lagging
 -- KEYS[1] the log
--- The other arguments and the result are those of `lag`.
+-- The other arguments are those of `lag`.
+-- Returns what `lag` returns.

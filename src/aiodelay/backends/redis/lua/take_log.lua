@@ -1,3 +1,4 @@
 -- take_log: takes messages of a log for a consumer. The consumer holds the messages until its lease ends.
 --@ plain log taken taking
--- The arguments and the result are those of `take`.
+-- The arguments are those of `take`.
+-- Returns what `take` returns.

@@ -8,7 +8,7 @@
 -- From ARGV[9] on, 6 arguments for each due occurrence of a series that an earlier call returned: id, revision, due,
 -- what, error, then. They mean the same as for `settle`. The script pushes the occurrence only if `what` is
 -- 'ddelivered'.
--- Returns:
+-- Returns these values, in this order:
 --   now
 --   the number of moved messages
 --   the time of the next possible move; '' = the lane is empty

@@ -1,5 +1,6 @@
--- transfer_logs: moves due messages of one lane into logs of this namespace. Its other arguments and its result are
--- those of `transfer`.
+-- transfer_logs: moves due messages of one lane into logs of this namespace. Its other arguments are those of
+-- `transfer`.
 --@ base known record memory moves heads log logs moving
 -- ARGV[7] three numbers with spaces between them: the most messages that a log keeps, the largest age in ms (0 = no
 --   limit), and 1 if the log drops the entries that all its consumers have passed, else 0
+-- Returns what `transfer` returns.

@@ -71,9 +71,9 @@ def _ids_of(members: Sequence[bytes], at: int = 0) -> list[str]:
 
 
 def elsewhere_in(names: Sequence[bytes]) -> list[bool]:
-    """Return a bool for each member of a lane: True if its place may differ from its due time. [] if all are False.
+    """Return a bool for each member of a lane: True if its place may differ from its due time.
 
-    The sequence number of a member is odd if its place differs from its due time.
+    The sequence number of a member is odd if its place differs from its due time. If no place differs, return [].
     """
     try:
         last = bytes(map(itemgetter(SEQUENCE_BYTES - 1), names))

@@ -33,8 +33,8 @@ class Waiter:
 
         Args:
             seconds: The longest duration of the wait.
-            until_ms: The time on the store's clock at which the loop will inspect the store again. None: no message is
-                due.
+            until_ms: The time on the store's clock at which the loop will inspect the store again. None if the loop
+                knows of no due time.
         """
         self._until_ms = math.inf if until_ms is None else until_ms
         try:
