@@ -1,4 +1,4 @@
-"""Durations and instants: from the forms that callers may write to whole milliseconds, which all inner code uses.
+"""Conversion of durations and instants from the forms that callers may write to whole milliseconds.
 
 A due time is rounded **up** to a whole millisecond, so that no message is ever early. All arithmetic is on integers.
 """
@@ -29,9 +29,9 @@ Duration: TypeAlias = timedelta | str
 """A length of time: a `timedelta`, or text such as `"5s"`, `"1h30m"`, `"1.5d"`, `"250ms"`, `"PT5M"`."""
 
 LAST_MS = 253_402_300_799_999
-"""The last instant that text can name, the end of year 9999. Records of other programs may be later."""
+"""The last instant that text can name: the end of the year 9999. Records of other programs may have later times."""
 MAX_HORIZON_MS = 3650 * 86_400_000
-"""How far ahead a message may be scheduled, which is also the longest duration: 3650 days."""
+"""The longest duration, and the longest time ahead for which a message may be scheduled: 3650 days."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
@@ -71,8 +71,8 @@ def parse_duration(
         Milliseconds, from `least_ms` to `MAX_HORIZON_MS`.
 
     Raises:
-        InputError: The value is not a duration, or is negative, too short or too long. `error` names the class.
-        ConfigurationError: The same, if `error` names this class.
+        InputError: The value is not a duration, or it is negative, too short or too long. The class is `error`.
+        ConfigurationError: The value is wrong in one of these ways, and `error` is this class.
     """
     if isinstance(value, timedelta):
         ms = -(value // -_MS) if value >= timedelta() else -1
@@ -149,7 +149,7 @@ def parse_instant(text: str, *, field: str) -> datetime:
 
 
 def to_epoch_ms(at: datetime, *, field: str) -> int:
-    """Return the instant in milliseconds since 1970 (negative before it), rounded up, exactly.
+    """Return the instant in whole milliseconds since 1970, rounded up. An instant before 1970 is negative.
 
     Args:
         at: An aware datetime of any zone.
@@ -162,7 +162,7 @@ def to_epoch_ms(at: datetime, *, field: str) -> int:
         raise ScheduleTimeError(field, shortened(at), "a timezone-aware datetime, e.g. datetime.now(UTC)")
     if _utcoffset(at, field) is None:
         raise ScheduleTimeError(
-            field, f"the naive {shortened(at)}", "it must be timezone-aware, e.g. datetime.now(UTC)"
+            field, f"the naive {shortened(at)}", "a timezone-aware datetime, e.g. datetime.now(UTC)"
         )
     return -((_EPOCH - at) // _MS)
 

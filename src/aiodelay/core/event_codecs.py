@@ -31,12 +31,15 @@ class Codec(Protocol):
         ...
 
     def decoder(self, type_: type[Any]) -> Callable[[bytes], Any]:
-        """Return a function that reads one type and raises `msgspec.ValidationError` or `ValueError`."""
+        """Return a function that reads payloads of one type.
+
+        The function raises `msgspec.ValidationError` or `ValueError` for any other payload.
+        """
         ...
 
 
 class _UnwritableError(TypeError):
-    """A value inside an event cannot be written. The text comes from aiodelay and contains no value."""
+    """A value inside an event cannot be written. aiodelay wrote the error's text, which shows no value of the event."""
 
 
 def _write_model(value: object) -> object:
@@ -113,7 +116,7 @@ def _encoded(encode: Callable[[object], bytes], event: object, encoding: str) ->
 
 
 def _in_field(encode: Callable[[object], bytes], event: object) -> str:
-    """Name the first field that cannot be written on its own."""
+    """Return words that name the first field that cannot be written; an empty text if each field can be written."""
     for name in _field_names(event):
         try:
             encode(getattr(event, name))

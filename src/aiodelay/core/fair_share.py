@@ -14,7 +14,7 @@ from .values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Demand, Lane, Record
 __all__ = ["MOST_ASIDE", "FairShare", "Head", "Heads"]
 
 MOST_ASIDE = 2_000
-"""Most messages that one claim skips: suspects that others try, or other messages in a trial."""
+"""Most messages that one claim skips. A trial skips messages that are not suspects; other claims skip suspects."""
 
 R = TypeVar("R", bound=Row)
 R_co = TypeVar("R_co", bound=Row, covariant=True)
@@ -24,7 +24,7 @@ class Head(Protocol[R_co]):
     """The due messages of some lanes, read from the earliest on."""
 
     def first(self) -> R_co | None:
-        """Return the first due message, and leave it where it is."""
+        """Return the first due message, without taking it; None if no message is due."""
         ...
 
     def take(self) -> None:
@@ -40,7 +40,7 @@ class Heads(Protocol[R_co]):
     """The lanes of one claim."""
 
     def of(self, lanes: Sequence[Lane]) -> Head[R_co]:
-        """Return the head of these lanes together. Heads of the same lanes share their position."""
+        """Return one head for all these lanes. Several heads of the same lanes share their position."""
         ...
 
 
@@ -55,13 +55,14 @@ class _Group(Generic[R]):
 
 
 class FairShare(Generic[R]):
-    """The messages of one claim: a group of suspects, or other messages.
+    """Chooses the messages of one claim. A claim takes only suspects (a trial), or no suspects.
 
     Args:
         demand: The demand by lane.
         heads: The due messages of the lanes.
         turn: The number of the claim. It decides which lane the claim serves first.
-        most_tried: Returns the most suspects to try. It is called only if the first message is a suspect.
+        most_tried: A function that returns the most suspects to try. It is called only if the first message is a
+            suspect.
     """
 
     def __init__(
@@ -76,7 +77,11 @@ class FairShare(Generic[R]):
         self.is_trial: bool = False
 
     def take(self) -> list[R]:
-        """Take each group's equal share first. Then the groups take the rest of the claim, in their order."""
+        """Take the messages of the claim, and return them.
+
+        Each demand has a group: the messages that meet this demand. First, each group takes up to its equal share of
+        the claim. Then the groups, in their order, take messages until the claim is full.
+        """
         for parts in (len(self._groups), 1):
             for group in self._groups:
                 self._fill(group, parts)
@@ -106,7 +111,10 @@ class FairShare(Generic[R]):
             self._bytes += size
 
     def _takes(self, record: Record) -> bool:
-        """Return whether the claim may take a message too. A suspect that ended its process alone is tried alone."""
+        """Return whether the claim may take this message too.
+
+        If a suspect has ended a process that tried it alone, the suspect is tried alone again.
+        """
         is_suspect = t.is_suspect(record)
         if not self._messages:
             self.is_trial = is_suspect

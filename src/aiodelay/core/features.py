@@ -1,9 +1,9 @@
 """The layouts and optional features of stored data that this version knows.
 
 A namespace records each feature that `aiodelay upgrade` has switched on. Before that, no process uses the feature, so
-processes of this version and of the one before can share the namespace. After that, a process that does not know the
-feature claims nothing, because it would ignore the feature's rules. docs/decisions/0016-rolling-upgrades.md explains
-why.
+processes of this version and of the previous version can share the namespace. After that, a process that does not know
+the feature claims nothing, because it would ignore the feature's rules. docs/decisions/0016-rolling-upgrades.md
+explains why.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Always read it as `features.KNOWN`, and never copy it: tests add features of the
 SQLITE_LAYOUT = 1
 """The schema version of a SQLite file."""
 REDIS_LAYOUT = 1
-"""The version of a Redis namespace's keys. Kafka has none: each of its records names its format."""
+"""The version of the keys of a Redis namespace. Kafka needs no such version: each record names its format."""
 
 
 def unknown(recorded: Mapping[str, str]) -> dict[str, str]:
@@ -91,7 +91,7 @@ class VersionCheck:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note whether the block raises `StoreTooNewError`; another error does not change the note."""
+        """Remember whether the block raises `StoreTooNewError`. Any other error changes nothing."""
         try:
             yield
         except StoreTooNewError as error:

@@ -19,5 +19,5 @@ def new_id() -> str:
 
 
 def new_op() -> bytes:
-    """Return 8 random bytes: the id of one command, however often it is sent."""
+    """Return a new op: 8 random bytes that identify one command. A repeat of the command has the same op."""
     return os.urandom(8)

@@ -1,4 +1,4 @@
-"""The declaration of a record's fields, with the place of each in bytes, tables, headers and JSON.
+"""The declaration of a record's fields, with the name and position of each field in bytes, tables, headers and JSON.
 
 The codec, the constants of Redis' scripts, SQLite's statements, Kafka's headers and Spark's schemas are made from
 `FIELDS`. Other places list the fields by hand. tests/unit/test_record_places.py compares each of them with `FIELDS`,
@@ -30,18 +30,21 @@ class Column(NamedTuple):
 
 
 class Field(Struct, frozen=True, kw_only=True):
-    """One field of a record, with its representations. A representation that it does not have is None or empty.
+    """One field of a record, with its form in bytes, tables, headers and JSON.
+
+    If the field is absent from one of these, the attribute is None or empty.
 
     Attributes:
-        path: The attribute of `Record`, or of its envelope: `envelope.key`.
-        type: The attribute's type, as the class writes it.
+        path: The attribute of `Record`, such as `attempt`, or of the record's envelope, such as `envelope.key`.
+        type: The type of that attribute, as the class declares it.
         meaning: One line for docs/formats.md.
         prefix: The format in the fixed prefix: `u8`, `u16`, `u48`, `8s` or `flag:<bits>`. A `u64?:<bit>` follows the
             prefix if this bit of the flags is set.
         body: The key in the MessagePack body, one letter. The body omits a field with its default value.
         column: The column of the SQLite table `messages`.
-        is_state: A settlement, a lapse, a reschedule or a fire may change it while the message lives.
-        only_dead: Only dead letters have it. They are stored as bytes, so it has no column.
+        is_state: Whether a settlement, a lapse, a reschedule or a fire may change the field while the message lives.
+        only_dead: Whether only dead letters have the field. SQLite stores dead letters as bytes, so the field has no
+            column.
         header: The header of a Kafka record. The payload and the caller's headers are those of the Kafka record itself.
         spark: The column of the Spark tables `messages` and `dead`.
         json: The keys of the field in the JSON of the API, the command line and an export.
@@ -61,7 +64,7 @@ class Field(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The attribute's name, which all code uses for the field."""
+        """The name of the attribute. All code uses it as the name of the field."""
         return self.path.rpartition(".")[2]
 
 
@@ -335,7 +338,7 @@ FIELDS: tuple[Field, ...] = (
 # --- the prefix -------------------------------------------------------------------------------------------
 
 _NUMBERS = {"u8": ("B", 1), "u16": ("H", 2), "u48": ("6s", 6), "8s": ("8s", 8)}
-"""Python's `struct` format and the bytes of each type in the fixed prefix."""
+"""For each type of the fixed prefix: the format of Python's `struct`, and the size in bytes."""
 _OPTIONAL, _OPTIONAL_BYTES = "u64?", 8
 _FIRST = {"format": "u8", "flags": "u8"}
 """The numbers at the beginning of every prefix, before the numbers of fields."""
@@ -361,7 +364,7 @@ class Place(NamedTuple):
 
 
 class Flag(NamedTuple):
-    """Some bits of the flags. `mask` selects them; `shift` is the number of the lowest bit."""
+    """The bits of one flag. `mask` selects these bits; `shift` is the number of the lowest bit."""
 
     shift: int
     mask: int
@@ -373,7 +376,7 @@ class Prefix(Struct, frozen=True):
     Attributes:
         format: The format for Python's `struct`.
         size: The size in bytes.
-        places: The place of each number, by field, including numbers that follow the prefix if a flag is set.
+        places: The place of each number, by field. Numbers that follow the prefix if a flag is set are included.
         flags: The bits of each flag, by field.
     """
 

@@ -42,13 +42,19 @@ __all__ = [
 ]
 
 Missed: TypeAlias = Literal["coalesce", "all", "skip"]
-"""What happens to occurrences whose successor is due too: one run for all, a run for each, or none."""
+"""The rule for missed occurrences. An occurrence is missed if its successor is due before it runs.
+
+`coalesce`: all missed occurrences together run once. `all`: each missed occurrence runs. `skip`: none of them runs.
+"""
 
 Overlap: TypeAlias = Literal["allow", "skip"]
-"""What an occurrence does while an earlier one is still being retried: run at the same time, or not run."""
+"""The rule for an occurrence that is due while an earlier occurrence is still being retried.
+
+`allow`: both run at the same time. `skip`: the later occurrence does not run.
+"""
 
 MIN_INTERVAL_MS = 100
-"""Shortest interval of `Every`. For work that runs more often, write a loop."""
+"""Shortest interval of `Every`. For work that must run more often, write a loop of your own."""
 
 _MAX_EXPRESSION = 255
 _CRON_FIELDS = 5
@@ -62,15 +68,15 @@ _PRIVATE_ZONES = ("localtime", "posixrules", "posix/", "right/")  # their meanin
 class Every:
     """A fixed interval of elapsed time. Clock changes do not affect it.
 
-    Occurrences lie on a grid: `start` plus whole intervals, or without `start` the first due time plus whole intervals.
-    A late run of an occurrence does not move the later occurrences.
+    Occurrences lie on a grid of whole intervals that begins at `start`. Without `start`, the grid begins at the first
+    due time. A late run of an occurrence does not move the later occurrences.
 
     Attributes:
         interval: At least 100 ms; kept as the shortest text, so that `Every("60m") == Every("1h")`.
-        start: An aware datetime, kept in UTC and rounded up to a whole millisecond. None = one interval after
-            scheduling.
-        missed: What happens to occurrences whose successor is due too.
-        overlap: What an occurrence does while an earlier one is still being retried.
+        start: An aware datetime, kept in UTC and rounded up to a whole millisecond. None = the first occurrence is due
+            one interval after scheduling.
+        missed: The rule for occurrences whose successor is due before they run (see `Missed`).
+        overlap: Whether an occurrence runs while an earlier occurrence is still being retried (see `Overlap`).
         interval_ms: The interval in milliseconds.
 
     Raises:
@@ -95,23 +101,25 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """Wall times of a zone, by a cron expression of five fields.
+    """A cron expression of five fields, which matches wall times of a time zone.
 
     The syntax is that of Debian's cron: lists, ranges, steps and names. It also has `L` (last day), `LW` (last
-    weekday), `5L` (last Friday) and `tue#2` (second Tuesday). If neither day field starts with `*`, one of the two must
-    match; otherwise both must.
+    weekday), `5L` (last Friday) and `tue#2` (second Tuesday). If neither of the two day fields starts with `*`, a day
+    must match at least one of them. Otherwise a day must match both.
 
     Clock changes affect the two kinds of expressions in different ways:
 
-    - Neither the minute nor the hour starts with `*`: the expression names wall times. A wall time that clocks skip
-      runs right after the skip. A wall time that occurs twice runs the first time.
-    - All others follow the clock. A skipped wall time does not run. A wall time that occurs twice runs twice.
+    - If neither the minute nor the hour starts with `*`, the expression names wall times. If the clock skips a named
+      wall time, the occurrence runs right after the skip. If the wall time occurs twice, the occurrence runs once, the
+      first time.
+    - All other expressions follow the clock. If the clock skips a wall time, no occurrence runs. If the wall time
+      occurs twice, the occurrence runs twice.
 
     Attributes:
         expression: Five fields, at most 255 characters; kept in upper case with single spaces.
         tz: A name of the IANA time zone database.
-        missed: What happens to occurrences whose successor is due too.
-        overlap: What an occurrence does while an earlier one is still being retried.
+        missed: The rule for occurrences whose successor is due before they run (see `Missed`).
+        overlap: Whether an occurrence runs while an earlier occurrence is still being retried (see `Overlap`).
 
     Raises:
         ScheduleTimeError: A value is not allowed. The error names it as `every.<name>`.
@@ -189,8 +197,8 @@ def first_due(rule: Rule, now_ms: int) -> int:
         now_ms: The store's time, in epoch milliseconds.
 
     Returns:
-        `Every`: one interval from now. With `start`: the first point of the grid that is neither before now nor before
-        `start`. `Cron`: the first match after now.
+        For `Every` without `start`: one interval from now. For `Every` with `start`: the first point of the grid that
+        is neither before now nor before `start`. For `Cron`: the first match after now.
 
     Raises:
         ScheduleTimeError: The rule has no occurrence within `MAX_HORIZON_MS` (3650 days).
@@ -215,13 +223,13 @@ def next_due(rule: Rule, due_ms: int, now_ms: int) -> int | None:
         now_ms: The store's time; epoch milliseconds, like all times here.
 
     Returns:
-        The next due time; None if the calendar ends before it (the year 9999).
+        The next due time; None if the rule has no occurrence up to the end of the year 9999.
     """
     return _following(rule, due_ms, due_ms if rule.missed == "all" else max(due_ms, now_ms))
 
 
 def is_missed(rule: Rule, due_ms: int, now_ms: int) -> bool:
-    """Return whether the occurrence due at `due_ms` must not run: `missed="skip"`, and its successor is due too."""
+    """Return whether `missed="skip"` forbids the occurrence due at `due_ms`, because its successor is due too."""
     if rule.missed != "skip":
         return False
     successor_ms = _following(rule, due_ms, due_ms)
@@ -229,7 +237,7 @@ def is_missed(rule: Rule, due_ms: int, now_ms: int) -> bool:
 
 
 def is_overlapped(rule: Rule, live: Sequence[int]) -> bool:
-    """Return whether an occurrence must not run: `overlap="skip"`, and an earlier one is still being retried.
+    """Return whether `overlap="skip"` forbids an occurrence, because an earlier one is still being retried.
 
     Args:
         rule: The series' rule.
@@ -239,10 +247,10 @@ def is_overlapped(rule: Rule, live: Sequence[int]) -> bool:
 
 
 def upcoming(rule: Rule, now_ms: int, n: int) -> list[int]:
-    """Return the first `n` due times of a series scheduled now, ascending; fewer if the calendar ends before.
+    """Return the first `n` due times of a series scheduled now, ascending; fewer if the year 9999 ends before.
 
     Raises:
-        ScheduleTimeError: As in `first_due`.
+        ScheduleTimeError: The rule has no occurrence within `MAX_HORIZON_MS` (3650 days).
     """
     return list(islice(_series(rule, now_ms), n))
 
@@ -255,7 +263,13 @@ def _series(rule: Rule, now_ms: int) -> Iterator[int]:
 
 
 def _following(rule: Rule, grid_ms: int, after_ms: int) -> int | None:
-    """Return the rule's first point after `after_ms`. `grid_ms`: a point of the grid of an `Every` without start."""
+    """Return the rule's first due time after `after_ms`; None if there is none.
+
+    Args:
+        rule: The series' rule.
+        grid_ms: For an `Every` without `start`: any due time of the series. All others are whole intervals from it.
+        after_ms: The result is later than this time.
+    """
     if isinstance(rule, Cron):
         return _match_after(rule, after_ms)
     if rule.start is not None:
@@ -268,7 +282,7 @@ def _match_after(rule: Cron, after_ms: int) -> int | None:
     try:
         after = from_epoch_ms(after_ms).astimezone(zone)
         wall = after.replace(tzinfo=None)
-        # Inside an hour that occurs twice, earlier wall times are still to come: begin earlier by the clock change.
+        # In an hour that occurs twice, earlier wall times will come again. Begin earlier by the clock change.
         matches = CronSim(rule.expression, wall - (_offset(after, fold=0) - _offset(after, fold=1)))
         found: list[int] = []
         while True:
@@ -285,21 +299,22 @@ def _offset(at: datetime, *, fold: int) -> timedelta:
 
 
 def _names_wall_times(rule: Cron) -> bool:
-    """Return whether neither minute nor hour starts with `*`. Then, as in Debian's cron, clock changes lose no run."""
+    """Return whether neither minute nor hour starts with `*`. If so, clock changes lose no run, as in Debian's cron."""
     return not any(part.startswith("*") for part in rule.expression.split()[:2])
 
 
 def _readings(wall: datetime, zone: tzinfo) -> tuple[int, int]:
-    """Return the instants of a wall time: by the zone's offset before a nearby clock change, and by the one after it.
+    """Return the two instants of a wall time: by the zone's offset before a nearby clock change, and after it.
 
-    Equal: there is no change. Ascending: the wall time occurs twice. Descending: it does not occur (PEP 495).
+    If the instants are equal, no change is near. If they ascend, the wall time occurs twice. If they descend, the wall
+    time does not occur (PEP 495).
     """
     before, after = (to_epoch_ms(wall.replace(tzinfo=zone, fold=fold), field="every") for fold in (0, 1))
     return before, after
 
 
 def _instants_named(wall: datetime, zone: tzinfo) -> list[int]:
-    """Return the one instant of a wall time: its first occurrence, or the end of the change that skips it."""
+    """Return the one instant of a wall time: its first occurrence, or the clock change that skips it."""
     before, after = _readings(wall, zone)
     return [before if before <= after else _jump_ms(zone, after, before)]
 
@@ -328,8 +343,9 @@ def _jump_ms(zone: tzinfo, low_ms: int, high_ms: int) -> int:
 def encode_rule(rule: Rule) -> dict[str, str | int]:
     """Return the rule in the form that a record stores. Two rules are equal if and only if their forms are equal.
 
-    Keys of `Every`: `e` interval in ms, `s` start in epoch ms (absent: none). Keys of `Cron`: `c` cron expression, `z`
-    zone. Keys of both: `m` missed (absent: `coalesce`), `o` overlap (absent: `allow`).
+    Keys of `Every`: `e` is the interval in ms, `s` is the start in epoch ms (absent if there is none). Keys of `Cron`:
+    `c` is the cron expression, `z` is the zone. Keys of both: `m` is `missed` (absent for `coalesce`), `o` is `overlap`
+    (absent for `allow`).
     """
     encoded: dict[str, str | int]
     if isinstance(rule, Cron):

@@ -22,7 +22,7 @@ MAX_ATTEMPTS = 1000
 """Most attempts that a plan may allow."""
 
 GiveUpReason: TypeAlias = Literal["attempts_exhausted", "not_retryable"]
-"""Why no attempt follows: all were used, or the plan for this error allows only one."""
+"""Why a message is given up: all attempts are used, or the plan for this error allows only one attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +52,21 @@ RetryDecision: TypeAlias = RetryAfter | GiveUp
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Retry:
-    """How often a failing handler runs, and how long it waits between attempts.
+    """The plan for a failing handler: the number of attempts, and the waits between them.
 
     The wait before attempt n + 1 is `first * factor ** (n - 1)`, at most `cap`. Then the wait changes at random by up
     to `± jitter` of itself, so that messages which failed together do not return together. Since jitter comes after the
     cap, a wait lies between 0 and `cap * (1 + jitter)`.
 
-    `by_type` gives plans for some error types. If several of these types fit an error, the plan of the most derived
-    type counts. Errors of all other types follow the outer plan. Attempts are counted per message, not per error type:
+    `by_type` gives plans for some error types. If several of these types fit an error, the most derived type decides.
+    Errors of all other types follow the outer plan. Attempts are counted per message, not per error type:
 
         Retry(attempts=5, by_type={ValueError: Retry.never(), ConnectionError: Retry(attempts=50, first="1s")})
 
     For an `ExceptionGroup`, the type of the group decides, not the types of the errors in it.
 
     Attributes:
-        delays_ms: Milliseconds between each attempt and the next, before jitter; one fewer than `attempts`.
+        delays_ms: The waits between attempts, in milliseconds, before jitter. There is one fewer than `attempts`.
         jitter: The random part of each delay, 0 to 1.
         by_type: Plans for errors of these types.
     """
@@ -118,7 +118,7 @@ class Retry:
         jitter: float = 0.1,
         by_type: Mapping[type[BaseException], Retry] | None = None,
     ) -> Self:
-        """Plan these waits, in this order: one attempt more than there are waits.
+        """Return a plan with these waits, in this order. The plan allows one attempt more than there are waits.
 
         Args:
             intervals: The waits before the second attempt, the third and so on; 1 to 999 of them.
@@ -126,7 +126,8 @@ class Retry:
             by_type: Plans for errors of these types and their subclasses.
 
         Raises:
-            ConfigurationError: There are no waits or too many, a wait is not a duration, or an error as for `Retry`.
+            ConfigurationError: There are no waits or more than 999, a wait is not a duration, or `jitter` or `by_type`
+                is wrong.
         """
         if not _is_list(intervals) or not 0 < len(intervals) < MAX_ATTEMPTS:
             allowed = f'1 to {MAX_ATTEMPTS - 1} durations, e.g. ["5s", "1m"]; Retry.never() for none'
@@ -141,7 +142,7 @@ class Retry:
 
     @classmethod
     def never(cls) -> Self:
-        """Plan a single attempt: its failure is final."""
+        """Return a plan with a single attempt: its failure is final."""
         return cls(attempts=1)
 
     def _fill(
@@ -187,7 +188,7 @@ class Retry:
 
 
 def _growing(count: int, first_ms: int, factor: float, cap_ms: int) -> tuple[int, ...]:
-    """Return the delays. Each is capped before the next is computed, so that none overflows."""
+    """Return the delays. Each delay is capped before the next delay is computed, so that no number overflows."""
     delay, delays = float(first_ms), []
     for _ in range(count):
         delays.append(round(delay))
@@ -196,7 +197,7 @@ def _growing(count: int, first_ms: int, factor: float, cap_ms: int) -> tuple[int
 
 
 def _is_number(value: object, kind: type | UnionType) -> bool:
-    """Return whether a value is a number of this kind. A bool does not count, although Python treats it as an int."""
+    """Return whether a value is a number of this kind. A bool does not count, although Python calls it an int."""
     return isinstance(value, kind) and not isinstance(value, bool)
 
 

@@ -60,7 +60,7 @@ class Rules(Generic[R]):
     # --- commands -----------------------------------------------------------------------------------------
 
     def apply(self, command: Command, now: int) -> Outcome:
-        """Carry out a command. If it is a repetition, return the first answer."""
+        """Carry out a command and return the answer. If the command is a repetition, only return the first answer."""
         row, answers = self.table.find(command.id), self.table.answers
         known = known_answer(answers, command, row, now)
         if known is not None:
@@ -74,7 +74,7 @@ class Rules(Generic[R]):
 
         Args:
             command: The command.
-            row: The message that is stored under its id.
+            row: The message that is stored under the command's id; None if there is none.
             now: Epoch ms.
         """
         match command:
@@ -128,7 +128,7 @@ class Rules(Generic[R]):
         if refused is not None or row is None:
             return refused or Refused("not_found")
         record, is_claimed = row.record, row.token != 0
-        if is_claimed:  # before `end_retries`, which may change `live` of the stored series: `row` gets stale then
+        if is_claimed:  # update before `end_retries`: it may change `live` of the stored series, so that `row` is stale
             self.table.update(row, replace(record, no_retry=True))
         in_flight = self.end_retries(command.id, now) or self._has_superseded(command.id, now) or is_claimed
         if not is_claimed:
@@ -167,9 +167,10 @@ class Rules(Generic[R]):
     # --- series and their retries -------------------------------------------------------------------------
 
     def end_retries(self, series_id: str, now: int, *, is_replaced: bool = False) -> bool:
-        """End the retries of a series, which may itself have ended. Return whether a retry is in flight.
+        """End the retries of a series, also if the series itself has ended. Return whether a retry is in flight.
 
-        A replacement fences off the retries in flight. A cancel lets them run for the last time.
+        If the series is replaced, the claims on the retries in flight are fenced off. If it is cancelled, these
+        retries run for the last time.
         """
         table, has_claimed = self.table, False
         for row in table.retries_of(series_id):
@@ -189,7 +190,7 @@ class Rules(Generic[R]):
         return (None if series is None or series.record.envelope.rule is None else series), due_ms
 
     def _leave_series(self, message_id: str) -> None:
-        """Remove an ended occurrence from its series' list."""
+        """Remove an ended occurrence from the list of retried occurrences (`live`) of its series."""
         series, due_ms = self._series_of(message_id)
         if series is not None and due_ms in series.record.live:
             live = tuple(due for due in series.record.live if due != due_ms)
@@ -232,7 +233,7 @@ class Rules(Generic[R]):
     # --- claims -------------------------------------------------------------------------------------------
 
     def begin_trial(self, rows: Sequence[R]) -> None:
-        """Prepare claimed suspects to be tried together. The caller stores which worker tries them."""
+        """Prepare the trial of suspects that were claimed together. The caller stores which worker tries them."""
         trials, first = self.table.trials, rows[0].record
         search = trials.search()
         if not first.kills:
@@ -241,7 +242,7 @@ class Rules(Generic[R]):
             self.table.update(rows[0], replace(first, alone=True, kills=search.kills_of(first)))
 
     def settle(self, settlement: Settlement, now: int) -> SettleOutcome:
-        """End a claim that is still held. Its retry, dead letter or next occurrence is part of the same step."""
+        """End a claim that is still held. In the same step, store the retry, the dead letter or the next occurrence."""
         table, row = self.table, self.table.find(settlement.id)
         if row is None or row.token != settlement.token:
             was_replaced = table.superseded.end(settlement.id, settlement.revision, settlement.token)
@@ -287,7 +288,7 @@ class Rules(Generic[R]):
                 self.table.note(settlement.outcome, record, now)
 
     def renew(self, renewal: Renewal) -> RenewOutcome:
-        """Set a lease from one token to another, unless another worker has taken the message."""
+        """Extend a lease by giving the claim another token, unless another worker has taken the message."""
         table, row = self.table, self.table.find(renewal.id)
         if row is None or row.token not in (renewal.token, renewal.to):
             is_kept = table.superseded.renew(renewal.id, renewal.revision, renewal.token, renewal.to)
@@ -369,7 +370,7 @@ def known_answer(answers: Answers, command: Command, row: Row | None, now: int) 
     Args:
         answers: The table's answers.
         command: The command. A command without an op is never a repetition.
-        row: The message that is stored under its id.
+        row: The message that is stored under the command's id; None if there is none.
         now: Epoch ms.
     """
     if command.op == t.NO_OP:
@@ -381,7 +382,10 @@ def known_answer(answers: Answers, command: Command, row: Row | None, now: int) 
 
 
 def keep_answer(answers: Answers, command: Command, outcome: Outcome, now: int) -> None:
-    """Keep the answer to a command while it may be repeated, unless the stored record itself implies it."""
+    """Keep the answer to a command for `RETRY_WINDOW_MS`, for a repetition of the command.
+
+    The answer `stored` is not kept, because the stored record implies it.
+    """
     is_told = isinstance(outcome, Stored) and outcome.answer == "stored"
     if command.op != t.NO_OP and not is_told:
         answers.add(command.op, outcome, until_ms=now + RETRY_WINDOW_MS)

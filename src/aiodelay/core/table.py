@@ -1,7 +1,9 @@
 """`Table`: the narrow interface through which the rules read and change a store's messages.
 
-A store implements it over dicts, SQL or a change log. A table decides nothing; `rules.py` decides. A command, a
-settlement or a lapse is one step (a transaction, if the store has transactions). Every method takes part in that step.
+The stores implement it with dicts, SQL or a change log. A table decides nothing; `rules.py` decides. Each command,
+settlement or lapse is one step (a transaction, if the store has transactions). Every method takes part in that step.
+
+The *place* of a message (`place_ms`) is the time of its next attempt, epoch ms. It orders the messages of a lane.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ class Row(Protocol):
 
     @property
     def place_ms(self) -> int:
-        """The time of its next attempt, epoch ms."""
+        """The place of the message in its lane: the time of its next attempt, epoch ms."""
         ...
 
     @property
     def token(self) -> int:
-        """The token of its claim; 0 = not claimed."""
+        """The token of the claim on the message; 0 = not claimed."""
         ...
 
 
@@ -43,7 +45,10 @@ class Answers(Protocol):
     """Answers, versions and revisions that outlive a message."""
 
     def answer(self, command: Command, now: int) -> Outcome | None:
-        """Return the first answer to a command, unless a stored message implies it."""
+        """Return the kept answer to a command; None if no answer is kept.
+
+        An answer that a stored message implies is not kept.
+        """
         ...
 
     def add(self, op: bytes, outcome: Outcome, *, until_ms: int) -> None:
@@ -55,11 +60,11 @@ class Answers(Protocol):
         ...
 
     def last_revision(self, message_id: str, now: int) -> int | None:
-        """Return the revision with which this id last ended."""
+        """Return the revision of the last message that ended under this id; None if it is not kept."""
         ...
 
     def ended_version(self, message_id: str, now: int) -> int | None:
-        """Return the version with which this id last ended."""
+        """Return the version of the last message that ended under this id; None if it is not kept."""
         ...
 
     def add_version(self, message_id: str, version: int, *, until_ms: int) -> None:
@@ -68,22 +73,22 @@ class Answers(Protocol):
 
 
 class SupersededClaims(Protocol[R_contra]):
-    """Claims on versions that were replaced in flight, by id and revision. Each stays until it is settled or lapses."""
+    """Claims on messages that were replaced in flight, by id and revision. A claim stays until it settles or lapses."""
 
     def add(self, row: R_contra) -> None:
         """Keep the claim of a row that is about to be replaced. For a row without a claim, do nothing."""
         ...
 
     def tokens(self, message_id: str) -> Sequence[int]:
-        """Return the tokens of the claims on versions of this id, and on retries of a series of this id."""
+        """Return the tokens of the claims on replaced messages of this id, and on retries of a series of this id."""
         ...
 
     def renew(self, message_id: str, revision: int, token: int, to: int) -> bool:
-        """Set a claim from one token to another, even if that was already done. Return whether the claim is kept."""
+        """Give a claim another token, unless it has that token already. Return whether the table holds the claim."""
         ...
 
     def end(self, message_id: str, revision: int, token: int) -> bool:
-        """Remove a claim. Return whether it was kept."""
+        """Remove a claim. Return whether the table held it."""
         ...
 
 
@@ -91,14 +96,14 @@ class Letters(Protocol):
     """Dead letters, by id and revision."""
 
     def has(self, key: DeadKey) -> bool:
-        """Return whether there is such a letter."""
+        """Return whether a letter has this key."""
         ...
 
     def get(self, key: DeadKey) -> DeadLetter | None:
-        """Return a letter.
+        """Return the letter with this key; None if there is none.
 
         Raises:
-            RecordFormatError: Its record cannot be read.
+            RecordFormatError: The letter's record cannot be read.
         """
         ...
 
@@ -107,7 +112,7 @@ class Letters(Protocol):
         ...
 
     def remove(self, key: DeadKey) -> bool:
-        """Delete a letter. Return whether there was one."""
+        """Delete the letter with this key. Return whether there was a letter."""
         ...
 
 
@@ -115,11 +120,11 @@ class TrialTable(Protocol[R_contra]):
     """Trials of suspects, and the state of the search for killers among them."""
 
     def heard_ms(self, row: R_contra) -> int | None:
-        """Return when the process of a row's trial last confirmed it, epoch ms; None = the row is not in a trial."""
+        """Return when the process that tries a row last confirmed it, epoch ms; None = the row is not in a trial."""
         ...
 
     def has_died(self, row: R_contra, now: int) -> bool:
-        """Return whether the process of a row's trial has ended."""
+        """Return whether the process that tries a row has ended."""
         ...
 
     def group_size(self) -> int:
@@ -149,7 +154,7 @@ class Table(Protocol[R]):
 
     @property
     def superseded(self) -> SupersededClaims[R]:
-        """Claims on versions that were replaced."""
+        """Claims on messages that were replaced in flight."""
         ...
 
     @property
@@ -163,30 +168,30 @@ class Table(Protocol[R]):
         ...
 
     def find(self, message_id: str) -> R | None:
-        """Return the message that is stored under an id."""
+        """Return the message that is stored under an id; None if the id is free."""
         ...
 
     def retries_of(self, series_id: str) -> Sequence[R]:
-        """Return the retried occurrences of a series, which may itself have ended."""
+        """Return the retried occurrences of a series, also if the series itself has ended."""
         ...
 
     def insert(self, record: Record, place_ms: int) -> None:
-        """Put a message into its lane, behind others of the same place. The caller has just found its id free."""
+        """Add a message to its lane, behind messages of the same place. The caller has just found the id free."""
         ...
 
     def move(self, row: R, record: Record, place_ms: int, *, keeps_turn: bool = False) -> None:
-        """Put a message back into its lane, with this record. A claim on it ends.
+        """Put a message back into its lane, with this record. A claim on the message ends.
 
         Args:
             row: The stored message.
             record: The new record, with the same id and lane.
-            place_ms: The time of its next attempt.
-            keeps_turn: Whether it stays before messages of the same place that were scheduled later.
+            place_ms: The time of the message's next attempt.
+            keeps_turn: Whether the message stays before messages of the same place that were scheduled later.
         """
         ...
 
     def update(self, row: R, record: Record) -> None:
-        """Set `no_retry`, `alone`, `kills` and `live` of a message. Its place does not change."""
+        """Store the values of `no_retry`, `alone`, `kills` and `live` in `record`. The message keeps its place."""
         ...
 
     def set_token(self, row: R, token: int) -> None:

@@ -37,7 +37,7 @@ Columns: TypeAlias = Mapping[str, Sequence[Any]]
 
 BATCH_ROWS = 10_000
 BATCH_BYTES = 8 << 20
-"""A batch ends at this many rows, or bytes. It may hold up to one page of the store more."""
+"""A batch ends when it holds this many rows or bytes. It may exceed the limits by up to one page of the store."""
 ROWS_PER_PART = 250_000
 MOST_PARTS = 10_000
 
@@ -48,10 +48,10 @@ class Scan(Struct, frozen=True, kw_only=True):
     Attributes:
         table: The table.
         columns: The requested columns. Data that only other columns need are not fetched.
-        lane: Only rows of this lane.
-        from_ms: Only rows whose record is due at this time or later.
-        to_ms: Only rows whose record is due before this time.
-        ids: Only these ids, each looked up on its own.
+        lane: Only rows of this lane; None = of all lanes.
+        from_ms: Only rows whose record is due at this time or later; None = no limit.
+        to_ms: Only rows whose record is due before this time; None = no limit.
+        ids: Only these ids, each looked up separately; None = all ids.
         parts: The largest number of parts; 0 = as many as the size requires.
     """
 
@@ -73,7 +73,13 @@ class Scan(Struct, frozen=True, kw_only=True):
 
 
 class Ended(Struct, frozen=True, gc=False):
-    """The remaining data of an ended message: its version, and until when it is kept, epoch ms; None = not known."""
+    """The data that a store still keeps of an ended message.
+
+    Attributes:
+        id: The message id.
+        version: The caller's version of the message; None = not known.
+        until_ms: Until when the store keeps these data, epoch ms; None = not known.
+    """
 
     id: str
     version: int | None
@@ -81,7 +87,10 @@ class Ended(Struct, frozen=True, gc=False):
 
 
 def parts_for(scan: Scan, rows: int) -> int:
-    """Return the number of parts for this many rows: an even number, so that two concurrent tasks end together."""
+    """Return the number of parts in which to read this many rows.
+
+    Unless the scan sets the number, it is 1 or even, so that two concurrent tasks end together.
+    """
     by_rows = -(-rows // ROWS_PER_PART)
     wanted = scan.parts or (1 if by_rows <= 1 else by_rows + by_rows % 2)
     return max(1, min(wanted, rows, MOST_PARTS))

@@ -1,6 +1,11 @@
-"""Transitions of a record, as functions of values and a time. Every store applies the same ones.
+"""Decisions about one record, as pure functions of values and a time. All stores apply the same decisions.
 
-Nothing here waits, reads a clock or touches storage.
+Nothing here waits, reads a clock or touches storage. Some words:
+
+- A *lapse* of a message is a lease that ended unsettled. After `SUSPECT_LAPSES` lapses, the message is a *suspect*.
+- A *trial* is a claim of suspects only. It finds the *killer* that ends the processes which take it.
+- A *kill* is a process that ended while it tried one suspect alone. The suspect counts its kills.
+- The *place* of a message is the time of its next attempt, epoch ms.
 """
 
 from __future__ import annotations
@@ -85,19 +90,19 @@ __all__ = [
 SUSPECT_LAPSES = 2
 """A message with this many lapses is a suspect: it is claimed in trials only."""
 TRIAL_MS, LONGEST_TRIAL_MS = 1_000, 60_000
-"""The length of a suspect's first trial, and the longest one."""
+"""The length of a suspect's first trial, and of the longest trial."""
 KILLS_TO_DEATH = 3
 """A message is given up as `killed_worker` once this many processes ended while they tried it alone."""
 SILENT_LEASES, DEAD_LEASES = 4, 2
-"""The number of leases for which a process must be silent.
+"""Limits for the silence of a process, as numbers of leases.
 
-If it has not confirmed a suspect for the first number (a minute with leases of 15 s), others may take that suspect.
-If it has given no sign of life for the second number, it counts as ended.
+If a process has not confirmed a suspect for `SILENT_LEASES` leases (a minute with leases of 15 s), other processes may
+take the suspect. If it has given no sign of life for `DEAD_LEASES` leases, it counts as ended.
 """
 NO_OP = bytes(8)
 """The op of a record that no command wrote (a retried occurrence, a redriven dead letter), or whose op is not kept."""
 RIGHTING_MS = MAX_LEASE_MS // 3
-"""How long after a step back of the clock holders may correct their leases: the longest renewal interval."""
+"""The time in which holders correct their leases after the clock has stepped back: the longest renewal interval."""
 TOKEN_EPOCH_MS = 1_735_689_600_000
 """2025-01-01T00:00:00Z. Token = (deadline - epoch) * 4096 + counter: exact in a double until 2094."""
 _COUNTERS = 4096
@@ -110,7 +115,7 @@ def token_for(deadline_ms: int, counter: int) -> int:
 
 
 def token_deadline_ms(token: int) -> int:
-    """Return when the token's lease ends."""
+    """Return when the token's lease ends, epoch ms."""
     return token // _COUNTERS + TOKEN_EPOCH_MS
 
 
@@ -125,7 +130,7 @@ def is_lease_over(token: int, now_ms: int) -> bool:
 
 
 def is_lease_too_long(token: int, now_ms: int) -> bool:
-    """Return whether a lease ends further ahead than any lease may, because the clock has stepped back since."""
+    """Return whether a lease ends too far ahead, because the clock has stepped back since the claim."""
     return token_deadline_ms(token) > now_ms + MAX_LEASE_MS
 
 
@@ -135,15 +140,15 @@ def tokens_held(now_ms: int) -> tuple[int, int]:
 
 
 def ahead_since(since_ms: int, now_ms: int) -> int:
-    """Return since when the store has seen leases that are too long.
+    """Return the time since which the store has seen leases that are too long, epoch ms.
 
-    They are over `RIGHTING_MS` after that time. By then a living holder has renewed its lease, and the renewal sets its
-    end by the new time.
+    Such leases are over `RIGHTING_MS` after that time. By then, a living holder has renewed its lease, and the renewal
+    has set the end of the lease by the new time.
 
     Args:
         since_ms: The last result of this function; 0 = no such lease was seen yet. A time in the future, or more than
-            twice `RIGHTING_MS` ago, belongs to another step of the clock.
-        now_ms: The store's time. Such a lease exists now.
+            twice `RIGHTING_MS` ago, belongs to another step of the clock, and is ignored.
+        now_ms: The store's time. A lease that is too long exists at this time.
     """
     return since_ms if since_ms <= now_ms <= since_ms + 2 * RIGHTING_MS else now_ms
 
@@ -172,9 +177,9 @@ def occurrence_of(message_id: str) -> tuple[str, int] | None:
 def delivery_id(record: Record) -> str:
     """Return the key by which consumers recognise repeated deliveries of one occurrence of one revision.
 
-    It is the same for every attempt. For an occurrence it contains the due time in the occurrence's id, because a
-    redrive changes the due time itself. For any other message it contains the due time of the put, which a move does
-    not change.
+    The key is the same for every attempt. For an occurrence, the key contains the due time in the occurrence's id,
+    because a redrive changes the due time itself. For any other message, the key contains the due time of the put,
+    which a later change of the due time does not affect.
     """
     message_id, due_ms = occurrence_of(record.envelope.id) or (record.envelope.id, _put_due_ms(record))
     return f"{message_id}/{record.revision}/{due_ms}"
@@ -197,12 +202,15 @@ def next_revision(now_ms: int, last: int | None) -> int:
 
 
 def due_of(due: At | After, now_ms: int) -> int:
-    """Return the due time as epoch ms. A past time stays, so that `Late` can judge it, but is not before 1970."""
+    """Return the due time in epoch ms.
+
+    A past time is kept, so that the `Late` policy can apply. A time before 1970 becomes 1970.
+    """
     return now_ms + due.ms if isinstance(due, After) else max(due.ms, 0)
 
 
 def first_answer(record: Record) -> Stored:
-    """Return the answer to the put that made this record. It is true while the record has its first due time."""
+    """Return the answer to the put that made this record. The record must still have the due time of that put."""
     return Stored("stored", record.revision, record.due_ms)
 
 
@@ -229,7 +237,7 @@ def loads_of(puts: Sequence[Put]) -> list[Put]:
         version = put.conflict.version
         if put.conflict.mode != "newer" or version is None or put.envelope.version != version:
             given = f"{put.conflict.mode}, version {put.envelope.version}"
-            raise InputError(f"conflict of {shortened(put.id)}", given, "Conflict.newer(version), and that version")
+            raise InputError(f"conflict of {shortened(put.id)}", given, "Conflict.newer(version of the envelope)")
     return [put if put.op is NO_OP else replace(put, op=NO_OP) for put in puts]
 
 
@@ -241,14 +249,17 @@ def put_verdict(
     in_flight: bool,
     ended_version: int | None,
 ) -> Literal["stored", "replaced", "kept", "in_flight"] | Refused:
-    """Decide how a put ends when its id may already be stored: "The same id again" in docs/guarantees.md.
+    """Return how a put ends when its id may already be stored, or why it is refused.
+
+    docs/guarantees.md, "The same id again", has the table of these cases.
 
     Args:
         conflict: The put's conflict mode.
-        rule: The put's recurrence rule, encoded.
-        current: The record that is stored under this id.
+        rule: The put's recurrence rule, encoded; None if the message does not recur.
+        current: The record that is stored under this id; None if there is none.
         in_flight: Whether that record is leased.
-        ended_version: The version of the id's tombstone, if a message with a version has ended or was replaced.
+        ended_version: The version of the last message with a version that ended or was replaced under this id; None if
+            the store remembers none.
     """
     if conflict.mode == "newer" and conflict.version is not None:
         stored_version = None if current is None else current.envelope.version
@@ -268,7 +279,7 @@ def put_verdict(
 
 
 def cancel_refused(cancel: Cancel, current: Record | None) -> Refused | None:
-    """Return why a cancel is refused: the message does not exist, or is another version. None if it may go on."""
+    """Return why a cancel is refused: its message does not exist or is another version. None = it is not refused."""
     if current is None:
         return Refused("not_found")
     if cancel.only in (None, (current.revision, current.due_ms), (current.revision, None)):
@@ -300,10 +311,10 @@ def outdated(conflict: Conflict | None, revision: int, due_ms: int, known_versio
 
 
 def moved(record: Record, due_ms: int) -> Record:
-    """Return the record with another due time. The time from which it is late moves by the same amount.
+    """Return the record with another due time. Its `expires_ms` moves by the same amount.
 
-    Due times distinguish the occurrences of a series. So the function skips a due time whose occurrence is still being
-    retried. Any other message keeps the due time of its put for its delivery id.
+    Due times distinguish the occurrences of a series. So for a series, the function skips a due time whose occurrence
+    is still being retried. Any other record keeps the due time of its put, because the delivery id contains it.
     """
     while due_ms in record.live:
         due_ms += 1
@@ -318,23 +329,26 @@ def fired(record: Record, now_ms: int) -> Record:
 
 
 def is_suspect(record: Record) -> bool:
-    """Return whether the message may have ended its processes. Such a suspect is claimed in trials only."""
+    """Return whether the message is a suspect: it may have ended the processes that took it."""
     return record.lapses >= SUSPECT_LAPSES
 
 
 def trial_ms(record: Record) -> int:
-    """Return how long a suspect's trial lasts: it doubles with each lapse after a trial that the suspect survived."""
+    """Return the length of a suspect's trial in ms. It doubles with each lapse that follows a survived trial."""
     return min(TRIAL_MS << min(record.lapses - SUSPECT_LAPSES, 6), LONGEST_TRIAL_MS)
 
 
 class Trials(Struct, frozen=True):
-    """The state of the search for killers among suspects. Suspects are tried in the order of their lane.
+    """The state of the search for killers among suspects.
+
+    A trial takes a group of suspects, in the order of their lane. If the process of a trial ends, its group contains a
+    killer, and the next trial takes half of the group.
 
     Attributes:
         tried: The size of the last group; 0 once that group is known to have ended its process.
         hot: When that group was taken, the first `hot` suspects of the lanes contained at least one killer.
-        suspected_ms: When a message last became a suspect.
-        killed_ms: When the process of the last kill last gave a sign of life.
+        suspected_ms: When a message last became a suspect, epoch ms.
+        killed_ms: The last sign of life of the process that ended in the last kill, epoch ms.
     """
 
     tried: int = 0
@@ -344,41 +358,41 @@ class Trials(Struct, frozen=True):
 
     @property
     def most(self) -> int:
-        """The largest size of the next group: half of the suspects that may hold a killer; no limit if none may."""
+        """The largest size of the next group: half of the `hot` suspects that are left; a full claim if none is left."""
         hot = self._hot_left()
         return (hot + 1) // 2 if hot else MAX_CLAIM_MESSAGES
 
     def begun(self, size: int) -> Trials:
-        """Return the state after a trial of `size` suspects without kills has begun."""
+        """Return the state after the trial of a group has begun: `size` suspects, none of which has a kill."""
         return replace(self, tried=size, hot=self._hot_left())
 
     def died(self, left: int) -> Trials:
-        """Return the state after a lapse in the trial of a group, `left` of which were still held."""
+        """Return the state after a lapse in the trial of a group. The trial still had `left` suspects."""
         return replace(self, tried=0, hot=left) if self.tried else self
 
     def lapsed(self, before: Record, after: Record, *, beat_ms: int, now_ms: int) -> Trials:
-        """Return the state after a message has lapsed. Its process gave its last sign of life at `beat_ms`."""
+        """Return the state after the lapse of a message whose process gave its last sign of life at `beat_ms`."""
         if is_suspect(after) and not is_suspect(before):
             return replace(self, suspected_ms=now_ms)
         return replace(self, killed_ms=beat_ms) if after.kills > before.kills else self
 
     def kills_of(self, suspect: Record) -> int:
-        """Return how many kills a suspect has at the beginning of a trial.
+        """Return the number of kills with which a suspect begins a trial.
 
-        The result is 0 if another message became a suspect after the last process ended. That message may have run
-        beside the suspect, and may have ended the process.
+        If another message became a suspect after the last kill, the number is 0. That other message may have run beside
+        the suspect, and may have ended the process.
         """
         return 0 if self.suspected_ms > self.killed_ms else suspect.kills
 
     def _hot_left(self) -> int:
-        """Return the size of `hot` without the group that survived the last trial."""
+        """Return how many of the `hot` suspects are left after the group that survived the last trial."""
         return max(self.hot - self.tried, 0)
 
 
 def is_killer(record: Record) -> bool:
     """Return whether the message has ended enough processes to be given up without another run.
 
-    For a recurring message the store cannot compute the next occurrence. So it gives out the claim, and the worker
+    A store cannot compute the next occurrence of a recurring message. So the store gives out the claim, and the worker
     settles it as `Dead("killed_worker")` without a run.
     """
     return record.kills >= KILLS_TO_DEATH
@@ -387,25 +401,28 @@ def is_killer(record: Record) -> bool:
 def is_silent(heard_ms: int, lease_ms: int, now_ms: int) -> bool:
     """Return whether another process may take a suspect whose holder last confirmed it at `heard_ms`.
 
-    A time that is as far in the future was written before the clock stepped back.
+    A `heard_ms` equally far in the future counts too: it was written before the clock stepped back.
     """
     return abs(now_ms - heard_ms) >= SILENT_LEASES * lease_ms
 
 
 def has_died(seen_ms: int, lease_ms: int, now_ms: int) -> bool:
-    """Return whether a silent process has ended. A living process also gives a sign of life in its housekeeping."""
+    """Return whether a silent process has ended. Housekeeping of a living process counts as a sign of life."""
     return abs(now_ms - seen_ms) >= DEAD_LEASES * lease_ms
 
 
 def after_lapse(record: Record, *, is_tried: bool, has_died: bool) -> Record | Literal["killed_worker"]:
     """Return the record after its lease has ended unsettled, or the reason to give the message up.
 
-    This function never gives up a recurring message (see `is_killer`) or a cancelled one, which its store drops.
+    This function never gives up a recurring message (see `is_killer`). It never gives up a cancelled message either:
+    the store drops a cancelled message.
 
     Args:
         record: The record as it was claimed.
-        is_tried: Its trial was not over. For a member of a group, this lapse proves nothing: half of the group is next.
-        has_died: The process that had claimed it has ended. Stores need to know this only for a message claimed alone.
+        is_tried: Whether the lease ended during the message's trial. Such a lapse is not counted: in a group, any
+            member may have caused it, and half of the group is tried next.
+        has_died: Whether the process that had claimed the message has ended. Stores need to know this only for a
+            message that is tried alone.
     """
     kills = min(record.kills + 1, 255) if record.alone and has_died else record.kills
     lapses = record.lapses if is_tried else min(record.lapses + 1, 255)
@@ -416,7 +433,7 @@ def after_lapse(record: Record, *, is_tried: bool, has_died: bool) -> Record | L
 
 
 def after_trial(record: Record) -> Record:
-    """Return the record of a suspect that survived its trial. Its lapses count until it is settled."""
+    """Return the record of a suspect that survived its trial. The suspect keeps its lapses until it is settled."""
     return replace(record, alone=False) if record.alone else record
 
 
@@ -426,12 +443,12 @@ def is_late(record: Record, now_ms: int) -> bool:
 
 
 def ends_by_itself(record: Record, now_ms: int) -> bool:
-    """Return whether the store itself ends a late message. For a recurring message, the caller settles the claim."""
+    """Return whether the store itself ends this late message. If the message recurs, its worker settles it instead."""
     return is_late(record, now_ms) and record.envelope.rule is None
 
 
 def retry_place(record: Record, due_ms: int) -> int:
-    """Return the next place of a message settled as `Again`: never before its due time, even if the clock stepped."""
+    """Return the next place of a message settled as `Again`: not before its due time, even if the clock has stepped."""
     return max(due_ms, record.due_ms)
 
 
@@ -464,7 +481,7 @@ def _earlier_errors(record: Record, error: str | None) -> tuple[str, ...]:
 
 
 def is_release(record: Record, settlement: Settlement) -> bool:
-    """Return whether a settlement gives back a message without a run. It then stays unchanged at its source."""
+    """Return whether a settlement gives back a message without a run. The source then keeps the message unchanged."""
     return (
         isinstance(settlement, Again)
         and settlement.error is None
@@ -474,7 +491,7 @@ def is_release(record: Record, settlement: Settlement) -> bool:
 
 
 def returned(record: Record, settlement: Again | Dead) -> PutBack:
-    """Return a message from a source as it goes into a store after an attempt."""
+    """Return a source's message in the form in which it is put into a store after an attempt."""
     failed = after_failure(record, settlement)
     if isinstance(settlement, Dead):
         return PutBack(failed, failed.due_ms, settlement.reason)
@@ -487,7 +504,13 @@ def joined(series: Record, due_ms: int) -> Record:
 
 
 def rearmed(record: Record, due_ms: int, *, retrying: bool) -> Record:
-    """Return a series' record at its next occurrence. `retrying`: the occurrence that just ran is retried beside it."""
+    """Return a series' record at its next occurrence.
+
+    Args:
+        record: The series' record at the occurrence that just ran.
+        due_ms: The due time of the next occurrence, epoch ms.
+        retrying: Whether the occurrence that just ran is retried as a message of its own.
+    """
     series = joined(record, record.due_ms) if retrying else record
     return replace(
         moved(series, due_ms),

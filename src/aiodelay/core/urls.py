@@ -19,7 +19,7 @@ def _split(url: str, masked: str) -> SplitResult:
     try:
         if hosts is None:
             return urlsplit(url)
-        return urlsplit(f"{scheme}://{rest[hosts.end() :]}")._replace(netloc=hosts[0])  # urlsplit allows only one host
+        return urlsplit(f"{scheme}://{rest[hosts.end() :]}")._replace(netloc=hosts[0])  # urlsplit accepts only one host
     except ValueError:
         pass
     raise ConfigurationError("url", masked, "a URL")  # not inside the `except`: urlsplit's error quotes the password

@@ -59,7 +59,10 @@ MAX_HEADER_NAME = 128
 MAX_HEADER_BYTES = 16_384
 MAX_ADDRESS_BYTES = 255
 HANDLER_TARGET = "handler"
-"""`to="handler:<type name>"` names a handler: for bytes, and for programs in other languages."""
+"""The sink name in `to="handler:<type name>"`: a handler takes the message.
+
+Callers need this form for an event given as bytes. Programs in other languages need it too.
+"""
 RESERVED_HEADER_PREFIX = "aiodelay-"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -72,12 +75,12 @@ _UTF8 = "text that can be written as UTF-8 (no lone surrogates)"
 
 
 def _plain(text: str) -> str:
-    """Return a plain `str` with the same characters: enum members and other subclasses are not stored as they are."""
+    """Return a plain `str` with the same characters, because members of an enum and other subclasses are not stored."""
     return text if type(text) is str else str.__str__(text)
 
 
 def _utf8_length(text: str) -> int | None:
-    """Return the length in bytes; None if the text cannot be written as UTF-8."""
+    """Return the length of a text in bytes of UTF-8; None if the text cannot be written as UTF-8."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -85,7 +88,9 @@ def _utf8_length(text: str) -> int | None:
 
 
 def check_letters_id(message_id: object) -> str:
-    """Check an id by which dead letters are looked up. Ids from other programs' records need not follow our rules.
+    """Return a checked id by which dead letters are looked up.
+
+    The id may break the rules for ids: a record of another program may have such an id.
 
     Raises:
         MessageIdError: The id is not text, or not valid UTF-8.
@@ -104,11 +109,11 @@ def _id_and_length(message_id: object) -> tuple[str, int]:
 
 
 def check_id(message_id: object, *, may_be_occurrence: bool = False) -> str:
-    """Check a caller's message id.
+    """Return a caller's message id after a check of its form.
 
     Args:
         message_id: 1 to 255 bytes of UTF-8.
-        may_be_occurrence: Whether it may be the id of an occurrence of a series, which stores make.
+        may_be_occurrence: Whether the id of an occurrence of a series is allowed too. Stores make such ids.
 
     Raises:
         MessageIdError: The id is not text, empty, too long, of the reserved form, or has control characters.
@@ -129,7 +134,7 @@ def check_id(message_id: object, *, may_be_occurrence: bool = False) -> str:
 
 
 def check_key(key: object) -> bytes | None:
-    """Check a message key.
+    """Return a message key after a check of its type and size.
 
     Raises:
         HeaderError: The key is not bytes, or is too long.
@@ -144,10 +149,10 @@ def check_key(key: object) -> bytes | None:
 
 
 def check_headers(headers: object) -> Mapping[str, bytes]:
-    """Check a caller's headers, and return a copy: a later change of the mapping cannot bypass the check.
+    """Return a checked copy of a caller's headers. Since it is a copy, no later change can bypass the check.
 
     Raises:
-        HeaderError: A header is wrong. The error names the header and the fault, never its value.
+        HeaderError: A header is wrong. The error names the header and the fault, never the value of the header.
     """
     if not isinstance(headers, Mapping):
         raise HeaderError("headers", kind_of(headers), "a mapping of str to bytes")
@@ -177,7 +182,7 @@ def _checked_header_name(name: object) -> str:
 
 
 def check_payload_size(payload: bytes, most: int) -> None:
-    """Check the size of an encoded event.
+    """Refuse an encoded event that is too large.
 
     Raises:
         PayloadTooLargeError: The payload exceeds the scheduler's `max_payload`.
@@ -187,7 +192,7 @@ def check_payload_size(payload: bytes, most: int) -> None:
 
 
 def check_namespace(namespace: object) -> str:
-    """Check a namespace.
+    """Return a namespace after a check of its form.
 
     Raises:
         ConfigurationError: The namespace does not have the required form.
@@ -198,7 +203,7 @@ def check_namespace(namespace: object) -> str:
 
 
 def check_type_name(name: object, setting: str) -> str:
-    """Check an event's stable type name.
+    """Return an event's stable type name after a check of its form.
 
     Raises:
         ConfigurationError: The name does not have the required form.
@@ -210,7 +215,7 @@ def check_type_name(name: object, setting: str) -> str:
 
 
 def split_target(to: object, *, field: str = "to") -> tuple[str, str]:
-    """Split `<sink>:<address>`.
+    """Return the sink's name and the address of a destination `<sink>:<address>`.
 
     Raises:
         TargetError: The text does not have the required form.
@@ -240,7 +245,7 @@ def _split_target(to: str, field: str) -> tuple[str, str]:
 
 
 class Targets:
-    """The destinations that may be scheduled to: all, or exact ones and prefixes ending in `*`.
+    """The destinations to which messages may be scheduled: all, or a list of destinations and prefixes ending in `*`.
 
     Attributes:
         allowed: The allowed destinations; None = all.
@@ -286,7 +291,7 @@ def listed(value: object, setting: str, example: str) -> tuple[Any, ...]:
 
 
 def check_count(value: object, setting: str, least: int, most: int) -> int:
-    """Check a number of things.
+    """Return a number after a check of its type and range.
 
     Raises:
         ConfigurationError: The value is not a whole number from `least` to `most`.
@@ -297,7 +302,7 @@ def check_count(value: object, setting: str, least: int, most: int) -> int:
 
 
 def check_flag(value: object, setting: str) -> bool:
-    """Check a setting that is True or False. Text is refused, since even "false" would count as true.
+    """Return a setting that is True or False. Text is refused, since even "false" would count as true.
 
     Raises:
         ConfigurationError: The value is not a bool.

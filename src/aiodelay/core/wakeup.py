@@ -1,4 +1,7 @@
-"""`WakeUp`: a signal that one task waits for, with a time limit: the "sleep" of a loop's clear, check, sleep."""
+"""`WakeUp`: a signal for which one task waits, with a time limit.
+
+A loop clears the signal, looks for work, and then waits for the signal. So it misses no signal that arrives meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ __all__ = ["WakeUp"]
 
 
 class WakeUp:
-    """A signal that any code on the loop may set, and one task waits for. Without a waiter, it ends the next wait."""
+    """A signal that any code on the event loop may set, and for which one task waits.
+
+    If no task waits when the signal is set, the next wait ends at once.
+    """
 
     __slots__ = ("_is_set", "_waiter")
 
@@ -32,7 +38,7 @@ class WakeUp:
         self._is_set = False
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Return True when set, or False after `timeout_s` seconds."""
+        """Wait for the signal. Return True when it is set, or False after `timeout_s` seconds."""
         if self._is_set:
             return True
         loop = asyncio.get_running_loop()

@@ -1,4 +1,7 @@
-"""`DictClaiming`: claims, leases and housekeeping over a `DictTable`."""
+"""`DictClaiming`: claims the messages of a `DictTable`, keeps the leases, and does the table's housekeeping.
+
+The *place* of a message (`place_ms`) is the time of its next attempt, epoch ms. It orders the messages of a lane.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,20 @@ class LaneOrder(Protocol):
     """The order in which messages leave their lanes."""
 
     def first_due(self, lanes: Sequence[Lane], now: int) -> Entry | None:
-        """Return the first due message of these lanes, and leave it where it is. End late messages on the way."""
+        """Return the first due message of these lanes, without removing it. End the late messages before it."""
         ...
 
     def next_due_ms(self, lanes: Iterable[Lane], now: int) -> int | None:
-        """Return the place of the next message of these lanes, due or not."""
+        """Return the place of the next message of these lanes, whether it is due or not; None if there is none."""
         ...
 
     def oldest_ms(self, lane: Lane, now: int) -> int | None:
-        """Return the place of the first due message of a lane."""
+        """Return the place of the first due message of a lane; None if no message is due."""
         ...
 
 
 class LaneHeads:
-    """`LaneOrder` by due time, then by the order of scheduling."""
+    """Orders messages by place, then by the order of scheduling (implements `LaneOrder`)."""
 
     def __init__(self, table: DictTable, rules: Rules[Entry]) -> None:
         self._table, self._rules = table, rules
@@ -64,7 +67,7 @@ class LaneHeads:
 
 
 class _ClaimHead:
-    """`Head` of some lanes of one claim."""
+    """The due messages of some lanes, for one claim (implements `Head`)."""
 
     def __init__(self, heads: _ClaimHeads, lanes: Sequence[Lane]) -> None:
         self._heads, self._lanes = heads, lanes
@@ -85,7 +88,7 @@ class _ClaimHead:
 
 
 class _ClaimHeads:
-    """`Heads` of one claim."""
+    """The lanes of one claim, and the messages that the claim has skipped (implements `Heads`)."""
 
     def __init__(self, table: DictTable, order: LaneOrder, now: int) -> None:
         self.table, self.order, self.now = table, order, now
@@ -107,7 +110,7 @@ class DictClaiming:
         table: The messages.
         rules: The rules of this table.
         order: The order in which messages leave their lanes.
-        numbers: Distinguish the tokens of claims of one instant.
+        numbers: A counter. Its numbers distinguish the tokens of claims that are made in the same millisecond.
     """
 
     def __init__(self, table: DictTable, rules: Rules[Entry], order: LaneOrder, numbers: count[int]) -> None:
@@ -139,14 +142,14 @@ class DictClaiming:
         return 0 if self._is_trying(now) else self._table.trials.search().most
 
     def _is_trying(self, now: int) -> bool:
-        """Return whether a trial is under way. A lone suspect in doubt, whose lease is over, does not block others."""
+        """Return whether a trial is under way. A suspect that is tried alone counts only until its lease is over."""
         tried = self._table.trials.tried()
         return any(not (entry.record.alone and self._is_over(entry.token, now)) for entry in tried)
 
     def _next_claim_ms(
         self, heads: _ClaimHeads, demand: Mapping[Lane, Demand], now: int, *, has_tried: bool
     ) -> int | None:
-        """Return when to claim again. If messages were skipped, that is after a second at most."""
+        """Return when to claim again, epoch ms. If this claim skipped messages, that is at most a second from now."""
         next_ms = None if has_tried else self.next_due_ms(demand, now)
         heads.put_back()
         if has_tried:
@@ -160,7 +163,7 @@ class DictClaiming:
         return Claim(entry.record, token)
 
     def claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand], now: int) -> Claimed:
-        """Answer a repeated claim with those of its messages that are still leased."""
+        """Answer a repeated claim: return the messages of the first claim that are still leased by it."""
         entries = [(self._table.leased.get(claim.record.id), claim.token) for claim in claims]
         held = [Claim(entry.record, token) for entry, token in entries if entry is not None and entry.token == token]
         return Claimed(held, now, self.next_due_ms(demand, now))
@@ -191,7 +194,7 @@ class DictClaiming:
         return Tidied(now, lapsed, expired, states)
 
     def return_lapsed(self, now: int, limit: int) -> int:
-        """Put messages whose leases have ended back into their lanes; return how many there were."""
+        """Put messages whose leases have ended back into their lanes. Return the number of these messages."""
         is_in_doubt = self._table.trials.is_in_doubt
         over = [
             entry
@@ -203,19 +206,23 @@ class DictClaiming:
         return len(over)
 
     def _is_over(self, token: int, now: int) -> bool:
-        """Return whether a lease is over. A lease that is too long is over once its holder had time to correct it."""
+        """Return whether a lease is over.
+
+        If the end of a lease is too far ahead, the clock has stepped back. Such a lease counts as over when its holder
+        has had `RIGHTING_MS` to correct it.
+        """
         if not t.is_lease_too_long(token, now):
             return t.is_lease_over(token, now)
         self._ahead_since = t.ahead_since(self._ahead_since, now)
         return self._ahead_since + t.RIGHTING_MS <= now
 
     def beat(self, worker: Worker, ids: Collection[str], now: int) -> None:
-        """Note that a process lives and holds these claims. A thread of its own may call this."""
+        """Note that a process lives and holds the claims on these messages. A separate thread may call this method."""
         worker.seen_ms = now
         self._table.trials.beat(worker, ids)
 
     def _forget_superseded(self, now: int) -> None:
-        """Remove claims on replaced versions that were not settled in time."""
+        """Remove claims on replaced messages if their leases have ended."""
         for message_id, revision, token in self._table.superseded:
             if self._is_over(token, now):
                 self._table.superseded.end(message_id, revision, token)
@@ -235,7 +242,7 @@ class DictClaiming:
         return expired
 
     def recheck_released(self) -> None:
-        """Check messages again that were paused when they became late."""
+        """Check again the messages that were paused when they became late."""
         for entry in self._expiring_held:
             self._table.expiring.push(max(entry.place_ms, entry.record.expires_ms + 1), entry)
         self._expiring_held.clear()

@@ -20,7 +20,7 @@ _SWEEP_AT = 1024
 
 
 class EntryState(Enum):
-    """The place of an entry: in its lane, parked (its address is paused or blocked), leased, or removed."""
+    """Where an entry is: in its lane, parked (its address is paused or blocked), leased, or removed."""
 
     IN_LANE = auto()
     PARKED = auto()
@@ -29,7 +29,15 @@ class EntryState(Enum):
 
 
 class Entry:
-    """A message from its insertion to its removal: record, place, sequence number, and the token of its claim."""
+    """A message of a table, from its insertion to its removal.
+
+    Attributes:
+        record: The message.
+        place_ms: The place of the message in its lane: the time of its next attempt, epoch ms.
+        sequence: The position of the message in the order of scheduling.
+        state: Where the entry is.
+        token: The token of the claim on the message; 0 = not claimed.
+    """
 
     __slots__ = ("place_ms", "record", "sequence", "state", "token")
 
@@ -50,12 +58,20 @@ class Entry:
         return self.place_ms, self.sequence
 
     def __lt__(self, other: Entry) -> bool:
-        """Return whether it comes first. A heap may also hold an older entry of the same place and sequence."""
+        """Return whether this entry comes before `other`.
+
+        A heap compares two entries only if their place and their sequence are the same. It may still hold the removed
+        entry of a message beside the message's new entry.
+        """
         return self.order < other.order
 
 
 class EntryHeap:
-    """Entries by time, then sequence. The heap skips entries that do not count any more, and removes them at times."""
+    """A heap of entries, ordered by time, then by sequence.
+
+    An entry counts as long as `counts` returns True for it. The heap skips all other entries. When the heap has grown
+    to twice its size, it removes them.
+    """
 
     def __init__(self, counts: Callable[[Entry], bool]) -> None:
         self._counts = counts
@@ -70,7 +86,10 @@ class EntryHeap:
             self._sweep_at = max(_SWEEP_AT, 2 * len(self._heap))
 
     def sweep(self) -> None:
-        """Remove entries that do not count. Otherwise an entry that is pushed again would be in the heap twice."""
+        """Remove the entries that do not count.
+
+        Call this before such an entry is pushed again. Otherwise the heap would hold that entry twice.
+        """
         self._heap = [item for item in self._heap if self._counts(item[2])]
         heapq.heapify(self._heap)
 
@@ -89,7 +108,10 @@ class EntryHeap:
 
 
 class LaneQueue:
-    """The messages of one lane, and its paused and blocked addresses."""
+    """The messages of one lane, and its paused and blocked addresses.
+
+    A message of a paused or blocked address is *parked*: it is kept apart until the address is free again.
+    """
 
     def __init__(self) -> None:
         self.messages = 0
@@ -100,12 +122,12 @@ class LaneQueue:
         self._parked: dict[str, dict[int, Entry]] = {}
 
     def add(self, entry: Entry) -> None:
-        """Put an entry in its place."""
+        """Add an entry to the lane, at the entry's place."""
         entry.state = EntryState.IN_LANE
         self._waiting.push(entry.place_ms, entry)
 
     def sweep(self) -> None:
-        """Remove entries that are not in the lane now, before they are added again."""
+        """Remove the entries that are not in the lane now. Call this before such an entry is added again."""
         self._waiting.sweep()
 
     def first(self) -> Entry | None:
@@ -136,7 +158,7 @@ class LaneQueue:
         self._put_back(address)
 
     def block(self, addresses: AbstractSet[str]) -> None:
-        """Set the blocked addresses. Their messages wait like paused ones, but may become late."""
+        """Set the blocked addresses. Their messages wait like paused messages, but they may become late."""
         freed, self.blocked = self.blocked - addresses, set(addresses)
         for address in freed:
             self._put_back(address)
@@ -146,7 +168,7 @@ class LaneQueue:
         return self._parked.get(address, {}).values()
 
     def foremost(self) -> Iterable[Entry]:
-        """Return the first message and all parked ones, paused or not."""
+        """Return the first message of the lane and all parked messages, also while the lane is paused."""
         first = self._waiting.first()
         return chain(() if first is None else (first,), *(parked.values() for parked in self._parked.values()))
 
@@ -169,7 +191,7 @@ class ExpiringDict(Generic[K, V]):
         self._values: dict[K, tuple[int, V]] = {}  # oldest first
 
     def add(self, key: K, value: V, *, until_ms: int) -> None:
-        """Keep a value until a time. It replaces an earlier value."""
+        """Keep a value until a time. The value replaces an earlier value of the key."""
         self._values.pop(key, None)
         self._values[key] = (until_ms, value)
 
@@ -180,11 +202,11 @@ class ExpiringDict(Generic[K, V]):
 
     @property
     def is_any(self) -> bool:
-        """Whether there may be a value."""
+        """Return whether the dict holds any value; an expired value counts until it is dropped."""
         return bool(self._values)
 
     def items(self, now_ms: int) -> Iterator[tuple[K, V, int]]:
-        """Return all values that have not expired, each with its end."""
+        """Return (key, value, time of expiry) for all values that have not expired."""
         return ((key, value, until_ms) for key, (until_ms, value) in self._values.items() if until_ms > now_ms)
 
     def forget(self, now_ms: int, limit: int) -> None:

@@ -39,7 +39,7 @@ class DictInspection:
         return Snapshot(entry.record, state, entry.place_ms)
 
     def search(self, query: Query, now: int) -> list[Snapshot]:
-        """List messages by (next attempt, id)."""
+        """List messages, ordered by (next attempt, id)."""
         found = (
             entry
             for entry in self._table.entries.values()
@@ -51,7 +51,7 @@ class DictInspection:
         return [self.snapshot(entry, now) for entry in heapq.nsmallest(query.limit, found, key=_by_place)]
 
     def series(self, after: str | None, limit: int, now: int) -> list[Snapshot]:
-        """List recurring messages by id."""
+        """List recurring messages, ordered by id."""
         recurring = self._table.recurring
         ids = heapq.nsmallest(limit, (each for each in recurring if after is None or each > after))
         return [self.snapshot(recurring[each], now) for each in ids]
@@ -71,7 +71,7 @@ class DictInspection:
         }
 
     def load(self, bucket_ms: int, buckets: int, now: int) -> list[LoadBucket]:
-        """Count messages that become due from now on, by span and lane."""
+        """Count the messages that become due in each span of `bucket_ms` from now on, by lane."""
         found = Counter(
             ((entry.place_ms - now) // bucket_ms, entry.record.envelope.lane)
             for entry in self._table.entries.values()

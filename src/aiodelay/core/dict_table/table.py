@@ -1,4 +1,4 @@
-"""`DictTable`: `Table` over dicts, for the memory store and for a Kafka partition's pending messages."""
+"""`DictTable`: implements `Table` with dicts, for the memory store and for a Kafka partition's pending messages."""
 
 from __future__ import annotations
 
@@ -68,7 +68,13 @@ class Workers(set[Worker]):
 
 
 class Trial:
-    """A claim on a suspect: its worker, the length of its lease, and when its process last confirmed it."""
+    """The trial of suspects that were claimed together.
+
+    Attributes:
+        worker: The worker that claimed the suspects.
+        lease_ms: The length of the claims' leases.
+        beat_ms: When the worker last confirmed that it holds the claims, epoch ms.
+    """
 
     __slots__ = ("beat_ms", "lease_ms", "worker")
 
@@ -79,7 +85,7 @@ class Trial:
 
 
 class DictAnswers:
-    """Implements `Answers` with dicts: answers by op, and the latest revisions and ended versions by message id."""
+    """Answers by op, and the latest revisions and ended versions by message id (implements `Answers` with dicts)."""
 
     def __init__(self) -> None:
         self.by_op: ExpiringDict[bytes, Outcome] = ExpiringDict()
@@ -113,7 +119,10 @@ class DictAnswers:
 
 
 class DictClaims:
-    """`SupersededClaims` over dicts, by base id, since the retries of a series have ids of their own."""
+    """Claims on replaced messages, in dicts (implements `SupersededClaims`).
+
+    The claims are kept under the id that the caller chose (`base_id`), because each retry of a series has another id.
+    """
 
     def __init__(self) -> None:
         self._claims: dict[str, dict[tuple[str, int], int]] = {}
@@ -150,7 +159,7 @@ class DictClaims:
 
 
 class DictLetters:
-    """`Letters` over dicts."""
+    """Dead letters in dicts (implements `Letters`)."""
 
     def __init__(self) -> None:
         self._letters: dict[str, dict[int, DeadLetter]] = {}
@@ -180,7 +189,7 @@ class DictLetters:
 
 
 class DictTrials:
-    """`TrialTable` over dicts.
+    """Trials of suspects, in dicts (implements `TrialTable`).
 
     Args:
         entries: The stored messages, by id.
@@ -197,7 +206,7 @@ class DictTrials:
         return self._trials.get(row.record.id)
 
     def begin(self, rows: Sequence[Entry], trial: Trial) -> None:
-        """Keep the trial of rows that were claimed together."""
+        """Note the trial of rows that were claimed together."""
         self._trials |= {row.record.id: trial for row in rows}
 
     def heard_ms(self, row: Entry) -> int | None:
@@ -205,7 +214,7 @@ class DictTrials:
         return None if trial is None else trial.beat_ms
 
     def has_died(self, row: Entry, now: int) -> bool:
-        del now  # the worker belongs to this process, so it lives while it is known
+        del now  # a worker belongs to this process, so it lives as long as `_workers` holds it
         trial = self.of(row)
         return trial is None or trial.worker not in self._workers
 
@@ -218,14 +227,17 @@ class DictTrials:
         return [entry for entry in found if entry is not None]
 
     def is_in_doubt(self, row: Entry, now: int) -> bool:
-        """Return whether a lone suspect's process may still hold it: it is known and confirmed the trial recently."""
+        """Return whether the worker that tries this suspect alone may still hold it.
+
+        The worker may hold the suspect if it still lives and has confirmed the trial recently.
+        """
         trial = self.of(row) if row.record.alone else None
         if trial is None or trial.worker not in self._workers:
             return False
         return not t.is_silent(trial.beat_ms, trial.lease_ms, now)
 
     def beat(self, worker: Worker, ids: Collection[str]) -> None:
-        """Note that a process holds these claims. A thread of its own may call this."""
+        """Note that a worker holds the claims on these messages. A separate thread may call this method."""
         for message_id in ids:
             trial = self._trials.get(message_id)
             if trial is not None and trial.worker is worker:
@@ -242,10 +254,10 @@ class DictTrials:
 
 
 class DictTable:
-    """`Table` over dicts.
+    """The messages of a table, in dicts (implements `Table`).
 
     Args:
-        workers: Each inserted message wakes them.
+        workers: The workers to wake when a message is inserted.
         journal: The most journal entries to keep; 0 = keep none.
     """
 
@@ -260,7 +272,7 @@ class DictTable:
         self.entries: dict[str, Entry] = {}
         self.recurring: dict[str, Entry] = {}
         self.leased: dict[str, Entry] = {}
-        self.occurrences: dict[str, dict[str, None]] = {}  # by series id: the ids of its retried occurrences
+        self.occurrences: dict[str, dict[str, None]] = {}  # series id -> ids of the series' retried occurrences
         self.lanes: defaultdict[Lane, LaneQueue] = defaultdict(LaneQueue)
         self.expiring = EntryHeap(lambda entry: entry.state in (EntryState.IN_LANE, EntryState.PARKED))
         self.answers = DictAnswers()
@@ -285,7 +297,7 @@ class DictTable:
         self.place(record, place_ms, row.sequence if keeps_turn else next(self.sequence))
 
     def place(self, record: Record, place_ms: int, sequence: int) -> None:
-        """Put a message whose id is free into its lane, before messages of the same place with a higher sequence."""
+        """Add a message whose id is free to its lane. It precedes messages of the same place and a higher sequence."""
         entry = self.entries[record.id] = Entry(record, place_ms, sequence)
         if record.envelope.rule is not None:
             self.recurring[record.id] = entry

@@ -28,10 +28,10 @@ class Alarm(Struct, frozen=True):
 
     Attributes:
         kind: The condition.
-        lane: The lane that it concerns; "" if it concerns none.
+        lane: The lane that the alarm concerns; "" if the alarm concerns no particular lane.
         age_ms: How long the condition has lasted.
-        is_over: The condition has ended.
-        reason: For `ended` and `vanished`: what happened.
+        is_over: Whether the condition has ended.
+        reason: For `ended` and `vanished`: the cause, as text.
     """
 
     kind: Literal["overdue", "store", "unserved", "ended", "vanished"]

@@ -32,11 +32,11 @@ __all__ = [
 
 
 class Demand(Struct, frozen=True, gc=False):
-    """How much a subscriber can take of a lane now.
+    """The messages of a lane that a subscription requests now.
 
     Attributes:
         messages: Most messages wanted; 0 requests none.
-        max_bytes: Most payload bytes wanted. One larger message is still given, alone.
+        max_bytes: Most payload bytes wanted. A message that is larger than this is still given, alone.
         aliases: Further lanes that share this demand, such as an event's former type names.
         max_lapses: Most lapses in a row that a message may have. 0 requests messages that have never lapsed. 1 excludes
             suspects, which have lapsed twice or more.
@@ -49,14 +49,14 @@ class Demand(Struct, frozen=True, gc=False):
 
 
 class Claim(Struct, frozen=True, gc=False):
-    """A leased message. Its `token` is needed to settle it, and fences off older claims.
+    """A leased message, with the token that is needed to settle it.
 
     Attributes:
         record: The message.
-        token: The number of this claim.
-        queued_ms: How long the message waited in the list from which a source took it. None if a store gave it out, or
-            if the time is not known.
-        missed: How many messages of the source's topic expired between this message and the one given before it.
+        token: The number of this claim. It fences off older claims of the message.
+        queued_ms: How long the message waited in the list from which a source took it. None if the message comes from a
+            store, or if the time is not known.
+        missed: How many messages of the source's topic expired between the previous message and this message.
         partition: The partition of a topic from which a source read the record.
         offset: The offset of the record in that partition.
     """
@@ -73,9 +73,10 @@ class Claimed(Struct, frozen=True, gc=False):
     """The answer to a claim.
 
     Attributes:
-        claims: Earliest due first within a lane.
-        now_ms: The store's time of the answer.
-        next_due_ms: The earliest due time or lease end in these lanes: claim again then. None = the lanes are empty.
+        claims: The claims; within a lane, the earliest due message comes first.
+        now_ms: The store's time of the answer, epoch ms.
+        next_due_ms: When to claim again: the earliest due time or end of a lease in these lanes, epoch ms. None = the
+            lanes are empty.
     """
 
     claims: Sequence[Claim]
@@ -96,7 +97,15 @@ DeadReason: TypeAlias = Literal[
 
 
 class Done(Struct, frozen=True, gc=False):
-    """End the occurrence. `outcome` says how it ended, for the journal."""
+    """End the occurrence.
+
+    Attributes:
+        id: The message id.
+        revision: The revision of the message.
+        token: The token of the claim.
+        then_due_ms: The next due time of a series; None ends the series.
+        outcome: How the occurrence ended, for the journal.
+    """
 
     id: str
     revision: int
@@ -110,13 +119,13 @@ class Again(Struct, frozen=True, gc=False):
 
     Attributes:
         id: The message id.
-        revision: Its revision.
+        revision: The revision of the message.
         token: The token of the claim.
         due_ms: The time of the next attempt.
         attempt: The number of attempts so far.
-        error: The error text of the last failed attempt.
-        then_due_ms: The next due time of a series.
-        trace: The whole new trace of its envelope; None = the trace does not change.
+        error: The error text of the attempt that failed; None if no attempt failed.
+        then_due_ms: The next due time of a series; None ends the series.
+        trace: The trace context that replaces the one in the envelope; None = the trace context does not change.
     """
 
     id: str
@@ -130,7 +139,19 @@ class Again(Struct, frozen=True, gc=False):
 
 
 class Dead(Struct, frozen=True, gc=False):
-    """Give the message up, and keep it as a dead letter. `trace`: as in `Again`. `traceback`: of the last attempt."""
+    """Give the message up, and keep it as a dead letter.
+
+    Attributes:
+        id: The message id.
+        revision: The revision of the message.
+        token: The token of the claim.
+        reason: Why the message is given up.
+        attempt: The number of attempts so far.
+        error: The error text of the attempt that failed; None if no attempt failed.
+        then_due_ms: The next due time of a series; None ends the series.
+        trace: The trace context that replaces the one in the envelope; None = the trace context does not change.
+        traceback: The traceback of the last attempt.
+    """
 
     id: str
     revision: int
@@ -150,8 +171,9 @@ Settlement: TypeAlias = Done | Again | Dead
 class SettleOutcome(StrEnum):
     """The answer to a settlement.
 
+    `SETTLED`: the claim has ended as requested.
     `SUPERSEDED`: a newer version of the message, or of its series, exists. Nothing was written.
-    `GONE`: the claim is no longer held.
+    `GONE`: the worker no longer holds the claim. Nothing was written.
     """
 
     SETTLED = "settled"
@@ -160,9 +182,14 @@ class SettleOutcome(StrEnum):
 
 
 class Renewal(Struct, frozen=True, gc=False):
-    """Compare-and-set of a lease from `token` to `to`. It also succeeds if the token already is `to`.
+    """The request to extend a lease: if the claim still has `token`, it gets the token `to`.
 
-    `ends_trial`: the message is a suspect, and its trial is over.
+    Attributes:
+        id: The message id.
+        revision: The revision of the message.
+        token: The token that the claim must still have. If the claim has the token `to` already, that is a success too.
+        to: The new token, which contains the new end of the lease.
+        ends_trial: Whether the message is a suspect whose trial is over.
     """
 
     id: str
@@ -176,9 +203,9 @@ class PutBack(Struct, frozen=True, gc=False):
     """A message that a source returns to the store after an attempt.
 
     Attributes:
-        record: The message with the attempt counted. Revision and due time are unchanged.
-        due_ms: When it may be claimed; not before its own due time.
-        reason: If given, keep it as a dead letter with this reason.
+        record: The message, with the attempt counted. Revision and due time are unchanged.
+        due_ms: When the message may be claimed, epoch ms; not before the message's due time.
+        reason: If a reason is given, the store keeps the message as a dead letter with this reason.
     """
 
     record: Record
@@ -189,8 +216,12 @@ class PutBack(Struct, frozen=True, gc=False):
 class RenewOutcome(StrEnum):
     """The answer to a renewal.
 
-    `SUPERSEDED`: renewed, but the message or its series was replaced. `CANCELLED`: renewed, but no retry follows. After
-    either, a run that has not begun must not begin. Only `LOST` stops a running handler.
+    `RENEWED`: the lease was renewed.
+    `SUPERSEDED`: the lease was renewed, but the message or its series was replaced.
+    `CANCELLED`: the lease was renewed, but the message was cancelled: no retry follows.
+    `LOST`: the worker no longer holds the claim.
+
+    After `SUPERSEDED` or `CANCELLED`, a run that has not begun must not begin. Only `LOST` stops a running handler.
     """
 
     RENEWED = "renewed"
@@ -200,7 +231,15 @@ class RenewOutcome(StrEnum):
 
 
 class WorkStatus(Struct, frozen=True):
-    """Whether claims are served: `loading` (`done` of `of` parts are read), `ready`, or `ended` with the reason."""
+    """Whether a store serves claims.
+
+    Attributes:
+        phase: `loading`: not yet, because the store still reads its messages. `ready`: claims are served. `ended`: no
+            more claims are served.
+        done: While it loads: the number of parts that were read.
+        of: While it loads: the number of all parts.
+        why: The reason for the phase, as text.
+    """
 
     phase: Literal["loading", "ready", "ended"]
     done: int = 0
@@ -211,8 +250,11 @@ class WorkStatus(Struct, frozen=True):
 class LaneState(Struct, frozen=True, gc=False):
     """The state of one lane at a step of housekeeping.
 
-    `oldest_due_ms`: since when the oldest overdue message could have been claimed; None if no message is overdue.
-    Paused messages and messages in flight are not overdue.
+    Attributes:
+        lane: The lane.
+        oldest_due_ms: Since when the oldest overdue message could have been claimed, epoch ms; None if no message is
+            overdue. Paused messages and messages in flight are not overdue.
+        served: Whether a live process serves the lane.
     """
 
     lane: Lane
@@ -221,7 +263,14 @@ class LaneState(Struct, frozen=True, gc=False):
 
 
 class Tidied(Struct, frozen=True):
-    """The report of one step of housekeeping, with the state of all lanes that hold messages."""
+    """The report of one step of housekeeping.
+
+    Attributes:
+        now_ms: The store's time of the step, epoch ms.
+        lapsed: The number of claims that lapsed.
+        expired: The number of late messages that were ended.
+        lanes: The state of each lane that holds messages.
+    """
 
     now_ms: int
     lapsed: int

@@ -46,21 +46,22 @@ class Conflict(Struct, frozen=True):
 
     @classmethod
     def replace(cls) -> Conflict:
-        """The newest wins: payload, time and attempts are those of this call (the default)."""
+        """Replace the earlier message: payload, due time and attempts are those of this call. This is the default."""
         return _REPLACE
 
     @classmethod
     def keep(cls) -> Conflict:
-        """The first wins, unless both recur and this call's rule differs from the stored one."""
+        """Keep the earlier message. It is replaced only if both messages recur and their rules differ."""
         return _KEEP
 
     @classmethod
     def newer(cls, version: int) -> Conflict:
-        """The higher version wins, even over a message that ended within the last 24 h.
+        """Replace the earlier message only if this version is higher. Otherwise store nothing, and answer `outdated`.
+
+        A message that ended within the last 24 h counts as an earlier message too.
 
         Args:
-            version: Your version number, 0 to 2**63-1. It is compared with the version of the stored message or of its
-                tombstone.
+            version: Your version number, 0 to 2**63-1.
 
         Raises:
             ConfigurationError: The version is not an integer in that range.
@@ -74,7 +75,7 @@ class Conflict(Struct, frozen=True):
         """Replace the message only if it still has this revision. Otherwise store nothing, and answer `outdated`.
 
         Args:
-            revision: From `Scheduled.revision` or `Record.revision`, 0 to 2**48-1.
+            revision: The value of `Scheduled.revision` or `Record.revision`, 0 to 2**48-1.
 
         Raises:
             ConfigurationError: The revision is not an integer in that range.
@@ -108,7 +109,15 @@ class After(Struct, frozen=True, gc=False):
 
 
 class Put(Struct, frozen=True, gc=False):
-    """Store a message, or a new revision of it."""
+    """Store a message, or a new revision of a message.
+
+    Attributes:
+        op: The op of the command.
+        envelope: The message.
+        due: When the message is due.
+        conflict: The rule for an id that is already stored.
+        late: The policy for a late claim.
+    """
 
     op: bytes
     envelope: Envelope
@@ -126,10 +135,10 @@ class Cancel(Struct, frozen=True, gc=False):
     """End a message and, if it recurs, its series.
 
     Attributes:
-        op: The op id.
+        op: The op of the command.
         id: The message id.
         only: The revision and the due time that the message must still have. If the due time is None, only the revision
-            must be the same. If they differ, the store does not touch the message and answers `outdated`.
+            counts. If the message differs, the store leaves it unchanged and answers `outdated`.
     """
 
     op: bytes
@@ -159,7 +168,7 @@ class Stored(Struct, frozen=True, gc=False):
     """The command was carried out.
 
     Attributes:
-        answer: What the command did.
+        answer: The effect of the command.
         revision: The revision of the message that is stored now, or that was stored last.
         due_ms: The due time of that message.
         is_older_in_flight: For `replaced`: an older version is still claimed. A retry of a replaced series counts too.
@@ -209,7 +218,14 @@ Outcome: TypeAlias = Stored | Refused | Unknown
 
 
 class ScheduleOutcome(StrEnum):
-    """What `schedule()` did."""
+    """The effect of `schedule()`.
+
+    `STORED`: the message is new.
+    `REPLACED`: the message replaced an earlier message with the same id.
+    `KEPT`: an earlier message with the same id stays, and this message was not stored.
+    `IN_FLIGHT`: as `KEPT`, and the earlier message is in flight.
+    `OUTDATED`: the conflict rule names another version or revision. This message was not stored.
+    """
 
     STORED = "stored"
     REPLACED = "replaced"
@@ -219,11 +235,13 @@ class ScheduleOutcome(StrEnum):
 
 
 class CancelOutcome(StrEnum):
-    """What `cancel()` did.
+    """The effect of `cancel()`.
 
-    `IN_FLIGHT`: the attempt that is under way goes on, perhaps with a replaced version. No other attempt follows.
+    `CANCELLED`: the message has ended, and was not in flight.
     `RECORDED`: the message is cancelled, unless its delivery has begun. This process does not own all partitions, so it
-    does not know.
+    does not know whether the delivery has begun.
+    `IN_FLIGHT`: the attempt that is under way goes on, perhaps with a replaced version. No other attempt follows.
+    `NOT_FOUND`: no message with this id is pending.
     `OUTDATED`: the message has another revision than `if_revision`, and stays.
     """
 
@@ -235,7 +253,10 @@ class CancelOutcome(StrEnum):
 
 
 class RescheduleOutcome(StrEnum):
-    """What `reschedule()` did. `TOO_LATE`: the delivery at the old due time has begun; no other delivery follows."""
+    """The effect of `reschedule()`.
+
+    `TOO_LATE`: the delivery at the old due time has begun. No delivery at the new due time follows.
+    """
 
     RESCHEDULED = "rescheduled"
     TOO_LATE = "too_late"
@@ -243,7 +264,7 @@ class RescheduleOutcome(StrEnum):
 
 
 class FireOutcome(StrEnum):
-    """What `fire()` did. `IN_FLIGHT`: the delivery has already begun."""
+    """The effect of `fire()`. `IN_FLIGHT`: the delivery has already begun."""
 
     FIRED = "fired"
     IN_FLIGHT = "in_flight"
@@ -251,11 +272,13 @@ class FireOutcome(StrEnum):
 
 
 class SourcePosition(Struct, frozen=True):
-    """The position of an intake. The store writes it in the step that stores the messages read up to it.
+    """The position up to which an intake has read a stream.
 
-    A store carries the commands out only if its stored position is `first`, or if it has none. Otherwise it refuses
-    them all as `passed`. So if two readers read the same records, only one of them stores the messages. And if a store
-    has lost its last seconds, no gap remains: the refused reader asks for the stored position and reads on from there.
+    The store writes the position in the same step as the messages that were read up to it. A store carries out the
+    commands only if its stored position is `first`, or if it has no position. Otherwise it refuses all of them as
+    `passed`. So if two readers read the same records, only one of them stores the messages. And if a store has lost
+    the writes of its last seconds, no gap remains: the refused reader asks for the stored position, and reads on from
+    there.
 
     Attributes:
         source: The name of one ordered stream, such as a topic's partition.

@@ -39,7 +39,8 @@ class Delivery(Struct, frozen=True, gc=False):
 class Sent(Struct, frozen=True, gc=False):
     """The sink has taken the message.
 
-    `partition`, `offset`: the place of the record in its topic, if the message was sent alone and the sink knows it.
+    `partition` and `offset` locate the record in its topic. They are None if the sink does not know them, or if the
+    message was not sent alone.
     """
 
     partition: int | None = None
@@ -47,7 +48,13 @@ class Sent(Struct, frozen=True, gc=False):
 
 
 class Failed(Struct, frozen=True, gc=False):
-    """The sink refused this message. If `retryable` is False, it becomes a dead letter at once, with `reason`."""
+    """The sink refused this message.
+
+    Attributes:
+        error: The error text.
+        retryable: Whether another attempt follows. If not, the message becomes a dead letter at once.
+        reason: The reason of that dead letter.
+    """
 
     error: str
     retryable: bool = True

@@ -85,8 +85,8 @@ class Instance(Struct, frozen=True):
 
     Attributes:
         name: The worker id: host name, process id and a random part.
-        lanes: The lanes that it serves; None if the store does not know that of other processes.
-        seen_ms: When it last reported itself, epoch ms. It does so about every 10 s.
+        lanes: The lanes that the process serves; None if the store does not know the lanes of other processes.
+        seen_ms: When the process last reported to the store, epoch ms. A process reports about every 10 s.
         parts: In a store that divides its messages among processes: the parts that only this process serves.
     """
 
@@ -103,14 +103,14 @@ class Registered(Struct, frozen=True):
         topic: The topic.
         kind: The kind of topic. `fan-out`: each consumer has messages of its own. `log`: all read the same entries.
         consumer: The name of the consumer.
-        ordered: Whether it has at most one message in flight.
-        since_ms: When it was registered, epoch ms.
-        seen_ms: When it last claimed, epoch ms, within 10 s; None = never.
-        waiting: The number of messages that it has not taken: its lag.
-        in_flight: The number of messages that it has taken and not settled.
+        ordered: Whether the consumer has at most one message in flight.
+        since_ms: When the consumer was registered, epoch ms.
+        seen_ms: When the consumer last claimed, epoch ms, exact to 10 s; None = never.
+        waiting: The number of messages that the consumer has not taken: its lag.
+        in_flight: The number of messages that the consumer has taken and not settled.
         retrying: The number of messages that wait for another attempt.
-        missed: The number of messages that expired before it took them.
-        cursor: For a log: the last index up to which it has settled all entries. None for a fan-out.
+        missed: The number of messages that expired before the consumer took them.
+        cursor: For a log: the last index up to which the consumer has settled all entries. None for a fan-out.
     """
 
     topic: str
@@ -126,7 +126,7 @@ class Registered(Struct, frozen=True):
     cursor: int | None
 
     def is_away(self, now_ms: int) -> bool:
-        """Whether it has no message in flight, and has not claimed for a minute."""
+        """Return whether the consumer is away: it has no message in flight, and has not claimed for a minute."""
         return not self.in_flight and (self.seen_ms is None or self.seen_ms <= now_ms - AWAY_AFTER_MS)
 
 
@@ -151,13 +151,13 @@ class DeadLetter(Struct, frozen=True):
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """The errors of the last attempts, oldest first. An error that repeats the one before it appears once."""
+        """The errors of the last attempts, oldest first. If an error repeats the previous error, it appears once."""
         last = self.record.last_error
         return self.record.earlier_errors if last is None else (*self.record.earlier_errors, last)
 
     @property
     def traceback(self) -> str | None:
-        """The traceback of the last attempt, at most 8 KiB; None if no exception of a handler or sink led to it."""
+        """The traceback of the last attempt, at most 8 KiB; None if that attempt raised no exception."""
         return self.record.traceback
 
 
@@ -165,16 +165,17 @@ class JournalEntry(Struct, frozen=True, gc=False):
     """One event of a message, written in the step that caused it.
 
     Attributes:
-        number: Grows with each entry. All stores but Kafka count entries by one, so a gap means trimmed entries.
+        number: A number that grows with each entry. All stores except Kafka count entries by one, so a gap means that
+            entries were trimmed.
         at_ms: The time of the event, epoch ms.
         event: `stored`, `replaced`, `cancelled`, `rescheduled`, `fired`, `claimed`, `delivered`, `again`, `dead`,
             `dropped`, `skipped`, `lapsed` or `redriven`.
         id: The message id.
-        revision: Its revision.
-        lane: Its lane.
-        due_ms: Its due time.
+        revision: The revision of the message.
+        lane: The lane of the message.
+        due_ms: The due time of the message.
         attempt: The number of attempts so far.
-        detail: The reason or the error text, never a payload. For `again`, empty if nothing failed.
+        detail: The reason or the error text, never a payload. For `again`: empty if no attempt failed.
     """
 
     number: int

@@ -40,9 +40,9 @@ class Scheduled(Struct, frozen=True):
 
     Attributes:
         id: The message id: yours, or the generated one.
-        due_ms: The due time of the message that is stored under the id now, epoch ms on the store's clock. 0 if there
-            is none.
-        revision: The revision of that message. It grows with each replacement. 0 if there is none.
+        due_ms: The due time of the message that is stored under the id now, epoch ms on the store's clock. 0 if no
+            message is stored.
+        revision: The revision of that message. It grows with each replacement. 0 if no message is stored.
         outcome: Whether the message was stored, replaced an earlier message, or left an earlier message unchanged.
         is_older_in_flight: The message replaced a version that is still being delivered, or a series with a retry in
             flight. Both may run at the same time.
@@ -65,7 +65,7 @@ class Rejected(Struct, frozen=True):
 
     Attributes:
         position: The position of the message in the iterable, from 0.
-        error: Why it was refused.
+        error: Why the message was refused.
     """
 
     position: int

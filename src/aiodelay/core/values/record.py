@@ -45,9 +45,9 @@ MAX_LEASE_MS = 60_000
 RETRY_WINDOW_MS = 30_000
 """How long a store remembers the op of a command whose record is gone, in ms. Repeats within this time are safe."""
 AWAY_AFTER_MS = 60_000
-"""A consumer that has claimed nothing for this long, and has nothing in flight, is away."""
+"""A consumer is away if it has claimed nothing for this many ms, and has nothing in flight."""
 TOMBSTONE_WINDOW_MS = 86_400_000
-"""How long a store remembers the version of an ended message that carried one, in ms."""
+"""How long a store remembers the caller's version of an ended message, in ms."""
 MAX_CLAIM_MESSAGES = 500
 MAX_CLAIM_BYTES = 1_048_576
 MAX_LAPSES = 255
@@ -59,7 +59,7 @@ TRACEBACK_BYTES = 8_192
 
 
 class LateAction(IntEnum):
-    """What happens to an occurrence that is claimed too late."""
+    """The action for an occurrence that is claimed too late."""
 
     DELIVER = 0
     DROP = 1
@@ -67,7 +67,10 @@ class LateAction(IntEnum):
 
 
 class Late(Struct, frozen=True):
-    """The policy for a claim later than `after` past the due time. It holds for first attempts and for retries."""
+    """The policy for a message that is claimed late: more than `after` past its due time.
+
+    The policy applies to first attempts and to retries.
+    """
 
     action: LateAction = LateAction.DELIVER
     after_ms: int = 0
@@ -96,7 +99,7 @@ DELIVER = Late()
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 NO_TRACE: Mapping[str, str] = MappingProxyType({})
 CONTINUED = "aiodelay-continue"
-"""A key in a message's trace context: the delivery continues that trace and does not begin its own."""
+"""A key in a message's trace context. If it is there, the delivery continues that trace and begins no other trace."""
 ATTEMPTED = "aiodelay-attempt-"
 """The prefix of the keys in a message's trace context that hold the trace of the last attempt."""
 
@@ -146,21 +149,22 @@ class Record(Struct, frozen=True, gc=False, omit_defaults=True):
 
     Attributes:
         envelope: The caller's part.
-        revision: The store's ms at the put, or the last known revision + 1: new at each put, replace and redrive.
+        revision: The version number under the id: the store's epoch ms at the put, or the last known revision + 1 if
+            that is higher. Each put, replacement and redrive sets a new revision.
         due_ms: The earliest instant at which this occurrence may be delivered. Retries do not move it.
-        op: 8 bytes: the command that wrote this revision.
+        op: The 8 bytes that identify the command that wrote this revision.
         expires_ms: A claim after this time is late; 0 = never.
         late: What happens to a late claim.
-        attempt: Attempts that finished.
-        lapses: Leases that ended unsettled, in a row. A lapse in a trial does not count.
-        kills: How many processes ended while they tried this message alone.
-        alone: The current claim tries this message alone.
-        no_retry: Cancelled while in flight: this attempt is the last.
+        attempt: The number of attempts that finished.
+        lapses: The number of leases that ended unsettled, in a row. A lapse in a trial does not count.
+        kills: The number of processes that ended while they tried this message alone.
+        alone: Whether the current claim tries this message alone.
+        no_retry: Whether the message was cancelled while in flight. The current attempt is then the last.
         live: For a series: the due times of earlier occurrences that are still being retried.
         first_error: The error of the first attempt that failed.
         last_error: The error of the last attempt that failed.
-        earlier_errors: The errors before the last one, oldest first, at most `EARLIER_ERRORS`. An error that repeats
-            the one before it is not kept again.
+        earlier_errors: The errors before the last error, oldest first, at most `EARLIER_ERRORS`. If an error repeats
+            the previous error, it is not kept again.
         traceback: For a dead letter: the traceback of its last attempt, at most `TRACEBACK_BYTES`.
         put_due_ms: The due time of the put, if the message was rescheduled or fired since. The delivery id needs it.
     """
