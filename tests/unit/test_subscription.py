@@ -438,7 +438,7 @@ async def test_a_thread_that_takes_too_long_keeps_its_slot_and_its_lease_until_i
     assert began == ["a", "b"]
     warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
     text = "work exceeded its timeout of 20 ms in a thread, which cannot be stopped: "
-    assert [each.getMessage() for each in warnings] == [text + "message a keeps its slot and lease until it returns"]
+    assert [each.getMessage() for each in warnings] == [text + "message a stays in flight until the handler returns"]
 
 
 # --- a lease that was lost --------------------------------------------------------------------------------

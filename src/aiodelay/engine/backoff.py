@@ -1,4 +1,7 @@
-"""`Backoff`: the wait of a loop after failures of the store: longer each time, logged once for a row of failures."""
+"""`Backoff`: the waits of a loop whose calls of the store fail.
+
+Each wait is longer than the previous wait. Of several failures in a row, only the first is logged.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ TOLD_AGAIN_S = 60.0
 
 
 class Backoff:
-    """Counts the failures in a row, and waits after each."""
+    """Counts the failures in a row, and waits after each failure."""
 
     __slots__ = ("_failures", "_told_s")
 
@@ -25,9 +28,16 @@ class Backoff:
         self._told_s: float | None = None  # when the log last named data of a newer version, in this row of failures
 
     async def failed(self, log: logging.Logger, what: str, error: BaseException, *, is_bug: bool = False) -> None:
-        """Log the first failure of a row, and wait: 50 ms at first, doubling up to 2 s, half of it random.
+        """Log the first failure in a row, and wait before the next try.
 
-        Data of a newer version are logged as an error, and again once a minute, because only an upgrade helps.
+        The wait is 50 ms at first and doubles up to 2 s; up to half of it is taken off at random. Data of a newer
+        version are logged as an error, and again once a minute, because only an upgrade helps.
+
+        Args:
+            log: The log of the loop.
+            what: A description of the call, for the log.
+            error: The error of the call.
+            is_bug: Whether the error was not expected. Such an error is always logged, with its traceback.
 
         Raises:
             CancelledError: `error` is a cancellation of this task.
@@ -64,5 +74,5 @@ def is_cancelled() -> bool:
 
 
 def is_stray(error: BaseException) -> bool:
-    """Return whether a cancellation was not meant for this task: a store or sink leaked it from a task of its own."""
+    """Return whether a cancellation was not meant for this task, but escaped from another task of a store or sink."""
     return isinstance(error, asyncio.CancelledError) and not is_cancelled()

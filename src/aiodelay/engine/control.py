@@ -95,7 +95,7 @@ class Control:
             left -= size
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
-        """Count messages by lane and state. The counts of a lane say if no live process serves it."""
+        """Count messages by lane and state. The counts of a lane also say whether a live process serves the lane."""
         return await self.opened_store().counts()
 
     async def load(self, *, bucket: Duration, buckets: int) -> Sequence[LoadBucket]:
@@ -150,12 +150,14 @@ class Control:
 
         Args:
             of: Only letters of this event class, former names included; or of this handler's or sink's name.
-            message_id: Only letters of this message; an index finds them. An occurrence of a series has its own id.
+            message_id: Only letters of this message, which the store finds by an index. An occurrence of a series has
+                an id of its own.
             limit: Most letters; None = all.
 
         Raises:
             MessageIdError: No letter can have that id.
-            UnsupportedByStoreError: The store keeps no dead letters, or another process owns that message's letters.
+            UnsupportedByStoreError: The store keeps no dead letters, or another process owns the letters of that
+                message.
         """
         store = self.opened_store()
         if message_id is not None:
@@ -180,9 +182,9 @@ class Control:
 
         Returns:
             For each letter `Stored`, or `Refused` with a code. A refused letter stays a dead letter.
-            `not_found`: there is no such letter.
-            `exists`: its id is scheduled again.
-            `undecodable`: its record cannot be read, so its destination is unknown.
+            `not_found`: no dead letter has this key.
+            `exists`: a message with the letter's id is scheduled again.
+            `undecodable`: the letter's record cannot be read, so its destination is unknown.
         """
         return await self.opened_store().redrive(_keys(letters))
 
@@ -193,7 +195,7 @@ class Control:
     async def journal(
         self, message_id: str | None = None, *, after: int = 0, limit: int = 100
     ) -> Sequence[JournalEntry]:
-        """List journal entries in order: of one message, or of all.
+        """List the journal entries of one message, or of all messages, in order.
 
         Raises:
             UnsupportedByStoreError: The store keeps no journal, or was opened without one.

@@ -20,11 +20,13 @@ __all__ = ["DataWatch"]
 log: logging.Logger = logging.getLogger("aiodelay.store")
 
 CHECK_S = ANSWER_S = 5.0
-"""The interval between two checks, and the longest wait for an answer: an alarm is raised within 10 s of the loss."""
+"""The interval between two checks, and the longest wait for an answer. So an alarm comes within 10 s of a loss."""
 
 
 class DataWatch:
-    """Asks a store whether its data are still there. It raises the alarm `vanished`, and ends it when they are back.
+    """Asks a store again and again whether its data are still there.
+
+    If the data are gone, the watch raises the alarm `vanished`. When the data are back, it ends the alarm.
 
     Args:
         store: An open store.
@@ -36,7 +38,7 @@ class DataWatch:
         self._store, self._clock, self._on_alarm = store, clock, on_alarm
         self._seen_ms = clock.monotonic_ms()
         self.vanished: str = ""
-        """What happened to the store's data, according to the last answer; "" while they are there."""
+        """The last answer's description of the loss of the store's data; "" while the data are there."""
 
     async def run(self) -> None:
         """Ask about every 5 s, until cancelled."""

@@ -1,4 +1,4 @@
-"""Housekeeping: a bounded step every 10 s over all lanes, and alarms that need no monitoring system."""
+"""`Housekeeping`: about every 10 s a bounded step over all lanes, with alarms that need no monitoring system."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Housekeeping:
         work: The store's dispatching side.
         clock: Measures intervals.
         lanes: Returns the lanes that this process serves now.
-        alarm_ms: The overdue age, or silence of the store, at which an alarm is raised.
+        alarm_ms: The age of the oldest overdue message, or the silence of the store, at which an alarm is raised.
         on_alarm: Called with each alarm, and again when it is over. Its exceptions are logged.
     """
 
@@ -143,13 +143,14 @@ def tell(alarm: Alarm, on_alarm: Callable[[Alarm], object] | None) -> None:
 
 
 class LoopLag:
-    """Notices when the event loop was blocked. Then nothing is claimed until the loop runs freely again.
+    """Notices when the event loop was blocked. After that, no message is claimed until the loop runs freely again.
 
-    It probes only while messages are in flight: then a handler may block the loop. An idle loop costs nothing.
+    The loop is probed only while messages are in flight, because only then can a handler block it. An idle loop costs
+    nothing.
 
     Args:
-        limit_s: A callback that is late by this much means that something blocks the loop.
-        is_needed: Says whether to go on probing.
+        limit_s: If a timed callback comes later than this, the loop counts as blocked.
+        is_needed: A function that returns whether to go on probing.
         on_clear: Called when the loop runs freely again.
     """
 

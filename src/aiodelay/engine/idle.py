@@ -18,19 +18,19 @@ __all__ = ["IdleWait"]
 log: logging.Logger = logging.getLogger("aiodelay")
 
 PENDING_POLL_S, LONGEST_PENDING_POLL_S = 0.5, 2.0
-"""Pauses between two reads of the store, which another process may change: at first, and while no message is due."""
+"""The shortest and the longest pause between two reads of the store. Another process may change the store meanwhile."""
 LOG_WAIT_S, MOST_COUNTED = 1.0, 1000
-"""How long `run_until_idle` waits before it logs a long wait, and up to how many messages it then counts."""
+"""How long `run_until_idle` waits before it logs a long wait, and the most messages that it counts for the log."""
 
 
 class IdleWait:
-    """Waits until the served lanes hold no message but recurring ones, and no message is in flight.
+    """Waits until the served lanes hold only recurring messages, and no message is in flight.
 
     Args:
         store: The scheduler's store.
         subscriptions: The subscriptions of the scheduler.
         drain_ms: A wait for a due time further ahead than this is logged.
-        is_closing: Says whether the scheduler is being closed.
+        is_closing: A function that returns whether the scheduler is being closed.
     """
 
     def __init__(

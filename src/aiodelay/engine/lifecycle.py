@@ -1,4 +1,4 @@
-"""One opening of a scheduler: connect the store, sinks and sources, start the loops, and end all in order."""
+"""`Running`: one opening of a scheduler. It connects the store, sinks and sources, and starts and ends the loops."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Running:
             self._start(work)
 
     async def _connect(self, lanes: Sequence[Lane], *, dispatch: bool) -> Work | None:
-        """Open everything, or nothing: the next attempt enters the store, the sinks and the sources again."""
+        """Open all or nothing: if the attempt fails, the next attempt opens the store, sinks and sources again."""
         try:
             return await self._enter_all(lanes, dispatch=dispatch)
         except BaseException:
@@ -155,7 +155,7 @@ class Running:
         """Refuse use from another event loop, thread or process.
 
         Raises:
-            WrongLoopError: The caller is on another event loop, thread or process. The error names which.
+            WrongLoopError: The caller is on another event loop, thread or process. The error says which of these.
         """
         if os.getpid() != self._pid:
             raise WrongLoopError("scheduler", "process (this one was forked)")
@@ -181,7 +181,7 @@ class Running:
         self._tasks.create_task(coroutine, name=name)
 
     def supersede(self, message_id: str, revision: int) -> None:
-        """Begin no run of a version of a message that is older than a revision."""
+        """Begin no further run of a message in a version that is older than `revision`."""
         if self._loops is not None:
             self._loops.book.supersede(message_id, revision)
 
@@ -193,11 +193,11 @@ class Running:
 
     @property
     def overdue_age_ms(self) -> int:
-        """Age of the oldest overdue message at the last step of housekeeping."""
+        """The age of the oldest overdue message at the last step of housekeeping; 0 = no message is overdue."""
         return 0 if self._loops is None else self._loops.housekeeping.overdue_age_ms
 
     async def wait_until_idle(self) -> None:
-        """Return when the served lanes hold no message but recurring ones, and no message is in flight.
+        """Return when the served lanes hold only recurring messages, and no message is in flight.
 
         Raises:
             ClosedError: The scheduler is being closed.
@@ -211,7 +211,7 @@ class Running:
         """Stop claiming, let deliveries end, settle, then disconnect. Each step is shielded and bounded.
 
         Closing takes at most `drain`, plus `CANCEL_S` if runs go on although they were cancelled, plus `CLOSE_S`. It
-        takes longer only if a store goes on closing its clients after that was cancelled.
+        takes longer only if a store does not end the closing of its clients when that is cancelled.
 
         If the caller is cancelled meanwhile, `close` stops waiting for deliveries: it cancels them and gives their
         messages back.

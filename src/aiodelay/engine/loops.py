@@ -47,21 +47,21 @@ class RuntimeOptions(Struct, frozen=True):
     dead_letter_hooks: Sequence[Callable[[DeadLetter], Awaitable[object]]] = ()
 
     def apart(self, *, silent: bool = False) -> AbstractContextManager[None]:
-        """Return a context manager. Tasks that start in its block do not join the caller's trace: `Observer.apart`."""
+        """Return a context manager in whose block new tasks do not join the caller's trace (see `Observer.apart`)."""
         return nullcontext() if self.observer is None else self.observer.apart(silent=silent)
 
 
 class Loops:
-    """Claims for subscriptions, settles their claims, and keeps house.
+    """Claims messages for the subscriptions, settles the claims, and does the housekeeping.
 
     Args:
         work: The store's dispatching side.
         now_ms: The store's time.
-        subscriptions: The subscriptions by lane; handlers come and go.
-        lanes: Returns the lanes that are served now, former names included.
+        subscriptions: The subscriptions by lane. Subscriptions come and go while the loops run.
+        lanes: A function that returns the lanes that are served now, former names included.
         options: The scheduler's options.
-        tasks: Owns the loops.
-        on_change: Called after a claim has ended or a place became free, and when the lease book has ended.
+        tasks: The task group that owns the loops.
+        on_change: Called after a claim has ended, after demand may have grown, and when the lease book has ended.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Loops:
             loop, task = self._sources[subscription]
             loop.stop()
             await ended_by(by_s, [task])
-            self._sources.pop(subscription, None)  # after the wait: a close that begins meanwhile must wait for it too
+            self._sources.pop(subscription, None)  # after the wait: a close that begins meanwhile must also wait
 
     # --- stop in order ------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ class Attempt(Protocol):
 
 
 class ObservedClaim(Protocol):
-    """A claim of this process and its attempt. `Held` of the lease book is one."""
+    """A claim of this process and its attempt. The lease book's `Held` implements it."""
 
     claim: Claim
     attempt: Attempt | None
@@ -52,7 +52,7 @@ class Observer(Protocol):
         ...
 
     def begin(self, held: ObservedClaim, lateness_ms: int) -> None:
-        """Set `held.attempt`: a handler's run begins."""
+        """Note that a handler's run begins, and set `held.attempt`."""
         ...
 
     async def send(

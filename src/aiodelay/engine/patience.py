@@ -32,27 +32,27 @@ class Patience:
     """Repeats attempts that fail because a store, sink or source does not answer.
 
     Args:
-        timeout_ms: How long to repeat an attempt, counted from the start of the first one; 0 = make one attempt.
+        timeout_ms: How long to repeat an attempt, counted from the start of the first attempt; 0 = do not repeat it.
     """
 
     def __init__(self, timeout_ms: int) -> None:
         self._timeout_ms = timeout_ms
         self._loop = asyncio.get_running_loop()
         self.reason: str = ""
-        """Why the last attempt failed; "" while no attempt is being repeated."""
+        """The reason why the last attempt failed; "" while no attempt is being repeated."""
 
     async def answered(self, what: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of the first attempt that succeeds.
 
-        The time limit does not interrupt an attempt under way: it ends by its own timeouts, or succeeds. A cancellation
-        ends it at once.
+        The time limit does not interrupt an attempt under way: the attempt succeeds, or ends by its own timeouts. A
+        cancellation ends the attempt at once.
 
         Args:
             what: A description of the attempt for the log, such as `opening redis://host`.
-            attempt: Leaves nothing open when it raises.
+            attempt: Makes one attempt. If it raises, it leaves nothing open.
 
         Raises:
-            StoreUnavailableError, StoreBusyError, OutcomeUnknownError, SinkUnavailableError: From the last attempt.
+            StoreUnavailableError, StoreBusyError, OutcomeUnknownError, SinkUnavailableError: The last attempt failed.
         """
         began_s, failures = self._loop.time(), 0
         try:

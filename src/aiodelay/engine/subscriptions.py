@@ -177,7 +177,7 @@ class Subscriptions:
     # --- remove and end -----------------------------------------------------------------------------------
 
     async def remove(self, lane: Lane) -> None:
-        """Stop serving a lane; return when its messages in flight have settled, or were stopped or left behind."""
+        """Stop serving a lane. Return when its messages in flight have settled, or were stopped or abandoned."""
         subscription = self.by_lane.pop(lane, None)
         if subscription is not None:
             self._leaving.append(subscription)
@@ -205,10 +205,10 @@ class Subscriptions:
         return self._loop.time() + self._options.drain_ms / 1000
 
     async def end(self, drained_by_s: float) -> None:
-        """Drain all subscriptions. Stop runs that go on after `drained_by_s`, and leave behind runs that do not stop.
+        """Drain all subscriptions. Cancel runs that go on after `drained_by_s`, and abandon runs that do not stop then.
 
         Args:
-            drained_by_s: In the time of the event loop.
+            drained_by_s: The end of the drain, in the time of the event loop.
         """
         await self._end(self._all(), drained_by_s)
 
@@ -235,10 +235,10 @@ class Subscriptions:
             subscription.stop()
 
     async def settled_by(self, by_s: float) -> bool:
-        """Wait until no message is in flight; return False if that is not so at `by_s`, or if the loops have failed.
+        """Wait until no message is in flight. Return False if the time limit comes first, or if the loops have failed.
 
         Args:
-            by_s: In the time of the event loop.
+            by_s: The time limit, in the time of the event loop.
         """
         return await self._settled_by(self._all(), by_s)
 
@@ -269,17 +269,17 @@ class Subscriptions:
 
     @property
     def in_flight(self) -> int:
-        """Messages that are delivered and not settled, and dead letters that no hook has been called with yet."""
+        """The number of messages that are delivered and not settled, and of dead letters that wait for a hook."""
         untold = 0 if self._hooks is None else self._hooks.waiting
         return sum(subscription.in_flight for subscription in self._all()) + untold
 
     def _all(self) -> list[Subscriber]:
-        """Return the served subscriptions, and the leaving ones, which may still have messages in flight."""
+        """Return the subscriptions that are served, and those that leave and may still have messages in flight."""
         return [*self.by_lane.values(), *self._transfers, *self._leaving]
 
     @contextmanager
     def watch(self) -> Iterator[WakeUp]:
-        """Give a wake-up that is set whenever a message was settled or a place became free."""
+        """Give a wake-up that is set whenever a message was settled or demand may have grown."""
         watcher = WakeUp()
         self._watchers.add(watcher)
         try:
@@ -288,7 +288,7 @@ class Subscriptions:
             self._watchers.discard(watcher)
 
     def changed(self) -> None:
-        """Wake the watchers: a message was settled or a place became free."""
+        """Wake the watchers: a message was settled, or demand may have grown."""
         for watcher in self._watchers:
             watcher.set()
 

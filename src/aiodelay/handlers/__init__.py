@@ -1,3 +1,3 @@
-"""Handlers and their event types, with the contexts, dependencies and middleware that the engine runs them with."""
+"""Handlers and their event types, and the contexts, dependencies and middleware for their runs."""
 
 __all__: list[str] = []

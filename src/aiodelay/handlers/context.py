@@ -21,9 +21,9 @@ MILLISECOND = timedelta(milliseconds=1)  # `n * MILLISECOND` takes a quarter of 
 
 
 class RunContext(Generic[S]):
-    """One attempt at delivering one message. Users see it as `Context`, which is defined next to `Scheduler`.
+    """One attempt at delivering one message. Users see this class as `Context`.
 
-    `Context` names the type of its scheduler. It cannot be defined here, since `scheduler` imports this module.
+    `Context` is defined in `scheduler.py`, because it names the type of its scheduler. That module imports this module.
     """
 
     __slots__ = ("_attempts", "_claim", "_lateness_ms", "_record", "scheduler")
@@ -55,20 +55,20 @@ class RunContext(Generic[S]):
 
     @property
     def lateness(self) -> timedelta:
-        """Start of this attempt minus the due time, never negative."""
+        """The start of this attempt minus the due time, never negative."""
         return self._lateness_ms * MILLISECOND
 
     @property
     def queued_ms(self) -> int | None:
         """Milliseconds that the message waited in the list from which the handler's source took it.
 
-        None if the message came from the store, as retries do, or if nothing says when it was pushed.
+        None if the message came from the store, as retries do, or if the time of its push is not known.
         """
         return self._claim.queued_ms
 
     @property
     def missed(self) -> int:
-        """How many messages the retention of its source dropped since the last message that this process received."""
+        """The number of messages that expired in the source between the last message that was received and this one."""
         return self._claim.missed
 
     @property

@@ -20,7 +20,9 @@ __all__ = ["Dependencies", "Depends", "dependency_of"]
 
 
 def Depends(dependency: Callable[..., Any]) -> Any:  # noqa: ANN401, N802 - as FastAPI's
-    """Declare that a handler's parameter is made for each run, once for all that depend on it.
+    """Declare that a function makes the value of a handler's parameter, anew for each run.
+
+    In one run, the function is called once, even if several parameters depend on it.
 
     Write `db: Annotated[Session, Depends(open_session)]`. A dependency is a function, a coroutine function, or a
     generator of either kind that yields once. The code after its `yield` runs when the handler has ended, before the
@@ -30,7 +32,7 @@ def Depends(dependency: Callable[..., Any]) -> Any:  # noqa: ANN401, N802 - as F
     In tests, `fast_depends.dependency_provider.scope(original, other)` replaces a dependency.
 
     Args:
-        dependency: Makes the value.
+        dependency: The function that makes the value.
     """
     import fast_depends  # noqa: PLC0415 - it imports pydantic where that is installed
 
@@ -38,7 +40,7 @@ def Depends(dependency: Callable[..., Any]) -> Any:  # noqa: ANN401, N802 - as F
 
 
 def dependency_of(parameter: Parameter, hint: object) -> Dependant | None:
-    """Return the dependency of a parameter, if it has one. `hint` is its annotation, including `Annotated`."""
+    """Return the dependency of a parameter; None if it has none. `hint` is the annotation, with `Annotated`."""
     if "fast_depends" not in sys.modules:
         return None  # without that module, no program can have called `Depends`
     from fast_depends.dependencies import Dependant  # noqa: PLC0415 - as above
@@ -96,7 +98,7 @@ class Dependencies:
         return "default" if has_default else None
 
     def _error(self, got: str) -> HandlerSignatureError:
-        allowed = "dependencies whose parameters have defaults, dependencies, or the type Context or that of the event"
+        allowed = "dependencies whose parameters have a default, a dependency, the type Context or the event's type"
         return HandlerSignatureError(self._owner, got, allowed)
 
     def _arguments(self, event: object, context: RunContext[Any]) -> dict[str, Any]:

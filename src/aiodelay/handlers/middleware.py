@@ -1,4 +1,4 @@
-"""Middleware around each run of a handler, or around each call of `schedule`: one form for both."""
+"""Middleware around each run of a handler, or around each call of `schedule`. Both kinds have the same form."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class HeldMessage(Generic[T, C]):
     - The block raises: the retry policy decides about another attempt.
     - The block's task is cancelled: the message is given back.
 
-    The exception leaves the block in each case.
+    In the last two cases, the exception also leaves the block.
 
     Attributes:
         event: The event.
@@ -54,12 +54,15 @@ class HeldMessage(Generic[T, C]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is no longer held: it was settled or given back, its lease was lost, or the scheduler ended."""
+        """Whether the message was settled or given back, its lease was lost, or the scheduler has ended."""
         return self._is_over or (self._waiter is not None and self._waiter.done())
 
     @property
     def is_outdated(self) -> bool:
-        """Whether this process knows that it was replaced or cancelled after the claim. Then do not begin it."""
+        """Whether this process knows that the message was replaced or cancelled after the claim.
+
+        If so, do not begin to process the message.
+        """
         return self._is_outdated()
 
     def settle(self, result: Later | Reject | Exception | None = None) -> bool:
@@ -79,7 +82,7 @@ class HeldMessage(Generic[T, C]):
         return self._end(result)
 
     def give_back(self) -> bool:
-        """Return the message to its store or source without an attempt. Return False as in `settle`."""
+        """Give the message back to its store or source without an attempt. Return False if it is no longer held."""
         return self._end(GIVEN_BACK)
 
     def _end(self, result: object) -> bool:

@@ -71,7 +71,7 @@ def event(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[type[T]], ty
     former = listed(aliases, "event aliases", "('payment.checked',)")
     names = (check_type_name(name, "event name"), *(check_type_name(alias, "event alias") for alias in former))
     if len(set(names)) < len(names):
-        raise ConfigurationError("event aliases", shortened(former), "names that differ from each other and the name")
+        raise ConfigurationError("event aliases", shortened(former), "names that differ from each other and from name")
 
     def name_it(class_: type[T]) -> type[T]:
         if not isinstance(class_, type):
@@ -104,7 +104,7 @@ def is_event_class(class_: object) -> bool:
 
 
 class EventTypes:
-    """The event classes that a scheduler has used, by name. Two classes of one name are refused."""
+    """The event classes that a scheduler has used, by name. A second class with the same name is refused."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, type] = {}
@@ -127,7 +127,7 @@ class EventTypes:
                 raise DuplicateHandlerError(
                     "event type",
                     f"{name!r}, the name of both {_path(other)} and {_path(class_)}",
-                    "one class per name; give one of them another with @event(...)",
+                    "one class per name; give one class another name with @event(...)",
                 )
         self._by_name.update(dict.fromkeys(names, class_))
         self._names[class_] = names[0]
@@ -203,10 +203,10 @@ def taker_spec(
         what: An event class; or the name of a lane whose payloads are bytes.
         types: The event classes used so far.
         retry: The retry policy for messages that are settled with an exception.
-        source: As for a handler.
+        source: Name and address of a source that also gives messages; None = only the store.
 
     Raises:
-        ConfigurationError: `what` is neither.
+        ConfigurationError: `what` is neither an event class nor a possible name.
         HandlerSignatureError: Events of this class cannot be decoded.
     """
     if not isinstance(what, str) and not is_event_class(what):
@@ -224,7 +224,7 @@ def taker_spec(
 
 
 def _not_called(event: object, context: RunContext[Any]) -> None:
-    """Fill the spec's `call`. The engine gives the messages to a subscriber, and never calls this."""
+    """Do nothing: a placeholder for the spec's `call`, because a subscriber gets the messages."""
 
 
 def _route(what: type | str, types: EventTypes, owner: str) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def _route(what: type | str, types: EventTypes, owner: str) -> dict[str, Any]:
 
 
 def check_concurrency(concurrency: object) -> int:
-    """Check a handler's concurrency.
+    """Return a handler's concurrency after a check of its type and range.
 
     Raises:
         ConfigurationError: The concurrency is out of range.
@@ -271,7 +271,7 @@ def _target(function: object) -> Any:  # noqa: ANN401 - any callable
 
 
 def is_coroutine_function(function: object) -> bool:
-    """Return whether a call gives a coroutine. Partials and objects with such a `__call__` count too."""
+    """Return whether a call gives a coroutine. Partials, and objects with a coroutine `__call__`, count too."""
     return inspect.iscoroutinefunction(_target(function))
 
 

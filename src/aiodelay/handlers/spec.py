@@ -20,11 +20,11 @@ class HandlerSpec:
     """The facts that the engine needs to run a handler.
 
     Attributes:
-        name: The stable type name of its events. It is also the name of its lane.
+        name: The stable type name of the handler's events. It is also the name of the lane.
         aliases: Former type names. One demand covers all names.
         decode: Decodes a payload, given its encoding.
         call: Calls the user's function with the event and, if it has such a parameter, the context.
-        is_coroutine: Whether `call` returns a coroutine. Otherwise it runs in a worker thread.
+        is_coroutine: Whether `call` returns a coroutine. Otherwise the engine calls it in a worker thread.
         concurrency: Most runs at once.
         timeout_ms: Longest run; None = no limit.
         retry: The retry policy.
@@ -46,7 +46,7 @@ class HandlerSpec:
     place: str = ""
 
     def check_type(self, type_: str) -> None:
-        """Refuse a message whose type is not the handler's. Any program may push messages to a list.
+        """Refuse a message of a type that the handler does not take: any program may push messages to a list.
 
         Raises:
             RecordFormatError: The message has another type. The error names both types.

@@ -202,7 +202,7 @@ class ExpiringDict(Generic[K, V]):
 
     @property
     def is_any(self) -> bool:
-        """Return whether the dict holds any value; an expired value counts until it is dropped."""
+        """Whether the dict holds any value. An expired value counts until it is dropped."""
         return bool(self._values)
 
     def items(self, now_ms: int) -> Iterator[tuple[K, V, int]]:

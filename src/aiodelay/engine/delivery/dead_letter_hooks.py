@@ -17,7 +17,7 @@ __all__ = ["DeadLetterHooks"]
 log: logging.Logger = logging.getLogger("aiodelay")
 
 MOST_WAITING = 1_000
-"""Most dead letters that wait for the hooks. The hooks are not called for more."""
+"""Most dead letters that wait for the hooks. While as many wait, the hooks are not called for further dead letters."""
 
 
 class DeadLetterHooks:
@@ -42,7 +42,7 @@ class DeadLetterHooks:
 
     @property
     def waiting(self) -> int:
-        """How many dead letters wait for the hooks."""
+        """The number of dead letters that wait for the hooks."""
         return len(self._letters)
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:

@@ -1,4 +1,4 @@
-"""The dispatch loop: clear wake-ups, claim, sleep. It claims what subscriptions have requested, and never more."""
+"""The dispatch loop: clear wake-ups, claim, sleep. It never claims more messages than the subscriptions request."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ LANE_OF = attrgetter("record.envelope.lane")
 
 
 class Subscriber(Protocol):
-    """The taker of one lane's messages in this process."""
+    """The part of this process that receives one lane's messages."""
 
     @property
     def lane(self) -> Lane:
-        """The lane from which it is served."""
+        """The lane whose messages the subscriber receives."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """The number of its messages that are delivered and not settled."""
+        """The number of messages that were delivered to the subscriber and are not settled."""
         ...
 
     def drain(self) -> None:
-        """Request nothing more, and give back messages whose runs have not begun."""
+        """Request no more messages, and give back messages whose runs have not begun."""
         ...
 
     @property
     def runners(self) -> Runners:
-        """The tasks in which its messages run."""
+        """The tasks in which the subscriber's messages run."""
         ...
 
     def stop(self) -> None:
-        """Cancel what is under way, and give the messages back."""
+        """Cancel the runs or sends under way, and give their messages back."""
         ...
 
     def close(self) -> None:
@@ -64,18 +64,18 @@ class Subscription(Subscriber, Taker, Protocol):
     """A subscriber with demand, as the dispatcher sees it."""
 
     def demand(self) -> Demand:
-        """Return how much it requests now."""
+        """Return the messages and bytes that the subscription requests now."""
         ...
 
     def deliver(self, claimed: Sequence[Held]) -> None:
-        """Take claims, no more than were requested. While draining, give them back."""
+        """Take claims, no more than were requested. While the subscription drains, give the claims back."""
         ...
 
 
 class _NoTaker:
     """Takes suspects that arrive during another trial, and gives them back.
 
-    If they ran and the process ended, the store could not tell which suspect had ended it.
+    If such suspects ran too and the process ended, the store could not tell which suspect had ended the process.
     """
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None: ...
@@ -88,11 +88,13 @@ class Dispatcher:
 
     Args:
         work: The store's dispatching side.
-        book: Pauses the claims.
-        subscriptions: The subscriptions by lane. Each round reads them again, since handlers come and go.
+        book: Holds the claims. While its `is_trying` is True, the dispatcher claims nothing.
+        subscriptions: The subscriptions by lane. The loop reads them before each claim, since handlers come and go.
         lease_ms: How long a claim lasts.
-        may_claim: Says whether anything may be claimed now: not while the event loop lags, or while a trial begins.
-        max_lapses: Returns the most lapses that a message may have to be claimed now; see `LeaseBook.max_lapses`.
+        may_claim: A function that returns whether messages may be claimed now. They may not be claimed while the event
+            loop lags, or while a trial begins.
+        max_lapses: A function that returns the most lapses that a message may have to be claimed now; see
+            `LeaseBook.max_lapses`.
     """
 
     def __init__(
@@ -111,7 +113,10 @@ class Dispatcher:
         self._lanes: dict[Lane, Subscription] = {}
 
     def drain(self) -> None:
-        """Claim nothing more, and begin no run. `run` returns once a claim under way was answered and given back."""
+        """Claim no more messages, and begin no run.
+
+        If a claim is under way, `run` gives its messages back, and then returns.
+        """
         self._is_draining = True
         for subscription in self._subscriptions.values():
             subscription.drain()
@@ -144,7 +149,7 @@ class Dispatcher:
                 if until_ms is not None and until_ms <= claimed.now_ms:
                     return  # claim again at once, while these messages run
             elif had_tried and not self._has_tried:
-                return  # no other message had to come before the suspects: claim again without the limit on lapses
+                return  # no message is due except suspects: claim again, without the limit on lapses
         if not self._is_draining:
             await self._work.wait(until_ms=until_ms)
 
@@ -165,14 +170,14 @@ class Dispatcher:
         return wanted
 
     def _note_trial(self, demand: Mapping[Lane, Demand], claimed: Claimed) -> None:
-        """Remember a claimed suspect. The next claim excludes suspects, so messages that lapsed once get a turn."""
+        """Remember whether the claim took suspects. Then the next claim excludes suspects: other messages get a turn."""
         if claimed.claims and is_suspect(claimed.claims[0].record):
             self._has_tried = True
         elif all(each.max_lapses for each in demand.values()):
             self._has_tried = False
 
     async def _claim(self, demand: Mapping[Lane, Demand]) -> Claimed:
-        """Claim. After a lost reply, repeat the same request, which returns the same messages."""
+        """Claim messages. If the answer is lost, repeat the same request: the store returns the same messages."""
         request = new_id()
         backoff = Backoff()
         while True:

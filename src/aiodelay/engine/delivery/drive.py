@@ -1,8 +1,9 @@
-"""`rest_of`: run a coroutine in its own context inside the current task, without a task of its own.
+"""`rest_of`: run a coroutine in a context of its own, but inside the current task.
 
 A task for each message would cost more than all other work of a delivery (docs/decisions/0003-runners.md has figures).
 So a runner task takes one message after another, and begins each message's coroutine with a plain call. If the
-coroutine waits, `rest_of` awaits the rest. Its context variables end with it, as they would in a task of its own.
+coroutine waits, `rest_of` awaits the rest. The context variables that the coroutine sets end with it, as in a separate
+task.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def rest_of(coroutine: Coroutine[Any, Any, T], context: Context, awaited: object
 
     Args:
         coroutine: A coroutine that was begun with `send(None)`.
-        context: The context in which it was begun.
+        context: The context in which the coroutine was begun.
         awaited: The value that `send(None)` returned.
     """
     run, send, throw = context.run, coroutine.send, coroutine.throw

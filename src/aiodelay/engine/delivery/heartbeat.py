@@ -1,6 +1,6 @@
 """A thread that reports to a store or source that this process lives, even while a handler blocks the event loop.
 
-So a blocked loop does not count against a suspect. Only the end of a process does.
+So only the end of a process counts against a suspect, not a blocked event loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Heartbeat"]
 log: logging.Logger = logging.getLogger("aiodelay.heartbeat")
 
 JOIN_S = 0.1
-"""Longest wait for the thread's end. If a beat takes longer, the thread ends after it."""
+"""Longest wait for the thread's end, in seconds. If a beat takes longer, the thread ends after the beat."""
 
 
 class Heartbeat:
@@ -33,7 +33,7 @@ class Heartbeat:
         self._thread: Thread | None = None
 
     def start(self, suspects: Callable[[], Collection[str]]) -> None:
-        """Start the thread, unless it already runs. It calls `suspects` for the ids of the suspects held."""
+        """Start the thread, unless it already runs. The thread calls `suspects` for the ids that each beat reports."""
         if self._thread is None:
             self._thread = Thread(target=self._run, args=(suspects,), name="aiodelay heartbeat", daemon=True)
             self._thread.start()

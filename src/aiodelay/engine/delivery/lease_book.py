@@ -1,7 +1,7 @@
-"""The lease book: the claims that this process holds. All settlements and renewals leave through it.
+"""The lease book: it holds the claims of this process, and sends all settlements and renewals.
 
-It makes one call at a time, so a renewal never overlaps the settlement of the same message. If a call fails, its
-settlements or renewals stay here and are sent again. Both are safe to repeat.
+The book makes one call at a time, so a renewal never overlaps the settlement of the same message. If a call fails, the
+book keeps its settlements or renewals and sends them again. Both are safe to repeat.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Taker(Protocol):
     """The subscription to which a claim was delivered."""
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
-        """Learn that the claim has ended and its place in the demand is free. The book calls `on_change` after this."""
+        """Learn that the claim has ended: another message may be requested. The book calls `on_change` after this."""
         ...
 
     def lost(self, held: Held) -> None:
@@ -65,10 +65,11 @@ class Held(Struct, eq=False):
         taker: The subscription to which the claim was delivered.
         book: The book that holds the claim.
         renew_at_ms: When the book renews the lease next.
-        settlement: Set once the run is over.
-        is_lost: The lease was lost, or `forget` has dropped the claim.
-        is_unwanted: The message was replaced or cancelled after the claim. A run that has not begun must not begin.
-        is_over: The book does not hold the claim any more.
+        settlement: The settlement to send; None until the run is over.
+        is_lost: Whether the lease was lost, or `forget` has dropped the claim.
+        is_unwanted: Whether the message was replaced or cancelled after the claim. Then a run that has not begun must
+            not begin.
+        is_over: Whether the book no longer holds the claim.
         alone_until_ms: For a suspect: this process claims nothing else until this time.
         trial_ends_ms: For a suspect: the end of its trial.
         may_kill_until_ms: For a message that has lapsed before: until this time, it may still end this process. If it
@@ -94,13 +95,13 @@ class LeaseBook:
     """Holds claims from `add` until they are settled or lost.
 
     Args:
-        work: Takes settlements and renewals.
+        work: The store's dispatching side, or a source's feed. It takes settlements and renewals.
         clock: Measures intervals only.
         now_ms: The store's time, in which leases end.
         lease_ms: How long a renewal lasts. A lease is renewed after a third of this time.
         on_change: Called after a claim has ended or was renewed.
         observer: Receives the end of each claim.
-        heartbeat: Reports to the store that this process lives, once it holds suspects.
+        heartbeat: Reports to the store that this process lives. It starts when the book holds suspects.
     """
 
     def __init__(
@@ -127,14 +128,14 @@ class LeaseBook:
         self._is_closing = False
         self._tried: dict[int, Held] = {}  # suspects whose trials are not over, by id(held)
         self._suspects: dict[int, Held] = {}  # all suspects that may still end this process, the oldest first
-        self._lapsed: dict[int, Held] = {}  # messages that have lapsed once and may still end it, the oldest first
+        self._lapsed: dict[int, Held] = {}  # messages lapsed once that may still end this process, the oldest first
 
     def __len__(self) -> int:
         return len(self._held)
 
     @property
     def is_trying(self) -> bool:
-        """Whether the book holds a suspect that was claimed within the last second. Claim nothing else meanwhile."""
+        """Whether the book holds a suspect that was claimed within the last second. If so, claim no other message."""
         now = self._clock.monotonic_ms()
         return any(held.alone_until_ms > now for held in self._tried.values())
 
@@ -164,7 +165,7 @@ class LeaseBook:
         return [held.claim.record.id for held in list(self._tried.values())]
 
     def local_ms(self) -> int:
-        """Return this process's time, for `read`."""
+        """Return this process's monotonic time in ms, for `read`."""
         return self._clock.monotonic_ms()
 
     def read(self, asked_at_ms: int) -> None:
@@ -188,7 +189,7 @@ class LeaseBook:
         return added
 
     def _doubt(self, held: Held) -> None:
-        """Run a message that has lapsed apart from suspects, or begin the trial of a suspect."""
+        """Note a message that has lapsed: keep it apart from suspects, or begin its trial if it is a suspect."""
         now = self._clock.monotonic_ms()
         held.may_kill_until_ms = now + LONGEST_TRIAL_MS
         if not is_suspect(held.claim.record):
@@ -367,7 +368,7 @@ class LeaseBook:
 
 
 def _current(held: Held) -> Settlement:
-    """Return the settlement with the token that the lease has now."""
+    """Return the settlement, with the current token of the claim."""
     settlement = held.settlement
     assert settlement is not None
     if settlement.token != held.claim.token:

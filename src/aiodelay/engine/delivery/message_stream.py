@@ -20,7 +20,7 @@ log: logging.Logger = logging.getLogger("aiodelay.reactive")
 R = TypeVar("R", bound=HeldMessage[Any, Any])
 """The kind of message that the program takes: `Received` of an event."""
 ROUNDS_TO_CLOSE = 2
-"""Rounds of the event loop in which asyncio closes the generator of an abandoned `async for`; its lane is free then."""
+"""Rounds of the event loop in which asyncio closes the generator of an abandoned `async for`, which frees its lane."""
 
 
 class Messages(Generic[R]):
@@ -29,8 +29,9 @@ class Messages(Generic[R]):
     In one process a lane has one taker: a handler, or one subscription. When the scheduler closes, each subscription
     completes. Closing waits up to `drain` for messages that are not settled yet.
 
-    As an asynchronous iterable, it keeps up to `concurrency` messages in flight, and takes more as they are settled.
-    Leaving the loop gives back the messages that the loop has not yielded. The program may still settle the others.
+    In an `async for` loop, up to `concurrency` messages are in flight, and more arrive as these are settled. When the
+    program leaves the loop, it gives back the messages that the loop has not yielded. The program may still settle the
+    messages that the loop has yielded.
     """
 
     def __init__(self, publish: Callable[[Subscriber[R]], None], concurrency: int) -> None:
@@ -83,7 +84,7 @@ class _NoSubscription:
 
 
 class _Window(Generic[R]):
-    """A subscriber with up to `size` messages in flight. It requests more once a quarter of them is settled.
+    """A subscriber with up to `size` messages in flight. When a quarter of them is settled, it requests more.
 
     Args:
         size: 1 or more.
@@ -122,7 +123,7 @@ class _Window(Generic[R]):
             self._settled = 0
 
     async def next(self) -> R | None:
-        """Return the next message that is still held and was neither replaced nor cancelled; None at the end."""
+        """Return the next message, skipping messages that were lost, replaced or cancelled; None at the end."""
         while True:
             self._wakeup.clear()
             while self._ready:

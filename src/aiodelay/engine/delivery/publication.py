@@ -1,4 +1,4 @@
-"""A reactive subscriber's subscription in the dispatch loop: like a handler's, with the demand that it requested."""
+"""A reactive subscriber's subscription in the dispatch loop: like a handler's, but the subscriber sets the demand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Publication(HandlerSubscription):
             message is outdated.
         failure: Returns why no more messages come; None for an orderly end.
         on_over: Called once, when the subscription is over. Delivered messages may still be settled then.
-        leave: Called when the subscriber has cancelled. It stops serving the lane once messages in flight have settled.
+        leave: Called when the subscriber has cancelled. The call stops serving the lane once messages in flight have
+            settled.
     """
 
     subscriber: Subscriber[Any] | None
@@ -49,7 +50,7 @@ class Publication(HandlerSubscription):
     """The ids of the claims in flight that the subscriber has received."""
 
     def subscribe(self) -> None:
-        """Call `on_subscribe`. The subscription already has its place in the loop."""
+        """Call the subscriber's `on_subscribe`. The dispatch loop already serves this subscription."""
         assert self.subscriber is not None
         try:
             self.subscriber.on_subscribe(self)
@@ -84,14 +85,14 @@ class Publication(HandlerSubscription):
         return self.concurrency - len(self._shown)
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
-        """Free the place of a message in the demand."""
+        """Forget a settled message, so that it no longer counts as requested."""
         if id(held) in self._shown:
             self._shown.remove(id(held))
             self.concurrency -= 1
         HandlerSubscription.settled(self, held, outcome)
 
     def drain(self) -> None:
-        """Signal the end. Delivered messages may still be settled."""
+        """Signal the end to the subscriber. Delivered messages may still be settled."""
         subscriber = self.subscriber
         if subscriber is None:
             return

@@ -15,8 +15,8 @@ log: logging.Logger = logging.getLogger("aiodelay")
 class Runners:
     """The tasks of one subscription.
 
-    They are not in a task group: a group would wait for ever for a task that does not end. If a task fails
-    unexpectedly, the scheduler's group ends with its error, as if the task were in it.
+    The tasks are not in a task group: a group would wait for ever for a task that does not end. If a task fails
+    unexpectedly, the scheduler's group ends with the task's error, as if the group contained the task.
 
     Args:
         group: The task group of the scheduler.

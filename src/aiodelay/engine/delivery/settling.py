@@ -1,4 +1,4 @@
-"""Functions that make settlements and their error texts: values in, values out."""
+"""Pure functions that make settlements and their error texts."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def again(record: Record, token: int, now_ms: int, *, due_ms: int, attempt: int,
 
 
 def release(record: Record, token: int) -> Again:
-    """Return the settlement that gives back a message without a run. Its due time, attempts and series stay."""
+    """Return the settlement that gives back a message without a run. Due time, attempts and series do not change."""
     return Again(record.envelope.id, record.revision, token, record.due_ms, record.attempt)
 
 
@@ -136,7 +136,8 @@ def without_running(record: Record, token: int, now_ms: int) -> Settlement | Non
     """Return the settlement of a claim that must not run; None if it may run.
 
     A recurring message does not run if its policies say so. Any message does not run if its lease is over before the
-    run begins: the answer to the claim was late, or the event loop was blocked. Another worker may have claimed it.
+    run begins, because the answer to the claim was late or the event loop was blocked. Another worker may have claimed
+    the message meanwhile.
     """
     if token_deadline_ms(token) <= now_ms:
         return release(record, token)

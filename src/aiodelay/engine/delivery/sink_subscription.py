@@ -39,7 +39,7 @@ log: logging.Logger = logging.getLogger("aiodelay.sinks")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
 NO_REASON = "the sink gave no reason"
-"""The error text of a refusal without a reason. Readers of the journal take an entry without an error for a success."""
+"""The error text of a refusal without a reason. Without a text, readers of the journal would see a success."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -49,7 +49,7 @@ class SinkSubscription:
     Args:
         sink: An open sink.
         retry: The retry policy for messages that the sink refused.
-        runners: The tasks in which it sends.
+        runners: The tasks in which the messages are sent.
         now_ms: The store's time.
         on_free: Called when demand has grown.
         observer: Receives each batch and sends it.
@@ -86,7 +86,10 @@ class SinkSubscription:
         return Demand(max(0, limits.messages - self.in_flight), bytes_left)
 
     def deliver(self, claimed: Sequence[Held]) -> None:
-        """Take claims, no more than were requested, and send them as one batch. While draining, give them back."""
+        """Take claims, no more than were requested, and send their messages as one batch.
+
+        While the subscription drains, give the claims back.
+        """
         batch = list(claimed)
         self.in_flight += len(batch)
         self._bytes += sum(held.claim.record.envelope.size for held in batch)
@@ -98,17 +101,17 @@ class SinkSubscription:
         task.add_done_callback(self._sends.pop)
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
-        """Free the place of a message."""
+        """Forget a settled message, so that another message can be requested."""
         self.in_flight -= 1
         self._bytes -= held.claim.record.envelope.size
         if self.hooks is not None:
             self.hooks.settled(held, outcome)
 
     def lost(self, held: Held) -> None:
-        """Do nothing: a send cannot be undone. Its settlement will find that the lease is gone."""
+        """Do nothing: a send cannot be undone. The store will refuse the settlement of the message."""
 
     def drain(self) -> None:
-        """Request nothing more."""
+        """Request no more messages."""
         self.is_draining = True
         if self._resuming is not None:
             self._resuming.cancel()
@@ -203,7 +206,10 @@ class SinkSubscription:
             held.book.settle(held, settling.release(held.claim.record, held.claim.token))
 
     def _pause(self, error: SinkUnavailableError) -> None:
-        """Request nothing for a while, longer each time. Batches that were sent together fail as one failure."""
+        """Request no messages for a while, longer after each failure.
+
+        If several batches were under way, their failures count as one failure.
+        """
         if self._resuming is not None or self.is_draining:
             return
         if not self._failures:
@@ -238,7 +244,7 @@ class SinkRefusal(Exception):  # noqa: N818 - never raised: the retry policy's d
 
 
 def _pause_s(failures: int) -> float:
-    """Return how long to request nothing after this many earlier failures: longer each time."""
+    """Return the seconds for which no message is requested after this many earlier failures."""
     return pause_s(failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
 
 

@@ -19,7 +19,7 @@ __all__ = ["SourceLoop"]
 
 
 class SourceLoop:
-    """Takes messages from the opening of a feed to its end.
+    """Takes a handler's messages from a source's feed, and settles them. It opens and closes the feed.
 
     Args:
         feed: The source's feed, not open yet.
@@ -27,8 +27,8 @@ class SourceLoop:
         clock: Measures intervals.
         now_ms: The store's time.
         lease_ms: How long a claim lasts.
-        may_claim: Says whether anything may be claimed now.
-        max_lapses: Returns the most lapses that a message may have to be claimed now.
+        may_claim: A function that returns whether messages may be claimed now.
+        max_lapses: A function that returns the most lapses that a message may have to be claimed now.
         on_change: Called after a claim has ended or was renewed.
         observer: Receives the end of each claim.
     """
@@ -56,7 +56,7 @@ class SourceLoop:
         self._drained: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Take messages until drained. Then settle the remaining claims until told to end."""
+        """Take messages until `drain` is called. Then settle the remaining claims until `stop` is called."""
         async with self._opening as feed, asyncio.TaskGroup() as tasks:
             self._feed = feed
             heartbeat = Heartbeat(feed, interval_s=self._lease_ms / 3000)

@@ -32,12 +32,21 @@ __all__ = ["HandlerSubscription", "Run"]
 log: logging.Logger = logging.getLogger("aiodelay.handlers")
 
 SLICE_S = 0.005
-"""A runner whose handlers never wait yields to the event loop after this time."""
+"""If the handlers of a runner never wait, the runner yields to the event loop after this many seconds."""
 
 
 @dataclass(slots=True)
 class Run:
-    """A run whose handler waits."""
+    """A run of a handler that has begun and now waits.
+
+    Attributes:
+        held: The claim of the message.
+        started_s: The start of the run, in the time of the event loop.
+        rest: The rest of the run, to await.
+        task: The runner that awaits the rest; None before it does.
+        timed_out: Whether the run has exceeded the handler's time limit.
+        cancels: How often this object has cancelled the run.
+    """
 
     held: Held
     started_s: float
@@ -47,13 +56,13 @@ class Run:
     cancels: int = 0
 
     def cancel(self) -> None:
-        """Cancel the coroutine where it waits. For a thread, cancel only the wait for it."""
+        """Cancel the coroutine where it waits. If the handler runs in a thread, cancel only the wait for the thread."""
         assert self.task is not None
         self.cancels += 1
         self.task.cancel()
 
     def leave(self) -> None:
-        """Close a coroutine that ignores cancellation. A thread, or another task that it waits for, may go on."""
+        """Close a coroutine that ignores cancellation. A thread or a task for which the coroutine waits may go on."""
         with contextlib.suppress(Exception):
             cast("Generator[Any, Any, Any]", self.rest).close()
         self.cancel()
@@ -65,7 +74,7 @@ class HandlerSubscription:
 
     Args:
         spec: The handler.
-        runners: The tasks in which its messages run.
+        runners: The tasks in which the handler's messages run.
         context: Makes the context of one attempt from its claim, its lateness in ms, and the allowed attempts.
         now_ms: The store's time, for due times and lateness.
         on_free: Called when demand has grown.
@@ -108,7 +117,7 @@ class HandlerSubscription:
         return Demand(max(0, min(free, MAX_CLAIM_MESSAGES)), aliases=self.spec.aliases)
 
     def deliver(self, claimed: Sequence[Held]) -> None:
-        """Take claims, no more than were requested. While the subscription drains, give them back."""
+        """Take claims, no more than were requested. While the subscription drains, give the claims back."""
         self.in_flight += len(claimed)
         self._waiting.extend(claimed)
         self._give_back()
@@ -122,7 +131,7 @@ class HandlerSubscription:
         self.on_free()
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
-        """Free the place of a message, and start a waiting one."""
+        """Forget a settled message, and start a waiting message."""
         self.in_flight -= 1
         if self.hooks is not None:
             self.hooks.settled(held, outcome)
@@ -136,15 +145,15 @@ class HandlerSubscription:
             run.cancel()
 
     def drain(self) -> None:
-        """Request nothing more, and give back messages whose runs have not begun."""
+        """Request no more messages, and give back messages whose runs have not begun."""
         self.is_draining = True
         self._give_back()
 
     def _give_back(self) -> None:
         """Give back waiting messages for which there is no room.
 
-        There may be too many for two reasons: demand shrank while its claim was under way, or the store and a source
-        both delivered the requested number.
+        Too many messages may wait for two reasons: the demand shrank while a claim was under way, or the store and a
+        source both delivered the requested number.
         """
         room = 0 if self.is_draining else max(self._room(), 0)
         without_room = [self._waiting.pop() for _ in range(len(self._waiting) - room)]
@@ -160,7 +169,7 @@ class HandlerSubscription:
         self.drain()
         for run in self._running.values():
             if not self.spec.is_coroutine and not run.cancels:
-                text = "%s: message %s runs in a thread, which cannot be stopped; it may be delivered again meanwhile"
+                text = "%s: message %s runs in a thread, which cannot be stopped; the message may be delivered again"
                 log.warning(text, self.lane, run.held.claim.record.id)
             run.cancel()
 
@@ -225,7 +234,7 @@ class HandlerSubscription:
             self._runner_count -= 1
 
     def _begin(self, held: Held, loop: asyncio.AbstractEventLoop, started_s: float) -> Settlement | Run:
-        """Run a handler until it ends or first waits. This has no `await`: most handlers end right here."""
+        """Run a handler until it ends or waits for the first time. Here is no `await`: most handlers end right here."""
         record, token = held.claim.record, held.claim.token
         now = self.now_ms()
         if record.envelope.rule is not None or token_deadline_ms(token) <= now:
@@ -286,7 +295,7 @@ class HandlerSubscription:
         return returned if result is None else result
 
     async def _go_on(self, run: Run, loop: asyncio.AbstractEventLoop) -> Settlement:
-        """Wait for the rest of a run. From here on, other messages run beside it, and it can be cancelled."""
+        """Wait for the rest of a run. Meanwhile other messages run beside it, and the run can be cancelled."""
         held, run.task = run.held, asyncio.current_task()
         self._running[id(held)] = run
         if self.spec.timeout_ms is not None and self._timer is None:
@@ -323,7 +332,7 @@ class HandlerSubscription:
         else:
             log.warning(
                 "%s exceeded its timeout of %d ms in a thread, which cannot be stopped: "
-                "message %s keeps its slot and lease until it returns",
+                "message %s stays in flight until the handler returns",
                 self.lane,
                 self.spec.timeout_ms,
                 run.held.claim.record.id,

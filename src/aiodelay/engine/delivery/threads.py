@@ -30,8 +30,8 @@ class Threads:
 
         Args:
             function: The function to call.
-            *args: Its arguments.
-            most: Most calls under way, this one included.
+            *args: The arguments of the function.
+            most: Most calls under way, this call included.
         """
         if most > self._size:
             for pool in self._pools:
@@ -46,6 +46,6 @@ class Threads:
         self._is_left = self._is_left or call.cancelled()
 
     def close(self) -> None:
-        """End the threads: idle threads at once; threads whose calls were abandoned end when the calls return."""
+        """End the threads. Idle threads end at once. If a call was abandoned, its thread ends when the call returns."""
         for pool in self._pools:
             pool.shutdown(wait=not self._is_left)

@@ -63,7 +63,7 @@ class TransferSubscription:
             task.cancel()
 
     def start(self) -> None:
-        """Transfer messages until drained. No error of the store ends the loop."""
+        """Start the loop that transfers messages until drained. No error of the store ends the loop."""
         self.runners.start(self._run(), f"aiodelay transfer {self.lane}")
 
     async def _run(self) -> None:
@@ -98,7 +98,7 @@ class TransferSubscription:
             await self.moves.wait(until_ms=next_ms)
 
     def _settlement(self, record: Record) -> Settlement:
-        """Return how a due occurrence ends. Its due time takes the place of a claim's token."""
+        """Return the settlement of a due occurrence. It has no claim, so its due time is used as the token."""
         now, token = self.now_ms(), record.due_ms
         return settling.by_policy(record, token, now) or settling.done(record, token, now)
 

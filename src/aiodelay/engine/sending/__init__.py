@@ -1,3 +1,3 @@
-"""The way of a command to the store: composed, sent in groups, and repeated while its outcome is unknown."""
+"""The way of a command to the store: it is composed, sent in a group, and repeated while its outcome is unknown."""
 
 __all__: list[str] = []

@@ -41,7 +41,7 @@ __all__ = ["CommandSender", "answer_of"]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 LAST_REPEAT_MS = RETRY_WINDOW_MS - 5_000
-"""Longest time after its first sending at which a command is sent again: the store must still know its op."""
+"""A command is sent again at most this many ms after its first sending, while the store still knows its op."""
 
 
 class CommandSender:
@@ -86,7 +86,7 @@ class CommandSender:
     async def carry_out_many(
         self, commands: Sequence[Command], size: int
     ) -> Sequence[Stored | Refused | AiodelayError]:
-        """Carry out a batch; return an answer or an error for each, in order."""
+        """Carry out a batch of commands. Return an answer or an error for each command, in order."""
         since_ms = self._clock.monotonic_ms()
         outcomes = await self._sent(commands, size, since_ms)
         return [self._judged(command, outcome, since_ms) for command, outcome in zip(commands, outcomes, strict=True)]
@@ -188,7 +188,10 @@ def _least_to_begin(command: Command, outcome: Outcome) -> int:
 
 
 def _surer(before: Outcome, now: Outcome) -> Outcome:
-    """Combine two outcomes of one op: a later "certainly not stored" does not remove an earlier doubt."""
+    """Return the outcome of a command that was sent twice.
+
+    If the first outcome is unknown, it stays unknown, even if the second sending was certainly not carried out.
+    """
     if isinstance(before, Unknown) and isinstance(now, Refused) and now.reason in ("unavailable", "full"):
         return before
     return now

@@ -50,9 +50,9 @@ class Composer:
         sinks: The scheduler's sinks, by name.
         targets: The allowed destinations.
         max_payload: Most bytes of a payload.
-        traits: Returns the store's traits.
+        traits: A function that returns the store's traits.
         types: The event classes used so far.
-        checks_events: Whether each encoded event is decoded again with its own class.
+        checks_events: Whether each encoded event is decoded again, to find events that a handler could not read.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Composer:
         self._readers: dict[type, Callable[[bytes], object]] = {}
 
     def moved_to(self, sinks: Mapping[str, Sink], types: EventTypes) -> Composer:
-        """Return a composer with other sinks and event classes, and otherwise the same settings."""
+        """Return a composer with other sinks and event classes. The other settings are the same."""
         return Composer(
             codec=self._codec,
             sinks=sinks,
@@ -139,7 +139,7 @@ class Composer:
         return At(recurrence.first_due(every, now_ms)), recurrence.encode_rule(every)
 
     def _destination(self, event: object, to: str | None) -> tuple[str, str, str]:
-        """Return lane, address and stored type name."""
+        """Return the lane, the address and the stored type name of a message."""
         if to is None:
             if event is None or type(event) is bytes:
                 got = "None names" if event is None else "bytes name"
@@ -168,7 +168,7 @@ class Composer:
             return event, ""
         if event is None:
             if message.key is None:
-                raise PayloadTypeError("event", "None without a key", "a key too: a record without a value needs one")
+                raise PayloadTypeError("event", "None without a key", "None with a key, for a record without a value")
             return b"", "null"
         read = self._reader_of(event)
         payload = self._codec.encode(event)
@@ -201,7 +201,7 @@ class Composer:
 
 
 def _reader_of(codec: Codec, class_: type) -> Callable[[bytes], object]:
-    """Return the decoder of an event class. If nothing can decode the class, return a function that accepts all."""
+    """Return the decoder of an event class. If no codec knows the class, return a function that accepts any payload."""
     try:
         return codec.decoder(class_)
     except Exception:  # noqa: BLE001 - annotations of the event's fields are evaluated here
@@ -216,7 +216,7 @@ def _check_event(event: object) -> None:
 
 
 def check_rule(every: object) -> Rule:
-    """Check a recurrence rule.
+    """Return a recurrence rule after a check of its type.
 
     Raises:
             ScheduleTimeError: The value is not a rule.
@@ -260,7 +260,7 @@ def names_of(sinks: Collection[Sink]) -> dict[str, Sink]:
     for sink in sinks:
         if sink.name in named or sink.name == HANDLER_TARGET:
             raise ConfigurationError(
-                "sinks", f"two named {sink.name!r}", f"one sink per name, and none {HANDLER_TARGET!r}"
+                "sinks", f"two named {sink.name!r}", f"one sink per name, and no sink {HANDLER_TARGET!r}"
             )
         named[sink.name] = sink
     return named

@@ -1,4 +1,7 @@
-"""`GroupCommit`: concurrent calls share a round trip. Commands that arrive during one batch form the next batch."""
+"""`GroupCommit`: sends the commands of concurrent calls in one round trip.
+
+Commands that arrive while one batch is under way form the next batch.
+"""
 
 from __future__ import annotations
 
@@ -76,16 +79,17 @@ class GroupCommit:
     ) -> Awaitable[Sequence[Outcome]]:
         """Send commands. Await the result for one outcome per command, in order.
 
-        A caller that is cancelled before its batch was sent withdraws its commands. After that, the batch goes on
-        without the caller. This is a plain function so that each of many callers awaits its future directly.
+        If a caller is cancelled before its batch is sent, its commands are withdrawn. If a caller is cancelled later,
+        the batch goes on without the caller. This is a plain function so that each of many callers awaits its future
+        directly.
 
         Args:
-            commands: At most `MAX_CLAIM_MESSAGES`.
-            size: The bytes of their payloads.
-            latest_ms: The monotonic time after which they must not be sent.
+            commands: At most `MAX_CLAIM_MESSAGES` commands.
+            size: The sum of the bytes of their payloads.
+            latest_ms: The monotonic time after which the commands must not be sent; None = no limit.
 
         Raises:
-            StoreBusyError: They waited longer than the time limit, or `latest_ms` has passed. Nothing was sent.
+            StoreBusyError: The commands waited longer than the time limit, or `latest_ms` has passed. Nothing was sent.
             ClosedError: The scheduler is closed and sends nothing.
         """
         if self._is_closed:

@@ -1,4 +1,7 @@
-"""`schedule_many`: it sends chunks of 500, several at once, and reads messages only as fast as the store takes them."""
+"""`schedule_in_chunks`: sends many messages in chunks of 500, several chunks at once.
+
+It reads messages only as fast as the store takes them.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,15 @@ async def schedule_in_chunks(
     progress: Callable[[int], object] | None,
     answered: Callable[[int, Any], object] | None = None,
 ) -> int:
-    """Store messages in chunks.
+    """Store messages in chunks. Return the number of stored messages.
 
     Args:
         messages: The messages to store.
-        compose: Returns the command of a message and its payload bytes, or raises.
-        send: Sends commands, given the sum of their payload bytes. Returns an answer or an exception for each.
+        compose: Returns the command of a message and the size of its payload in bytes, or raises.
+        send: Sends commands, given the sum of their payload bytes. Returns an answer or an exception for each command.
         progress: Called with the number of messages stored so far.
-        answered: Called with each position and its answer or error. Then no error is collected.
+        answered: Called with the position of each message, and with its answer or error. If it is given, errors are not
+            collected for `PartlyScheduledError`.
 
     Raises:
         PartlyScheduledError: The store or the checks refused some messages.
