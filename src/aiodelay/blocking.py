@@ -47,18 +47,19 @@ __all__ = ["BlockingScheduler"]
 
 T = TypeVar("T")
 CHUNK: Final = 2_000
-"""How many messages `schedule_many` hands over at once: four round trips, which run concurrently."""
+"""The number of messages that `schedule_many` hands over at once: four round trips, which run concurrently."""
 
 
 class BlockingScheduler:
     """Schedules messages from code that is not asynchronous. Each call returns when it is done.
 
     The scheduler connects at the first call, on an event loop in a thread of its own. It stays connected until
-    `close()` or the end of its `with` block. A later call connects again. A process may end without either: a message
-    is in the store once its call has returned. A forked process makes its own connection at its first call.
+    `close()` or the end of its `with` block. A later call connects again. A process may also end without closing: a
+    message is in the store once its call has returned. A forked process makes its own connection at its first call.
 
-    Any number of threads may use it at once; calls at the same time share a round trip. It has no handlers and
-    delivers nothing. Delivery needs a process with a `Scheduler`, such as `aiodelay run module:scheduler`.
+    Any number of threads may use the scheduler at once; calls at the same time share a round trip. A blocking scheduler
+    has no handlers and delivers nothing. Delivery needs a process with a `Scheduler`, such as
+    `aiodelay run module:scheduler`.
 
     Args:
         store: A URL.
@@ -112,7 +113,7 @@ class BlockingScheduler:
     # --- open and closed ----------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        """Connect.
+        """Connect to the store.
 
         Raises:
             StoreUnavailableError: The store cannot be reached.
@@ -128,7 +129,7 @@ class BlockingScheduler:
         self.close()
 
     def close(self) -> None:
-        """Disconnect when the calls of other threads have returned. Calling it again does nothing."""
+        """Wait until the calls of other threads have returned, and disconnect. A repeated call does nothing."""
         self._shared.close()
 
     def call(self, function: Callable[[Scheduler], Awaitable[T]], /) -> T:
@@ -137,7 +138,8 @@ class BlockingScheduler:
         If Ctrl-C interrupts the wait, the call is cancelled. A message that was already sent may be stored.
 
         Args:
-            function: Called with the scheduler, on its event loop, which then awaits the result.
+            function: A function that takes the scheduler. It is called on the scheduler's event loop, which then awaits
+                the result.
 
         Raises:
             BlockingCallError: An event loop is running in this thread.
@@ -171,7 +173,7 @@ class BlockingScheduler:
     ) -> Scheduled:
         """Store a message until it is due. Arguments, answers and errors are those of `Scheduler.schedule`.
 
-        After an `OutcomeUnknownError`, `blocking.call(lambda _: error.retry())` finds out the outcome, safely.
+        After an `OutcomeUnknownError`, `blocking.call(lambda _: error.retry())` safely finds out the outcome.
         """
         return self.call(
             lambda scheduler: scheduler.schedule(
@@ -315,7 +317,7 @@ class _Connection:
     """An open scheduler on an event loop of its own, in a daemon thread, which does not keep the process alive.
 
     Raises:
-        AiodelayError: It could not be opened.
+        AiodelayError: The scheduler could not be opened.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -350,7 +352,7 @@ class _Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is still open: not closed, and not ended by a failure."""
+        """Whether the connection is open. A failure ends it too."""
         return self._thread.is_alive()
 
     def start(self, function: Callable[[Scheduler], Awaitable[T]]) -> Future[T] | None:
@@ -391,7 +393,7 @@ class _SharedConnection:
         return self._connection is not None
 
     def get(self) -> _Connection:
-        """Return the connection. If there is none, or if it was closed, make another one."""
+        """Return the connection. If there is none, or if it has ended, make a new connection."""
         with self._lock:
             if self._connection is None or not self._connection.is_open:
                 self._connection = _Connection(self._make())

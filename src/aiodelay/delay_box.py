@@ -1,6 +1,6 @@
 """The delay box: takes JSON requests from a Kafka topic, and delivers their messages to topics after a countdown.
 
-The command `aiodelay delay-box` runs one. Begin with docs/delay-box.md.
+The command `aiodelay delay-box` runs a delay box. Begin with docs/delay-box.md.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ MAX_PARTITIONS = 1000
 
 
 class DelayBox:
-    """Takes requests from Kafka topics into a store, and delivers them to topics of the same cluster.
+    """Takes requests from Kafka topics into a store, and delivers their messages to topics of the same cluster.
 
     A request is a record with the JSON value `{"topic": "T", "message": "...", "countdown": 120}`. Each request is
     stored once (S3): the store keeps the position of each partition, and updates it in the same step that stores the
     messages. Any number of boxes may share a store; they divide the partitions among themselves.
 
-    A request that cannot be read, or that names a topic which is not allowed, goes to a dead topic with the reason. It
-    does not stop the others.
+    If a request cannot be read, or names a topic that is not allowed, the box writes the request to a dead topic, with
+    the reason. Such a request does not stop other requests.
 
-    Use it with `async with`, or `run` it.
+    Use the box with `async with`, or call `run`.
 
     Args:
-        store: The URL of a store, from which the box then also delivers. Or a `Scheduler` with a Kafka sink, which must
-            be open before the box and which delivers.
-        source: `kafka://host:9092/topic`, several topics with commas. Options: `create_topic=true`, `partitions` for a
-            topic that is created, and the options of a Kafka sink (docs/reference.md).
-        allow: The topics that messages may go to.
-        countdown_from: The start of a countdown: the time of the `record`, or its `arrival` here.
+        store: The URL of a store: the box then also delivers the messages. Or a `Scheduler` with a Kafka sink: the
+            scheduler then delivers the messages, and must be open before the box is opened.
+        source: `kafka://host:9092/topic`; several topics have commas between them. Options: `create_topic=true`,
+            `partitions` for a topic that is created, and the options of a Kafka sink (docs/reference.md).
+        allow: The topics to which messages may go.
+        countdown_from: The start of a countdown: the time of the `record`, or the `arrival` of the record at the box.
         dead_topic: The topic for refused records; None = `<topic>.dead`. It is created if it is missing.
-        begin_after: A consumer group of another system. Where no position is stored yet, the box begins at the offset
-            that this group has committed, instead of at the topic's beginning.
-        namespace: Separates several boxes in one store. Do not give it for a store on Kafka, or with a `Scheduler`,
-            which has its own.
+        begin_after: A consumer group of another system. If the store has no position of a partition yet, the box begins
+            at the offset that this group has committed, instead of at the topic's beginning.
+        namespace: Separates several boxes in one store. Do not give it for a store on Kafka, nor with a `Scheduler`,
+            which has a namespace of its own.
         max_payload: Most bytes of a message.
 
     Raises:
@@ -88,7 +88,7 @@ class DelayBox:
             raise ConfigurationError("countdown_from", shortened(countdown_from), "'record' or 'arrival'")
         allowed = [check_topic(topic, "allow") for topic in listed(allow, "allow", "['orders']")]
         if not allowed:
-            raise ConfigurationError("allow", "empty", "topics that messages may go to")
+            raise ConfigurationError("allow", "empty", "the topics to which messages may go")
         self._rules = Rules(
             frozenset(allowed),
             countdown_from == "arrival",
@@ -96,9 +96,7 @@ class DelayBox:
         )
         self._dead_topics = {topic: check_topic(dead_topic or f"{topic}.dead", "dead_topic") for topic in topics}
         if loops := {*allowed, *topics} & {*self._dead_topics.values()} | {*allowed} & {*topics}:
-            raise ConfigurationError(
-                "allow", min(loops), "topics that the box neither reads nor gives refused records to"
-            )
+            raise ConfigurationError("allow", min(loops), "topics that are neither sources nor dead topics of the box")
         self._begin_after = begin_after or ""
         self._own = not isinstance(store, Scheduler)
         self._scheduler = store if isinstance(store, Scheduler) else _scheduler_of(store, self._cluster, namespace)
@@ -109,7 +107,7 @@ class DelayBox:
         return f"<DelayBox {self._cluster.name} {self._scheduler!r}>"
 
     async def run(self) -> None:
-        """Open, take in requests and deliver until cancelled, and close."""
+        """Open the box, take in requests and deliver messages until cancelled, and close the box."""
         async with self:
             await asyncio.get_running_loop().create_future()
 
@@ -163,12 +161,12 @@ class DelayBox:
         self._running, self._intakes = [], {}
 
     def _group(self, topic: str) -> Group:
-        """Return the consumer group of the boxes that share this store. Boxes of another store have their own group."""
+        """Return the consumer group of the boxes that share this store. Boxes of another store have another group."""
         store = blake2b(f"{self._store.name} {self._scheduler.namespace}".encode(), digest_size=4).hexdigest()
         return Group(self._cluster, topic, f"aiodelay.delay-box.{topic}.{store}", self._assign)
 
     def _assign(self, topic: str, numbers: Collection[int]) -> None:
-        """Take in exactly these partitions of a topic from now on. The intake of a partition that stays goes on."""
+        """Take in exactly these partitions of a topic from now on. Intakes that already run for them go on."""
         if not self._running:  # the box is stopping: a new intake would never be cancelled
             return
         wanted = {TopicPartition(topic, n) for n in numbers}
@@ -213,7 +211,7 @@ def _checked(store: Store) -> Store:
 
 
 def _read_url(url: str) -> tuple[Cluster, list[str], bool, int]:
-    """Read the source URL: the cluster, the topics, whether to create them, and with how many partitions."""
+    """Return the cluster and the topics of a source URL, whether to create the topics, and with how many partitions."""
     if not isinstance(url, str):
         raise ConfigurationError("source", kind_of(url), FORM)
     given = UrlOptions(url)

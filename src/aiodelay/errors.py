@@ -1,4 +1,4 @@
-"""Every error that aiodelay raises: one root class, split by what the caller can do.
+"""Every error that aiodelay raises: one root class, and below it classes by what the caller can do.
 
 | error | what to do |
 | --- | --- |
@@ -78,7 +78,7 @@ def cut(text: str, limit: int = 60) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Name a value's type with its article, such as "a dict", for values whose content must not be shown."""
+    """Return a value's type with its article, such as "a dict", for a value whose content must not be shown."""
     if value is None:
         return "None"
     name = type(value).__qualname__
@@ -86,11 +86,11 @@ def kind_of(value: object) -> str:
 
 
 def shortened(value: object, limit: int = 60) -> str:
-    """Render a value for an error message, on one line.
+    """Return a value as text for an error message, on one line.
 
-    Text, numbers, times, types, and short lists of them appear by their `repr`, cut in the middle beyond `limit`
-    characters. Bytes appear by their number. Other values appear by their type: they may hold payloads or secrets, or
-    their `repr` may fail.
+    Text, numbers, times, types, and short lists of these appear as their `repr`. Beyond `limit` characters, the middle
+    is cut out. For bytes, only their number appears. For any other value, only its type appears, because the value may
+    hold payloads or secrets, or its `repr` may fail.
     """
     if isinstance(value, bytes | bytearray):
         return f"{len(value)} bytes"
@@ -107,7 +107,7 @@ def _may_be_shown(value: object) -> bool:
 
 
 def masked_url(url: str) -> str:
-    """Return a URL with its password and its secret-looking option values replaced by `***`.
+    """Return a URL in which `***` replaces the password, and the value of each option whose name suggests a secret.
 
     If the URL is not well formed, the mask covers too much rather than too little:
 
@@ -157,7 +157,10 @@ class InputError(AiodelayError, ValueError):
 
 
 class ScheduleTimeError(InputError):
-    """`at`, `delay` or `every` is missing, naive, negative, not finite or too far ahead, or several are given."""
+    """A due time is wrong: `at`, `delay` or `every` is missing, naive, negative, not finite or too far ahead.
+
+    The error is also raised if more than one of these arguments is given.
+    """
 
 
 class PayloadTypeError(InputError, TypeError):
@@ -169,7 +172,7 @@ class PayloadTooLargeError(InputError):
 
 
 class CodecError(InputError):
-    """The event could not be encoded, or a stored payload could not be decoded, by the named codec."""
+    """The named codec could not encode an event, or could not decode a stored payload."""
 
 
 class MessageIdError(InputError):
@@ -234,7 +237,7 @@ def missing_extra(error: ImportError, setting: str, extra: str) -> ImportError:
     """Return the error to raise for a failed import. It names the extra to install.
 
     Args:
-        error: The error of the import. If a module of aiodelay itself is missing, it is returned unchanged.
+        error: The error of the import. If a module of aiodelay itself is missing, this error is returned unchanged.
         setting: The package or setting that needs the extra.
         extra: The extra's name in `pip install 'aiodelay[...]'`.
     """
@@ -246,7 +249,7 @@ def missing_extra(error: ImportError, setting: str, extra: str) -> ImportError:
 
 
 class HandlerSignatureError(ConfigurationError, TypeError):
-    """A function has parameters or annotations with which it cannot be a handler."""
+    """A function cannot be a handler, because of its parameters or annotations."""
 
 
 class DuplicateHandlerError(ConfigurationError):
@@ -254,7 +257,7 @@ class DuplicateHandlerError(ConfigurationError):
 
 
 class StoreMismatchError(ConfigurationError):
-    """A program or version that this version cannot work with wrote the store's data."""
+    """The store's data come from a program or a version of aiodelay with which this version cannot work."""
 
 
 # --- accept ---------------------------------------------------------------------------------------
@@ -289,7 +292,7 @@ class ClosedError(AiodelayError):
 
 
 class WrongLoopError(AiodelayError):
-    """A scheduler was used from another event loop, thread or process than the one that opened it."""
+    """A scheduler or store was used on another event loop, thread or process than the one that opened it."""
 
     what: str
     where: str
@@ -299,11 +302,11 @@ class WrongLoopError(AiodelayError):
         self.what, self.where = what, where
 
     def __str__(self) -> str:
-        return f"{self.what} was opened in another {self.where}; open another one there"
+        return f"{self.what} was opened in another {self.where}; open a separate one here"
 
 
 class BlockingCallError(AiodelayError):
-    """A blocking call was made in a thread whose event loop it would stop. Nothing was sent."""
+    """A blocking call was made in a thread with a running event loop, which the call would stop. Nothing was sent."""
 
     what: str
 
@@ -381,7 +384,7 @@ class StoreUnavailableError(StoreError):
 
 
 class StoreDamagedError(StoreUnavailableError):
-    """The store answers, but another program has overwritten its data. `reason` says where."""
+    """The store answers, but another program has overwritten the store's data. `reason` says where."""
 
     def __str__(self) -> str:
         of = f" (message {self.message_id!r} was not {self.action})" if self.message_id is not None else ""
@@ -460,10 +463,10 @@ class OutcomeUnknownError(StoreError):
         return type(self), self.args, {**vars(self), "_again": None}
 
     async def retry(self) -> object:
-        """Send the same command again. The store carries it out once, whether or not the first command arrived.
+        """Send the same command again. The store carries it out only once, even if the first command has arrived.
 
         Returns:
-            What the first call would have returned.
+            The result that the first call would have returned.
 
         Raises:
             OutcomeUnknownError: The outcome is unknown again, or the call began more than 25 s ago.
@@ -476,7 +479,7 @@ class OutcomeUnknownError(StoreError):
 
 
 class SinkUnavailableError(AiodelayError):
-    """A sink cannot take messages now. Sinks raise this error; it does not count as an attempt."""
+    """A sink cannot take messages now. Sinks raise this error. The failed send does not count as an attempt."""
 
     sink: str
     reason: str

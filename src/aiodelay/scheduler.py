@@ -1,4 +1,4 @@
-"""`Scheduler`, the object that users open. It checks its arguments and connects the parts; it contains no loop."""
+"""`Scheduler`, the object that users open. It checks arguments and connects the parts of aiodelay; it has no loop."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Received(HeldMessage[T, Context]):
     - The block raises: the retry policy decides about another attempt.
     - The block's task is cancelled: the message is given back.
 
-    The exception leaves the block in each case.
+    In the last two cases, the exception also leaves the block.
 
     Attributes:
         event: The event.
@@ -174,17 +174,17 @@ class Scheduler(Control):
         sources: The sources that a handler's `source=` may name: URLs (`redis-list://host`) or `Source`s. Some stores
             bring sources of their own. A source given here replaces the store's source of the same name.
         dispatch: False for a process that only schedules.
-        lanes: Serve only these handlers (by type name) and sinks (by name); None = all.
+        lanes: The handlers (by type name) and sinks (by name) to serve; None = all.
         encoding: The encoding for typed events: `json` or `msgpack`. Every scheduler reads both.
-        retry: The retry policy of handlers that have none of their own, and of sinks.
+        retry: The retry policy of sinks, and of handlers without a retry policy of their own.
         check_events: Whether `schedule()` decodes each encoded event again, and refuses an event that its own type
             cannot read. This check runs the type's own code once more (`__post_init__`, validators).
         max_payload: Most bytes of an encoded event.
-        allowed_targets: The destinations that `to=` may name: exact, or a prefix ending in `*`; None = all.
+        allowed_targets: The destinations that `to=` may name; an entry that ends in `*` is a prefix. None = all.
         store_timeout: How long a command waits to be sent, and then for the answer, before it fails.
         open_timeout: How long opening tries again while the store, a sink or a source does not answer. The last attempt
-            may take as long as the store's own timeouts. "0s": one attempt. None = 30 s, or one attempt with
-            `dispatch=False`.
+            may take as long as the store's own timeouts. "0s" = one attempt. None = 30 s; with `dispatch=False`, one
+            attempt.
         drain: How long closing waits for messages in flight. After that, closing cancels their runs and gives the
             messages back.
         overdue_alarm: The scheduler raises an alarm when the oldest overdue message is this old.
@@ -229,7 +229,7 @@ class Scheduler(Control):
         self._lanes = None if lanes is None else _checked_lanes(lanes)
         self._retry = Retry() if retry is None else _checked(retry, Retry, "retry")
         self._telemetry = Telemetry() if telemetry is None else _checked(telemetry, Telemetry, "telemetry")
-        if open_timeout is None:  # a caller of a process that only schedules waits for the error, so fail at once
+        if open_timeout is None:  # in a process that only schedules, a caller waits for the error: fail at once
             open_timeout = "30s" if self._dispatch else "0s"
         if on_alarm is not None and not _is_plain_function(on_alarm):
             raise ConfigurationError("on_alarm", _kind_of_function(on_alarm), "a plain function that takes an Alarm")
@@ -270,7 +270,8 @@ class Scheduler(Control):
         self._commands: Carrier | None = None
         self._was_closed = False
         self._closing = asyncio.Lock()
-        # Imported here, not with the module, to keep `import aiodelay` fast. Not later: file handles may be short then.
+        # Import here, not at the top of the module: so `import aiodelay` stays fast. A later import could fail, because
+        # the process may have no free file handles by then.
         from .telemetry.observer import observer_of  # noqa: PLC0415
 
         self._observer_of = observer_of
@@ -286,11 +287,11 @@ class Scheduler(Control):
 
     @property
     def sinks(self) -> Mapping[str, Sink]:
-        """The sinks by name, including the store's own sinks, whether the scheduler is open or not."""
+        """The sinks by name, including the sinks of the store, whether the scheduler is open or not."""
         return self._sinks
 
     def sink(self, name: str) -> Sink:
-        """Return a sink.
+        """Return the sink with this name.
 
         Args:
             name: The part of `to=` before the colon.
@@ -339,8 +340,8 @@ class Scheduler(Control):
     ) -> Scheduled:
         """Store a message until it is due. Once this call has returned, the message is not lost (S2).
 
-        Concurrent calls share a round trip. A call that is cancelled before its batch was sent withdraws its message.
-        If it is cancelled later, the message may be stored.
+        Concurrent calls share a round trip. If a call is cancelled before its batch is sent, the message is not stored.
+        If the call is cancelled later, the message may be stored.
 
         Args:
             event: A dataclass, `msgspec.Struct`, attrs or pydantic instance; or bytes, with `to=`. None, with `to=` and
@@ -348,13 +349,13 @@ class Scheduler(Control):
             at: The due time: an aware datetime. A message with a past time is due now.
             delay: The due time as a duration from now, on the store's clock: a `timedelta`, or text such as "1h30m".
             every: A rule by which the message recurs.
-            id: An id of your choice, with which to cancel or replace the message; up to 255 bytes of UTF-8. Without
-                it, the scheduler makes one.
-            to: The destination, `<sink>:<address>`. Without it, the message goes to the handler of the event's type.
+            id: An id of your choice, with which to cancel or replace the message; up to 255 bytes of UTF-8. None = the
+                scheduler makes an id.
+            to: The destination, `<sink>:<address>`. None = the message goes to the handler of the event's type.
             key: The key of the message, for sinks that have keys.
-            headers: Delivered with the message, byte for byte; up to 64, 16 KiB together.
-            conflict: What to do if the id is already scheduled.
-            late: What to do if the message would be delivered much too late.
+            headers: Headers that are delivered with the message, byte for byte; up to 64, 16 KiB together.
+            conflict: The rule for an id that is already scheduled.
+            late: The policy for a message that would be delivered much too late.
 
         Returns:
             The id, the due time, and whether the message was stored, replaced an earlier message, or left an earlier
@@ -364,7 +365,7 @@ class Scheduler(Control):
             InputError: An argument is wrong; nothing was sent.
             DuplicateIdError: The id is already scheduled, and `conflict` is `Conflict.error()`.
             StoreUnavailableError, StoreFullError, StoreBusyError: The message is certainly not stored.
-            OutcomeUnknownError: The message may be stored. `await error.retry()` finds out, safely.
+            OutcomeUnknownError: The message may be stored. `await error.retry()` finds out safely whether it is.
         """
         message = Message(event, at, delay, every, id, to, key, headers, conflict, late)
         if self._schedule_middleware:
@@ -387,13 +388,14 @@ class Scheduler(Control):
 
         Args:
             messages: `Message(event, delay=..., ...)`; a plain or an asynchronous iterable, of any length.
-            progress: A plain function. It is called after each round trip with the number of messages stored so far.
+            progress: A plain function. It is called after each round trip, with the number of messages stored so far.
             answered: A plain function. It is called once for each message, in no particular order, with the message's
                 position (from 0) and its `Scheduled` or error. With `answered`, this method neither raises nor
                 collects the errors of refused messages.
 
         Returns:
-            The number of stored messages. Messages that `conflict` kept or found outdated count too.
+            The number of messages that the store accepted. A message also counts if its `conflict` rule kept the
+            earlier message, or found this message outdated.
 
         Raises:
             PartlyScheduledError: The store refused some messages and stored all others. The error names each refused
@@ -434,7 +436,7 @@ class Scheduler(Control):
         return self._composer.put(_checked(message, Message, "message"), self._store.now_ms())
 
     async def cancel(self, message_id: str, *, if_revision: int | None = None) -> CancelOutcome:
-        """End a message; if it is a series, with all its retries.
+        """End a message. If the message is a series, its retries end too.
 
         Args:
             message_id: The id of the message.
@@ -450,7 +452,7 @@ class Scheduler(Control):
 
         Raises:
             ConfigurationError: `if_revision` is not a revision.
-            UnsupportedByStoreError: `if_revision` on Kafka, in a process that does not own all partitions.
+            UnsupportedByStoreError: On Kafka, `if_revision` needs a process that owns all partitions.
             StoreUnavailableError, StoreBusyError, OutcomeUnknownError: As in `schedule`.
         """
         if if_revision is not None:
@@ -464,7 +466,9 @@ class Scheduler(Control):
         """Move a pending message to another due time, and change nothing else.
 
         Returns:
-            `RESCHEDULED`, `NOT_FOUND`, or `TOO_LATE`: its delivery at the old due time has begun, and no other follows.
+            `RESCHEDULED`: the message has the new due time.
+            `NOT_FOUND`: no message with this id is pending.
+            `TOO_LATE`: the delivery at the old due time has begun. No delivery at the new due time follows.
 
         Raises:
             ScheduleTimeError: As in `schedule`.
@@ -479,7 +483,9 @@ class Scheduler(Control):
         """Make a pending message due now.
 
         Returns:
-            `FIRED`, `NOT_FOUND`, or `IN_FLIGHT`: its delivery has already begun.
+            `FIRED`: the message is due now.
+            `NOT_FOUND`: no message with this id is pending.
+            `IN_FLIGHT`: the delivery of the message has already begun.
 
         Raises:
             UnsupportedByStoreError: On Kafka, only a process that owns all partitions can fire messages.
@@ -490,7 +496,7 @@ class Scheduler(Control):
         return answer_of(command, await self._open_commands().carry_out(command, 0))
 
     async def carry_out(self, commands: Sequence[Command]) -> Sequence[Stored | Refused | AiodelayError]:
-        """Send commands unchanged, in one batch: commands that `schedule` and the other methods cannot express.
+        """Send commands unchanged, in one batch. Use it for commands that no other method can express.
 
         Returns:
             An answer or an error for each command, in order.
@@ -521,13 +527,14 @@ class Scheduler(Control):
         """Run a coroutine function around each run of a handler, or around each scheduled message.
 
         The function has the form `async def middleware(context, call_next)`. It returns the result of
-        `await call_next(context)`, or raises. The first middleware added is the outermost. Context variables that it
-        sets before `call_next` are visible in the handler, also in a worker thread.
+        `await call_next(context)`, or raises. The first middleware added is the outermost. If the middleware sets
+        context variables before `call_next`, the handler sees them, also in a worker thread.
 
         Args:
-            around: `handle`: each run of a handler, with its `Context`. An exception of the middleware counts as the
-                handler's. `schedule`: each message of `schedule` and `schedule_many`, with the `Message`. The
-                middleware may pass another `Message` to `call_next`.
+            around: With `handle`, the middleware surrounds each run of a handler, and gets the run's `Context`. An
+                exception of the middleware counts as an exception of the handler. With `schedule`, the middleware
+                surrounds each message of `schedule` and `schedule_many`, and gets the `Message`. It may pass another
+                `Message` to `call_next`.
 
         Raises:
             ClosedError: The scheduler is already open.
@@ -550,8 +557,8 @@ class Scheduler(Control):
         """Decorate a function that is called with each `DeadLetter` that this process makes.
 
         Calls happen one at a time, each after the dead letter was stored. An exception of the function is logged. A
-        coroutine function runs on the event loop, a plain one in a worker thread. If several functions are decorated,
-        each of them is called. Closing waits for the last calls until `drain` is over, and up to 3 s more.
+        coroutine function runs on the event loop, a plain function in a worker thread. If several functions are
+        decorated, each of them is called. Closing waits for the last calls until `drain` is over, and up to 3 s more.
 
         The function is not called for:
 
@@ -608,9 +615,10 @@ class Scheduler(Control):
     ) -> F | Callable[[F], F]:
         """Decorate a handler. The type of its first parameter is the event type that it handles.
 
-        A coroutine function runs on the event loop, a plain one in a worker thread. A handler returns None,
-        `Later(delay)` or `Reject(reason)`. An exception leads to a retry. Of the other parameters, one may be annotated
-        `Context`; the rest need defaults. Methods, `functools.partial`s and callable objects can be handlers too.
+        A coroutine function runs on the event loop, a plain function in a worker thread. A handler returns None,
+        `Later(delay)` or `Reject(reason)`. An exception leads to a retry. After the first parameter, one parameter may
+        be annotated `Context`. All other parameters need defaults or dependencies (`Depends`). Methods,
+        `functools.partial`s and callable objects can be handlers too.
 
         The decorated function can still be called directly.
 
@@ -619,13 +627,14 @@ class Scheduler(Control):
             name: Only for handlers of bytes: the name that messages use, as `to="handler:<name>"`.
             concurrency: Most runs at once in this process.
             timeout: Longest run. After it, a coroutine is cancelled, which counts as a failed attempt.
-            retry: The retry policy; None = the scheduler's.
+            retry: The retry policy; None = the scheduler's retry policy.
             every: A rule by which the event `Type()` recurs while any process serves this handler.
-            source: `<source>:<address>`, such as `redis-list:orders`. The handler then takes messages from there, as
-                well as messages that are scheduled for it. Retries and dead letters go to this scheduler's store.
+            source: `<source>:<address>`, such as `redis-list:orders`. The handler then also takes the messages from
+                there, beside the messages that are scheduled for it. Retries and dead letters go to this scheduler's
+                store.
 
         Raises:
-            HandlerSignatureError: The function cannot be a handler. The error says why, and what is expected.
+            HandlerSignatureError: The function cannot be a handler. The error says why, and names the expected form.
             DuplicateHandlerError: Another handler has this type name, or this source.
             ConfigurationError: An option is wrong.
         """
@@ -716,15 +725,16 @@ class Scheduler(Control):
         return Message(event, every=every, id=f"handler:{spec.name}", conflict=Conflict.keep())
 
     async def remove_handler(self, what: type | str) -> None:
-        """Stop serving a handler; return when its messages in flight have settled.
+        """Stop serving a handler. Return when the handler's messages in flight have settled.
 
-        Runs that go on after `drain` are stopped, or left behind, as in closing (docs/guarantees.md).
+        Runs that go on after `drain` are cancelled. Runs that still do not end are abandoned, as in closing
+        (docs/guarantees.md).
 
         Args:
             what: The event class, or the handler's name.
 
         Raises:
-            ConfigurationError: There is no such handler.
+            ConfigurationError: The scheduler has no such handler.
         """
         name = self._handler_name(what)
         del self._handlers[name]
@@ -737,10 +747,10 @@ class Scheduler(Control):
 
         Args:
             what: The event class, or the handler's name.
-            concurrency: 1 to 10,000. Runs under way are not touched.
+            concurrency: Most runs at once, 1 to 10,000. Runs under way go on.
 
         Raises:
-            ConfigurationError: There is no such handler, or the number is out of range.
+            ConfigurationError: The scheduler has no such handler, or the number is out of range.
         """
         name = self._handler_name(what)
         self._handlers[name] = replace(self._handlers[name], concurrency=check_concurrency(concurrency))
@@ -777,13 +787,14 @@ class Scheduler(Control):
 
         `async for message in scheduler.messages(CheckPayment)` pulls messages. `messages.subscribe(subscriber)` gives a
         `Subscriber` as many messages as it requests. The program that took a message settles it. The scheduler serves
-        this lane even if its `lanes` do not name it.
+        this event type even if the setting `lanes` does not name it.
 
         Args:
             what: The event class; or a name, for the bytes that are scheduled to `handler:<name>`.
             concurrency: Most messages in flight of an `async for`. A `Subscriber` requests as many as it wants.
-            retry: The retry policy for messages that are settled with an exception; None = the scheduler's.
-            source: As in `handler`.
+            retry: The retry policy for messages that are settled with an exception; None = the scheduler's retry
+                policy.
+            source: `<source>:<address>`. Messages from there are given too, as for a handler (see `handler`).
 
         Raises:
             ConfigurationError: An argument is wrong.
@@ -813,7 +824,7 @@ class Scheduler(Control):
 
         Raises:
             StoreUnavailableError, SinkUnavailableError: The store, a sink or a source did not answer within
-                `open_timeout`. The error is that of the last attempt.
+                `open_timeout`. It is the error of the last attempt.
             StoreMismatchError: This version cannot use the store's data.
             ConfigurationError: `lanes` names something that is neither a handler nor a sink.
         """
@@ -892,7 +903,7 @@ class Scheduler(Control):
             await self._open_commands().carry_out(put, put.envelope.size)
 
     async def _schedule_series_soon(self, name: Lane, running: Running) -> None:
-        """Store a series as soon as the store takes it, in a task of its own: a failure must not end the loops."""
+        """Store a series as soon as the store takes it, in a separate task: a failure must not end the loops."""
         while name in self._series and not running.is_closing:
             try:
                 await self._schedule_series(name)
@@ -922,8 +933,8 @@ class Scheduler(Control):
         scheduler closes, as at the end of its `async with` block.
 
         Args:
-            own: A lifespan of yours. It is entered before the scheduler and left after it, so that its resources exist
-                until the last handler has ended. The application gets the value that it yields.
+            own: A lifespan of your own. It is entered before the scheduler and left after the scheduler, so that its
+                resources exist until the last handler has ended. The application gets the value that `own` yields.
 
         Raises:
             ConfigurationError: `own` cannot be called with the application.
@@ -949,10 +960,10 @@ class Scheduler(Control):
             await asyncio.get_running_loop().create_future()
 
     async def run_until_idle(self) -> None:
-        """Return when the served lanes hold no message but recurring ones, and no message is in flight.
+        """Return when the served lanes hold only recurring messages, and no message is in flight.
 
-        This method is for scripts and examples. It waits for due times however far ahead they are. It logs a wait that
-        is longer than `drain` once, as a warning. While the store does not answer, it asks again.
+        This method is for scripts and examples. It waits for due times however far ahead they are. If a wait is longer
+        than `drain`, it logs one warning. While the store does not answer, it asks the store again.
 
         Raises:
             ClosedError: The scheduler is being closed.
@@ -976,7 +987,7 @@ class Scheduler(Control):
         return Reach(Promise.AT_LEAST_ONCE, reason)
 
     def status(self) -> WorkStatus:
-        """Return whether messages are dispatched yet. While it opens, a Kafka store reports how much it has read."""
+        """Return whether messages are dispatched yet. While a Kafka store opens, it also says how much it has read."""
         if self._running is not None:
             return self._running.status()
         if self._opening is None:
@@ -995,11 +1006,11 @@ class Scheduler(Control):
 
     @property
     def in_flight(self) -> int:
-        """The number of messages that this process has delivered and not settled yet; 0 while it is closed."""
+        """The number of messages that this process has delivered and not settled yet; 0 while closed."""
         return 0 if self._running is None else self._running.subscriptions.in_flight
 
     def served(self) -> Sequence[Lane]:
-        """Return the lanes that this process serves now, former names included; empty if it is closed or closing."""
+        """Return the lanes that this process serves now, former names included; none while closed or closing."""
         if self._running is None or self._running.is_closing:
             return ()
         return self._running.subscriptions.lanes()
@@ -1012,7 +1023,7 @@ class Scheduler(Control):
 
     @property
     def overdue_age_ms(self) -> int:
-        """Age in ms of the oldest overdue message over all lanes, at the last check (every 10 s); 0 = none."""
+        """The age in ms of the oldest overdue message over all lanes, checked every 10 s; 0 = no message is overdue."""
         return 0 if self._running is None else self._running.overdue_age_ms
 
     def _ready(self) -> Running:
@@ -1029,7 +1040,7 @@ class Scheduler(Control):
     def around_intake(
         self, topic: str, partition: int
     ) -> Callable[[Sequence[Put]], AbstractContextManager[Sequence[Put]]]:
-        """Return a context manager around the storing of requests from a topic's partition: it records telemetry.
+        """Return a context manager that records telemetry while requests from a topic's partition are stored.
 
         Raises:
             ClosedError: The scheduler is not open.
@@ -1048,8 +1059,8 @@ class Scheduler(Control):
     ) -> Iterator[None]:
         """Use another store, other sinks and another clock inside a block, for `aiodelay.testing`.
 
-        Inside the block no source is read: messages scheduled for a handler reach it from the store. Handlers and event
-        types that the block adds are forgotten at its end. `note_run` is called before every run.
+        Inside the block, no source is read: a handler's messages come only from the store. If the block adds handlers
+        and event types, the scheduler forgets them at the end of the block. `note_run` is called before every run.
         """
         if self._running is not None:
             raise ClosedError("scheduler", "open already", "move it to virtual time before it is opened")

@@ -54,7 +54,7 @@ RENDERED: dict[type[AiodelayError], tuple[tuple[object, ...], str]] = {
     errors.ClosedError: (("scheduler", "closed"), "scheduler is closed; use it inside its 'async with' block"),
     errors.WrongLoopError: (
         ("scheduler", "event loop"),
-        "scheduler was opened in another event loop; open another one there",
+        "scheduler was opened in another event loop; open a separate one here",
     ),
     errors.BlockingCallError: (
         ("BlockingScheduler",),

@@ -111,7 +111,7 @@ async def test_use_from_another_thread() -> None:
         thread = threading.Thread(target=elsewhere)
         thread.start()
         await asyncio.to_thread(thread.join)
-    assert str(caught[0]) == "scheduler was opened in another event loop or thread; open another one there"
+    assert str(caught[0]) == "scheduler was opened in another event loop or thread; open a separate one here"
     assert store.applied == []
 
 

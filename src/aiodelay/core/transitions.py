@@ -358,7 +358,7 @@ class Trials(Struct, frozen=True):
 
     @property
     def most(self) -> int:
-        """The largest size of the next group: half of the `hot` suspects that are left; a full claim if there are none."""
+        """The largest size of the next group: half of the `hot` suspects that are left, or else a full claim."""
         hot = self._hot_left()
         return (hot + 1) // 2 if hot else MAX_CLAIM_MESSAGES
 

@@ -1,6 +1,6 @@
 """The Protocols of stores, sinks and sources, with their promises as numbered rules.
 
-Begin with `store`: every process uses `Store`, and processes that dispatch also use `Work`.
+Begin with `store`: every process uses `Store`, and a process that dispatches also uses `Work`.
 """
 
 from .bulk import BulkLoad, Scannable

@@ -16,16 +16,17 @@ class BulkLoad(Protocol):
     """A store that loads versioned messages in bulk. A job such as a backfill may send a part again much later."""
 
     async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
-        """Store each message, unless its id has, or ended with, the same or a newer version (S4, S6).
+        """Store each message, unless the store knows the same or a newer version of its id (S4, S6).
 
-        The store keeps the versions of ended messages for 24 h, and that long repeating is safe: a known version
-        answers `outdated`, and no delivered or cancelled message comes back. The store remembers no ops for this call.
+        The store also knows the versions of messages that have ended within the last 24 h. So for 24 h, repeating is
+        safe: a message whose version is known gets the answer `outdated`, and no delivered or cancelled message comes
+        back. The store remembers no ops for this call.
 
-        Like `apply`, this method never raises for a fault of the store. After such a fault, later messages may not have
-        been sent.
+        Like `apply`, this method never raises for a fault of the store. After such a fault, the messages behind may not
+        have been sent.
 
         Args:
-            puts: Each with `Conflict.newer(version)` and that version in its envelope. Their ops are ignored.
+            puts: Puts with `Conflict.newer(version)`, and with the same version in the envelope. Ops are ignored.
 
         Returns:
             One outcome for each message, in order.
@@ -38,7 +39,7 @@ class BulkLoad(Protocol):
 
 @runtime_checkable
 class Scannable(Protocol):
-    """A store whose tables other processes can read whole, in parts, without opening the store or writing to it.
+    """A store whose whole tables other processes can read in parts, without opening the store or writing to it.
 
     Call its methods from any thread, but not within an event loop.
     """
@@ -47,7 +48,7 @@ class Scannable(Protocol):
         """Split a scan into parts of about the same size. Each part is a value that can be pickled.
 
         Raises:
-            StoreUnavailableError: The store did not answer, or there is no such file or topic.
+            StoreUnavailableError: The store did not answer, or its file or topic does not exist.
             StoreMismatchError: This version cannot use the store's data.
         """
         ...

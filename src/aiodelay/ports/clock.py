@@ -14,8 +14,8 @@ class Clock(Protocol):
     def now_ms(self) -> int:
         """Return the wall clock as epoch ms, rounded down.
 
-        It may step forwards or backwards between two calls. Compare it with due times, which are shared between
-        machines; never measure a duration with it.
+        The wall clock may step forwards or backwards between two calls. Compare it with due times, which machines
+        share. Never measure a duration with it.
         """
         ...
 
@@ -35,7 +35,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The clocks of this machine. It has no state, so threads and loops may share it."""
+    """The clocks of this machine. The object has no state, so threads and loops may share it."""
 
     __slots__ = ()
 

@@ -25,15 +25,19 @@ class DeadLetters(Protocol):
         """List dead letters, oldest first. With `message_id`, an index finds the letters of that message.
 
         Args:
-            lane: Only letters of this lane.
-            message_id: Only letters of this message, in all its revisions.
+            lane: Only letters of this lane; None = of all lanes.
+            message_id: Only letters of this message, in all its revisions; None = of all messages.
             after: The (at_ms, id, revision) of the last letter of the previous page.
-            limit: 1 to 1,000.
+            limit: Most letters to return, 1 to 1,000.
         """
         ...
 
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
-        """Schedule dead letters again, due now: `Stored`, or `Refused` as `not_found`, `exists` or `undecodable`."""
+        """Schedule dead letters again, due now.
+
+        Returns:
+            For each key, `Stored`, or `Refused` with the reason `not_found`, `exists` or `undecodable`.
+        """
         ...
 
     async def purge(self, keys: Sequence[DeadKey]) -> int:
@@ -46,11 +50,11 @@ class Pauses(Protocol):
     """The part of a store that pauses delivery. A paused message stays stored, and can be cancelled."""
 
     async def pause(self, lane: Lane, address: str | None = None) -> bool:
-        """Pause a lane, or one address of it; return whether it was not paused before."""
+        """Pause a lane, or one address of the lane. Return False if it was paused already."""
         ...
 
     async def resume(self, lane: Lane, address: str | None = None) -> bool:
-        """Resume a lane, or one address of it; return whether it was paused."""
+        """Resume a lane, or one address of the lane. Return whether it was paused."""
         ...
 
     async def paused(self) -> Sequence[tuple[Lane, str | None]]:
@@ -65,8 +69,8 @@ class PutsBack(Protocol):
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
         """Store messages under the revisions that they already have (S1, S2, S4).
 
-        Repeating is safe while the messages are there. An id that is pending or in flight stays unchanged (`kept`), and
-        so does a dead letter of the same revision.
+        Repeating is safe as long as the messages are stored. If a message with the same id is pending or in flight, the
+        store does not change it (`kept`). The store does not change a dead letter of the same revision either.
 
         Returns:
             One answer for each message, in order.

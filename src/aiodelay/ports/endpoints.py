@@ -1,4 +1,4 @@
-"""`Endpoints`: sinks and sources that a store brings along, because its server or cluster holds them."""
+"""`Endpoints`: a store with sinks and sources of its own, because its server or cluster holds them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Endpoints"]
 
 @runtime_checkable
 class Endpoints(Protocol):
-    """A store that brings sinks and sources along. A scheduler has them without settings for them."""
+    """A store with sinks and sources of its own. A scheduler of this store has them without any setting."""
 
     @property
     def sinks(self) -> Sequence[Sink]:
-        """The sinks, each with a different name."""
+        """The store's own sinks, each with a different name."""
         ...
 
     @property
     def sources(self) -> Sequence[Source]:
-        """The sources, each with a different name."""
+        """The store's own sources, each with a different name."""
         ...

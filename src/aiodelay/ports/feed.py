@@ -13,30 +13,34 @@ __all__ = ["Feed"]
 class Feed(Protocol):
     """Gives out claims and takes their settlements: the dispatching side of a store, or a source.
 
-    `claim`, `settle`, `renew` and `tidy` may be cancelled at any await. Changes that the store has made by then stay. A
-    repeated claim with the same `request` returns the same messages.
+    `claim`, `settle`, `renew` and `tidy` may be cancelled at any await. A cancellation does not undo changes that the
+    store has already made. A repeated claim with the same `request` returns the same messages.
     """
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         """Lease due messages, earliest due first within a lane (S1, S3, S7, S9).
 
-        Lanes first get an equal share of `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES`. Then they share the rest.
+        First, each lane gets an equal share of `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES`. Then the lanes share the
+        rest.
 
         The feed gives out suspects in trials (`transitions.Trials`). A trial is a group of suspects and no other
         messages. After a group has ended its process, the next group is half as large. One group runs at a time.
 
-        The feed applies `Late` policies during a claim. For a recurring message only the caller can compute the next
-        due time. Therefore the feed gives out late occurrences and killers (`transitions.is_killer`), and the caller
-        settles them without a run.
+        The feed applies `Late` policies during a claim. But only the caller can compute the next due time of a
+        recurring message. Therefore the feed gives out late occurrences and killers (`transitions.is_killer`) of
+        recurring messages, and the caller settles them without a run.
 
         Args:
             demand: Most messages and bytes wanted per lane. The feed does not touch other lanes.
             request: A repeated claim with the same request returns the same messages, if their leases have not ended.
             lease_ms: Milliseconds until an unsettled claim may be claimed again, with another token.
 
+        Returns:
+            The claims, the store's time, and when to claim again.
+
         Raises:
-            StoreUnavailableError: The store did not answer. It may have leased messages. Repeating is safe: a repeated
-                claim returns them.
+            StoreUnavailableError: The store did not answer. It may have leased messages. Repeating is safe: a claim
+                with the same request returns these messages.
         """
         ...
 
@@ -56,7 +60,10 @@ class Feed(Protocol):
         ...
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        """Extend leases: each from its token to a later one (L1).
+        """Extend leases: replace the token of each claim by a token with a later end (L1).
+
+        Returns:
+            One outcome for each renewal, in order.
 
         Raises:
             StoreUnavailableError: The store did not answer. Repeating is safe.
@@ -66,8 +73,8 @@ class Feed(Protocol):
     def beat(self, ids: Collection[str]) -> None:
         """Report that this process lives and holds claims on these suspects, even if their leases are over (L5).
 
-        A thread of its own calls this every third of a lease, and may wait here. So the report goes out even while a
-        handler blocks the event loop. The caller ignores exceptions.
+        A separate thread calls this method every third of a lease, so the method may block. So the report goes out even
+        while a handler blocks the event loop. The caller ignores exceptions.
         """
         ...
 
@@ -83,5 +90,5 @@ class Feed(Protocol):
         ...
 
     def clear(self) -> None:
-        """Forget wake-ups so far. Call this before a claim: then a wake-up during the claim is not lost."""
+        """Forget earlier wake-ups. Call this before a claim: then a wake-up during the claim is not lost."""
         ...

@@ -19,7 +19,7 @@ class Inspectable(Protocol):
         ...
 
     async def search(self, query: Query) -> Sequence[Snapshot]:
-        """List messages by (next attempt, id)."""
+        """List messages, ordered by (next attempt, id)."""
         ...
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
@@ -31,7 +31,10 @@ class Inspectable(Protocol):
         ...
 
     async def position(self, source: str) -> int | None:
-        """Return an intake's stored position. From then on, a store may refuse earlier readers of this source."""
+        """Return an intake's stored position; None if there is none.
+
+        After this call, a store may refuse the readers that read this source before.
+        """
         ...
 
 
@@ -44,7 +47,7 @@ class Recurring(Protocol):
 
         Args:
             after: The id of the last message of the previous page.
-            limit: 1 to 1,000.
+            limit: Most messages to return, 1 to 1,000.
 
         Raises:
             StoreUnavailableError: The store did not answer.
@@ -57,7 +60,7 @@ class Instances(Protocol):
     """The part of a store that lists the processes that dispatch from it."""
 
     async def instances(self) -> Sequence[Instance]:
-        """List the processes that reported themselves within the last minute, by name.
+        """List the processes that reported to the store within the last minute, ordered by name.
 
         Raises:
             StoreUnavailableError: The store did not answer.

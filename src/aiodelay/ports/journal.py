@@ -1,4 +1,4 @@
-"""A store's journal, the record of what happened to messages: read through the open store, or without opening it."""
+"""A store's journal, the record of the events of messages. It is read through the open store, or without opening it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Journal(Protocol):
     async def journal(
         self, *, message_id: str | None = None, after: int = 0, limit: int = 100
     ) -> Sequence[JournalEntry]:
-        """List entries with a number above `after`, in order; with `message_id`, only entries of that message.
+        """List entries with a number above `after`, in order. With `message_id`, list only entries of that message.
 
         Raises:
             UnsupportedByStoreError: This store was opened without a journal.
@@ -45,7 +45,7 @@ class JournalReader(Protocol):
         Args:
             part: The part to read.
             span: The numbers to read: start included, stop excluded. They must lie within the result of `spans`.
-            trimmed: Called with numbers whose entries are no longer kept. It may raise.
+            trimmed: Called with the numbers of entries that the journal no longer keeps. The function may raise.
 
         Raises:
             StoreUnavailableError: The store did not answer.
@@ -58,7 +58,7 @@ class Followed(Protocol):
     """The part of a store that reads its journal without opening the store. Reading writes nothing."""
 
     def journal_reader(self) -> AbstractAsyncContextManager[JournalReader]:
-        """Open the journal.
+        """Return a context manager that opens the journal.
 
         Raises:
             UnsupportedByStoreError: The store's URL names no journal.

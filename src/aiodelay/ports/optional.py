@@ -1,4 +1,4 @@
-"""Abilities that only some stores have. `isinstance` tells whether a store has one."""
+"""Abilities that only some stores have. `isinstance` tells whether a store has an ability."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["Bounded", "Guarded", "Identified", "Lists", "Loads", "Registry", "Re
 
 @runtime_checkable
 class Loads(Protocol):
-    """A store that must read its data before it serves claims. Reading may take longer than `work` may take to open."""
+    """A store that must read its data before it serves claims. It may still read after `work` has opened."""
 
     def status(self) -> WorkStatus:
-        """Return how much has been read. May be called while `work` is being opened."""
+        """Return how much of the data the store has read. It may be called while `work` is being opened."""
         ...
 
     def tell_restored(self, told: Callable[[float], None] | None) -> None:
-        """Set a callback for each part of the store that begins to serve claims; None removes the callback.
+        """Set a function to call when a part of the store begins to serve claims; None removes the function.
 
         Args:
-            told: Called with the seconds that reading the part took.
+            told: Called for each part, with the seconds that the reading of the part took.
         """
         ...
 
@@ -45,7 +45,7 @@ class Restricted(Protocol):
     """A store whose server grants rights to each user."""
 
     async def missing_rights(self) -> Sequence[str]:
-        """Name the rights that this process needs and lacks, each followed by its remedy.
+        """Return the rights that this process needs and lacks, each with its remedy.
 
         Raises:
             StoreUnavailableError: The store did not answer.
@@ -55,10 +55,10 @@ class Restricted(Protocol):
 
 @runtime_checkable
 class Bounded(Protocol):
-    """A store whose server takes nothing more once its data have a certain size."""
+    """A store whose server has a limit for the size of its data. At the limit, it takes nothing more."""
 
     async def fill(self) -> float | None:
-        """Return the used part of that size: 0 to 1, at times slightly more; None if there is no limit.
+        """Return the used part of the limit: 0 to 1, at times slightly more; None if there is no limit.
 
         Raises:
             StoreUnavailableError: The store did not answer.
@@ -71,9 +71,9 @@ class Identified(Protocol):
     """A store that notices when its data are deleted or replaced while it is open."""
 
     async def vanished(self) -> str:
-        """Return what happened to the data that this store was opened on; "" while they are there.
+        """Return a description of the loss of the store's data; "" while the data are there.
 
-        If a store finds its data gone, it leaves a note for other processes; see `vanished_elsewhere`.
+        If a store finds that its data are gone, it leaves a note for other processes; see `vanished_elsewhere`.
 
         Raises:
             StoreUnavailableError: The store did not answer.
@@ -81,7 +81,7 @@ class Identified(Protocol):
         ...
 
     async def vanished_elsewhere(self) -> str:
-        """Return the note that another process left about its data within the last minute; "" if there is none.
+        """Return the note that another process left within the last minute, because its data were gone; "" if none did.
 
         Raises:
             StoreUnavailableError: The store did not answer.
@@ -97,7 +97,7 @@ class Lists(Protocol):
         """Return the number of elements in each named list. A name that is not a list of this server is left out.
 
         Args:
-            destinations: `<sink>:<address>`.
+            destinations: The names of the lists, in the form `<sink>:<address>`.
 
         Raises:
             StoreUnavailableError: The store did not answer.
@@ -107,13 +107,13 @@ class Lists(Protocol):
 
 @runtime_checkable
 class Registry(Protocol):
-    """A store that knows the registered consumers of topics and logs on its server, and how far each is behind."""
+    """A store that knows the registered consumers of the topics and logs on its server, and the lag of each."""
 
     async def registered(self, topic: str | None = None) -> Sequence[Registered]:
-        """List consumers, by topic, kind and name.
+        """List consumers, ordered by topic, kind and name.
 
         Args:
-            topic: Only consumers of this topic.
+            topic: Only consumers of this topic; None = of all topics.
 
         Raises:
             TargetError: No topic can have that name.

@@ -1,8 +1,8 @@
 """Publishers, subscribers and demand: Reactive Streams for asyncio, as Protocols.
 
-They follow https://www.reactive-streams.org (version 1.0.4) on one event loop. Their methods are plain functions that
-return at once. A subscriber does work that takes time in tasks of its own. All calls come from one event loop, and so
-from one thread.
+The Protocols follow https://www.reactive-streams.org (version 1.0.4) on one event loop. Their methods are plain
+functions that return at once. A subscriber does work that takes time in separate tasks. All calls come from one event
+loop, and so from one thread.
 
 docs/reactive.md lists the rules D1 to D21, the rules of the specification that they stand for, and the rules that do
 not apply. `aiodelay.testing.conformance` has a suite for publishers and a suite for subscribers.
@@ -25,7 +25,7 @@ class Subscription(Protocol):
         """Request `n` more items (D16, D18, D21). After the end or a cancellation, this does nothing (D17).
 
         Args:
-            n: 1 or more, without a limit. It adds to earlier requests.
+            n: 1 or more, without an upper limit. The number is added to earlier requests.
 
         Raises:
             ValueError: `n` is less than 1. Earlier requests stay valid (D19).
@@ -33,7 +33,7 @@ class Subscription(Protocol):
         ...
 
     def cancel(self) -> None:
-        """End the subscription: signals stop soon, and the publisher drops the subscriber (D5, D17, D20)."""
+        """End the subscription: signals stop soon, and the publisher forgets the subscriber (D5, D17, D20)."""
         ...
 
 
@@ -44,7 +44,7 @@ class Subscriber(Protocol[T_contra]):
     """
 
     def on_subscribe(self, subscription: Subscription) -> None:
-        """Receive the link, before any other signal. Items come only after a request (D6, D8)."""
+        """Receive the subscription, before any other signal. Items come only after a request (D6, D8)."""
         ...
 
     def on_next(self, item: T_contra, /) -> None:
@@ -61,7 +61,7 @@ class Subscriber(Protocol[T_contra]):
 
 
 class Publisher(Protocol[T_co]):
-    """Gives items to subscribers: to each, as many as it has requested."""
+    """Gives items to subscribers, to each subscriber as many as it has requested."""
 
     def subscribe(self, subscriber: Subscriber[T_co]) -> None:
         """Begin a subscription: call `on_subscribe`, and then `on_error` if a subscription is impossible (D6, D7).

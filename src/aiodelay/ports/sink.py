@@ -1,4 +1,4 @@
-"""`Sink`: takes due messages."""
+"""`Sink`: the interface of a sink, which takes due messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Sink"]
 class Sink(Protocol):
     """Takes due messages, at least once, and never more than its `limits` allow.
 
-    A sink may have an attribute `system`: the `messaging.system` of its deliveries' spans.
+    A sink may have an attribute `system`. It is the value of `messaging.system` in the spans of its deliveries.
     """
 
     @property
@@ -23,7 +23,7 @@ class Sink(Protocol):
 
     @property
     def limits(self) -> Demand:
-        """Most messages and bytes in flight to this sink. The last message may exceed the bytes."""
+        """The most messages and bytes in flight to this sink. The last message may exceed the limit of bytes."""
         ...
 
     def check(self, address: str) -> None:
@@ -47,10 +47,11 @@ class Sink(Protocol):
         ...
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
-        """Send a batch.
+        """Send a batch of messages.
 
-        If `send` raises another error or returns another number of outcomes, the engine sends each message of the batch
-        by itself. If it fails again for one message, that message has failed an attempt.
+        If `send` raises an error other than `SinkUnavailableError`, or returns a wrong number of outcomes, the engine
+        sends each message of the batch separately. If `send` fails for a message alone, the message has failed an
+        attempt.
 
         Returns:
             One outcome for each delivery, in order.

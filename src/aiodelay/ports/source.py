@@ -1,4 +1,4 @@
-"""`Source`: gives a sink's messages to handlers, in this process or in others."""
+"""`Source`: the interface of a source, which gives a sink's messages to handlers in this or other processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Source"]
 
 
 class Source(Protocol):
-    """Gives a sink's messages to handlers, in this process or in others, at least once."""
+    """Gives a sink's messages to handlers, in this process or in other processes, at least once."""
 
     @property
     def name(self) -> str:
@@ -30,7 +30,7 @@ class Source(Protocol):
         ...
 
     async def __aenter__(self) -> Self:
-        """Connect. An error leaves nothing open. After an error, here or elsewhere, the source may be entered again.
+        """Connect. If this fails, nothing stays open. The source may be entered again after any error.
 
         Raises:
             StoreUnavailableError, SinkUnavailableError: The source does not answer. Another attempt may succeed.
@@ -48,20 +48,20 @@ class Source(Protocol):
         put_back: Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored]]],
         now_ms: Callable[[], int],
     ) -> AbstractAsyncContextManager[Feed]:
-        """Open a feed of messages from one address.
+        """Return a context manager that opens a feed of messages from one address.
 
         A claim of this feed names one lane: the lane of the handler that gets the messages.
 
-        | settlement | what happens |
+        | settlement | effect |
         | --- | --- |
         | `Done` | The message ends. |
-        | `Again` at a later time, `Dead` | The feed first puts the message into a store, then ends it here. |
-        | given back without a run | The message returns to its address. |
+        | `Again` at a later time, `Dead` | The feed puts the message into a store, and then ends it in the source. |
+        | `Again` without a run (`transitions.is_release`) | The message returns to its address. |
 
         Args:
-            address: The address to take messages from.
+            address: The address from which to take messages.
             consumer: The name of this process among the consumers of this address.
-            put_back: Stores retries and dead letters. Repeats are safe.
-            now_ms: The store's time. Tokens say when leases end in this time.
+            put_back: A function that stores retries and dead letters. Repeats are safe.
+            now_ms: The store's time, by which leases end.
         """
         ...

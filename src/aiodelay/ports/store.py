@@ -4,8 +4,8 @@ A store has two roles. Every process uses `Store.apply`; dispatching processes a
 that `Store` inherits name its parts.
 
 An ability that only some stores have is a Protocol of its own, in `optional.py`, `endpoints.py`, `transfer.py` or
-`bulk.py`. `isinstance` tells whether a store has it. `StoreTraits` declares all other differences, so that callers need
-not find them by catching errors.
+`bulk.py`. `isinstance` tells whether a store has the ability. `StoreTraits` declares all other differences, so that a
+caller need not catch errors to find them.
 
 Rules (docs/guarantees.md holds the table with their tests):
 
@@ -47,17 +47,19 @@ class StoreTraits(Struct, frozen=True, kw_only=True):
     """The differences between stores that the engine and tools read. The conformance suite has attributes of its own.
 
     Attributes:
-        durable: Acknowledged messages survive the end of the process.
+        durable: Whether acknowledged messages survive the end of the process.
         conflicts: The `Conflict` modes that `apply` knows.
         cancel: `verdict`: a cancel's answer is final. `recorded`: the store carries the cancel out later.
         lookup: `anywhere`: any process can inspect the store. `owner`: only the process that serves the message can.
-        safety_poll_ms: A message is claimable at most this much after its due time, even if every wake-up is lost.
-        positions: The commands that `apply` accepts together with an intake's position. `all`; `recorded`: only
-            commands that need no verdict (replace, keep and cancel); `none`: the store takes no positions.
-        changes: `apply` knows `Reschedule` and `Fire`.
-        longest_lease_ms: The longest lease. A process that was suspended for this long may begin none of its claims.
-        paced_rows: Most messages in one call of a bulk load that limits its rate beside live work. A larger value makes
-            that work wait longer; a smaller value costs the store more for each message.
+        safety_poll_ms: The interval of the safety poll. Even if every wake-up is lost, a message can be claimed at most
+            this many ms after its due time.
+        positions: The commands that `apply` accepts together with an intake's position. `all`: all commands.
+            `recorded`: only commands that need no verdict (replace, keep and cancel). `none`: the store takes no
+            positions.
+        changes: Whether `apply` knows `Reschedule` and `Fire`.
+        longest_lease_ms: The longest lease. If a process was suspended for this long, it may begin none of its claims.
+        paced_rows: Most messages in one call of a bulk load that limits its rate for the sake of live work. With a
+            larger value, live work waits longer. With a smaller value, each message costs the store more.
     """
 
     durable: bool
@@ -88,7 +90,7 @@ class Work(Feed, Protocol):
             A report that names every lane that holds messages.
 
         Raises:
-            StoreUnavailableError: The store did not answer. The next step makes up for this one.
+            StoreUnavailableError: The store did not answer. The next step does the work of this step too.
         """
         ...
 
@@ -115,13 +117,14 @@ class Store(Inspectable, Recurring, Instances, DeadLetters, Pauses, Journal, Fol
         ...
 
     def now_ms(self) -> int:
-        """Return the store's time in epoch ms, as far as this process knows it. Due times are compared with it."""
+        """Return the store's time in epoch ms, as far as this process knows it. Due times refer to this time."""
         ...
 
     async def __aenter__(self) -> Self:
-        """Connect. An error leaves nothing open.
+        """Connect. If this fails, nothing stays open.
 
-        A scheduler that waits for its store enters it again after an error here, in `work`, or of a sink.
+        The store may be entered again after an error of this method, of `work`, or of a sink. A scheduler does so while
+        it waits for its store.
 
         Raises:
             StoreUnavailableError: The store does not answer. Another attempt may succeed.
@@ -140,9 +143,10 @@ class Store(Inspectable, Recurring, Instances, DeadLetters, Pauses, Journal, Fol
         writes nothing. This method never raises for a fault of the store: a fault is an outcome.
 
         Args:
-            commands: Each with its op id.
-            source: Moves an intake's position in the same step. Then the store carries out all commands or none. It
-                carries out none if another reader has moved the position (`passed`).
+            commands: The commands, each with an op.
+            source: The position of an intake, which the store writes in the same step. With a position, the store
+                carries out all commands or none. If another reader has moved the position, it carries out none
+                (`passed`).
 
         Returns:
             One outcome for each command, in order.
@@ -150,11 +154,11 @@ class Store(Inspectable, Recurring, Instances, DeadLetters, Pauses, Journal, Fol
         ...
 
     def work(self, worker: str, lanes: Collection[Lane]) -> AbstractAsyncContextManager[Work]:
-        """Open the dispatching role.
+        """Return a context manager that opens the dispatching side of the store.
 
         Args:
             worker: The worker id of this process.
-            lanes: The lanes that it serves at first. Each `tidy` updates them.
+            lanes: The lanes that this process serves at first. Each `tidy` updates them.
         """
         ...
 

@@ -15,14 +15,20 @@ __all__ = ["Transfer", "Transferring"]
 
 @runtime_checkable
 class Transfer(Protocol):
-    """A store that shares a server or cluster with sinks. It moves due messages there and removes them, atomically."""
+    """A store that shares a server or cluster with sinks.
+
+    It moves due messages to these sinks, and removes them from the store in the same atomic step.
+    """
 
     def reaches(self, sink: Sink) -> Reach:
         """Return how often a message may reach a sink from this store, and why."""
         ...
 
     def transferring(self, sink: Sink) -> AbstractContextManager[Transferring]:
-        """Open the transfer into one sink. The sink must be one that messages reach exactly once."""
+        """Return a context manager that opens the transfer into one sink.
+
+        `reaches` must say `EXACTLY_ONCE` for the sink.
+        """
         ...
 
     async def blocked(self) -> Sequence[Blocked]:
@@ -41,9 +47,10 @@ class Transferring(Protocol):
         """Move due messages to their destinations, earliest due first (S1, S3, S6, S8, S9).
 
         Each move is atomic: a message is either in the store or at its destination. If a destination is full, broken or
-        paused, its messages wait apart from the others and delay none of them (L3, L5). `Late` policies apply here too.
+        paused, its messages wait apart from other messages and delay none of them (L3, L5). `Late` policies apply here
+        too.
 
-        For a recurring message only the caller can compute the next due time. Therefore the store returns a due
+        Only the caller can compute the next due time of a recurring message. Therefore the store returns a due
         occurrence, and keeps the message. The caller ends the occurrence with a settlement in a later call. The `token`
         of that settlement is the occurrence's due time. `Done("delivered")` moves the occurrence; any other settlement
         ends it without a move. The store ignores a settlement if the message has ended or changed meanwhile.
@@ -55,7 +62,8 @@ class Transferring(Protocol):
             traces: The largest number of moved messages whose traces are returned.
 
         Raises:
-            StoreUnavailableError: The store did not answer. It may have moved messages. A repeated call moves the rest.
+            StoreUnavailableError: The store did not answer. It may have moved messages. A repeated call moves the other
+                messages.
         """
         ...
 
@@ -68,5 +76,5 @@ class Transferring(Protocol):
         ...
 
     def clear(self) -> None:
-        """Forget wake-ups so far. Call this before a transfer: then a wake-up during the transfer is not lost."""
+        """Forget earlier wake-ups. Call this before a transfer: then a wake-up during the transfer is not lost."""
         ...

@@ -62,7 +62,10 @@ class Failed(Struct, frozen=True, gc=False):
 
 
 class NotTaken(Struct, frozen=True, gc=False):
-    """The address is full or broken, and takes nothing now. This is no attempt; each further try comes later."""
+    """The address is full or broken, and takes nothing now.
+
+    This does not count as an attempt. The message is sent again, after a longer pause each time.
+    """
 
     reason: str
 
@@ -101,7 +104,7 @@ class Transferred(Struct, frozen=True):
 
     Attributes:
         moved: How many messages were moved.
-        series: Recurring messages with a due occurrence. The caller settles them.
+        series: Recurring messages with a due occurrence. The caller settles these occurrences in the next call.
         changed: Destinations that became blocked, with the reason; "" = the destination takes messages again.
         now_ms: The store's time of the answer.
         next_due_ms: When to transfer again; None = no message waits.

@@ -170,7 +170,7 @@ class Dispatcher:
         return wanted
 
     def _note_trial(self, demand: Mapping[Lane, Demand], claimed: Claimed) -> None:
-        """Remember whether the claim took suspects. Then the next claim excludes suspects: other messages get a turn."""
+        """Remember whether the claim took suspects. If so, the next claim excludes them: other messages get a turn."""
         if claimed.claims and is_suspect(claimed.claims[0].record):
             self._has_tried = True
         elif all(each.max_lapses for each in demand.values()):
