@@ -45,8 +45,8 @@ class DelayBox:
     """Takes requests from Kafka topics into a store, and delivers their messages to topics of the same cluster.
 
     A request is a record with the JSON value `{"topic": "T", "message": "...", "countdown": 120}`. Each request is
-    stored once (S3): the store keeps the position of each partition, and updates it in the same step that stores the
-    messages. Any number of boxes may share a store; they divide the partitions among themselves.
+    stored once (S3): the store keeps the position of each partition, and updates the position in the step that stores
+    the messages. Any number of boxes may share a store. They divide the partitions among themselves.
 
     If a request cannot be read, or names a topic that is not allowed, the box writes the request to a dead topic, with
     the reason. Such a request does not stop other requests.

@@ -812,7 +812,7 @@ class Scheduler(Control):
         if running.is_closing:
             raise ClosedError("scheduler", "closed")
         if not running.dispatches:
-            raise ConfigurationError("messages", "of a scheduler that does not dispatch", "dispatch=True")
+            raise ConfigurationError("messages", "called on a scheduler that does not dispatch", "dispatch=True")
         self._check_free(spec)
         self._subscribed.append(spec)
         running.subscriptions.publish(spec, subscriber, Received, lambda: self._subscribed.remove(spec))
@@ -886,7 +886,7 @@ class Scheduler(Control):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop claiming, wait up to `drain` for messages in flight, give the others back, and disconnect."""
+        """Stop claiming, and wait up to `drain` for messages in flight. Give back the rest, and disconnect."""
         async with self._closing:
             running = self._running
             if running is None:
@@ -933,8 +933,8 @@ class Scheduler(Control):
         scheduler closes, as at the end of its `async with` block.
 
         Args:
-            own: A lifespan of your own. It is entered before the scheduler and left after the scheduler, so that its
-                resources exist until the last handler has ended. The application gets the value that `own` yields.
+            own: A lifespan of your own. It surrounds the scheduler's, so that the resources of `own` exist until the
+                last handler has ended. The application gets the value that `own` yields.
 
         Raises:
             ConfigurationError: `own` cannot be called with the application.
@@ -1095,7 +1095,7 @@ def _all_sources(store: Store, given: Collection[Source | str]) -> dict[str, Sou
     named: dict[str, Source] = {}
     for source in map(registry.open_source, listed(given, "sources", "['redis-list://host']")):
         if source.name in named:
-            raise ConfigurationError("sources", f"two named {source.name!r}", "one source per name")
+            raise ConfigurationError("sources", f"two sources named {source.name!r}", "one source per name")
         named[source.name] = source
     own = store.sources if isinstance(store, Endpoints) else ()
     return {source.name: source for source in own} | named

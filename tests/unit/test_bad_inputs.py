@@ -164,7 +164,7 @@ NO_DURATIONS = [
     *("9" * 64 + "s", "9" * 1_000_000 + "s", "1" * 5000),
 ]
 TIMES: dict[str, tuple[dict[str, Any], Bad]] = {
-    "naive": (at(datetime(2031, 1, 1)), time_("at", "the naive datetime", "must be timezone-aware")),  # noqa: DTZ001
+    "naive": (at(datetime(2031, 1, 1)), time_("at", "the naive datetime", AWARE)),  # noqa: DTZ001
     "at as text": (at("2031-01-01T00:00:00Z"), time_("at", "'2031-01-01", AWARE)),
     "at as date": (at(date(2031, 1, 1)), time_("at", "datetime.date(2031", AWARE)),
     "at as number": (at(1_924_992_000), time_("at", "1924992000", AWARE)),
@@ -317,8 +317,8 @@ HEADERS: dict[str, tuple[dict[str, Any], Bad]] = {
     "number": header({"x": 5}, VALUE, "an int", "bytes"),
     "bytearray": header({"x": bytearray(HEADER.encode())}, VALUE, "a bytearray", "bytes"),
     "memoryview": header({"x": memoryview(HEADER.encode())}, VALUE, "a memoryview", "bytes"),
-    "65": header({f"h{n}": b"" for n in range(65)}, "headers", "65 of them", "at most 64"),
-    "without end": header(ManyHeaders(), "headers", "65 of them", "at most 64"),
+    "65": header({f"h{n}": b"" for n in range(65)}, "headers", "65 headers", "at most 64"),
+    "without end": header(ManyHeaders(), "headers", "65 headers", "at most 64"),
     "16 KiB and 1": header({"x": b"x" * 16_384}, "headers", "16385 bytes together", "at most 16384 bytes"),
     "key as text": (call(key=KEY), Bad(HeaderError, "key", "a str", "bytes or None")),
     "key as number": (call(key=0), Bad(HeaderError, "key", "an int", "bytes or None")),
@@ -343,8 +343,8 @@ TARGETS: dict[str, tuple[dict[str, Any], Bad]] = {
     "the sink": to(Sink(), "a Sink", FORM),
     **{repr(c): to(f"sink:a{c}b", "", CONTROL) for c in "\x00\r\n\x7f\x85\u2028\u2029"},
     "lone surrogate": to("sink:\ud800", r"\ud800", UTF8),
-    "256 bytes": to("sink:" + "x" * 256, "256 bytes of address", "at most 255 bytes"),
-    "10^6 bytes": to("sink:" + "x" * 1_000_000, "1000000 bytes of address", "at most 255 bytes"),
+    "256 bytes": to("sink:" + "x" * 256, "an address of 256 bytes", "at most 255 bytes"),
+    "10^6 bytes": to("sink:" + "x" * 1_000_000, "an address of 1000000 bytes", "at most 255 bytes"),
     "sink refuses": to("sink:nowhere", "'sink:nowhere'", "addresses that exist"),
     "handler with space": to("handler:a b", "'a b'", HANDLERS, field="handler name in to"),
     "handler with colon": to("handler:a:b", "'a:b'", HANDLERS, field="handler name in to"),

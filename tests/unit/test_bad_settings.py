@@ -104,7 +104,7 @@ SETTINGS: Rows = {
     "no sinks": given(setting("sinks", "None", "a collection"), sinks=None),
     "sink is a number": given(setting("sinks", "holding an int", "URLs such as 'stdout:', and Sinks"), sinks=[5]),
     "sinks of one name": given(
-        setting("sinks", "two named 'stdout'", "one sink per name"), sinks=[StdoutSink(), StdoutSink()]
+        setting("sinks", "two sinks named 'stdout'", "one sink per name"), sinks=[StdoutSink(), StdoutSink()]
     ),
     "dispatch as text": given(setting("dispatch", "'no'", "True or False"), dispatch="no"),
     "dispatch as number": given(setting("dispatch", "0", "True or False"), dispatch=0),

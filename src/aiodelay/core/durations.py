@@ -42,7 +42,7 @@ _ISO = re.compile(
     rf"P(?:(?P<w>{_NUMBER})W)?(?:(?P<d>{_NUMBER})D)?"
     rf"(?:T(?=[0-9])(?:(?P<h>{_NUMBER})H)?(?:(?P<m>{_NUMBER})M)?(?:(?P<s>{_NUMBER})S)?)?"
 )
-_MAX_TEXT = 64  # no duration needs more; it also keeps int() below its limit of 4300 digits
+_MAX_TEXT = 64  # no duration needs more; the limit also keeps int() below its own limit of 4300 digits
 _TEXTS = 'text such as "250ms", "5s", "1h30m", "2d", "1w", "PT5M"'
 _FORMS = f"a timedelta or {_TEXTS}"
 _INSTANTS = "ISO 8601 text with an offset, such as 2027-01-01T09:00:00Z or 2027-01-01T10:00:00+01:00"
@@ -57,9 +57,9 @@ def parse_duration(
 ) -> int:
     """Return the duration in whole milliseconds, rounded up.
 
-    Text is a number and a unit (`w d h m s ms`, lower case, no spaces), or several of these from the longest unit to
-    the shortest, each unit once. Numbers may have a decimal fraction. ISO 8601 durations without years and months are
-    allowed too.
+    Text is a number and a unit (`w d h m s ms`, lower case, no spaces). It may also be several of these pairs, from the
+    longest unit to the shortest, each unit once. Numbers may have a decimal fraction. ISO 8601 durations without years
+    and months are allowed too.
 
     Args:
         value: The caller's value.
@@ -93,7 +93,7 @@ def parse_duration(
     return ms
 
 
-@lru_cache(maxsize=256)  # programs use few texts, each many times, and parsing one takes about 15 µs
+@lru_cache(maxsize=256)  # programs use few texts, each many times, and parsing a text takes about 15 µs
 def _text_ms(text: str) -> int | None:
     """Return the milliseconds of a duration's text; None if the text is not a duration."""
     found = len(text) <= _MAX_TEXT and (_TEXT.fullmatch(text) or _ISO.fullmatch(text))

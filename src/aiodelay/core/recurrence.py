@@ -5,8 +5,8 @@ occurrence computes its due time, with its own time zone data. docs/recurrence.m
 table is a test.
 
 cronsim parses and matches cron expressions, on wall time alone. This module converts wall times to instants, by the
-rules of Debian's cron. cronsim's own conversion has two faults: it misses occurrences where clocks change by half an
-hour, and inside the hour that occurs twice it may return an instant before the given one.
+rules of Debian's cron. cronsim's own conversion has two faults. It misses occurrences where clocks change by half an
+hour. And inside an hour that occurs twice, it may return an instant before the given instant.
 """
 
 from __future__ import annotations

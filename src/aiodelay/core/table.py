@@ -191,7 +191,7 @@ class Table(Protocol[R]):
         ...
 
     def update(self, row: R, record: Record) -> None:
-        """Store the values of `no_retry`, `alone`, `kills` and `live` in `record`. The message keeps its place."""
+        """Give a message the `no_retry`, `alone`, `kills` and `live` of this record. The message keeps its place."""
         ...
 
     def set_token(self, row: R, token: int) -> None:

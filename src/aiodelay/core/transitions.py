@@ -3,7 +3,7 @@
 Nothing here waits, reads a clock or touches storage. Some words:
 
 - A *lapse* of a message is a lease that ended unsettled. After `SUSPECT_LAPSES` lapses, the message is a *suspect*.
-- A *trial* is a claim of suspects only. It finds the *killer* that ends the processes which take it.
+- A *trial* is a claim of suspects only, to find a *killer*: a message that ends the processes that take it.
 - A *kill* is a process that ended while it tried one suspect alone. The suspect counts its kills.
 - The *place* of a message is the time of its next attempt, epoch ms.
 """
@@ -106,7 +106,7 @@ RIGHTING_MS = MAX_LEASE_MS // 3
 TOKEN_EPOCH_MS = 1_735_689_600_000
 """2025-01-01T00:00:00Z. Token = (deadline - epoch) * 4096 + counter: exact in a double until 2094."""
 _COUNTERS = 4096
-_DUE_DIGITS = 10  # at least this many: an id that a caller chose may end in `~` and fewer digits
+_DUE_DIGITS = 10  # at least this many digits: an id that a caller chose may end in `~` and fewer digits
 
 
 def token_for(deadline_ms: int, counter: int) -> int:

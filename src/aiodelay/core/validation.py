@@ -160,7 +160,7 @@ def check_headers(headers: object) -> Mapping[str, bytes]:
     total = 0
     for given, value in headers.items():
         if len(checked) == MAX_HEADERS:
-            raise HeaderError("headers", f"{max(len(headers), MAX_HEADERS + 1)} of them", f"at most {MAX_HEADERS}")
+            raise HeaderError("headers", f"{max(len(headers), MAX_HEADERS + 1)} headers", f"at most {MAX_HEADERS}")
         name = _checked_header_name(given)
         if not isinstance(value, bytes):
             raise HeaderError(f"value of header {name!r}", kind_of(value), "bytes")
@@ -238,7 +238,7 @@ def _split_target(to: str, field: str) -> tuple[str, str]:
     if length is None:
         raise TargetError(field, shortened(to), _UTF8)
     if length > MAX_ADDRESS_BYTES:
-        raise TargetError(field, f"{length} bytes of address", f"at most {MAX_ADDRESS_BYTES} bytes")
+        raise TargetError(field, f"an address of {length} bytes", f"at most {MAX_ADDRESS_BYTES} bytes")
     if _CONTROL.search(address):
         raise TargetError(field, shortened(to), _NO_CONTROL)
     return sink, address

@@ -211,7 +211,7 @@ class Running:
         """Stop claiming, let deliveries end, settle, then disconnect. Each step is shielded and bounded.
 
         Closing takes at most `drain`, plus `CANCEL_S` if runs go on although they were cancelled, plus `CLOSE_S`. It
-        takes longer only if a store does not end the closing of its clients when that is cancelled.
+        takes longer only if a store goes on closing its clients after `close` has cancelled it.
 
         If the caller is cancelled meanwhile, `close` stops waiting for deliveries: it cancels them and gives their
         messages back.

@@ -71,7 +71,7 @@ def event(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[type[T]], ty
     former = listed(aliases, "event aliases", "('payment.checked',)")
     names = (check_type_name(name, "event name"), *(check_type_name(alias, "event alias") for alias in former))
     if len(set(names)) < len(names):
-        raise ConfigurationError("event aliases", shortened(former), "names that differ from each other and from name")
+        raise ConfigurationError("event aliases", shortened(former), "names that differ from each other and the name")
 
     def name_it(class_: type[T]) -> type[T]:
         if not isinstance(class_, type):
@@ -253,7 +253,7 @@ def _signature(function: Handler) -> tuple[list[inspect.Parameter], Mapping[str,
         return list(inspect.signature(function).parameters.values()), get_type_hints(_target(function))
     except Exception as error:  # noqa: BLE001 - annotations given as text are evaluated here
         raise HandlerSignatureError(
-            _named(function), f"of a signature that cannot be read ({_in_short(error)})", "annotations that resolve"
+            _named(function), f"with a signature that cannot be read ({_in_short(error)})", "annotations that resolve"
         ) from None
 
 

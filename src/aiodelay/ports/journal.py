@@ -1,4 +1,4 @@
-"""A store's journal, the record of the events of messages. It is read through the open store, or without opening it."""
+"""A store's journal, the record of the events of messages, to read with or without opening the store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Journal(Protocol):
 
 
 class JournalReader(Protocol):
-    """A journal, open for reading only. It has parts, and the entries of a part are numbered upwards from 0 or 1."""
+    """A journal that is open for reading only. It consists of parts, and the numbers of a part begin at 0 or 1."""
 
     async def spans(self) -> Mapping[int, range]:
         """Return the readable numbers of each part: from the oldest kept entry up to the next entry to be written.

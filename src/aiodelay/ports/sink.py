@@ -13,7 +13,7 @@ __all__ = ["Sink"]
 class Sink(Protocol):
     """Takes due messages, at least once, and never more than its `limits` allow.
 
-    A sink may have an attribute `system`. It is the value of `messaging.system` in the spans of its deliveries.
+    A sink may have an attribute `system`: the value of `messaging.system` in the spans of deliveries to the sink.
     """
 
     @property

@@ -173,7 +173,7 @@ class SettleOutcome(StrEnum):
 
     `SETTLED`: the claim has ended as requested.
     `SUPERSEDED`: a newer version of the message, or of its series, exists. Nothing was written.
-    `GONE`: the worker no longer holds the claim. Nothing was written.
+    `GONE`: the worker no longer holds the claim. Perhaps this settlement was already written by an earlier call.
     """
 
     SETTLED = "settled"

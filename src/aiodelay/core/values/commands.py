@@ -276,8 +276,8 @@ class SourcePosition(Struct, frozen=True):
 
     The store writes the position in the same step as the messages that were read up to it. A store carries out the
     commands only if its stored position is `first`, or if it has no position. Otherwise it refuses all of them as
-    `passed`. So if two readers read the same records, only one of them stores the messages. And if a store has lost
-    the writes of its last seconds, no gap remains: the refused reader asks for the stored position, and reads on from
+    `passed`. So if two readers read the same records, only one of them stores the messages. If a store has lost the
+    writes of its last seconds, no gap remains. The refused reader asks for the stored position, and reads on from
     there.
 
     Attributes:

@@ -175,7 +175,7 @@ class LeaseBook:
             self._least = {each: noted for each, noted in self._least.items() if noted[1] >= asked_at_ms}
 
     def add(self, claims: Sequence[Claim], taker: Taker) -> list[Held]:
-        """Hold claims that the store has just returned. Their leases have run since the claim was asked for."""
+        """Hold claims that the store has just returned. Their leases began when this process sent the claim."""
         renew_at = self._asked_at_ms + self._lease_ms // 3
         added = [Held(claim, taker, self, renew_at) for claim in claims]
         for held in added:
@@ -317,8 +317,8 @@ class LeaseBook:
     def _next_renewal_ms(self, held: Held, now: int) -> int:
         """Return the time of the next renewal, counted from the request: the answer may be late.
 
-        A suspect's claim is also renewed after its first second, and other messages may be claimed then. It is renewed
-        again when its trial is over; this renewal reports the end of the trial to the store.
+        The claim of a suspect is also renewed after its first second. From then on, other messages may be claimed. The
+        claim is renewed again when the trial is over. This renewal reports the end of the trial to the store.
         """
         ahead = [each for each in (held.alone_until_ms, held.trial_ends_ms) if each > now]
         return min([now + self._lease_ms // 3, *ahead])

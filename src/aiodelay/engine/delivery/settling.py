@@ -135,9 +135,9 @@ def dead(
 def without_running(record: Record, token: int, now_ms: int) -> Settlement | None:
     """Return the settlement of a claim that must not run; None if it may run.
 
-    A recurring message does not run if its policies say so. Any message does not run if its lease is over before the
-    run begins, because the answer to the claim was late or the event loop was blocked. Another worker may have claimed
-    the message meanwhile.
+    A recurring message does not run if its policies forbid the run. No message runs if its lease is over before the run
+    begins. That happens if the answer to the claim was late, or if the event loop was blocked. Another worker may have
+    claimed the message meanwhile.
     """
     if token_deadline_ms(token) <= now_ms:
         return release(record, token)

@@ -260,7 +260,7 @@ def names_of(sinks: Collection[Sink]) -> dict[str, Sink]:
     for sink in sinks:
         if sink.name in named or sink.name == HANDLER_TARGET:
             raise ConfigurationError(
-                "sinks", f"two named {sink.name!r}", f"one sink per name, and no sink {HANDLER_TARGET!r}"
+                "sinks", f"two sinks named {sink.name!r}", f"one sink per name, and no sink {HANDLER_TARGET!r}"
             )
         named[sink.name] = sink
     return named
