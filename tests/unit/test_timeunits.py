@@ -211,7 +211,7 @@ class TestInstants:
             from_epoch_ms(253_402_300_800_000)
 
     def test_naive_ones_are_refused(self) -> None:
-        with pytest.raises(ScheduleTimeError, match=r"^at is the naive datetime.*timezone-aware datetime, e\.g\. datetime\.now"):
+        with pytest.raises(ScheduleTimeError, match=r"^at is the naive datetime.*timezone-aware datetime, e\.g\. "):
             to_epoch_ms(datetime(2025, 1, 1), field="at")  # noqa: DTZ001 - what is refused
 
     def test_a_zone_that_raises_is_refused(self) -> None:

@@ -52,7 +52,7 @@ _body_encoder = msgspec.msgpack.Encoder()
 
 
 class _Body(msgspec.Struct, omit_defaults=True, gc=False):
-    """The MessagePack map after the prefix. An absent key has its default."""
+    """The MessagePack map after the prefix. If a key is absent, its field has the default value."""
 
     p: bytes = b""
     k: bytes | None = None

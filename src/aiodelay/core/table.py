@@ -73,7 +73,10 @@ class Answers(Protocol):
 
 
 class SupersededClaims(Protocol[R_contra]):
-    """Claims on messages that were replaced in flight, by id and revision. A claim stays until it settles or lapses."""
+    """Claims on messages that were replaced in flight, by id and revision.
+
+    A claim stays here until it is settled or lapses.
+    """
 
     def add(self, row: R_contra) -> None:
         """Keep the claim of a row that is about to be replaced. For a row without a claim, do nothing."""

@@ -29,7 +29,7 @@ class Housekeeping:
     Args:
         work: The store's dispatching side.
         clock: Measures intervals.
-        lanes: Returns the lanes that this process serves now.
+        lanes: A function that returns the lanes that this process serves now.
         alarm_ms: The age of the oldest overdue message, or the silence of the store, at which an alarm is raised.
         on_alarm: Called with each alarm, and again when it is over. Its exceptions are logged.
     """

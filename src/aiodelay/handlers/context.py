@@ -68,7 +68,10 @@ class RunContext(Generic[S]):
 
     @property
     def missed(self) -> int:
-        """The number of messages that expired in the source between the last message that was received and this one."""
+        """The number of messages that expired in the source between the previous message and this message.
+
+        The previous message is the last message that this process received from the source.
+        """
         return self._claim.missed
 
     @property

@@ -73,8 +73,8 @@ class Feed(Protocol):
     def beat(self, ids: Collection[str]) -> None:
         """Report that this process lives and holds claims on these suspects, even if their leases are over (L5).
 
-        A separate thread calls this method every third of a lease, so the method may block. So the report goes out even
-        while a handler blocks the event loop. The caller ignores exceptions.
+        A separate thread calls this method every third of a lease. So the report goes out even while a handler blocks
+        the event loop, and the method may block too. The caller ignores exceptions.
         """
         ...
 

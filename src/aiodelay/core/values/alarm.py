@@ -1,4 +1,4 @@
-"""`Alarm`: a condition that needs a person."""
+"""`Alarm`: a condition to which a person should react."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Alarm"]
 
 
 class Alarm(Struct, frozen=True):
-    """A condition that needs a person.
+    """A condition to which a person should react.
 
     | kind | meaning |
     | --- | --- |

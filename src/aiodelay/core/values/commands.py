@@ -94,13 +94,13 @@ _REPLACE, _KEEP, _ERROR = Conflict("replace"), Conflict("keep"), Conflict("error
 
 
 class At(Struct, frozen=True, gc=False):
-    """Due at an instant, epoch ms. A message with a past instant is due now."""
+    """A due time given as an instant, epoch ms. A message with a past instant is due now."""
 
     ms: int
 
 
 class After(Struct, frozen=True, gc=False):
-    """Due this many ms from now, on the store's clock."""
+    """A due time given as a number of ms from now, on the store's clock."""
 
     ms: int
 
@@ -171,7 +171,8 @@ class Stored(Struct, frozen=True, gc=False):
         answer: The effect of the command.
         revision: The revision of the message that is stored now, or that was stored last.
         due_ms: The due time of that message.
-        is_older_in_flight: For `replaced`: an older version is still claimed. A retry of a replaced series counts too.
+        is_older_in_flight: For `replaced`: whether an older version is still claimed. A retry of a replaced series
+            counts too.
     """
 
     answer: Literal["stored", "replaced", "kept", "in_flight", "cancelled", "recorded", "rescheduled", "fired"]

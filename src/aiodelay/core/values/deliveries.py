@@ -104,7 +104,7 @@ class Transferred(Struct, frozen=True):
 
     Attributes:
         moved: How many messages were moved.
-        series: Recurring messages with a due occurrence. The caller settles these occurrences in the next call.
+        series: Recurring messages with a due occurrence. The caller settles these occurrences in a later call.
         changed: Destinations that became blocked, with the reason; "" = the destination takes messages again.
         now_ms: The store's time of the answer.
         next_due_ms: When to transfer again; None = no message waits.

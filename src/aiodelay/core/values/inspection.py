@@ -27,7 +27,11 @@ __all__ = [
 
 
 class State(StrEnum):
-    """The state of a stored message."""
+    """The state of a stored message.
+
+    `SCHEDULED`: the message waits for its next attempt. `OVERDUE`: the message could be claimed, but is not yet.
+    `IN_FLIGHT`: the message is claimed. `HELD`: its lane or destination is paused, or its destination is blocked.
+    """
 
     SCHEDULED = "scheduled"
     OVERDUE = "overdue"
@@ -101,7 +105,8 @@ class Registered(Struct, frozen=True):
 
     Attributes:
         topic: The topic.
-        kind: The kind of topic. `fan-out`: each consumer has messages of its own. `log`: all read the same entries.
+        kind: The kind of topic. `fan-out`: each consumer has messages of its own. `log`: all consumers read the same
+            entries.
         consumer: The name of the consumer.
         ordered: Whether the consumer has at most one message in flight.
         since_ms: When the consumer was registered, epoch ms.

@@ -44,8 +44,8 @@ class Scheduled(Struct, frozen=True):
             message is stored.
         revision: The revision of that message. It grows with each replacement. 0 if no message is stored.
         outcome: Whether the message was stored, replaced an earlier message, or left an earlier message unchanged.
-        is_older_in_flight: The message replaced a version that is still being delivered, or a series with a retry in
-            flight. Both may run at the same time.
+        is_older_in_flight: Whether the message replaced a version that is still being delivered, or a series with a
+            retry in flight. The old and the new version may run at the same time.
     """
 
     id: str

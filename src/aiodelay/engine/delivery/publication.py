@@ -34,7 +34,7 @@ class Publication(HandlerSubscription):
         subscriber: The subscriber; None once the subscription is over.
         received: Makes the subscriber's message from the event, its context, and a function that says whether the
             message is outdated.
-        failure: Returns why no more messages come; None for an orderly end.
+        failure: A function that returns the error that ended the subscription; None for an orderly end.
         on_over: Called once, when the subscription is over. Delivered messages may still be settled then.
         leave: Called when the subscriber has cancelled. The call stops serving the lane once messages in flight have
             settled.

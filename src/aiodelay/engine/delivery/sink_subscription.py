@@ -108,7 +108,7 @@ class SinkSubscription:
             self.hooks.settled(held, outcome)
 
     def lost(self, held: Held) -> None:
-        """Do nothing: a send cannot be undone. The store will refuse the settlement of the message."""
+        """Do nothing: a send cannot be undone. A later settlement of the message has no effect."""
 
     def drain(self) -> None:
         """Request no more messages."""

@@ -188,7 +188,7 @@ class HandlerSubscription:
     # --- runners ------------------------------------------------------------------------------------------
 
     def _start_runner(self) -> None:
-        """Start one runner if all runners wait for their handlers. A busy runner starts others as soon as it waits."""
+        """Start one runner if all runners wait for their handlers. A busy runner starts other runners when it waits."""
         if self._runner_count == len(self._running):
             self._start_runners(most=1)
 
@@ -234,7 +234,7 @@ class HandlerSubscription:
             self._runner_count -= 1
 
     def _begin(self, held: Held, loop: asyncio.AbstractEventLoop, started_s: float) -> Settlement | Run:
-        """Run a handler until it ends or waits for the first time. Here is no `await`: most handlers end right here."""
+        """Run a handler until it ends or waits for the first time. There is no `await`: most handlers end right here."""
         record, token = held.claim.record, held.claim.token
         now = self.now_ms()
         if record.envelope.rule is not None or token_deadline_ms(token) <= now:

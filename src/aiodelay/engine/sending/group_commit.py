@@ -77,7 +77,7 @@ class GroupCommit:
     def submit(
         self, commands: Sequence[Command], size: int, *, latest_ms: int | None = None
     ) -> Awaitable[Sequence[Outcome]]:
-        """Send commands. Await the result for one outcome per command, in order.
+        """Send commands. Return an awaitable that gives one outcome per command, in order.
 
         If a caller is cancelled before its batch is sent, its commands are withdrawn. If a caller is cancelled later,
         the batch goes on without the caller. This is a plain function so that each of many callers awaits its future
