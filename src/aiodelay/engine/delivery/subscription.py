@@ -234,7 +234,7 @@ class HandlerSubscription:
             self._runner_count -= 1
 
     def _begin(self, held: Held, loop: asyncio.AbstractEventLoop, started_s: float) -> Settlement | Run:
-        """Run a handler until it ends or waits for the first time. There is no `await`: most handlers end right here."""
+        """Run a handler until it ends or waits for the first time. No `await` is here: most handlers end at once."""
         record, token = held.claim.record, held.claim.token
         now = self.now_ms()
         if record.envelope.rule is not None or token_deadline_ms(token) <= now:
