@@ -1,6 +1,6 @@
 """The conformance suites: test classes for authors of stores, transfers, publishers and subscribers.
 
-A test module subclasses a suite and says how to make the object under test. Start reading at the module `suite`. The
+A test module subclasses a suite and says how to make the object under test. Begin with the module `suite`. The
 module `stage` gives each test its store and its clock.
 """
 
