@@ -94,6 +94,8 @@ async def test_f38_a_restart_reads_the_tail_alone_and_finds_what_a_whole_read_fi
 ) -> None:
     schedules = new_name("schedules")
     left = await fill(kafka, schedules, tmp_path)
+    modes = {name: os.stat(tmp_path / name).st_mode & 0o777 for name in os.listdir(tmp_path)}
+    assert set(modes.values()) == {0o600}, modes
     was_read.clear()
     async with opened(kafka, schedules, tmp_path) as store:
         assert len(was_read) <= 5 + 1 + FEW  # what is near, the hold, and what is written at a start

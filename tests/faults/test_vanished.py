@@ -35,6 +35,7 @@ class Place:
         said: What is told of it.
         repair: Brings the data back; None where nothing can.
         told_elsewhere: What `check` says, in another process.
+        code: The exit code of `check`: 5 if the store cannot be used at all.
     """
 
     def __init__(
@@ -44,9 +45,11 @@ class Place:
         said: str,
         told_elsewhere: str,
         repair: Callable[[], object] | None = None,
+        *,
+        code: int = 1,
     ) -> None:
         self.url, self.damage, self.said, self.told_elsewhere, self.repair = url, damage, said, told_elsewhere, repair
-        self.namespace = "default"
+        self.namespace, self.code = "default", code
 
 
 @pytest.fixture(params=["deleted", "replaced"])
@@ -68,7 +71,7 @@ def sqlite_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
     url, elsewhere = f"sqlite:///{path}", "was deleted or replaced; its messages are in that file"
     if request.param == "deleted":
-        return Place(url, delete, "there is no file", "no such file", restore)
+        return Place(url, delete, "there is no file", "no such file", restore, code=5)
     return Place(url, replace, "another file has taken the place", elsewhere)
 
 
@@ -77,7 +80,7 @@ def redis_url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], st
     return shared_redis(request.param)
 
 
-@pytest.fixture(params=["all", "meta", "messages", "due", "replaced", "pauses", "positions"])
+@pytest.fixture(params=["all", "meta", "messages", "due", "lanes", "replaced", "pauses", "positions"])
 def redis_place(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Place]:
     namespace = uuid4().hex
     client: Any = redis_py.Redis.from_url(redis_url)
@@ -102,6 +105,7 @@ def redis_place(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Plac
         "meta": Place(redis_url, lambda: delete("meta"), GONE, elsewhere, restore),
         "messages": Place(redis_url, lambda: delete("msg"), TORN, TORN, restore),
         "due": Place(redis_url, lambda: delete("due:1"), TORN, TORN, restore),
+        "lanes": Place(redis_url, lambda: delete("lanes"), TORN, TORN, restore, code=5),
         "pauses": Place(redis_url, lambda: delete("holds"), "1 pauses are stored", TORN, restore),
         "positions": Place(redis_url, lambda: delete("src"), "1 positions of sources are stored", TORN, restore),
         "replaced": Place(redis_url, lambda: client.hset(f"{tag}meta", "uuid", "another"), REPLACED, elsewhere),
@@ -134,7 +138,7 @@ async def is_told(place: Place, caplog: pytest.LogCaptureFixture, folder: Path) 
         ran = await asyncio.to_thread(cli, "check", "--json")
         problems = [each for each in ran.objects if each["level"] == "problem"]
         assert place.told_elsewhere in problems[0]["text"], problems
-        assert ran.code == (5 if place.told_elsewhere == "no such file" else 1)
+        assert ran.code == place.code, problems
         if place.repair is not None:
             place.repair()
             await until(lambda: len(alarms) == 2, "its end")

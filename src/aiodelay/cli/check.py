@@ -74,7 +74,9 @@ async def check(url: str | None = None, /, *, app: str | None = None, place: Pla
             async with place.opened(store=store) as scheduler:
                 missing = await _missing_rights(scheduler)
                 findings += missing or [Finding("ok", name, "it answers, and messages can be stored there")]
-                findings += [] if missing else [each async for each in _inspected(scheduler, program)]
+                if not missing:
+                    async for finding in _inspected(scheduler, program):  # one by one: an error must not hide the first
+                        findings.append(finding)  # noqa: PERF401
         except AiodelayError as error:
             findings.append(_of_error(name, error))
             code = exit_code_of(error)

@@ -65,7 +65,7 @@ def journal_entry(number: int, entry: Mapping[bytes, bytes], lanes: Lanes) -> Jo
         entry[b"event"].decode(),
         text_of(entry[b"id"]),
         int(entry[b"revision"]),
-        lanes.name(int(entry[b"lane"])),
+        _lane_or_empty(int(entry[b"lane"]), lanes),
         int(entry[b"due"]),
         int(entry[b"attempt"]),
         entry[b"detail"].decode("utf-8", "backslashreplace"),
@@ -153,10 +153,14 @@ def read_letter(key: bytes, value: bytes, at_ms: int, lanes: Lanes) -> DeadLette
         )
 
 
-def _salvaged(member: bytes, revision: int, number: int, raw: bytes, *, lanes: Lanes, problem: str) -> Record:
+def _lane_or_empty(number: int, lanes: Lanes) -> Lane:
+    """Return the name of a lane, or an empty name if somebody has deleted the names."""
     try:
-        lane = lanes.name(number)
+        return lanes.name(number)
     except LookupError:
-        lane = ""
-    envelope = Envelope(text_of(member), lane, payload=raw)
+        return ""
+
+
+def _salvaged(member: bytes, revision: int, number: int, raw: bytes, *, lanes: Lanes, problem: str) -> Record:
+    envelope = Envelope(text_of(member), _lane_or_empty(number, lanes), payload=raw)
     return Record(envelope, revision, 0, NO_OP, last_error=f"cannot be read: {problem}")

@@ -34,7 +34,7 @@ from aiodelay.core.values import (
     Snapshot,
     State,
 )
-from aiodelay.errors import RecordFormatError, UnsupportedByStoreError
+from aiodelay.errors import RecordFormatError, StoreDamagedError, UnsupportedByStoreError
 
 from .base import Base
 from .commands import answer_of
@@ -204,7 +204,13 @@ class Inspection(Base):
         members = await self.command("SMEMBERS", self._keys.key("holds"))
         lanes = await self.lanes_of(list(members))
         for number, colon, address in (member.decode().partition(":") for member in members):
-            found.append((lanes.name(int(number)), address if colon else None))
+            try:
+                found.append((lanes.name(int(number)), address if colon else None))
+            except LookupError as error:
+                names = self._keys.key("lanes")
+                raise StoreDamagedError(
+                    self.name, f"{names} does not name lane {number}: somebody deleted a key"
+                ) from error
         return sorted(found, key=lambda each: (each[0], each[1] is not None, each[1] or ""))
 
     # --- dead letters -------------------------------------------------------------------------------------
