@@ -76,7 +76,7 @@ async def check(url: str | None = None, /, *, app: str | None = None, place: Pla
                 findings += missing or [Finding("ok", name, "it answers, and messages can be stored there")]
                 if not missing:
                     async for finding in _inspected(scheduler, program):  # one by one: an error must not hide the first
-                        findings.append(finding)  # noqa: PERF401
+                        findings.append(finding)
         except AiodelayError as error:
             findings.append(_of_error(name, error))
             code = exit_code_of(error)
