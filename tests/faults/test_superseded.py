@@ -215,14 +215,17 @@ async def test_s4_another_process_does_not_begin_what_was_replaced_or_cancelled_
     async with Scheduler(plan.store, namespace=plan.namespace, dispatch=False) as scheduler:
         await scheduler.schedule(b"first", to=f"handler:{LANE}", delay="0s", id="first")
         assert await said("begun") == "first"
-        for each in ("replaced", "cancelled"):
+        for each in ("replaced", "cancelled", "both"):
             await scheduler.schedule(b"old", to=f"handler:{LANE}", delay="0s", id=each)
             assert await said("claimed") == each
         replaced = await scheduler.schedule(b"new", to=f"handler:{LANE}", delay="0s", id="replaced")
         assert replaced.is_older_in_flight or plan.store.startswith("kafka:")  # where only the owner knows
-        await scheduler.cancel("cancelled")
+        in_flight = CancelOutcome.RECORDED if plan.store.startswith("kafka:") else CancelOutcome.IN_FLIGHT
+        assert await scheduler.cancel("cancelled") is in_flight
+        await scheduler.schedule(b"new", to=f"handler:{LANE}", delay="1h", id="both")
+        assert await scheduler.cancel("both") is in_flight
         changed_ms = time.time_ns() // 1_000_000
-        outcomes = RenewOutcome.SUPERSEDED, RenewOutcome.CANCELLED
+        outcomes = RenewOutcome.SUPERSEDED, RenewOutcome.CANCELLED, RenewOutcome.SUPERSEDED
         after_ms = max([int(await said(f"renewed {outcome.value}")) for outcome in outcomes]) - changed_ms
         print(f"{plan.store.partition(':')[0]}: the other process knew {after_ms} ms after the commands")
         holder.tell("go on")

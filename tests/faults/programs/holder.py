@@ -63,7 +63,7 @@ async def main(plan: Plan) -> None:
         assert scheduler._running is not None
         assert scheduler._running._loops is not None
         told = Told(scheduler._running._loops._work)
-        async for message in scheduler.messages(LANE, concurrency=3):
+        async for message in scheduler.messages(LANE, concurrency=4):
             with message as payload:
                 told.begun = message.context.id
                 say(f"begun {payload.decode()}")
