@@ -51,8 +51,10 @@ async def test_what_only_an_owner_can_do_is_refused_before_anything_is_written(k
                 await refused
     async with KafkaStore(url) as store:
         put = Put(new_op(), Envelope("m", "kafka", "t"), After(0))
-        with pytest.raises(UnsupportedByStoreError):
-            await store.apply([put, Fire(new_op(), "m")])
+        fire, cancel = Fire(new_op(), "m"), Cancel(new_op(), "m", (1, None))
+        for what, refused in (("fire", fire), ("cancel with if_revision", cancel)):
+            with pytest.raises(UnsupportedByStoreError, match=f"command is {what}; allowed: schedule with replace or"):
+                await store.apply([put, refused])
     async with KafkaStore(url) as owner, owner.work("w", []):
         assert await owner.counts() == {}
 

@@ -348,7 +348,7 @@ def test_nothing_that_may_stand_in_a_topic_breaks_a_reader(
     ("changed", "problem"),
     [
         ({"event": "text"}, "event is a str; allowed: bytes, or None"),
-        ({"event": None}, "event is None without a key"),
+        ({"event": None}, "event is None, and key is None too"),
         ({"id": None}, "id is missing"),
         ({"id": "a\nb"}, "id is"),
         ({"at": None}, "at is missing"),

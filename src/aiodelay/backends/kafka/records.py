@@ -243,7 +243,7 @@ def encode(message: Message) -> Wire:
         raise TargetError("to", shortened(message.to), f"'{SINK}:<topic>'")
     key = check_key(message.key)
     if message.event is None and key is None:
-        raise PayloadTypeError("event", "None without a key", "a key, if it is None: a record needs a value or a key")
+        raise PayloadTypeError("event", "None, and key is None too", "None with a key: a record needs a value or a key")
     envelope = Envelope(
         check_id(message.id),
         SINK,
@@ -329,7 +329,7 @@ def _errors_of(record: Record) -> Iterable[tuple[str, bytes]]:
 
 
 def encode_keep(record: Record) -> Wire:
-    """Return the record by which a user requests a put. If the key has a message already, the owner keeps that one."""
+    """Return the record by which a user requests a put. If the key has a message already, the owner keeps it."""
     wire = encode_record(record)
     assert wire.key is not None
     return wire._replace(key=KEEP + wire.key)
@@ -453,7 +453,7 @@ def memory_of(headers: Headers) -> Memory | None:
 
 
 def encode_dead(letter: DeadLetter) -> Wire:
-    """Return the record that keeps a dead letter. Its own key keeps it apart from the message's record."""
+    """Return the record that keeps a dead letter. Its key differs from the key of the message's record."""
     wire = encode_record(letter.record, read_to=0)
     reason = [(DEAD_REASON, letter.reason.encode()), (DEAD_AT, b"%d" % letter.at_ms)]
     return Wire(dead_key(letter.key), wire.value, [*reason, *wire.headers])
@@ -465,7 +465,7 @@ def encode_hold(lane: str, address: str | None, *, is_held: bool) -> Wire:
 
 
 def held_in(key: bytes) -> tuple[str, str | None] | None:
-    """Return the lane and the address in the key of a record of `encode_hold`, or None if the key names none."""
+    """Return the lane and the address in the key of a record of `encode_hold`, or None if the key names no lane."""
     try:
         return msgspec.json.decode(key.removeprefix(HOLD), type=tuple[str, str | None])
     except _NOT_JSON:
@@ -557,7 +557,7 @@ def received(message_id: str, lane: str, key: bytes | None, value: bytes | None,
         lane: The lane of the handler.
         key: The record's key.
         value: The record's value; None = the payload is null.
-        headers: The record's headers. If several have one name, the last counts.
+        headers: The record's headers. If several headers have the same name, the last of them counts.
     """
     payload = b"" if value is None else value
     if not headers:
@@ -779,7 +779,7 @@ def decode(key: bytes, value: bytes, headers: Headers, *, written_ms: int) -> Re
     Args:
         key: The record's key.
         value: The record's value.
-        headers: The record's headers. If several have one name, the last counts.
+        headers: The record's headers. If several headers have the same name, the last of them counts.
         written_ms: The record's timestamp. If no owner has written the message again, this is the message's revision.
 
     Raises:
@@ -872,7 +872,7 @@ def decode_dead(key: bytes, value: bytes, headers: Headers) -> DeadLetter:
 
 
 def user_headers(headers: Headers) -> Iterable[tuple[str, bytes]]:
-    """Return the user's headers, in order, without the headers of the scheduler and of aiodelay. Null becomes empty."""
+    """Return the user's headers, in order, without the scheduler's and aiodelay's. The value null becomes empty."""
     return (
         (readable(name), value or b"")
         for name, value in headers

@@ -19,7 +19,7 @@ from .topics.writer import Writer
 
 __all__ = ["NAMES", "KafkaSink", "check_topic", "open_sink"]
 
-NAMES = "1 to 249 of A-Z a-z 0-9 . _ -, not '.', '..' or beginning with '__'"
+NAMES = "1 to 249 of the characters A-Z a-z 0-9 . _ -; but not '.', not '..', and no name that begins with '__'"
 """The form of a topic's name, and of the name of a member of a group."""
 _SENT = Sent()
 _FINAL = (*PERMANENT, InvalidTopicError)
@@ -29,7 +29,7 @@ def check_topic(topic: str, field: str = "topic in to") -> str:
     """Refuse a name that no topic can have, and the names of Kafka's own topics.
 
     Raises:
-        TargetError: No topic can have this name. The error says which names are allowed.
+        TargetError: The name is not allowed. The error says which names are allowed.
     """
     if not is_topic(topic):
         raise TargetError(field, shortened(topic), NAMES)
@@ -79,10 +79,10 @@ class KafkaSink:
         return not self._options and self.cluster.is_same(cluster)
 
     def check(self, address: str) -> None:
-        """Refuse an address that cannot be a topic.
+        """Refuse an address that no topic for messages can have as its name.
 
         Raises:
-            TargetError: No topic can have this name. The error says which names are allowed.
+            TargetError: The name is not allowed. The error says which names are allowed.
         """
         check_topic(address)
 
@@ -108,7 +108,7 @@ class KafkaSink:
         """Write the records. The call may be cancelled: records that were under way may then be written or not.
 
         Raises:
-            SinkUnavailableError: Kafka has confirmed no record. Any of them may have been written.
+            SinkUnavailableError: The outcome of every record is unknown. Any record may have been written.
         """
         now_ms = self._clock.now_ms()
         records = [

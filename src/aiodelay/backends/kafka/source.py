@@ -46,8 +46,9 @@ class KafkaSource:
     Records may be settled in any order. The group's offset is committed up to the first record that is not settled.
     Retries and dead letters go into the scheduler's store.
 
-    The group is an ordinary one: Kafka's own tools show its lag and set its offsets. If another client of the group has
-    stopped, this source goes on where that client was. A group without offsets begins with the oldest record.
+    The group is an ordinary consumer group: Kafka's own tools show its lag and set its offsets. If another client of
+    the group has stopped, this source goes on where that client was. A group without offsets begins with the oldest
+    record.
 
     Args:
         cluster: `host:9092`, several hosts with commas between, or a `kafka://` URL (docs/reference.md).

@@ -16,12 +16,12 @@ __all__ = ["Watermark"]
 
 
 class Watermark(Struct, frozen=True):
-    """All messages below an offset whose delivery was planned up to a certain time have ended.
+    """The statement that messages have ended: all below an offset whose next attempt was planned up to a time.
 
     Attributes:
-        until_ms: The time up to which deliveries have ended. It is compared with the planned time of the next attempt,
-            not only with the due time.
-        read_to: The offset below which these messages are.
+        until_ms: The latest planned time of a next attempt that the statement covers. For a retry, this is not the due
+            time of the message.
+        read_to: The offset below which the statement covers messages.
     """
 
     until_ms: int = -1

@@ -63,7 +63,7 @@ PERMANENT: tuple[type[Exception], ...] = (*TOO_LARGE, INVALID_RECORD, InvalidTim
 def log_failure(log: logging.Logger, what: str, reason: str, error: Exception, expected: tuple[type, ...]) -> None:
     """Log the failure of an action that will be tried again. An unexpected error is logged with its traceback.
 
-    A missing right makes many actions fail many times. It is logged once a minute.
+    A missing right makes many actions fail many times. Each missing right is logged as an error once a minute.
     """
     now_s = asyncio.get_running_loop().time()
     if not isinstance(error, expected):
@@ -106,6 +106,6 @@ def reason_of(error: BaseException, operation: str = "Write") -> str:
 def missing_right(operation: str, resource: str, names: str | Collection[str]) -> str:
     """Return a text that names a missing right, in the words of kafka-acls.sh."""
     named = [names] if isinstance(names, str) else sorted(names)
-    if resource == "TransactionalId":  # each partition has one; a grant for their common prefix covers them all
+    if resource == "TransactionalId":  # each partition has its own id; a grant for the common prefix covers all ids
         named = [f"{name.rpartition('.')[0]}. and all names with this prefix" for name in named]
     return f"{_RIGHT}{operation} on {resource} {', '.join(named)} is missing"

@@ -41,7 +41,7 @@ class Cluster(Struct, frozen=True):
         return ",".join(self.client["bootstrap_servers"])
 
     def is_same(self, other: Cluster) -> bool:
-        """Say whether this address and another one certainly lead to the same cluster, with the same login.
+        """Say whether this address and another address certainly lead to the same cluster, with the same login.
 
         This is certain if both have the same login, and have a host in common.
         """

@@ -1,6 +1,6 @@
-"""`keys_since`: finds the keys that were written last to a partition, just before an owner commits.
+"""`keys_since`: finds the keys that other writers have just written to a partition. An owner asks before each commit.
 
-It also reads records beyond the start of an open transaction. A `read_committed` reader cannot see these yet.
+The function also reads records beyond the start of an open transaction, which a `read_committed` reader cannot see yet.
 """
 
 from __future__ import annotations

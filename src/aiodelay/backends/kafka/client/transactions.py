@@ -48,11 +48,11 @@ class InDoubtError(Exception):
 
 
 class Transactions(Producer):
-    """A producer of transactions. Its start fences off every earlier producer with its transactional id.
+    """A producer of transactions. Its start fences off every earlier producer with the same transactional id.
 
     Args:
         cluster: The cluster to write to.
-        transactional_id: One id for each owned partition, the same for every owner of the partition.
+        transactional_id: The id of an owned partition or of an intake's source. Every process uses the same id for it.
         batch_bytes: As in `Producer`.
     """
 

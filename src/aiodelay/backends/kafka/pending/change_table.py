@@ -175,7 +175,7 @@ class ChangeTable:
         self.answers.keep(row.record, now)
 
     def _leave(self, row: Entry, now: int) -> None:
-        """End the message of the current change. Remember its revision, and the version with which its id last ended.
+        """End the message of the current change. Remember its revision, and the version with which the id last ended.
 
         A later record may replace both the message's record and its tombstone. If that record is a user's tombstone, it
         contains no revision.

@@ -35,13 +35,15 @@ class Change(Struct, eq=False, gc=False):
         put: The new state of the message, and the time of its next attempt; None = the message ends.
         letters: Dead letters that the change writes.
         others: More messages that the change puts, such as a retry of an occurrence together with its series.
+        outcome: How the message or the request ends, for the tombstone that the change writes.
         memory: Answers and a version that must outlive the message's record.
         targets: Records for other topics. The same transaction writes them.
         purged: A dead letter that this change deletes.
         asked: The key of a user's request to the owner that this change ends.
         entry: The message in the table that nobody else may claim or change meanwhile; None = no message.
-        is_users: Whether the change writes a user's cancel. It counts even if others have written the key meanwhile.
-        offset: The offset of the change's last record, once that is written; -1 before.
+        is_users: Whether the change writes a user's cancel. Such a change counts even if others have written the key
+            meanwhile.
+        offset: The offset of the change's last record, once this record is written; -1 before.
         counted: Whether the change's record was read back, and counts (see `precedence.py`).
         refusal: The reason why Kafka does not take the change; "" = none known.
         is_too_large: Whether Kafka does not take the change because one of its records is too large.
@@ -180,12 +182,12 @@ class ChangeLog:
     # --- deciding -----------------------------------------------------------------------------------------
 
     def deciding(self, change: Change) -> _Deciding:
-        """Return a context manager. It adds all calls on the table in its block to a change."""
+        """Return a context manager that adds all calls on the table in its block to a change."""
         return _Deciding(self, change)
 
     @contextmanager
     def ending(self, entry: Entry) -> Iterator[None]:
-        """Make a change of the calls on the table in a block that ends a message.
+        """Make one change of all calls on the table in a `with` block that ends a message.
 
         If a change of this message is being decided already, add the calls to that change.
         """
@@ -268,7 +270,7 @@ class ChangeLog:
         return self.table.entries.get(entry.record.id) is entry
 
     def drop_stale(self, change: Change) -> bool:
-        """Drop a change that moves a message which a user has replaced or cancelled. Say whether it was dropped."""
+        """Drop a change if a user has replaced or cancelled the message that it moves. Say whether it was dropped."""
         if not change.is_stale:
             return False
         self.release(change)
@@ -298,7 +300,7 @@ class ChangeLog:
         return changes
 
     def shorten(self, change: Change) -> bool:
-        """Have the change's dead letters, which were too large, written without tracebacks next time.
+        """Note that the change's dead letters were too large. The next change writes them without tracebacks.
 
         Return False if they have no tracebacks.
         """
@@ -307,7 +309,10 @@ class ChangeLog:
         return bool(keys)
 
     def leave(self, change: Change) -> None:
-        """Remove a message from the table that can neither be delivered nor given up. The next owner reads it again."""
+        """Remove from the table a message that can neither leave nor become a dead letter.
+
+        The next owner reads the message again.
+        """
         name, problem = records.id_of(change.key), change.refusal
         log.error("%s: message %s stays in the partition, undelivered: %s", self._name, name, problem)
         self.state.bad.pop(change.key, None)

@@ -52,7 +52,7 @@ class Checkpoint(Struct):
         is_mixed: Whether the partition has keys that belong to another partition.
         repeated: Offsets of messages that must be ended but have no end yet. They repeat a command whose message has
             ended, or are retries of a series that was replaced or cancelled.
-        revisions: By offset, the revisions of messages that differ from those in their records.
+        revisions: By offset, the revisions of messages whose revision differs from the revision in their record.
         answers: For each answer: op, answer, revision, due time, and until when to remember the answer, as in `Memory`.
         versions: By id of an ended message: its version, and the time until which to remember it.
         witness: The last record that was read.
@@ -117,7 +117,7 @@ def checkpoint_of(
 
 
 def _raised(state: ReadState, table: DictTable) -> dict[int, int]:
-    """Return, by offset, the revisions that differ from those in the records."""
+    """Return, by offset, the revisions of messages whose revision differs from the revision in their record."""
     found = [(state.standings.get(records.key_of(each)), table.find(each)) for each in state.raised]
     return {
         standing.seen.offset: entry.record.revision

@@ -101,7 +101,9 @@ class Decisions:
         return self.settle(settlement)[1]
 
     def end_instead(self, change: Change, settlement: Settlement) -> Change | None:
-        """Decide the end of a message whose move Kafka does not take. Return None if it has changed or ended already.
+        """Decide the end of a message whose move Kafka does not take.
+
+        Return None if the message has changed or ended already.
 
         Args:
             change: The move, which must not be written any more.

@@ -2,8 +2,8 @@
 
 The rows are in a SQLite table: in memory, where a row takes less than 40 bytes, or in a file. The file also contains
 the checkpoint of the near messages, so that the next owner can go on from the file. The index finds a row by 88 bits of
-a salted hash of its key. Without the salt, nobody can choose keys that collide. When a message comes near, its key and
-everything else are read again from the partition.
+a salted hash of its key. Nobody who does not know the salt can choose keys that collide. When a message comes near, its
+key and everything else are read again from the partition.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["FORMAT", "FarIndex", "Row", "open_far"]
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 FORMAT = 1
-"""Format of the file (`PRAGMA user_version`). A file of another format is replaced by an empty one."""
+"""Format of the file (`PRAGMA user_version`). A file of another format is replaced by an empty file."""
 BUSY_S = 5.0
 """Longest wait for a file that another process, or an earlier owner in this process, has not closed yet."""
 _BATCH = 4_000
@@ -318,7 +318,8 @@ _FILE = (
 def open_far(path: str) -> tuple[FarIndex, bytes]:
     """Open a file. Return its index, and the state that was committed with the index.
 
-    A file that is damaged, or has another format, is replaced by an empty one. If that fails, the index is in memory.
+    A file that is damaged, or has another format, is replaced by an empty file. If the replacement fails, or if the
+    file is still open elsewhere, the index is in memory.
     """
     try:
         return _loaded(path)

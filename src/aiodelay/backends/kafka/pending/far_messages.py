@@ -1,6 +1,7 @@
-"""`FarMessages`: moves messages between near (in memory) and far (due beyond the horizon).
+"""`FarMessages`: makes near messages far, and finds the far messages that must come near.
 
-The index keeps little more of a far message than the offset of its record. A near message is in the table as a whole.
+A near message is in the table as a whole. A far message is due beyond the horizon, and the index keeps little more than
+the offset of its record.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class FarMessages:
             try:
                 record = records.decode(each.key, each.value, each.headers, written_ms=each.timestamp)
             except RecordFormatError:
-                continue  # the owner makes a dead letter of it once it is near
+                continue  # once the message is near, the owner makes a dead letter of it
             found.append(self._inspection.snapshot(Entry(record, glance.place_ms, 0), self._clock.now_ms()))
         return [each for each in found if _is_in(each, query)]
 

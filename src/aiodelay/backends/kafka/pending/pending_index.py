@@ -11,7 +11,7 @@ more than the offset of its record. Nothing in this package waits or uses the ne
 - `decisions.py` decides for the owner, and `repairs.py` makes the changes that repair the partition.
 - `change_table.py` turns decisions into changes. `changes.py` keeps the changes until they are read back.
 - `due_messages.py` moves due messages to their topics.
-- `far_messages.py` makes messages far or near.
+- `far_messages.py` makes near messages far, and finds the far messages that must come near.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PendingIndex:
         claims: Gives the numbers that make the tokens of claims differ.
         pace: The rate of overdue messages, shared by all partitions of a store.
         keeps_history: Whether to note the events of messages for the history topic.
-        far: The messages that are far already; None = no messages.
+        far: The rows of the far messages; None = no far messages.
         workers: The dispatching roles that this process has opened.
         notes: Entries of the journal that wait to be written.
     """

@@ -10,8 +10,8 @@ record and drop the user's record before it. The owner therefore writes the user
 `min.compaction.lag.ms` has passed.
 
 Within a partition `read_to` never falls: there is one session and one transaction at a time, and a session begins by
-reading all records. A reader therefore keeps only the newest record of each key. It keeps a cancel only while an owner
-may not have read it.
+reading all records. A reader therefore keeps only the standing record of each key. If this record is a cancel, the
+reader keeps it only while an owner may not have read it.
 
 This module is pure. tests/stateful/test_kafka_models.py plays all interleavings of writers, owners, crashes and the
 cleaner with it.

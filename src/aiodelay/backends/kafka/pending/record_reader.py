@@ -31,7 +31,7 @@ __all__ = ["RecordReader"]
 log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 STRAY_SAMPLE = 64
-"""One far record in this many is checked for being in the partition of its key, because the check is slow."""
+"""One in this many far records is checked: does its key belong to this partition? To check every record is too slow."""
 
 
 class RecordReader:
@@ -146,9 +146,9 @@ class RecordReader:
             all_asked[key] = Asked(read.offset, what)
 
     def _read_own_end(self, key: bytes, offset: int) -> bool:
-        """Take in the end of a message that this owner has decided.
+        """Take in a tombstone by which this owner ends a message.
 
-        Return False if the record is none of these: the caller must read it in the usual way.
+        Return False if the record is not such a tombstone: the caller must then read it in the usual way.
         """
         change, state = self._changes.held_back.get(key), self._state
         if change is None or change.offset != offset or change.is_users or change.entry is None:
@@ -163,7 +163,7 @@ class RecordReader:
         self._table.remove(entry)
         state.ended_at = offset
         self._forget_cancels(change.read_to)
-        self._remember(entry.record.id, change.memory)  # here: the caller of the command may have stopped waiting
+        self._remember(entry.record.id, change.memory)  # not in the command: its caller may have stopped waiting
         return True
 
     def _read_message(self, read: Read, key: bytes, glance: Glance) -> None:
@@ -398,7 +398,7 @@ class RecordReader:
     def come_near(self, read: Read) -> Entry | None:
         """Decode a far message, put it into the table, and return its entry.
 
-        Return None if its record is not the standing record of its key any more.
+        Return None if its record is not the standing record of its key any more, or cannot be decoded.
         """
         assert read.key is not None
         row = self._state.far.find(read.key)

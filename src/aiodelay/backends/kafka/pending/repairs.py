@@ -1,4 +1,4 @@
-"""`Repairs`: changes that an owner makes without a command, because only a new record can repair the partition.
+"""`Repairs`: makes the changes that no command asks for, where only a new record can repair the partition.
 
 A key is *hidden* if Kafka's cleaner would drop its standing record. The owner writes that record again in time. Records
 that cannot be decoded become dead letters. Users' requests to the owner are carried out.

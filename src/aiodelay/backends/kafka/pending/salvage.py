@@ -1,4 +1,4 @@
-"""Messages made of the bytes and headers of records that cannot be decoded. They become dead letters."""
+"""`salvaged`: makes a message from the bytes and headers of a record that cannot be decoded, for a dead letter."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ async def write_everywhere(parts: StoreParts, wire: records.Wire, places: Sequen
         what: A noun for the record in the error text, such as "the pause".
 
     Raises:
-        StoreUnavailableError: Not all partitions have the record. Some of them may have it.
+        StoreUnavailableError: Not all partitions are known to have the record. Some or all of them may have it.
     """
     outgoing = [Outgoing(place.topic, *wire, place.partition) for place in places]
     try:
@@ -42,5 +42,5 @@ async def write_everywhere(parts: StoreParts, wire: records.Wire, places: Sequen
                 if (partition := parts.assignment.partitions.get(place)) is not None:
                     await partition.until_read(each.offset)
     except UNAVAILABLE as error:
-        problem = f"{what} is in some partitions or in none: {reason_of(error)}"
+        problem = f"{what} may be missing in some or all partitions: {reason_of(error)}"
         raise StoreUnavailableError(parts.cluster.name, problem) from error

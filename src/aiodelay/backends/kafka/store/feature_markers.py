@@ -19,7 +19,7 @@ ALL_OFFSETS = range(1 << 62)
 
 
 class FeatureMarkers(StorePort):
-    """`Upgradable` over the partitions of a store: the owner of a partition reads there which features are in use."""
+    """The port `Upgradable` over the partitions of a store. Each owner reads the features in use from its partition."""
 
     async def features(self) -> Mapping[str, str]:
         """Return the features in use. This reads the first partition of each topic from its beginning."""

@@ -23,8 +23,8 @@ async def read_history(
 ) -> list[JournalEntry]:
     """List entries of a history topic. For one message, only the partition of its id is read.
 
-    A transaction writes the entries together with the changes that they describe. The topic's limit of age or size
-    deletes old entries.
+    A transaction writes the entries together with the changes that they describe. Kafka deletes old entries by the
+    topic's limits of age and size.
 
     Raises:
         StoreUnavailableError: The cluster does not answer.

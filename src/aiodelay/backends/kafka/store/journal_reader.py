@@ -1,6 +1,6 @@
-"""`KafkaJournalReader`: reads a topic from any offset without opening a store, such as the history topic.
+"""`KafkaJournalReader`: reads a topic, such as the history topic, from any offset, without opening a store.
 
-The numbers of entries are offsets, and the parts are partitions.
+The number of an entry is its offset, and a part of the journal is a partition.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["KafkaJournalReader", "open_journal"]
 
 
 class KafkaJournalReader:
-    """The port `JournalReader` over a topic, with a part for each partition. Not every offset has an entry.
+    """The port `JournalReader` over a topic, with a part for each partition.
 
-    Kafka also puts a marker at an offset where a transaction ends.
+    Not every offset has an entry: where a transaction ends, Kafka puts a marker at the offset.
 
     Args:
         cluster: The cluster of the topic.

@@ -14,7 +14,7 @@ __all__ = ["Pauses"]
 
 
 class Pauses(StorePort):
-    """The port `Pauses` over the partitions of a store: the owner of a partition reads there which lanes are paused."""
+    """The port `Pauses` over the partitions of a store. Each owner reads the paused lanes from its partition."""
 
     async def pause(self, lane: Lane, address: str | None = None) -> bool:
         """Pause a lane, or one of its addresses. Say whether the call changed anything."""

@@ -123,7 +123,9 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
 
     async def __aenter__(self) -> Self:
         if not __debug__:  # aiokafka checks the states of a transaction by assertions, which -O removes
-            raise ConfigurationError("python", "-O", "Python without -O, which removes checks in the Kafka client")
+            raise ConfigurationError(
+                "python", "started with -O", "Python without -O, because -O removes checks in the Kafka client"
+            )
         options = self._parts.options
         topics = await prepare(
             options.cluster,
@@ -218,7 +220,10 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
         self.assignment.told_restored = told
 
     def guard(self, check: Callable[[str], object]) -> None:
-        """Set the check for destinations in records that other programs write. It holds from the next opening on."""
+        """Set the check for destinations in records that other programs write.
+
+        The check holds for partitions that this process takes over after this call.
+        """
         self.assignment.factory.guard = check
 
     # --- status and problems ------------------------------------------------------------------------------
@@ -233,9 +238,9 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
         return await self._readiness.missing_rights()
 
     async def vanished(self) -> str:
-        """Return why a topic that this process schedules into is lost; "" = it is not lost.
+        """Return why a topic that this process schedules into is lost; "" = no such topic is lost.
 
-        In an owner, return "": its status reports a lost topic.
+        For an owner, return "": the status of the owner reports a lost topic.
         """
         return self._readiness.lost_topic()
 

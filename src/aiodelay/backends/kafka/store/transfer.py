@@ -1,4 +1,7 @@
-"""Moves of due messages into topics of the store's own cluster. Each is in the transaction that ends its message."""
+"""`KafkaTransfer`: moves due messages into topics of the store's own cluster.
+
+One transaction writes the record into the topic and ends the message.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ UNDER_WAY = 2
 
 
 class Transfers(StorePort):
-    """`Endpoints` and `Transfer`: the topics of the store's cluster, and the messages that go there."""
+    """The ports `Endpoints` and `Transfer`, for the topics of the store's cluster and the messages that go to them."""
 
     @property
     def sinks(self) -> Sequence[Sink]:
@@ -111,7 +114,7 @@ class _Taking:
         return changes
 
     def goes_on(self, partition: Partition) -> bool:
-        """Say whether to take more now. First the caller must handle the series, and check the unknown topics."""
+        """Say whether to take more messages now. If it met series or unknown topics, the caller handles these first."""
         has_room = self.messages > 0 and self.bytes >= MAX_CLAIM_BYTES
         return has_room and partition.is_ready and not self.series and not self.unknown
 
@@ -142,7 +145,7 @@ class _OwnTopics(KafkaSink):
     def check(self, address: str) -> None:
         super().check(address)
         if address in self._schedules:
-            allowed = "another topic: in a schedules topic of this store it would become a schedule again"
+            allowed = "another topic: in a schedules topic of this store, the message would become a schedule again"
             raise TargetNotAllowedError("topic in to", shortened(address), allowed)
 
 

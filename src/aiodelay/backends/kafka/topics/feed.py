@@ -43,7 +43,7 @@ __all__ = ["TopicFeed"]
 LONGEST_WAIT_S = 10.0
 
 _Key: TypeAlias = tuple[str, int]
-"""The id of a message, and the counter in the token. A record that was lost and taken again has another counter."""
+"""The id of a message, and the counter in the token. A record that is given out again has a new counter."""
 
 
 class _Taken(Struct, frozen=True, gc=False):
@@ -62,7 +62,7 @@ class TopicFeed:
         cluster: The cluster of the topic.
         topic: The name of the topic.
         group: The name of the group.
-        store: Two functions. One puts retries and dead letters into the store. The other returns the store's time.
+        store: Two functions: the first puts retries and dead letters into the store, the second returns its time.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class TopicFeed:
         await self._commits.run()
 
     async def close(self) -> None:
-        """Commit the offsets of ended records, and disconnect. The caller cancels `run` of the group to leave it."""
+        """Commit the offsets of ended records, and disconnect. To leave the group, the caller cancels `group.run`."""
         try:
             await self._commits.finish()
         finally:
@@ -123,7 +123,7 @@ class TopicFeed:
         return Claimed(claims, now_ms, now_ms if claims else None)
 
     def _give_out(self, lane: str, wanted: Demand, ends_ms: int, now_ms: int) -> list[Claim]:
-        """Give out records that were read: first an equal share from each partition, then the rest."""
+        """Give out records that were read: first an equal share from each partition, then more from any partition."""
         claims: list[Claim] = []
         self._turn += 1
         parts = [part for part in self._reader.parts.values() if part.ready]
@@ -145,8 +145,8 @@ class TopicFeed:
     def _room(self, part: FeedPart, free: int) -> int:
         """Return the number of attempts that a partition may begin now.
 
-        A partition with slow records must not delay the others. One place is therefore kept for each other partition
-        without an attempt, up to half of all places.
+        A partition with slow records must not delay other partitions. Room for one attempt is therefore kept for each
+        other partition that has no attempt, up to half of all room.
         """
         parts = self._reader.parts.values()
         idle = sum(not each.in_flight for each in parts if each is not part)
@@ -154,7 +154,7 @@ class TopicFeed:
         return max(free - min(idle, total // 2), int(not part.in_flight))
 
     def _claim(self, part: FeedPart, read: FeedRecord, lane: str, token: int, now_ms: int) -> Claim:
-        """Give out a record. `token` is the token of the lease, but with counter 0."""
+        """Return a claim of a record. `token` is the lease's token with counter 0; the claim adds its own counter."""
         written_ms = max(read.timestamp, 0)
         message_id = part.id_of(read.offset) + self._reader.id_ends
         envelope = received(message_id, lane, read.key, read.value, read.headers)

@@ -97,5 +97,5 @@ class FeedPart:
         self.offsets.end(read.offset)
 
     def is_own(self, committed: int | None) -> bool:
-        """Say whether a committed offset shows that no other member has owned the partition in between."""
+        """Say whether the group's committed offset is this member's own. Then no other member has committed since."""
         return committed in (self.committed, self.committing)

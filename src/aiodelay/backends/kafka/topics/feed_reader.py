@@ -70,7 +70,7 @@ class FeedReader:
                 del self.parts[place]
 
     def find_topic_again(self) -> None:
-        """Take the partitions over again, because the topic was deleted and created again."""
+        """Have the next poll take the partitions over again, because the topic was deleted and created again."""
         self._followed = None
         for part in self.parts.values():
             part.is_checked = False
@@ -117,7 +117,7 @@ class FeedReader:
         """Check every `CHECK_S` whether the topic was created again. If it was, take its partitions over again."""
         if self._followed is None or not self.assigned or asyncio.get_running_loop().time() < self._check_at:
             return
-        with suppress(*UNAVAILABLE):  # the next poll finds out why
+        with suppress(*UNAVAILABLE):  # if the cluster does not answer, reading reports the error
             if await self._asked_id(TopicPartition(self._topic, min(self.assigned))) != self.topic_id:
                 self._followed = None
 

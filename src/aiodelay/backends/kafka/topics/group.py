@@ -67,7 +67,8 @@ class Group:
         topic: The topic whose partitions the group shares.
         name: The name of the group.
         on_assigned: Called with the topic and this member's partitions after each rebalance.
-        assignors: The ways to share partitions. With more than aiodelay's own, other clients can be members too.
+        assignors: The assignors that this member accepts. If aiodelay's is not the only one, other clients can be
+            members too.
         before_revoked: Called before a rebalance, while this member still has its partitions.
         member: The name of this member for other members.
         instance: A name that survives a restart. If this member starts again within its session, it has its partitions
@@ -172,7 +173,7 @@ class Group:
             return
         with suppress(*UNAVAILABLE):
             if self._instance in await self.others():
-                then = "a name of its own for each process; start this one again to take its partitions back"
+                then = "a name of its own for each process; start this process again to take its partitions back"
                 self.problem = StoreMismatchError(f"instance={self._instance}", "another process's now", then)
                 log.error("the group of %s is left, and nothing more is delivered here: %s", self._topic, self.problem)
                 self._on_assigned(self._topic, ())
@@ -200,7 +201,7 @@ class Group:
         return {member_id[:-UUID_LENGTH]: part for member_id, part in members.items() if member_id != self._member_id}
 
     async def committed(self, places: Collection[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Return the offset that the group has committed in each partition. Partitions without one are left out.
+        """Return the group's committed offset of each partition. Partitions without a committed offset are left out.
 
         Raises:
             KafkaError: The offsets cannot be read.
@@ -229,7 +230,7 @@ class Group:
         return self._consumer
 
     async def revoke(self) -> None:
-        """Begin no new session until the rebalance has ended."""
+        """Begin no new session until the rebalance has ended. Then call `before_revoked`."""
         self._settled.clear()
         if self._before_revoked is not None:
             await self._before_revoked()

@@ -56,17 +56,17 @@ FETCH_BYTES = 1 << 20
 Around: TypeAlias = Callable[[Sequence[Put]], AbstractContextManager[Sequence[Put]]]
 """Returns a context manager around the storing of one batch. It may replace the puts that are stored."""
 Storing: TypeAlias = Store
-"""The former name of a store that keeps positions. Today every store can."""
+"""The former name of a store that keeps positions. Today every store keeps positions."""
 REPLACING_COST = 6
-"""The cost of a put under an id that is already stored, as a number of puts of new ids."""
+"""The cost of a put whose id may be stored already, as a number of puts of new ids."""
 DEAD_FROM, DEAD_TIMESTAMP = "aiodelay-dead-from", "aiodelay-dead-timestamp"
 MOST_REASON = 500
 CHECK_S = 30.0
 """While no record comes, the intake checks at this interval whether the topic was created again."""
 CUT_OFF_S = 10.0
-"""A partition counts as cut off if it ends before the stored position for this long.
+"""A partition counts as cut off if its end stays before the stored position for this long.
 
-Within this time, a new leader may not know the end of the partition yet.
+A new leader may need this time to learn the end of the partition.
 """
 
 
@@ -84,7 +84,7 @@ class _Batch(Struct):
     Attributes:
         position: The offset after these records.
         puts: The records that ask for a put, each with its put.
-        refused: The other records, each with the reason.
+        refused: The records that ask for no valid put, each with the reason.
     """
 
     position: int = 0
@@ -151,7 +151,7 @@ class Intake:
             await asyncio.sleep(pause_s(self._failures))
 
     async def _take_in(self) -> None:
-        await self._may_go_on()  # first: asking for the position fences off the earlier reader
+        await self._may_go_on()  # first, because asking the store for the position fences off the earlier reader
         consumer = consumer_of(self._cluster, max_partition_fetch_bytes=FETCH_BYTES)
         try:
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):
@@ -184,7 +184,10 @@ class Intake:
         return asyncio.get_running_loop().time()
 
     async def _begin(self, consumer: Consumer, source: str) -> int:
-        """Go to the stored position, or to the beginning. Return the position that the store now expects."""
+        """Seek the offset at which reading begins, and return the position that the store now expects.
+
+        Reading begins at the stored position, else at the offset that the group has committed, else at the start.
+        """
         place = self._place
         position = await self._store.position(source)  # first: after this call, no other reader can move the position
         first = (await consumer.beginning_offsets([place]))[place]
@@ -224,7 +227,8 @@ class Intake:
         """Check that the partition was cut off: its end has been before the stored position for `CUT_OFF_S`.
 
         Raises:
-            _RecreatedError: The end has been there for less than `CUT_OFF_S`. A new leader may not know the end yet.
+            _RecreatedError: The end has been before the position for less than `CUT_OFF_S`. A new leader may not know
+                the end yet.
         """
         now = self._now_s()
         self._cut_off_at = self._cut_off_at or now + CUT_OFF_S
@@ -244,7 +248,7 @@ class Intake:
         except OffsetOutOfRangeError:
             raise _RecreatedError("the record at the stored position does not exist any more") from None
         records = found.get(self._place, ())
-        # A new topic of the same name may have as many records as the old one. Then no record comes to reveal it.
+        # If the topic was created again with as many records as before, no record comes: therefore ask at intervals.
         if (records or self._now_s() >= self._check_at) and await self._incarnation(consumer) != self._id:
             raise _RecreatedError("the topic was deleted and created again")
         for batch in self._batches(records):
@@ -320,7 +324,10 @@ class Intake:
     async def _write(
         self, outgoing: Sequence[Outgoing], refused: Sequence[tuple[ConsumerRecord, str]]
     ) -> list[tuple[ConsumerRecord, str]]:
-        """Write dead records. Return the refused records whose dead records are too large."""
+        """Write a dead record for each refused record.
+
+        Return the refused records for which the dead record was too large to write.
+        """
         too_large: list[tuple[ConsumerRecord, str]] = []
         problem: Exception | None = None
         for written, each in zip(await self._dead.write(outgoing), refused, strict=True):
@@ -339,7 +346,7 @@ class Intake:
         return Outgoing(self._dead_topic, record.key, record.value, headers)
 
     def _stub(self, record: ConsumerRecord, reason: str) -> Outgoing:
-        reason += "; with its key, value and headers it is too large for the dead topic, so they are left out"
+        reason += "; the record with its key, value and headers is too large for the dead topic, so these are left out"
         return Outgoing(self._dead_topic, None, None, _dead_headers(record, reason))
 
 

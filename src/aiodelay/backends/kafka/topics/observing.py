@@ -1,4 +1,4 @@
-"""Functions that read a topic from any offset, without a group. They map errors to those of a store."""
+"""Functions that read a topic from any offset, without a group. They map errors to `StoreUnavailableError`."""
 
 from __future__ import annotations
 

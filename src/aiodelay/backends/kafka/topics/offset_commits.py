@@ -104,7 +104,7 @@ class OffsetCommits:
                 part.is_checked = part.is_own(found[part.place].offset if part.place in found else None)
 
     async def _is_same_topic(self, place: TopicPartition) -> bool:
-        """Say whether the topic is still the same. If it was created again, have the reader take the new one over."""
+        """Say whether the topic is still the same. If it was created again, have the reader take over the new topic."""
         if await self._group.topic_id(place) == self._reader.topic_id:
             return True
         self._reader.find_topic_again()

@@ -2,8 +2,8 @@
 
 One transaction writes a batch of puts and the new position. Each source has its own transactional id. So a new reader
 of the source fences off the earlier reader and aborts that reader's open transaction. To find the stored position, the
-new reader writes a barrier and reads the topic up to this barrier. Without the barrier, a reader of committed records
-may not see the end of the topic.
+new reader writes a record, called the barrier, and reads the topic up to this record. Without the barrier, a reader of
+committed records could not know whether it has seen all earlier records.
 
 All positions are in the first partition.
 """
@@ -37,7 +37,10 @@ WAIT_MS = 200
 MOST_RECORDS = 5_000
 FETCH_BYTES = 4 << 20
 STALL_S = 20.0
-"""Longest delay of reading by another producer's transaction. Kafka aborts a transaction of aiodelay after 15 s."""
+"""Longest time for which another producer's open transaction may delay reading.
+
+Kafka aborts a transaction of aiodelay after 15 s.
+"""
 
 
 class PassedError(Exception):

@@ -83,7 +83,7 @@ def grant(cluster: Cluster, operation: str, resource: str, names: str, *, is_pre
         operation: The operation, such as `Write`.
         resource: `Topic`, `Group` or `TransactionalId`.
         names: The names of the resources, separated by `, `.
-        is_prefix: Whether to grant the right for all names that begin with the given ones.
+        is_prefix: Whether to grant the right for all names that begin with one of `names`.
     """
     which = " ".join(f"{_RESOURCES[resource]} {name}" for name in names.split(", "))
     pattern = " --resource-pattern-type prefixed" if is_prefix else ""

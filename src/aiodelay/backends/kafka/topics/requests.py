@@ -103,7 +103,7 @@ def _fields(value: bytes | None) -> Mapping[str, Any]:
         raise BadRequestError(f"its value is {_kind(found)}, not a JSON object")
     names = _once(found, "it")
     for name in names.keys() - set(FIELDS):
-        raise BadRequestError(f"it has a field {shortened(name)}; known are {', '.join(FIELDS)}")
+        raise BadRequestError(f"it has a field {shortened(name)}; the known fields are {', '.join(FIELDS)}")
     return names
 
 

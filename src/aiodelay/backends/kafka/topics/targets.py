@@ -43,7 +43,7 @@ _REFUSALS = (TopicAuthorizationFailedError, InvalidTopicError, InvalidProducerId
 
 
 class _Blocked(Struct):
-    """The reason why a topic takes nothing, the number of checks in a row that found this, and the time of the next."""
+    """Why a topic takes nothing, how many checks in a row found this, and the time of the next check."""
 
     reason: str
     times: int

@@ -213,11 +213,13 @@ def check(topic: Topic, cluster: Cluster) -> None:
 async def prepare(
     cluster: Cluster, names: Sequence[str], *, create: bool, partitions: int, history: str = ""
 ) -> list[Topic]:
-    """Check topics, and return them. If `create` is set, create missing topics first.
+    """Check schedules topics and a history topic. If `create` is set, create missing topics first.
+
+    Return the schedules topics.
 
     Raises:
         StoreUnavailableError: The cluster does not answer.
-        StoreMismatchError: A topic is missing, or may lose messages.
+        StoreMismatchError: A topic is missing, a schedules topic may lose messages, or the history topic is compacted.
     """
 
     async def ask(admin: Admin) -> tuple[list[Topic], list[Topic]]:
@@ -300,8 +302,8 @@ async def prepare_intake(
 
     Args:
         cluster: The cluster of the topics.
-        dead_topics: The dead topic of each topic.
-        create: Whether to create missing topics as well.
+        dead_topics: Maps each topic of the intake to its dead topic.
+        create: Whether to create missing topics of the intake too, not only missing dead topics.
         partitions: The number of partitions of a topic that is created.
 
     Raises:
@@ -340,15 +342,16 @@ async def prepare_dead(cluster: Cluster, name: str, *, partitions: int) -> None:
 
 
 async def _by_admin(cluster: Cluster, ask: Callable[[Admin], Awaitable[_Found]], operation: str = "Describe") -> _Found:
-    """Return the result of `ask` with an administrator's client. Repeat `ask` while brokers do not agree.
+    """Connect an administrator's client, call `ask` with the client, and return the result of `ask`.
 
-    A broker that has just started, or was silent for a while, counts for the controller only after its next heartbeat.
-    One broker may know a topic that another broker does not know yet.
+    If `ask` fails because brokers do not agree yet, it is called again. The controller does not count a broker that has
+    just started, or was silent for a while, until the broker's next heartbeat. And one broker may know a topic that
+    another broker does not know yet.
 
     Args:
         cluster: The cluster to ask.
-        ask: The questions and commands to repeat.
-        operation: The right that is missing if a topic may not be seen; Read and Write include Describe.
+        ask: Asks questions and gives commands. It may be called more than once.
+        operation: The right that the error names if this user may not see a topic. Read and Write include Describe.
     """
     try:
         async with asyncio.timeout(cluster.timeout_ms / 1000):
@@ -367,7 +370,10 @@ async def _by_admin(cluster: Cluster, ask: Callable[[Admin], Awaitable[_Found]],
 
 
 async def _retried(admin: Admin, ask: Callable[[Admin], Awaitable[_Found]]) -> _Found:
-    """Return the result of `ask`. Repeat `ask` with this client: a new client may have to wait for a silent host."""
+    """Call `ask` until brokers agree, and return its result.
+
+    The same client asks again, because a new client may first wait for a host that does not answer.
+    """
     while True:
         try:
             return await ask(admin)
@@ -402,7 +408,7 @@ async def _create(
     topics = [NewTopic(name, partitions, replicas, topic_configs=settings) for name in names]
     try:
         answer = await admin.create_topics(topics)
-    except AttributeError as error:  # aiokafka raises it if the broker that it asked first names no controller
+    except AttributeError as error:  # aiokafka raises this error if the first broker it asks names no controller
         raise NodeNotReadyError("the cluster names no controller") from error
     for name, code, *_ in answer.topic_errors:
         if code == _FORBIDDEN:

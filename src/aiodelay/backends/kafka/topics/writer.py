@@ -21,7 +21,7 @@ _MOST_HALVED = 32
 
 
 class Writer:
-    """Writes with one producer, and with a new one after each error. It connects at the first write.
+    """Writes with one producer, and after an error with a new producer. It connects at the first write.
 
     Args:
         cluster: The cluster to write to.
@@ -80,11 +80,11 @@ class Writer:
                     # The limit is on batches. Halving finds the records that are too large alone.
                     again += (indices[:half], indices[half:])
                 elif isinstance(written.error, OutOfOrderSequenceNumber) and repeats < _MOST_REPEATS:
-                    repeats += 1  # only because the batch before it was refused (K7)
+                    repeats += 1  # this batch failed only because the batch before it was refused (K7)
                     again.append(indices)
                 elif half and _is_for_a_record(written) and halved < _MOST_HALVED:
-                    # One record is at fault, such as one without a key for a compacted topic. If there are very many
-                    # such records, the others fail with them.
+                    # A record is at fault, for example because it has no key and the topic is compacted. If very many
+                    # records are at fault, good records in the same batches fail with them.
                     halved += 1
                     again += (indices[:half], indices[half:])
                 else:

@@ -26,7 +26,10 @@ LONGEST_PAUSE_S = 0.5
 
 
 class _NoTopic(frozenset[str]):
-    """An empty collection of topics that counts as true. For one that counts as false, aiokafka asks for all topics."""
+    """An empty collection of topics that counts as true.
+
+    If an empty collection counts as false, as an empty set does, aiokafka asks for all topics of the cluster.
+    """
 
     def __bool__(self) -> bool:
         return True

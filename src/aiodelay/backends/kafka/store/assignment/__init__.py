@@ -1,8 +1,8 @@
 """The partitions that this process owns now.
 
 `Assignment` in `assignment.py` takes partitions over and gives them up; `partition_factory.py` makes them. `lookup.py`
-finds the partition of a message. `readiness.py` reports to users how many partitions are ready. `look_ahead.py` brings
-messages near before they are due. `waiters.py` wakes the workers and transfers that wait for messages.
+finds the partition of a message. `readiness.py` reports to users how many partitions are ready. `look_ahead.py` reads
+records into memory before their messages are due. `waiters.py` wakes the workers and transfers that wait for messages.
 """
 
 from .assignment import Assignment

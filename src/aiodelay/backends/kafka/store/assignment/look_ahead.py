@@ -1,6 +1,7 @@
-"""`look_ahead`: brings far messages near in time, and logs once a minute if too many messages are pending.
+"""`look_ahead`: reads the records of far messages into memory when the messages come within the horizon.
 
-A far message is due beyond the store's horizon, and its record is not in memory (`partition/horizon.py`).
+A far message is due beyond the store's horizon, and its record is not in memory (`partition/horizon.py`). This loop
+also logs an error once a minute while too many messages are pending.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ async def look_ahead(
     fullness: Callable[[], str],
     on_near: Callable[[], None],
 ) -> None:
-    """Bring far messages near every `LOOK_AHEAD_S`, until cancelled.
+    """Every `LOOK_AHEAD_S`, read the records of far messages that have come within the horizon. Run until cancelled.
 
     Args:
         name: The name of the store for logs.
         partitions: Returns the partitions that this process owns.
         fullness: Returns an error text if too many messages are pending; otherwise "".
-        on_near: Called when messages have come near.
+        on_near: Called when such records were read into memory.
     """
     for turn in count():
         if turn % LOOKS_A_MINUTE == 0 and (full := fullness()):

@@ -42,7 +42,7 @@ class Lookup:
         for problem in filter(None, [*self._assignment.lost.values(), self._assignment.too_new]):
             raise StoreUnavailableError(self._name, str(problem))
         if not self._assignment.is_owner:
-            raise UnsupportedByStoreError("lookup", "a process that only schedules", "a process that dispatches")
+            raise UnsupportedByStoreError("lookup", "in a process that only schedules", "a process that dispatches")
         return self._assignment.partitions.values()
 
     # --- one partition ------------------------------------------------------------------------------------
@@ -66,8 +66,7 @@ class Lookup:
     def where(self, places: Sequence[TopicPartition], is_there: Callable[[PendingIndex], bool]) -> Partition:
         """Return the partition that has a message, in the first topic that has it.
 
-        If no topic has it, return the partition into which it would be put.
-
+        If no topic has the message, return the partition into which it would be put.
 
         Raises:
             UnsupportedByStoreError: Another process owns a partition that may have the message.
@@ -107,10 +106,14 @@ class Lookup:
 
     def _check_owned(self, place: TopicPartition) -> None:
         if place not in self._assignment.partitions:
-            raise UnsupportedByStoreError("lookup", f"partition {place.partition}", "the process that owns it")
+            raise UnsupportedByStoreError(
+                "lookup",
+                f"in partition {place.partition}, which another process owns",
+                "the process that owns the partition",
+            )
 
     def _at(self, own: TopicPartition) -> Iterator[Partition]:
-        """Yield the owned partitions that may have a key: the right one, and others of the topic with stray keys."""
+        """Yield the owned partitions that may have a key: the key's own, and those of its topic with misplaced keys."""
         partitions = self._assignment.partitions
         if own in partitions:
             yield partitions[own]

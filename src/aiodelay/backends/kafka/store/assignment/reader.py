@@ -25,7 +25,7 @@ FETCH_BYTES = 8 << 20
 
 
 class Reader:
-    """Gives records to partitions. Each partition is read on from the offset up to which its index has read.
+    """Gives records to partitions. Reading a partition continues where its index stopped.
 
     Args:
         cluster: The cluster to read from.
@@ -94,7 +94,7 @@ class Reader:
             partition.open_at(end if is_open else None, asyncio.get_running_loop().time())
 
     def _seek(self, consumer: Consumer, partitions: Mapping[TopicPartition, Partition]) -> None:
-        """Go to the offset up to which each index has read. Ask no broker: a partition may have no leader to answer."""
+        """Continue each partition where its index stopped. Ask no broker: a partition may have no leader to answer."""
         consumer.assign(list(partitions))
         now = asyncio.get_running_loop().time()
         for place, partition in partitions.items():

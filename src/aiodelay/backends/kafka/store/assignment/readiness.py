@@ -1,4 +1,4 @@
-"""`Readiness`: how many owned partitions are ready, why others do not serve, and which rights the process lacks."""
+"""`Readiness`: how many owned partitions are ready, why a partition is not ready, and which rights are missing."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class Readiness:
         return [remedied(each, self._cluster) for each in dict.fromkeys(found)]
 
     def lost_topic(self) -> str:
-        """Return why a topic that this process schedules into is lost; "" = it is not lost.
+        """Return why a topic that this process schedules into is lost; "" = no such topic is lost.
 
-        In an owner, return "": its status reports a lost topic.
+        For an owner, return "": the status of the owner reports a lost topic.
         """
         return "" if self._assignment.is_owner else next(map(str, self._assignment.lost.values()), "")

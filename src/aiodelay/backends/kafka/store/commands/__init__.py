@@ -2,7 +2,7 @@
 
 `Commands` in `commands.py` carries commands out if this process owns all partitions. Otherwise `UserWrites` writes them
 as requests to the owners, and `RemoteCancels` asks the owners for the outcomes of cancels. `Intakes` stores commands
-with the position of their source. `PutBacks` takes messages back.
+with the position of their source. `PutBacks` stores messages that sources put back.
 """
 
 from .commands import Commands

@@ -117,7 +117,7 @@ def _read(left: dict[tuple[TopicPartition, bytes], _Question], place: TopicParti
 
 
 def _verdict(cancel: Cancel, answers: Sequence[str], cluster: Cluster) -> Outcome:
-    """Return the outcome of a cancel from the answers of several partitions. At most one of them has the message."""
+    """Return the outcome of a cancel from the answers of several partitions. At most one partition has the message."""
     assert cancel.only is not None
     revision, due_ms = cancel.only
     assert due_ms is not None

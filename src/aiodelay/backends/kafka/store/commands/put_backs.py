@@ -1,4 +1,4 @@
-"""`PutBacks`: takes back messages that have left the store, such as a source's message that a handler tries again."""
+"""`PutBacks`: stores the messages that sources put back after an attempt, for a retry or as dead letters."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["PutBacks"]
 
 
 class PutBacks:
-    """Takes messages back into one store.
+    """Stores messages that are put back into one store.
 
     Args:
         name: The name of the store for error messages.
         lookup: Finds the partition of an id.
-        writes: Asks other owners to take messages back.
+        writes: Asks other owners to store messages.
     """
 
     def __init__(self, name: str, lookup: Lookup, writes: UserWrites) -> None:
         self._name, self._lookup, self._writes = name, lookup, writes
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        """Take messages back: as the owner into own partitions, and by requests into partitions of other processes.
+        """Store messages that are put back: in own partitions as their owner, elsewhere by requests to the owners.
 
         Raises:
             StoreUnavailableError: Not all messages are known to be stored.

@@ -70,7 +70,7 @@ class UserWrites:
         return [_told(each, answer) for each, answer in zip(written, answers, strict=True)]
 
     async def put_back(self, messages: Sequence[PutBack]) -> None:
-        """Write requests to the owners to take messages back.
+        """Write requests to the owners to store messages that are put back.
 
         Raises:
             StoreUnavailableError: Not all messages were written.
@@ -106,8 +106,12 @@ def _recorded(command: Command, now: int) -> tuple[records.Wire, Stored]:
         return wire, Stored("stored", now, record.due_ms)
     if isinstance(command, Cancel) and command.only is None:
         return records.encode_cancel(records.key_of(command.id)), Stored("recorded", 0, 0)
-    what = f"conflict {command.conflict.mode}" if isinstance(command, Put) else type(command).__name__
-    raise UnsupportedByStoreError("command", what, "replace, keep and cancel; or a process that owns all partitions")
+    if isinstance(command, Put):
+        what = f"schedule with conflict {command.conflict.mode}"
+    else:
+        what = "cancel with if_revision" if isinstance(command, Cancel) else type(command).__name__.lower()
+    allowed = "schedule with replace or keep, and cancel without if_revision; every command in a process that owns "
+    raise UnsupportedByStoreError("command", what, f"{allowed}all partitions")
 
 
 def _told(written: Written, answer: Stored) -> Outcome:

@@ -195,8 +195,8 @@ class ChangeWriter:
         """Decide how to go on after a topic has refused records.
 
         Raises:
-            AbortedError: A topic refuses all records, or the partition itself refuses a record. The next session writes
-                the changes again, and fewer at a time if no topic refuses all records.
+            AbortedError: A topic refuses all records, the partition itself refuses a record, or the producer is spent.
+                The next session writes the changes again, and fewer at a time if no topic refuses all records.
             FencedError, InDoubtError: The session has ended meanwhile.
         """
         self._ownership.check_over()
@@ -206,7 +206,7 @@ class ChangeWriter:
             self._refusals.set_apart(error.written, batch)
             return
         self._most = max(1, len(batch.changes) // 2)
-        if len(batch.changes) == 1:  # this change itself is refused; the others are written without it
+        if len(batch.changes) == 1:  # this change itself is refused; the next session writes other changes without it
             (change,) = batch.changes
             change.refusal, change.is_too_large = str(error), self._refusals.is_too_large(error, batch.outgoing)
         raise error

@@ -95,7 +95,7 @@ class Horizon:
             return bool(found)
 
     async def bring(self, message_ids: Iterable[str]) -> None:
-        """Bring these messages near, if they are far. Concurrent calls are read together.
+        """Bring these messages near, if they are far. Concurrent calls read their records together.
 
         Raises:
             StoreUnavailableError: The messages cannot be read.

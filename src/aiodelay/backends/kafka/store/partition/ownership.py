@@ -134,7 +134,7 @@ class Ownership:
     # --- waiting ------------------------------------------------------------------------------------------
 
     async def until_ready(self) -> bool:
-        """Wait until a session is ready, at most for the store's timeout. Say whether one is ready."""
+        """Wait until a session is ready, at most for the store's timeout. Return whether a session is ready."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._cluster.timeout_ms / 1000):
                 while not (self.is_ready or self.is_given_up or self.problem is not None):
@@ -161,5 +161,5 @@ class Ownership:
             raise self.unavailable("the partition is being read")
 
     def unavailable(self, reason: str) -> StoreUnavailableError:
-        """Return the error for a call. It says why the partition does not serve, or `reason` if that is unknown."""
+        """Return the error for a call. Its text is why the partition does not serve, or `reason` if this is unknown."""
         return StoreUnavailableError(self._cluster.name, self.why or reason)

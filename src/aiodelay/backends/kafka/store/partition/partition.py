@@ -171,7 +171,7 @@ class Partition:
         self.index.state.far.close()
 
     async def until_ready(self) -> bool:
-        """Wait until a session is ready, at most for the store's timeout. Say whether one is ready."""
+        """Wait until a session is ready, at most for the store's timeout. Return whether a session is ready."""
         return await self._ownership.until_ready()
 
     async def until_known(self) -> None:
@@ -214,7 +214,10 @@ class Partition:
             self._callbacks.on_change()
 
     def _notice_new_owner(self, read: Read) -> None:
-        """End the session at another owner's barrier. The other owner may have cancelled messages claimed here."""
+        """End the session if another owner has begun a session since: its first record, the barrier, was read here.
+
+        That owner may have cancelled messages that are claimed here.
+        """
         own = self.session.barrier
         if own is not None and read.offset > own and read.key == records.BARRIER:
             self._sessions.end(FencedError())
@@ -231,9 +234,12 @@ class Partition:
     def read_at(self, now_s: float, *, is_whole: bool) -> bool:
         """Note that the reader has read, and whether it reached the end. Return False if it must start again.
 
-        Then the reader begins at the start of the partition with an empty index. This happens if the index file has
-        failed. It also happens if reading did not reach the end for so long that tombstones of records that were read
-        before may be gone. After a shorter pause, a new session finds the changes that another owner has made.
+        If so, the index is empty, and the reader must begin at the start of the partition. This happens if the index
+        file has failed. It also happens if reading did not reach the end for so long that tombstones of records that
+        were read before may be gone.
+
+        If this process was suspended for a shorter time, only the session ends. The next session reads the changes that
+        another owner may have made.
         """
         if self._ownership.was_away() and self.session.barrier is not None:
             self._sessions.end(FencedError())

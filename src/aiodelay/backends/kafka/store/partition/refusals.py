@@ -71,7 +71,7 @@ class Refusals:
     # --- records that a target topic refuses for good -----------------------------------------------------
 
     def set_apart(self, written: Sequence[Written], batch: Batch) -> None:
-        """Give up a message whose record was refused alone. Split records that were refused together, to retry them."""
+        """Give up a message whose record was refused alone. Halve records refused together, to retry each half."""
         changes = batch.change_of_each_record()
         left = dict.fromkeys(changes)
         for each in written:

@@ -23,7 +23,7 @@ class Place(NamedTuple):
         topic: The schedules topic.
         number: The partition's number.
         partitions: The number of partitions of the topic.
-        is_accepted: Whether the user accepts this number of partitions, even if the partition has recorded another one.
+        is_accepted: Whether the user accepts this number of partitions, even if another number is recorded.
     """
 
     topic: str

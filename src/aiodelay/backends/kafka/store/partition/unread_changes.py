@@ -1,6 +1,6 @@
 """`UnreadChanges`: the committed changes that this process has not read back. `ChangeWriter` adds them.
 
-A change counts only when the index has read past its records. Before them, there may be a user's record.
+A change counts only when the index has read past its records, because a user's record may come before these records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from .read_progress import ReadProgress
 __all__ = ["UnreadChanges"]
 
 MANY_OWN = 100
-"""From this many changes on, the index takes changes in unread. The reader then drops the records it has fetched."""
+"""The index takes in a transaction of this many changes or more without reading it back.
+
+Smaller transactions are read back, because the reader would have to drop the records that it has fetched already.
+"""
 
 
 class UnreadChanges:
