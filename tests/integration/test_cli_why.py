@@ -69,7 +69,7 @@ def test_not_due_yet_and_nobody_reads_its_type(cli: Cli) -> None:
     add(cli, "a", "--delay", "2h")
     told(cli, "a", "not_due", "it is due on ", "no live instance serves mail", advice="start a process")
     cli("fire", "a")
-    told(cli, "a", "read_by_nobody", "it is due since", "no live instance serves mail", advice="handler or sink mail")
+    told(cli, "a", "read_by_nobody", "it was due on ", "no live instance serves mail", advice="handler or sink mail")
     told(cli, "a~1893456000000", "unknown", code=3, advice="check the id")
 
 
@@ -115,7 +115,7 @@ def test_in_flight_and_retrying_with_the_last_error(cli: Cli) -> None:
     serve(cli, work, has_failed)
     assert stories[0].object["cause"] == "in_flight"
     assert stories[0].object["text"] == "attempt 1 is being delivered now"
-    text = "attempt 1 failed: ValueError: no answer from the mail server; the next is due on "
+    text = "attempt 1 failed: ValueError: no answer from the mail server; a retry is due on "
     told(cli, "a", "retrying", text, "no live instance", advice="start a process")
     cli("fire", "a")
     told(cli, "a", "read_by_nobody", advice="start")
@@ -152,7 +152,7 @@ def test_dead_letter_redriven_and_purged(cli: Cli) -> None:
     told(cli, "a", "read_by_nobody", advice="start")
     serve(cli, work, is_empty)
     assert cli("dead", "purge", "--all", "--yes").code == 0
-    told(cli, "a", "gone", "dead letter, which has been purged")
+    told(cli, "a", "gone", "its dead letter has been purged; it was given up on ")
 
 
 def test_never_stored_or_no_journal(cli: Cli) -> None:

@@ -45,8 +45,8 @@ async def bench(
 
     One process stores messages of 200 bytes in the namespace aiodelay-bench of the store. It measures four things:
     schedule_many, the delivery to a handler that does nothing, single calls of schedule, and the lateness of messages
-    whose due times are spread over a second. The run is short, so other work on the machine changes the figures. It
-    changes the ratios less.
+    whose due times are spread over a second. The run is short, so other work on the machine changes the figures. The
+    ratios change less.
 
     Args:
         messages: The number of messages to store and deliver at once.
@@ -119,7 +119,7 @@ def _share(values: Sequence[float], percent: int) -> float:
 
 
 class _Counter:
-    """A handler that counts messages. It sets `is_done` when the expected number of messages has come."""
+    """A handler that counts messages. `is_done` is set when the expected number of messages has come."""
 
     def __init__(self) -> None:
         self.is_done = asyncio.Event()

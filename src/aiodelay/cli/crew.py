@@ -21,18 +21,18 @@ __all__ = ["follow", "supervise"]
 log: logging.Logger = logging.getLogger("aiodelay.cli")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Seconds until an ended worker is started again: the first pause, and the longest one after repeated ends."""
+"""Seconds until an ended worker is started again: the first pause, and the longest pause after repeated ends."""
 STEADY_S = 60.0
 """Seconds after which a running worker counts as healthy. If it ends later, the pause is `FIRST_PAUSE_S` again."""
 
 
 async def supervise(commands: Sequence[Sequence[str]], *, reload: bool) -> None:
-    """Keep workers running until a signal asks for the end, then drain the workers. A later signal ends them at once.
+    """Keep workers running until a signal asks for the end, then drain the workers. A later signal kills them.
 
     Args:
         commands: The command line of each worker.
-        reload: Restart the workers when a Python file below the working directory changes. A worker that ends by itself
-            is then not restarted before the next change.
+        reload: Restart the workers when a Python file below the working directory changes. With `reload`, a worker that
+            ends by itself is started again only at the next change.
 
     Raises:
         CommandError: `reload` needs the package watchfiles, which is not installed.

@@ -75,7 +75,7 @@ async def _run(box: DelayBox, what: str) -> None:
     with stop_signals() as stop:
         async with AsyncExitStack() as stack:
             if await stop.opens(stack, box):
-                log.info("delaying from %s; SIGTERM or Ctrl-C ends it", what)
+                log.info("delaying from %s; SIGTERM or Ctrl-C ends the delay box", what)
                 await stop.wait()
                 log.info("the delay box is stopping; a later signal ends it at once")
     log.info("the delay box has stopped")

@@ -212,7 +212,7 @@ def _source_of(text: bytes) -> str:
     """Return the source name under which a store records the position in a file."""
     given = _fields(text)
     if given.get("kind") != "export" or not isinstance(given.get("export"), str):
-        raise InputError("line 1", shortened(given.get("kind")), "a file that `aiodelay export` wrote")
+        raise InputError("line 1", shortened(given.get("kind")), "the first line of a file from `aiodelay export`")
     if given.get("format") != FORMAT:
         raise InputError("format", shortened(given.get("format")), f"{FORMAT}")
     return f"import:{cut(given['export'])}"

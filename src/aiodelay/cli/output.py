@@ -54,7 +54,7 @@ def moment(ms: int) -> str:
 
 
 def ago(ms: int, now_ms: int) -> str:
-    """Return the distance of a time from now, such as `in 2h` or `5s ago`. Times above a second are whole seconds."""
+    """Return the distance of a time from now, such as `in 2h` or `5s ago`. From 1 s on, it is in whole seconds."""
     away_ms = abs(ms - now_ms)
     length = format_duration(away_ms if away_ms < 1000 else away_ms // 1000 * 1000)
     return f"in {length}" if ms > now_ms else f"{length} ago"

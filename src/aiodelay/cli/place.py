@@ -57,7 +57,7 @@ class Place:
 
         Args:
             sinks: URLs of sinks to which messages may go, in addition to the sinks of the store.
-            store: The store to open instead of the one in the options.
+            store: The store to open, instead of the store in the options.
             may_create: Create a SQLite file that does not exist. Commands that only inspect a store do not create a
                 file: if the file is missing, its name is probably wrong.
 

@@ -47,9 +47,9 @@ def run(
 ) -> None:
     """Dispatch and handle until SIGTERM or Ctrl-C, then drain.
 
-    A drain stops claiming, and lets messages in flight end within the scheduler's `drain` time. Messages that have not
-    ended then go back to the store. A signal that comes more than 0.3 s after the first one ends the process at once.
-    Messages in flight are then delivered again when their leases have ended.
+    A drain stops claiming, and lets messages in flight end within the scheduler's `drain` time. After this time, the
+    remaining messages in flight go back to the store. A signal that comes more than 0.3 s after the first signal ends
+    the process at once. In this case, messages in flight are delivered again when their leases have ended.
 
     Args:
         target: The scheduler, as MODULE:OBJECT, such as shop:scheduler. The working directory is searched first.
@@ -103,7 +103,7 @@ async def _dispatch(scheduler: Scheduler, target: str, lifeline: int | None) -> 
             if await stop.opens(stack, scheduler):
                 log.info("%s is dispatching; SIGTERM or Ctrl-C drains it", target)
                 await stop.wait()
-                log.info("draining; a later signal ends it at once")
+                log.info("the process is draining; a later signal ends it at once")
         log.info("%s has stopped", target)
     timer = threading.Timer(LEAVE_S, _leave_handlers, [asyncio.get_running_loop()])
     timer.daemon = True

@@ -77,8 +77,8 @@ async def schedule(
         header: A header to deliver with the message, as NAME=VALUE. May be repeated.
         payload_file: A file that holds the payload, instead of PAYLOAD.
         conflict: The rule if a pending message has the id already: replace it, keep it, or fail.
-        newer: The version of the message. The message replaces only an older version. It is refused if a newer version
-            is pending, or has ended within the last 24 h.
+        newer: The version of the message. The message replaces only an older version. It is refused if the same or a
+            newer version is pending, or has ended within the last 24 h.
         drop_after: Drop the message if its lateness would exceed this duration.
         dead_letter_after: Make the message a dead letter if its lateness would exceed this duration.
         sink: The URL of a sink that the store does not provide, such as kafka://host:9092. May be repeated.
@@ -119,7 +119,7 @@ async def _schedule(scheduler: Scheduler, message: Message, place: Place) -> int
         due = f"{moment(scheduled.due_ms)} ({ago(scheduled.due_ms, now_ms)})"
         print(f"{shape['outcome']} {cut(scheduled.id, 255)}, due {due}")
     else:
-        print(f"{shape['outcome']} {cut(scheduled.id, 255)}: the store knows a newer version")
+        print(f"{shape['outcome']} {cut(scheduled.id, 255)}: the store knows this version or a newer version")
     return TOO_LATE if is_outdated else 0
 
 

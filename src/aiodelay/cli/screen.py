@@ -1,4 +1,4 @@
-"""`Screen`: writes the demo's lines to a terminal, a file or a pipe. A terminal keeps the summary in its last lines."""
+"""`Screen`: writes the demo's lines to a terminal, a file or a pipe. On a terminal, the last lines are the summary."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Screen:
         self._write(f"{self._clear()}{text}\n{self._status}")
 
     def status(self, text: str) -> None:
-        """Show a text that the next status replaces. If the stream is not a terminal, write it as a line."""
+        """Show a text that the next status replaces. If the stream is not a terminal, write the text as a line."""
         if not self.is_terminal:
             self.line(text)
             return

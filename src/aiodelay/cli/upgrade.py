@@ -42,7 +42,8 @@ async def upgrade(
 ) -> int:
     """Switch on the features that this version knows, once all processes run it.
 
-    Then processes of an older version claim no messages, and log the reason. A feature cannot be switched off again.
+    After that, processes of older versions claim no messages, and log the reason. A feature cannot be switched off
+    again.
 
     Args:
         url: The URL of the store. Default: --store.

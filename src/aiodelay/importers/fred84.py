@@ -1,9 +1,9 @@
 """Imports the events that fred84/delayedQueue (0.5) keeps in Redis.
 
-All keys of delayedQueue have a prefix. The zset `delayed_events` maps `<class>###<id>` to the epoch ms of the next
-attempt. The hash `events` maps the same name to the JSON of the event: `{payload, type, attempt, logContext}`. For each
-class there is a list with the JSON of events; its key is the simple class name in lower case. An event in a list is
-also in the zset until it is handled. At the last attempt, the event is only in the list.
+All keys of delayedQueue have a prefix. The zset `delayed_events` maps the name of an event, `<class>###<id>`, to the
+epoch ms of its next attempt. The hash `events` maps the name to the JSON of the event: `{payload, type, attempt,
+logContext}`. For each class there is a list with the JSON of events; its key is the simple class name in lower case. An
+event in a list is also in the zset until it is handled, except at its last attempt: it is then only in the list.
 """
 
 from __future__ import annotations
@@ -141,5 +141,5 @@ def _due_of(score: bytes | float | None) -> At | After:
         return After(0)
     at_ms = float(score)
     if not abs(at_ms) <= MOST_MS:
-        raise SkippedError(f"its time is {at_ms:g}")
+        raise SkippedError(f"its time is {at_ms:g}, which is out of range")
     return At(int(at_ms))

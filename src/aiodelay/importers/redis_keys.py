@@ -32,7 +32,7 @@ async def opened(url: str) -> AsyncIterator[Client]:
 
 
 def scored(reply: Sequence[object]) -> list[tuple[bytes, bytes | float]]:
-    """Return the members and scores of a reply, in the form of RESP3 or RESP2."""
+    """Return the pairs of member and score from a reply in the form of RESP3 or RESP2."""
     if reply and isinstance(reply[0], list):
         return reply  # type: ignore[return-value]
     return list(zip(reply[::2], reply[1::2], strict=True))  # type: ignore[arg-type]

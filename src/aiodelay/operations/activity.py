@@ -43,15 +43,15 @@ class Activity(Struct, frozen=True):
 
     Attributes:
         minutes: The 60 minutes, oldest first. The last minute is not over yet.
-        since_ms: The time from which on all entries are counted. Older entries are not read yet, or the journal does
-            not have them any more. None = the whole hour is counted.
+        since_ms: All entries since this time are counted. Older entries are not read yet, or the journal does not have
+            them any more. None = the whole hour is counted.
     """
 
     minutes: Sequence[Minute]
     since_ms: int | None
 
     def delivered_per_minute(self) -> float | None:
-        """Return the delivery rate of the last five whole minutes; None while they are not counted completely."""
+        """Return the delivery rate of the last five whole minutes; None if not all their entries are counted."""
         latest = self.minutes[-1 - PACE_MINUTES : -1]
         if self.since_ms is not None and self.since_ms > latest[0].from_ms:
             return None
@@ -131,7 +131,10 @@ class ActivityMeter:
 
 
 def drain_ms(overdue: int, delivered_per_minute: float, coming_per_minute: float) -> int | None:
-    """Return the ms until no message is overdue, while further messages come due; None = the backlog grows."""
+    """Return the ms until no message is overdue, while further messages come due.
+
+    None = at these rates, there will always be overdue messages.
+    """
     if overdue == 0:
         return 0
     spare = delivered_per_minute - coming_per_minute

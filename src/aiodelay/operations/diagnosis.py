@@ -58,11 +58,11 @@ class Story(Struct, frozen=True):
 
 
 class Around(Struct, frozen=True):
-    """The facts about a store that decide, besides the message itself, whether the message is delivered.
+    """The facts about a store that decide, together with a message, whether the message is delivered.
 
     Attributes:
         now_ms: The time of the store.
-        paused: The lane and the address of each paused destination. The address None = the whole lane is paused.
+        paused: The lane and the address of each paused destination; the address None = the whole lane is paused.
         blocked: The blocked destinations.
         counts: The counts of messages by lane.
         journal_from_ms: The time of the oldest entry of the whole journal; None if the journal is empty.
@@ -80,7 +80,7 @@ async def story_of(scheduler: Scheduler, message_id: str) -> Story:
 
     Args:
         scheduler: An open scheduler.
-        message_id: The id of the message; for a retry of an occurrence, the id that `pending` gives it.
+        message_id: The id of the message. The retry of an occurrence has its own id, which `pending` shows.
 
     Raises:
         MessageIdError: The text is not a message id.
@@ -156,13 +156,13 @@ def _of_future(snapshot: Snapshot, now_ms: int, nobody: str, start: str) -> tupl
     record, when = snapshot.record, _when(snapshot.next_attempt_ms, now_ms)
     also = f"; and {nobody}" if nobody else ""
     if record.attempt:
-        return "retrying", f"attempt {record.attempt} failed{_error_of(record)}; the next is due {when}{also}", start
+        return "retrying", f"attempt {record.attempt} failed{_error_of(record)}; a retry is due {when}{also}", start
     return "not_due", f"it is due {when}{also}", start
 
 
 def _of_overdue(snapshot: Snapshot, around: Around, nobody: str, start: str) -> tuple[Cause, str, str]:
     record, envelope = snapshot.record, snapshot.record.envelope
-    since = f"it is due since {_when(snapshot.next_attempt_ms, around.now_ms)}"
+    since = f"it was due {_when(snapshot.next_attempt_ms, around.now_ms)}"
     for each in around.blocked:
         if (each.lane, each.address) == (envelope.lane, envelope.address):
             to = f"{each.lane}:{each.address}"
@@ -173,7 +173,7 @@ def _of_overdue(snapshot: Snapshot, around: Around, nobody: str, start: str) -> 
     lapses = f"; its last {record.lapses} claims were not settled in time" if record.lapses else ""
     failed = f"; attempt {record.attempt} failed{_error_of(record)}" if record.attempt else ""
     text = f"{since}; {envelope.lane} is served, but the turn of this message has not come{lapses}{failed}"
-    return "waiting", text, "see `aiodelay top`: the processes that serve it may be busy, or its destination blocked"
+    return "waiting", text, "see `aiodelay top`: the processes of its lane may be busy, or its destination is blocked"
 
 
 def _error_of(record: Record) -> str:
@@ -183,16 +183,16 @@ def _error_of(record: Record) -> str:
 def _of_letter(letter: DeadLetter) -> tuple[Cause, str, str]:
     record = letter.record
     reason = letter.reason.replace("_", " ")
-    text = f"it was given up {_at(letter.at_ms)} as a dead letter, {reason} (attempts {record.attempt})"
+    text = f"it became a dead letter {_at(letter.at_ms)}, with the reason {reason} (attempts: {record.attempt})"
     return "dead_letter", text + _error_of(record), f"remove the reason, then: aiodelay dead redrive {record.id}"
 
 
 _ENDS: Mapping[str, tuple[Cause, str]] = {
     "delivered": ("delivered", "it was delivered"),
     "cancelled": ("cancelled", "it was cancelled"),
-    "dropped": ("dropped", "it was dropped: it was too late for its `late` policy"),
+    "dropped": ("dropped", "it was too late for its `late` policy, and was dropped"),
     "skipped": ("skipped", "its rule skipped this occurrence"),
-    "dead": ("gone", "it became a dead letter, which has been purged since"),
+    "dead": ("gone", "its dead letter has been purged; it was given up"),
 }
 
 

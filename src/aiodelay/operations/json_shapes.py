@@ -294,7 +294,7 @@ def _decoded(text: bytes) -> _Given:
 def json_problem(error: Exception) -> str:
     """Return the reason why msgspec refused JSON text, with the JSON names of types instead of the Python names."""
     if isinstance(error, RecursionError):
-        return "it is nested too deeply"
+        return "nested too deeply"
     return re.sub(r"(?:Expected|got) `[^`]*`", _with_json_words, str(error))
 
 
@@ -510,7 +510,7 @@ def _plain(text: bytes) -> object:
 
 def _utf8(value: object, name: str, error: type[InputError]) -> bytes:
     if not isinstance(value, str):
-        allowed = "a string; payloads may be an object or an array too" if name == "payload" else "a string"
+        allowed = "a string, an object or an array" if name == "payload" else "a string"
         raise error(name, _kind(value), f"{allowed}; bytes as base64")
     return value.encode()
 

@@ -107,7 +107,7 @@ class Page(Struct, frozen=True):
 
     Attributes:
         messages: The messages that match.
-        after: The start of the next page; None = this is the last page.
+        after: The end of this page, after which the next page begins; None = this is the last page.
         examined: The number of messages that were compared.
         of: The number of messages to compare in all; None if an index answers the filter.
     """
@@ -166,7 +166,7 @@ async def _of_exact_id(store: Store, wanted: Filter, bounds: tuple[int | None, i
         return []
     try:
         found = await store.get(check_letters_id(wanted.text))
-    except (InputError, UnsupportedByStoreError):  # no message has such an id, or another process owns the message
+    except (InputError, UnsupportedByStoreError):  # the text is no message id, or another process owns the message
         return []
     if found is None or not wanted.matches(found):
         return []
@@ -231,7 +231,7 @@ class DeadFilter(Struct, frozen=True):
     error: str | None = None
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Return whether a letter matches, except for `from_ms` and `to_ms`."""
+        """Return whether a letter matches the filter. This does not compare `from_ms` and `to_ms`."""
         envelope = letter.record.envelope
         return (
             (not self.lanes or envelope.lane in self.lanes)
@@ -289,7 +289,7 @@ async def _letters_of_exact_id(store: Store, wanted: DeadFilter) -> list[DeadLet
         return []
     try:
         found = await store.dead_letters(message_id=check_letters_id(wanted.text), limit=AT_ONCE)
-    except (InputError, UnsupportedByStoreError):  # no letter has such an id, or another process owns the letters
+    except (InputError, UnsupportedByStoreError):  # the text is no message id, or another process owns the letters
         return []
     return [each for each in found if wanted.matches(each) and _is_within(each.at_ms, wanted.from_ms, wanted.to_ms)]
 

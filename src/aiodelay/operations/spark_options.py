@@ -72,7 +72,7 @@ Kind: TypeAlias = Literal["missing", "drift"]
 OnConflict: TypeAlias = Literal["insert", "newer"]
 """The version of an id that stays: the first version, or the highest version."""
 Overdue: TypeAlias = Literal["backlog", "ignore"]
-"""The rule for messages due before the simulated time: count them as due at its start, or leave them out."""
+"""The rule for messages due before the simulated time: count them as due when this time starts, or leave them out."""
 PastDue: TypeAlias = Literal["reject", "now"]
 """The rule for rows whose due time is already past."""
 
@@ -182,8 +182,8 @@ class ColdPutOptions(PaceOptions):
     Attributes:
         tier: The folder of the tier, on a file system that Spark can read and write. The job creates it.
         store: The store into which the tier is promoted. The job writes rows that are due too soon into this store. If
-            a row replaces a message of this store, the job ends that message. Without --store, the job rejects such
-            rows.
+            a row replaces a message of this store, the job ends that message. Without --store, the job rejects rows
+            that need a change of the store.
         namespace: The namespace of the messages.
         to: The destination of rows that name no destination: SINK:ADDRESS, or handler:TYPE.
         mapping: The columns or SQL expressions that give the parts of a message, as for `backfill`.
@@ -316,7 +316,7 @@ class MigrateOptions(PaceOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PromoteOptions(WriteOptions):
-    """Options of `promote`. All promotions of a tier go into the same store.
+    """Options of `promote`. All promotions of a tier go into the same store, until `new_store` changes the store.
 
     Attributes:
         tier: The folder of the tier, as for `cold put`.
@@ -379,7 +379,8 @@ class RepairOptions(TruthOptions):
         kinds: The kinds of differences to repair. May be repeated.
         delete_orphans: Also cancel orphans, at most this number. An orphan is a pending message that is not in the
             truth. If there are more orphans, the job changes nothing.
-        max_fraction: Change nothing if there are more differences than this part of the truth's rows, 0 to 1.
+        max_fraction: The most differences, as a part (0 to 1) of the truth's rows. If there are more differences, the
+            job changes nothing.
         margin: Do not change messages that are due within this duration from now.
         now: The time of the repair, ISO 8601 with an offset. Default: the clock of this machine.
     """
@@ -402,8 +403,8 @@ class ReplayOptions(RateOptions, StoreOptions):
             the columns must have the names of the parts.
         where: An SQL condition on the rows, such as "to = 'kafka:orders'".
         events_where: An SQL condition on the events, such as "event = 'delivered' and day = '2026-11-21'".
-        shift: The change of all due times, such as +1d or -2h. The value now makes all messages due at once; only the
-            rate then limits the replay.
+        shift: The change of all due times, such as +1d or -2h. The value "now" makes all messages due at once, and only
+            the rate limits the replay.
         to: Another destination for all messages: SINK:ADDRESS, or handler:TYPE.
         rejects: A new folder for rows that cannot become messages, as Parquet, each with its reason.
         dry_run: Only count the rows; store nothing.

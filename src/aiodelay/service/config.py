@@ -1,7 +1,7 @@
 """The settings of the service: models with defaults and limits.
 
 Settings come from a TOML file, environment variables `AIODELAY_...` and flags; `reading` merges them. A flag wins over
-a variable, and a variable over the file. A setting that has none of the three keeps its default.
+a variable, and a variable wins over the file. A setting that none of the three sources gives has its default.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ONLY = "default"
 Scope: TypeAlias = Literal["read", "schedule", "operate"]
 """A right of a token.
 
-`read` allows to inspect. `schedule` allows to schedule, replace and cancel. `operate` allows all other changes.
+`read`: inspect the store. `schedule`: schedule messages, and change single messages. `operate`: all other changes.
 """
 
 
@@ -184,7 +184,7 @@ class Limits(_Part):
 
     Attributes:
         max_payload: Most bytes of a message's payload.
-        overdue: The service logs an alarm if the oldest overdue message is older than this.
+        overdue: The service logs an alarm if a message is overdue for longer than this duration.
         memory: The service is not ready if a Redis server uses more than this part of its maxmemory.
         probe_every: Shortest time between two probe messages. A failed probe is repeated sooner.
         probe_timeout: Longest time for a store to answer a probe.

@@ -39,8 +39,8 @@ class Server(uvicorn.Server):
 
     Args:
         app: The app that answers requests.
-        most: Most connections at the same time. For a further connection, the server closes the connection that has
-            waited longest without a request. If all connections have a request, it refuses the further connection.
+        most: Most connections at the same time. For a further connection, the server closes the oldest connection that
+            has no request now. If all connections have a request, the server refuses the further connection.
         still_s: Seconds after which a connection counts as idle, accurate to a second.
     """
 
@@ -60,7 +60,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._most, self._still_s = most, still_s
         self._refused = self._gave_way = 0
-        self._open: dict[_Protocol, None] = {}  # the oldest first
+        self._open: dict[_Protocol, None] = {}  # oldest first
         self._seen: dict[H11Protocol, tuple[object, float]] = {}
 
     @contextmanager
@@ -96,7 +96,7 @@ class Server(uvicorn.Server):
         self._open.pop(connection, None)
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest for a request; return False if all connections have a request.
+        """Close the oldest connection that waits for a request; return False if all connections have a request.
 
         Connections that have never sent a request are closed before all other waiting connections.
         """

@@ -65,8 +65,8 @@ class _Seldom(logging.Filter):
 def set_up_logs(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Log to a stream, usually stderr.
 
-    The level `debug` applies only to aiodelay's own loggers. At that level, client libraries may log the values that
-    they receive, such as passwords.
+    The level `debug` applies only to aiodelay's own loggers. Client libraries stay at `info`: at `debug`, they would
+    log values that they receive, such as passwords.
     """
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)

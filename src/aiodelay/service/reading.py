@@ -286,7 +286,7 @@ def _disagreements(settings: Settings, broken: Collection[str]) -> Iterator[_Dis
     names = [token.name for token in settings.api.tokens]
     for i, name in enumerate(names):
         if name in names[:i]:
-            yield ("api", "tokens", i, "name"), f"{name!r}, the name of another token", "one name per token"
+            yield ("api", "tokens", i, "name"), f"{name!r}, the name of another token", "a unique name"
     if not settings.api.tokens and "api" not in broken and not _is_loopback(settings.api.host):
         yield (
             ("api", "host"),

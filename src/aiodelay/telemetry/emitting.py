@@ -31,7 +31,7 @@ def emitting(host: str, port: int | None, settings: str) -> Iterator[None]:
     Args:
         host: The address at which Prometheus reads metrics.
         port: The port for Prometheus; 0 = any free port, None = no port.
-        settings: The names that the user knows `host` and `port` by, for error texts.
+        settings: The names of the options or settings that gave `host` and `port`, for error texts.
 
     Raises:
         MissingExtraError: The SDK of OpenTelemetry is not installed.

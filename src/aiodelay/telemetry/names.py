@@ -20,7 +20,7 @@ SCOPE = "aiodelay"
 SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
 SYSTEM, KAFKA = "aiodelay", "kafka"
 OTHER = "_OTHER"
-"""The label of further destinations, if there are too many of them."""
+"""The label that all further destinations share, if there are too many destinations."""
 
 # --- attributes -------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class Observer(Measurements):
 
     @asynccontextmanager
     async def work(self, opening: AbstractAsyncContextManager[Work]) -> AsyncIterator[Work]:
-        """Open the dispatching side of a store, and yield it observed."""
+        """Open the dispatching side of a store, and yield a wrapper that observes it."""
         async with AsyncExitStack() as stack:
             if isinstance(self._store, Loads):
                 self._store.tell_restored(lambda s: self.instruments.record(names.RESTORE_DURATION, s, self.base))
@@ -47,14 +47,14 @@ class Observer(Measurements):
 
     @asynccontextmanager
     async def feed(self, opening: AbstractAsyncContextManager[Feed], lane: Lane) -> AsyncIterator[Feed]:
-        """Open the feed of a source, and yield it observed."""
+        """Open the feed of a source, and yield a wrapper that observes it."""
         async with AsyncExitStack() as stack:
             with self.apart(silent=True):
                 feed = await stack.enter_async_context(opening)
             yield ObservedFeed(feed, self, self._store, lane)
 
     def transfer(self, moves: Transferring, lane: Lane) -> Transferring:
-        """Return the transfer of one sink's messages, observed."""
+        """Return a wrapper that observes the transfer of one sink's messages."""
         return ObservedTransfer(moves, self, self._store, lane)
 
 

@@ -37,7 +37,7 @@ QUIET = Context({_SUPPRESS: True})
 
 @contextmanager
 def current_in(context: Context) -> Iterator[None]:
-    """Make a context the current one for a block."""
+    """Make a context the current context until the block ends."""
     token = contexts.attach(context)
     try:
         yield
@@ -147,7 +147,7 @@ class Tracing:
 
     @staticmethod
     def creation(message_id: str, trace: Mapping[str, str]) -> Sequence[Link]:
-        """Return the link to the span that scheduled a message, if its trace holds one."""
+        """Return the link to the span that scheduled a message; empty if the trace headers name no span."""
         return _links_to(propagate.extract(trace, NOTHING), message_id)
 
     def attempted(self, trace: Mapping[str, str], context: Context) -> Mapping[str, str]:
@@ -164,7 +164,7 @@ class Tracing:
 
     @staticmethod
     def given_in(headers: Mapping[str, bytes]) -> Sequence[Link]:
-        """Return the link to the span that the headers of a message name, if they name one."""
+        """Return the link to the span that the headers of a message name; empty if they name no span."""
         if not headers:
             return ()
         texts = {name.lower(): value.decode(errors="replace") for name, value in headers.items()}
@@ -173,7 +173,7 @@ class Tracing:
 
 
 def _links_to(context: Context, message_id: str, more: Attributes = NO_ATTRIBUTES) -> Sequence[Link]:
-    """Return the link to the span of a context, if it has one."""
+    """Return the link to the span of a context; empty if the context has no valid span."""
     found = get_current_span(context).get_span_context()
     return (Link(found, {names.MESSAGE_ID: message_id, **more}),) if found.is_valid else ()
 

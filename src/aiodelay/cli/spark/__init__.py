@@ -45,7 +45,7 @@ JOBS: dict[str, Job] = {
     "backfill": Job("Store the rows of files or of a database as messages.", BackfillOptions, Rows),
     "cold put": Job(
         "Add the rows of files or of a database to a cold tier, until `promote` moves them into a store.\n\n"
-        "You can repeat the command: the tier keeps the first version of an id; with --conflict newer, the highest.",
+        "You can repeat the command: the tier keeps the first version of an id, or with --conflict newer the highest.",
         ColdPutOptions,
         Rows,
     ),

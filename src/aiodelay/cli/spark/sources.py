@@ -25,7 +25,7 @@ __all__ = ["BatchLines", "CancelledIds", "Copies", "CutOver", "Differences", "Du
 
 @dataclass(frozen=True, kw_only=True)
 class _WithOption(Source):
-    """Input that Spark's readers load, with options for them.
+    """Input that Spark's readers load, with options for the readers.
 
     Attributes:
         option: An option of Spark's reader, as NAME=VALUE, such as user=me. May be repeated.
@@ -69,8 +69,8 @@ class CancelledIds(_WithOption):
     Attributes:
         ids: Ids of the messages to cancel.
         from_: Instead of --ids, parquet:DIR, csv:DIR, json:DIR, orc:DIR, or jdbc:URL?dbtable=TABLE with the column id.
-            With a column version, newer versions are not cancelled. With a column was_due_at, the job reads only the
-            days of these due times.
+            If there is a column version, versions newer than its value are not cancelled. If there is a column
+            was_due_at, the job reads only the days of these due times.
     """
 
     ids: Annotated[tuple[str, ...], Flag(many=True)] = ()

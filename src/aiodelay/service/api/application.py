@@ -67,7 +67,7 @@ def admin(
         if not isinstance(scheduler, Scheduler):
             raise ConfigurationError("schedulers", kind_of(scheduler), "a Scheduler, or several by name")
     if not given:
-        raise ConfigurationError("schedulers", shortened([]), "at least one")
+        raise ConfigurationError("schedulers", shortened([]), "at least one Scheduler")
     limits = ApiLimits() if limits is None else limits
     stores = {name: Opened(name, each, _targets(each, allowed_targets)) for name, each in given.items()}
     app = FastAPI(

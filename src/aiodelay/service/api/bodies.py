@@ -59,7 +59,7 @@ def encoded(content: Any) -> bytes:  # noqa: ANN401 - any content that msgspec e
 def check_type(request: Request, *allowed: str) -> str:
     """Return the content type of the body.
 
-    The form of a web page cannot send any of the allowed types. So the check also stops forms of other sites.
+    The form of a web page cannot send JSON. So if only JSON is allowed, the check also stops forms of other sites.
 
     Raises:
         ApiError: The type is not one of `allowed`.

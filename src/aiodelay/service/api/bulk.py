@@ -44,9 +44,9 @@ reading: APIRouter = APIRouter(prefix="/v1/bulk", tags=["bulk"], route_class=nee
 changing: APIRouter = APIRouter(prefix="/v1/bulk", tags=["bulk"], route_class=needs("operate"))
 
 MOST = 1_000
-"""Most targets that a plan finds. The operation finds the remaining targets."""
+"""The most targets that a plan finds. The operation finds the remaining targets."""
 STEP = 500
-"""The number of targets of one step, which are changed at the same time. An operation can stop between two steps."""
+"""The number of targets in one step. A step changes its targets together. An operation can stop between two steps."""
 SHOWN = 5
 WAIT_S, MOST_WAIT_S = 10.0, 60.0
 OF_LETTERS = ("redrive", "purge")
@@ -201,7 +201,7 @@ def _shape(found: Operation) -> BulkOut:
 
 @reading.get("", summary="List bulk operations, latest first", **documents(BulkListOut))
 async def list_operations(request: Request, store: Store) -> Response:
-    """Lists the running operations, and the operations that have ended last."""
+    """Lists the running operations, and the operations that ended most recently."""
     return Json(BulkListOut([_shape(each) for each in served_of(request).operations.all(store=store.name)]))
 
 
@@ -268,7 +268,10 @@ async def _change(operation: Operation, store: Opened, caller: Caller, targets: 
 
 
 async def _answers(scheduler: Scheduler, plan: Plan, targets: Sequence[Target]) -> Sequence[object]:
-    """Change targets; return the outcome of each one: a word, an outcome value, or an exception."""
+    """Change targets; return an outcome for each target: a word, an outcome value, or an exception.
+
+    For a purge, only the number of each outcome is known: the outcomes do not have the order of the targets.
+    """
     keys = [each for each in targets if isinstance(each, DeadKey)]
     if plan.action == "purge":
         purged = await scheduler.purge(*keys)

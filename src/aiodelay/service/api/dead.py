@@ -71,8 +71,8 @@ async def list_letters(
 ) -> Response:
     """Leaves out payloads and tracebacks.
 
-    One request compares a bounded number of letters with the filters: the answer says `examined` n `of` m. Send its
-    `after` as `after` to go on.
+    One request compares a limited number of letters with the filters. The answer gives this number as `examined`, and
+    the number of all letters as `of`. To go on, send the `after` of the answer as `after`.
     """
     wanted = dead_filter_of(DeadFilterIn(lane, reason, dead_from, dead_to, text, error))
     most = served_of(request).limits.max_examined

@@ -1,6 +1,7 @@
 """The routes of etf1/kafka-message-scheduler's REST API, for programs that were clients of that scheduler.
 
-Answers have the same JSON form. The routes only read, like the original routes. docs/migration.md lists differences.
+Answers have the JSON form of that API. The routes only read, like the original routes. docs/migration.md lists the
+differences.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ async def schedules(
 
 @reading.get("/schedule/{id:path}", summary="Get one schedule", **documents(Etf1Schedule))
 async def get_schedule(id: str, store: Store) -> Response:  # noqa: A002 - its name in the URL
-    """Returns one item of the array of `/schedules`."""
+    """Returns one schedule, in the form of an item of `/schedules`."""
     found = await store.scheduler.get(id)
     if found is None:
         raise not_found(id)
@@ -93,7 +94,7 @@ async def info(request: Request, store: Store) -> Response:
 
 @alive.get("/liveness", operation_id="liveness", summary="Check that the stores answer", **documents(None))
 async def liveness(request: Request) -> Response:
-    """Answers 200, or 500 if a store does not answer within a second. No token is needed, and there is no body."""
+    """Answers 200, or 500 if not all stores answer within a second. No token is needed. The answer has no body."""
     try:
         async with asyncio.timeout(ALIVE_S):
             for opened in served_of(request).stores.values():

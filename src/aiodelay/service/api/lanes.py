@@ -57,7 +57,7 @@ ABILITIES_OF_SOME = (ports.Transfer, ports.Registry)
 
 @reading.get("/stores", summary="List the stores and their abilities", **documents(StoresOut))
 async def list_stores(request: Request) -> Response:
-    """If there are several stores, all other requests name one with `?store=<name>`."""
+    """If there are several stores, all other requests name their store with `?store=<name>`."""
     served = served_of(request)
     stores = []
     for name, opened in served.stores.items():
@@ -154,7 +154,9 @@ async def consumers(
     """The consumers are sorted by topic, kind and name. Only a Redis store can answer: it has topics on its server."""
     opened = store.scheduler.opened_store()
     if not isinstance(opened, ports.Registry):
-        raise UnsupportedByStoreError("store", opened.name, "a store with topics on the same server (Redis)")
+        raise UnsupportedByStoreError(
+            "store", opened.name, "a Redis store: only its server has topics with registered consumers"
+        )
     begins = read_cursor(after, tuple[str, str, str]) or ("", "", "")
     found = [each for each in await opened.registered(topic) if _place(each) > begins]
     now_ms = opened.now_ms()
@@ -185,7 +187,7 @@ def _place(consumer: Registered) -> tuple[str, str, str]:
 
 @changing.post("/pause", summary="Pause a lane or a destination", **documents(OutcomeOut, WhatIn))
 async def pause(request: Request, store: Store) -> Response:
-    """The pause holds for all instances, until a resume. Attempts in flight go on."""
+    """The pause applies to all instances, until a resume. Attempts in flight go on."""
     what = (await read_json(request, served_of(request).limits, WhatIn)).what
     with audited(request, "pause", store=store.name, what=what) as facts:
         facts["outcome"] = outcome = "paused" if await store.scheduler.pause(what) else "was_paused"

@@ -93,8 +93,9 @@ async def list_messages(
 ) -> Response:
     """An index answers the filters `lane`, `due_from`, `due_to` and `id`.
 
-    For `state`, `address`, `type` and `text` the service compares each message. One request compares a bounded number:
-    the answer says `examined` n `of` m. Send its `after` as `after` to go on.
+    For `state`, `address`, `type` and `text` the service compares messages one by one, and one request compares a
+    limited number. The answer gives this number as `examined`, and the number of messages to compare in all as `of`. To
+    go on, send the `after` of the answer as `after`.
     """
     if id is not None:
         found = await store.scheduler.get(id)
@@ -134,8 +135,8 @@ async def schedule(request: Request, store: Store) -> Response:
     """Send one JSON object, or any number of lines as `application/x-ndjson`. Each line gets its own answer.
 
     With `Idempotency-Key`, a repeat of the request with the same key stores nothing again. This holds until 24 hours
-    after the message has ended. The answer then describes the stored message. The key gives an id to a message without
-    `id`: the service computes it from the key, the name of the token and, in a stream, the number of the line.
+    after the message has ended. The answer to a repeat describes the stored message. If a message has no `id`, the
+    service makes its id from the key, the name of the token and, in a stream, the number of the line.
     """
     key = _idempotency_key(request)
     if check_type(request, PLAIN, NDJSON) == NDJSON:
@@ -223,7 +224,10 @@ def _idempotency_key(request: Request) -> str | None:
 
 
 def with_key(request: Request, store: Opened, message: Message, key: str | None, line: int | None = None) -> Message:
-    """Give a message without an id the id that belongs to its idempotency key, so that a repeat stores it once."""
+    """Return a message with an id: its own id, or else an id made from the idempotency key.
+
+    With such an id, a repeat of the request stores nothing again. Without a key, the message is returned unchanged.
+    """
     if key is None or message.id is not None:
         return message
     digest = sha256(f"{caller_of(request).name}\n{key}".encode()).hexdigest()[:40]

@@ -564,7 +564,7 @@ class BulkPlanOut(Struct, frozen=True):
         count: The number of matches found so far, without recurring series.
         first: The ids of the first matches.
         series: For a cancel: the recurring series that match.
-        more: True if more may match. The operation finds them before it changes anything.
+        more: True if there may be more matches. The operation finds these matches before it changes anything.
         examined: The number of messages or dead letters that the plan compared with the filter.
         of: The number of messages or dead letters to compare in all; null if an index answers the filter.
         confirm: The name of this plan, and of the operation that carries out the plan.

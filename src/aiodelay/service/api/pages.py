@@ -20,7 +20,7 @@ td { border-top: 1px solid #8884; padding: .2rem .6rem .2rem 0; vertical-align: 
 """
 _HASH = base64.b64encode(sha256(STYLE.encode()).digest()).decode()
 PAGE_HEADERS = {"content-security-policy": f"default-src 'none'; style-src 'sha256-{_HASH}'; frame-ancestors 'none'"}
-"""Browsers apply only the style of this page, and load nothing."""
+"""With these headers, browsers apply only the style of this page, and load nothing."""
 
 
 def documentation(document: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ PLANS = 64
 KEPT = 64
 """The most ended operations whose results are kept."""
 RUNNING = 8
-"""Most operations that run at the same time."""
+"""The most operations that run at the same time."""
 CLOSE_S = 5.0
 Target: TypeAlias = str | DeadKey
 """A message id, the name of a destination, or the key of a dead letter."""
@@ -204,7 +204,7 @@ class Operations:
             del self._tasks[operation.token]
 
     def find(self, token: str, *, store: str) -> Operation:
-        """Return the operation on a store that a token names.
+        """Return the operation with a token, on the given store.
 
         Raises:
             ApiError: No operation on this store has that token.

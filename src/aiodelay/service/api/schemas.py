@@ -1,4 +1,4 @@
-"""Generates the OpenAPI document from the models and the routes. `documents` tells the models of a route."""
+"""Generates the OpenAPI document from the models and the routes. `documents` declares the models of a route."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VERSION = "3.1.0"
 REF = "#/components/schemas/{name}"
 
 
-def _content(model: Any, *types: str) -> dict[str, Any]:  # noqa: ANN401 - a model, or a list of one
+def _content(model: Any, *types: str) -> dict[str, Any]:  # noqa: ANN401 - a model, or `list[...]` of a model
     items = get_args(model)
     schema = {"$ref": REF.format(name=(items[0] if items else model).__name__)}
     return {each: {"schema": {"type": "array", "items": schema} if items else schema} for each in types}

@@ -77,7 +77,7 @@ HEADERS = tuple(
 def hash_token(secret: str) -> str:
     """Return the hash of a token's secret, as the settings hold it.
 
-    Use a long random secret, such as one of `secrets.token_urlsafe()`.
+    Use a long random secret, such as a result of `secrets.token_urlsafe()`.
     """
     return HASH + sha256(secret.encode()).hexdigest()
 
@@ -90,8 +90,8 @@ class Tokens:
         clock: Measures intervals.
 
     Attributes:
-        is_open: Whether there has never been a token. Requests from this machine then need no token. If tokens existed
-            and the last token is removed, the service refuses all requests.
+        is_open: Whether there has never been a token. If true, requests from this machine need no token. If tokens
+            existed and the last token is removed, the service refuses all requests.
     """
 
     def __init__(self, tokens: Collection[Token] = (), clock: Clock | None = None) -> None:
@@ -108,7 +108,7 @@ class Tokens:
         self.is_open = self.is_open and not self._tokens
 
     def find(self, secret: str) -> Token | None:
-        """Return the token of a secret, or None. The time taken does not reveal which token matches."""
+        """Return the token of a secret; None if there is none. The duration of the call does not reveal the token."""
         given = hash_token(secret)
         found = None
         for token in self._tokens:
@@ -119,7 +119,7 @@ class Tokens:
     def refuse(self, peer: str) -> None:
         """Write to the audit log that a caller sent an invalid token.
 
-        There is at most one line a second. The next line counts the refusals since the last line.
+        There is at most one line a second. Each line gives the number of refusals since the line before it.
         """
         self._refused += 1
         now_ms = self._clock.monotonic_ms()
@@ -199,8 +199,8 @@ class _Rates:
 class Gate:
     """The middleware in front of the app: identifies callers, limits rates, refuses changes from other sites.
 
-    The gate also adds the security headers to each answer. If the service has no tokens, a request gets all scopes if
-    it comes from this machine and its `Host` is a loopback name.
+    The gate also adds the security headers to each answer. Without tokens, a request gets all scopes only if it comes
+    from this machine, through no proxy, and its `Host` is a loopback name.
 
     Args:
         app: The app that answers the requests.
@@ -325,8 +325,9 @@ def needs(scope: Scope, find: Callable[[Request], Any] | None = None) -> type[AP
 
     Args:
         scope: The scope that a token must have.
-        find: Returns the second argument of the endpoint, from the request. Without `find`, FastAPI resolves the
-            arguments, which takes longer than to schedule a message.
+        find: A function such as `store_of`. If it is given, the route calls the endpoint with the request and with the
+            function's result for this request. If not, FastAPI finds the arguments of the endpoint, which takes longer
+            than to schedule a message.
     """
 
     class Guarded(APIRoute):
@@ -384,7 +385,7 @@ def _audit(caller: Caller, action: str, facts: Mapping[str, object]) -> None:
 
 
 @contextmanager
-def audited(request: Request, action: str, **facts: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - as of `audit`
+def audited(request: Request, action: str, **facts: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - as in `audit`
     """Write a change to the audit log when the block ends, also after a store error or a cancellation.
 
     After a store error or a cancellation, the store may have carried out the change, fully or in part. After any other
@@ -398,8 +399,8 @@ def audited(request: Request, action: str, **facts: Any) -> Iterator[dict[str, A
 
 
 @contextmanager
-def audited_by(caller: Caller, action: str, **facts: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - as of `audit`
-    """Do the same as `audited` for a change that goes on after its request has ended."""
+def audited_by(caller: Caller, action: str, **facts: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - as in `audit`
+    """Do the same as `audited`, for a change that goes on after its request has ended."""
     try:
         yield facts
     except (StoreError, asyncio.CancelledError) as error:

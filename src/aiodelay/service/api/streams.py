@@ -70,7 +70,7 @@ async def _sent(answers: IO[bytes]) -> AsyncIterator[bytes]:
 
 
 def _too_many(number: int) -> ApiError:
-    detail = f"{MOST_REFUSED} lines are refused, the most allowed; the service did not read on from line {number}"
+    detail = f"{MOST_REFUSED} lines are refused, the most allowed; the service stopped before line {number}"
     return ApiError(422, "TooManyRefusedError", detail, CLOSE)
 
 

@@ -1,4 +1,4 @@
-"""Changes on the page: the page shows a plan with its targets. After the confirmation, an operation does the changes.
+"""Changes on the page: the page shows a plan with its targets. After the confirmation, an operation makes the changes.
 
 The answer to each form is a redirect to a screen that can be reloaded: the plan, the operation, or the screen of the
 form.
@@ -50,7 +50,7 @@ ACTIONS: dict[str, tuple[str, str]] = {
     "reschedule": ("Reschedule", "Only the due time changes."),
     "redrive": ("Redrive", "The messages are scheduled again, due now. Attempts count from 1; the delivery id is new."),
     "purge": ("Purge", "The dead letters are deleted for good. They cannot be redriven later."),
-    "pause": ("Pause", "The pause holds for all instances, until it is resumed. Messages in flight go on."),
+    "pause": ("Pause", "The pause applies to all instances, until a resume. Messages in flight go on."),
     "resume": ("Resume", "Messages that are already due are delivered at once."),
 }
 
@@ -178,7 +178,10 @@ def _to_type(plan: Plan) -> str:
 
 
 async def _unknown(store: Opened, plan: Plan, lanes: list[str]) -> dict[str, list[str]]:
-    """Return the destinations of a plan whose names are unknown to the store, each with similar known names."""
+    """Return the destinations of a plan whose names the store does not know, each with known names to suggest.
+
+    The suggestions are similar names; if no name is similar, at most `MOST_NAMED` of all known names.
+    """
     scheduler = store.scheduler
     held = [lane for lane, _ in await scheduler.opened_store().paused()]
     served = [lane for each in await instances_of(store) for lane in each.lanes or ()]

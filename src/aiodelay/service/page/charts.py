@@ -55,7 +55,7 @@ class Bars:
         peak: The highest bar; None if there are no messages.
         scale: The numbers of the vertical axis, evenly spread, highest first; the last is 0.
         ticks: The times of the horizontal axis, evenly spread.
-        busiest: The highest bars, highest first.
+        busiest: The five highest bars, highest first.
     """
 
     bars: Sequence[Bar]

@@ -32,7 +32,7 @@ class Payload:
 
 
 def viewed(payload: bytes, view: str | None = None) -> Payload:
-    """Return a payload in the given view. If the payload lacks it, return the first of JSON, text and hex that fits."""
+    """Return a payload in the given view. If it has no such view, return the first that fits of JSON, text and hex."""
     written = _as_json(payload)
     views = tuple(each for each in VIEWS if each != "json" or written is not None)
     if view not in views:

@@ -51,7 +51,9 @@ async def consumers(request: Request) -> Response:
     facts = await state_of(request).shared.facts(store)
     opened = store.scheduler.opened_store()
     if not isinstance(opened, ports.Registry):
-        raise UnsupportedByStoreError("store", opened.name, "a store with topics on the same server (Redis)")
+        raise UnsupportedByStoreError(
+            "store", opened.name, "a Redis store: only its server has topics with registered consumers"
+        )
     found = await state_of(request).shared.get(("consumers", store.name), opened.registered)
     return shown(
         request,

@@ -70,7 +70,7 @@ def size(value: int) -> str:
 
 
 def duration(ms: int) -> str:
-    """Return a duration in one unit, such as `12 h`. If it has less than ten of a unit, add the next: `2 h 5 min`."""
+    """Return a duration in one unit, such as `12 h`. Below ten units, add the next smaller unit: `2 h 5 min`."""
     ms = abs(ms)
     units = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"))
     for i, (unit, name) in enumerate(units):

@@ -99,7 +99,7 @@
     if (place && text) place.textContent = text;
   }
 
-  // --- the age of the data: the service sends them every 2 s, or reports that the store fails -----------------
+  // --- the age of the data: the service sends data every 2 s, or reports that the store fails -----------------
   const OLD_MS = 5000, SILENT_MS = 15000;
   const STATES = ["live", "old", "gone"];
   let follows = false, isGone = false, heard = 0, fresh = 0, shownState = "";
