@@ -156,7 +156,7 @@ async def _inspected(scheduler: Scheduler, program: Scheduler | None) -> AsyncIt
         text = "its messages are lost when the process ends"
         yield Finding("warning", store.name, text, "use a durable store, such as sqlite:")
     if isinstance(store, Identified) and (gone := await store.vanished() or await store.vanished_elsewhere()):
-        yield Finding("problem", store.name, gone, "restore a backup, then restart every process that has it open")
+        yield Finding("problem", store.name, gone, "restore a backup, then restart every process of this store")
     if isinstance(store, Bounded) and (fill := await store.fill()) is not None:
         level: Level = "ok" if fill < NEARLY_FULL else "warning"
         yield Finding(
@@ -249,5 +249,5 @@ async def _unreadable(
     if failed:
         first, why = next(iter(failed.items()))
         text = f"this code cannot read {len(failed)} of the next {examined} messages, such as {cut(first)} ({why})"
-        mend = "change the event's type so that it accepts the stored payloads; `aiodelay get ID` shows one"
+        mend = "change the event's type so that it accepts the stored payloads; `aiodelay get ID` shows a payload"
         yield Finding("problem", lane, text, mend)
