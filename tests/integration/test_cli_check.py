@@ -154,12 +154,12 @@ def test_why_a_redis_cannot_be_used_and_how_to_mend_it(tmp_path: Path) -> None:
     server.command("CONFIG", "SET", "requirepass", "hunter2")
     host, check = f"127.0.0.1:{server.port}", Cli("", tmp_path)
     wrong = {
-        f"redis://:secret1@{host}": ("refuses this user or password", "the server's user and password in the URL"),
-        f"redis://{host}": ("wants a password", "the server's user and password in the URL"),
-        f"redis://:hunter2@{host}/99": ("no database of this number", "another number at the end of the URL"),
-        f"rediss://:hunter2@{host}": ("does not speak TLS at this port", "redis:// in place of rediss://"),
-        "redis://127.0.0.1:1": ("nothing answers there", "start the server, or correct host and port in the URL"),
-        "redis://nowhere.invalid": ("nothing answers there", "start the server, or correct host and port in the URL"),
+        f"redis://:secret1@{host}": ("refuses this user or password", "put the server's user and password into"),
+        f"redis://{host}": ("wants a password", "put the server's user and password into"),
+        f"redis://:hunter2@{host}/99": ("no database of this number", "put another number at the end of the URL"),
+        f"rediss://:hunter2@{host}": ("does not speak TLS at this port", "use redis:// in place of rediss://"),
+        "redis://127.0.0.1:1": ("nothing answers at this address", "start the server, or correct host and port"),
+        "redis://nowhere.invalid": ("nothing answers at this address", "start the server, or correct host and port"),
     }
     try:
         told = {url: _told(check("check", url, "--json")) for url in wrong}
@@ -191,7 +191,7 @@ async def test_a_redis_that_speaks_tls_alone(tmp_path: Path) -> None:
         other = _told(await asyncio.to_thread(check, "check", f"rediss://127.0.0.1:{port}", "--json"))
     assert plain is not None
     assert "the port probably expects TLS" in plain["text"], plain
-    assert plain["mend"].startswith("rediss:// in place of redis://")
+    assert plain["mend"].startswith("use rediss:// in place of redis://")
     assert other is not None
     assert "certificate is not trusted" in other["text"], other
     assert "ca_certs=" in other["mend"]

@@ -102,7 +102,9 @@ SETTINGS: Rows = {
     "sinks as text": given(setting("sinks", "'stdout:'", "a collection, such as ['stdout:']"), sinks="stdout:"),
     "sinks as number": given(setting("sinks", "5", "a collection"), sinks=5),
     "no sinks": given(setting("sinks", "None", "a collection"), sinks=None),
-    "sink is a number": given(setting("sinks", "holding an int", "URLs such as 'stdout:', and Sinks"), sinks=[5]),
+    "sink is a number": given(
+        setting("sinks", "a collection with an int", "URLs such as 'stdout:', and Sinks"), sinks=[5]
+    ),
     "sinks of one name": given(
         setting("sinks", "two sinks named 'stdout'", "one sink per name"), sinks=[StdoutSink(), StdoutSink()]
     ),

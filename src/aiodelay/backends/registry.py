@@ -58,7 +58,7 @@ def open_sink(given: str | Sink) -> Sink:
         sink: Sink = _load("aiodelay.sinks", given)(given)
         return sink
     if not hasattr(given, "send") or not isinstance(given.name, str):
-        raise ConfigurationError("sinks", f"holding {kind_of(given)}", "URLs such as 'stdout:', and Sinks")
+        raise ConfigurationError("sinks", f"a collection with {kind_of(given)}", "URLs such as 'stdout:', and Sinks")
     return given
 
 
@@ -74,7 +74,7 @@ def open_source(given: str | Source) -> Source:
         return source
     if not hasattr(given, "feed") or not isinstance(given.name, str):
         raise ConfigurationError(
-            "sources", f"holding {kind_of(given)}", "URLs such as 'redis-list://host', and Sources"
+            "sources", f"a collection with {kind_of(given)}", "URLs such as 'redis-list://host', and Sources"
         )
     return given
 

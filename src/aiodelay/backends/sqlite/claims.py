@@ -22,17 +22,18 @@ HEAD = f"""
     WHERE q.lane = ? AND q.place_ms <= ? ORDER BY q.place_ms, q.n
 """
 MOST_PASSED = 10_000
-"""The number of messages that a claim may skip. The next claim continues after them.
+"""The limit at which a claim stops reading a lane, because it has passed so many messages. The next claim continues.
 
-A parked message counts 1. A message that the claim ends counts 10.
+A message that the claim parks counts 1. A message that the claim ends counts 10.
 """
 
 
 class ClaimCounter:
     """Gives each claim a number, so that two claims at the same instant have different tokens.
 
-    Each process starts at a random number, so two processes may use the same number. Their claims still differ in the
-    number of the message. A message gets a new number whenever it returns to its lane.
+    The numbers of a process start at random, so two processes may use the same number, and give the same token. Their
+    claims then still have different message numbers, because a message gets a new number whenever it returns to its
+    lane.
     """
 
     def __init__(self) -> None:
@@ -145,7 +146,7 @@ class _Head:
 class _Heads:
     """The heads of the lanes of one claim, for `FairShare`.
 
-    Each demanded lane has a head if it exists and is not paused.
+    A demanded lane has a head if the lane exists and is not paused.
 
     Args:
         tables: The tables, in a transaction.
@@ -236,7 +237,7 @@ def _most_tried(tables: Tables) -> int:
 def _lease(tables: Tables, entries: Sequence[Entry], token: int) -> None:
     """Write the leases of taken messages.
 
-    One statement for each lane takes a third of the time of one for each message.
+    One statement for each lane takes a third of the time of one statement for each message.
     """
     by_lane: dict[int, list[int]] = {}
     for entry in entries:
@@ -285,7 +286,13 @@ def claim_again(
 
 
 def return_lapsed(tables: Tables, limit: int) -> int:
-    """Return lapsed messages to their lanes, at most `limit`. Return the number of these messages."""
+    """Return lapsed messages to their lanes. End a message that must not be tried again.
+
+    If `Tables.is_righting_over`, also handle messages whose leases are too long.
+
+    Returns:
+        The number of messages that the call has handled, at most `limit`.
+    """
     least, too_long = t.tokens_held(tables.now)
     in_doubt = tables.trials.in_doubt()
     query = "SELECT n FROM leases WHERE ns = ? AND token < ? ORDER BY token LIMIT ?"

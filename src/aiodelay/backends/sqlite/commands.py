@@ -20,8 +20,8 @@ def apply(tables: Tables, commands: Sequence[Command], source: SourcePosition | 
     """Carry out commands in order. Return one outcome for each command.
 
     Args:
-        tables: The tables, in a transaction. If `tables.careful` is set and `source` is None, a command that fails is
-            undone alone. Otherwise the failure of a command undoes all commands.
+        tables: The tables, in a transaction. If `tables.careful` is set and `source` is None, a command with a value
+            that cannot be stored is undone alone. Any other failure undoes all commands.
         commands: The commands to carry out.
         source: The new position of an intake, or None. It is stored in the same transaction. If the stored position is
             not the position before these commands, no command is carried out.

@@ -78,8 +78,8 @@ BAD_VALUE = (OverflowError, UnicodeError, sqlite3.DataError)
 
 # Texts for operators, by SQLite's primary result code. For any other code, the text is SQLite's own.
 _MEANING = {
-    sqlite3.SQLITE_BUSY: f"another process has kept it locked for {BUSY_S:.0f} s",
-    sqlite3.SQLITE_LOCKED: "another process has kept it locked",
+    sqlite3.SQLITE_BUSY: f"another process has kept the file locked for {BUSY_S:.0f} s",
+    sqlite3.SQLITE_LOCKED: "another process has kept the file locked",
     sqlite3.SQLITE_READONLY: "the file or its directory cannot be written",
     sqlite3.SQLITE_IOERR: "disk I/O error",
     sqlite3.SQLITE_CORRUPT: "the file is damaged",
@@ -226,7 +226,9 @@ class Database:
         """
         owner, version, objects = self.connection.execute(OWNER).fetchone()
         if owner != APPLICATION_ID and (owner or version or objects or not may_be_new):
-            raise StoreMismatchError("sqlite file", f"{self.path!r}, another program's database", "a file of its own")
+            raise StoreMismatchError(
+                "sqlite file", f"{self.path!r}, another program's database", "a file that only aiodelay uses"
+            )
         if version > SCHEMA_VERSION:
             raise StoreMismatchError(
                 "schema version", f"{version} in {self.path!r}", f"up to {SCHEMA_VERSION}; install a newer aiodelay"
@@ -321,7 +323,9 @@ def file_uri(path: str, *, may_create: bool = False) -> str:
 
 def _open_error(error: sqlite3.Error, path: str) -> Exception:
     if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
-        return StoreMismatchError("sqlite file", repr(path), f"a database in good order ({error})")
+        return StoreMismatchError(
+            "sqlite file", repr(path), f"a database that SQLite can read; SQLite reports: {error}"
+        )
     hint = "" if os.path.isdir(os.path.dirname(path)) else f"; there is no directory {os.path.dirname(path)!r}"
     return StoreUnavailableError(f"sqlite file {path!r}", failure_of(error, path).reason + hint)
 

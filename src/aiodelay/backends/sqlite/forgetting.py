@@ -15,16 +15,16 @@ __all__ = ["PURGED_PER_ENDED", "purge_answers", "purge_ended"]
 PURGED_PER_ENDED = 4
 """The number of old rows that a transaction checks for each row that it adds.
 
-It is above 1, so old rows never pile up.
+This number is above 1, so old rows never pile up.
 """
 FAR_MS = 86_400_000
 
 
 def purge_ended(tables: Tables, limit: int) -> None:
-    """Check up to `limit` ended messages. Delete the messages whose time `until_ms` has passed.
+    """Check up to `limit` ended messages. Delete a message if its time `until_ms` has passed or is too far ahead.
 
-    The function checks the messages in the order of their numbers. It continues where the last call stopped. A message
-    with a lower number may have ended later, so the function also checks the messages after one that must stay.
+    The function checks the messages in the order of their numbers, and continues where the last call stopped. If a
+    message must stay, the function also checks the messages after it, because they may have ended earlier.
     """
     now, sweep = tables.now, tables.sweep
     if now < sweep.rest_until_ms <= now + RETRY_WINDOW_MS:
@@ -47,7 +47,10 @@ def purge_ended(tables: Tables, limit: int) -> None:
 
 
 def purge_answers(tables: Tables, limit: int) -> None:
-    """Check the `limit` oldest answers of all namespaces. Delete the answers whose time `until_ms` has passed."""
+    """Check the `limit` oldest answers of all namespaces.
+
+    Delete an answer if its time `until_ms` has passed or is too far ahead.
+    """
     query = (
         "DELETE FROM ops WHERE n IN (SELECT n FROM ops ORDER BY n LIMIT :limit)"
         " AND (until_ms <= :now OR until_ms > :far)"

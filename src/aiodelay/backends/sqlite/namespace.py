@@ -23,7 +23,8 @@ class Sweep:
     Attributes:
         number: The number of the last message that was checked. 0 at the start of a sweep.
         first_ms: The earliest time at which a message that this sweep has checked may be deleted.
-        rest_until_ms: The time of the next sweep, set at the end of a sweep. No message can be deleted before it.
+        rest_until_ms: The time of the next sweep, set at the end of a sweep. No message can be deleted before this
+            time.
     """
 
     number: int = 0
@@ -60,9 +61,9 @@ class Namespace:
         self.new_answers = 0
         self.sweep: Sweep = Sweep()
         self.series_changed: set[int] = set()
-        """The numbers of series of which an occurrence ended in this transaction.
+        """The numbers of the series whose lists of retries have changed in this transaction.
 
-        Records that were read before are outdated.
+        A record of such a series that was read before the change is outdated.
         """
         self._next_n: int | None = None
         self._notes: list[tuple[int, str, str, int, Lane, int, int, str]] = []
@@ -75,7 +76,7 @@ class Namespace:
         (self.ns,) = self.execute("SELECT n FROM namespaces WHERE name = ?", (self._namespace,)).fetchone()
 
     def begin(self, now: int, *, careful: bool) -> None:
-        """Start a transaction.
+        """Prepare this object for a transaction. The caller has just begun the transaction.
 
         Args:
             now: The time of the transaction, epoch ms.
@@ -155,11 +156,11 @@ class Namespace:
     # --- leases that are too long -------------------------------------------------------------------------
 
     def is_righting_over(self) -> bool:
-        """Return True if the store may now return the messages whose leases are too long.
+        """Return True if the workers' time to correct leases that are too long is over.
 
-        A lease ends too late if the clock has stepped back since the claim. The worker then has `RIGHTING_MS` to renew
-        the lease with a right end. The first call for such a lease starts this time, so call the method only if there
-        is one.
+        The store may then return the messages of these leases. A lease is too long if the clock has stepped back since
+        the claim. The worker has `RIGHTING_MS` to renew the lease with a correct end. The first call for such a lease
+        starts this time, so call the method only if such a lease exists.
         """
         found = self.execute("SELECT ahead_since_ms FROM clock_steps WHERE ns = ?", (self.ns,)).fetchone()
         before = found[0] if found else 0

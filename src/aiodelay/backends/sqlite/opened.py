@@ -74,7 +74,10 @@ class Opened:
             raise WrongLoopError("store", "event loop or thread")
 
     def add(self, wakeup: WakeUp) -> None:
-        """Add a wake-up to set when lanes change. The first call starts the watcher for writes of other processes."""
+        """Add a wake-up that is set when lanes change.
+
+        The first call starts the watcher for writes of other processes.
+        """
         self._wakeups.add(wakeup)
         if self._watcher is None:
             self._watcher = Watcher(self._path, self._changed)

@@ -1,7 +1,8 @@
 """`Reader`: reads the tables on a second connection. This connection never writes, so claims continue meanwhile.
 
-Each method runs a few SELECTs in one transaction. The time of a call depends on the size of the page, not of the table.
-`Reader.search` is an exception.
+Each method runs a few SELECTs. The caller begins a transaction if all of them must see the same state. The time of most
+calls depends on the size of the page, not of the table. `search`, `counts` and `load` are exceptions: `search` reads
+all messages at one place, and `counts` and `load` read all messages that they count.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Reader:
         return set(self._execute("SELECT lane, address FROM holds"))
 
     def features(self) -> dict[str, str]:
-        """Return the features that the namespace uses. The value of each is the version that switched it on."""
+        """Return the features that the namespace uses: a map from each name to the version that switched it on."""
         return dict(self._execute("SELECT name, version FROM features WHERE ns = ?", (self._ns(),)))
 
     # --- messages -----------------------------------------------------------------------------------------
@@ -124,7 +125,7 @@ class Reader:
     def _places(self, lane: int, first: int, end: int, limit: int) -> list[tuple[int, int]]:
         """Return (place, number) of the messages of a lane with first <= place < end, in this order.
 
-        Limit -1 returns all.
+        With the limit -1, return all of them.
         """
         wanted = "WHERE lane = ? AND place_ms >= ? AND place_ms < ? ORDER BY place_ms LIMIT ?"
         sources = (
@@ -172,9 +173,9 @@ class Reader:
         )
 
     def _pending_of(self, lane: int, address: str | None, now: int) -> tuple[int, int]:
-        """Count the messages of a paused address that the queue still has.
+        """Count the messages of a paused address that are still in the queue.
 
-        A claim parks them at the head of the lane.
+        A claim or `tidy` parks such a message when it reaches the head of the lane.
         """
         query = "SELECT count(*) FROM queue AS q JOIN messages AS m ON m.n = q.n WHERE q.lane = ? AND m.address = ?"
         total = self._one(query, lane, address)

@@ -1,6 +1,6 @@
 """Converts a record to a row of the table `messages`, and a row to a record.
 
-Only this module knows the columns' form.
+The module defines the order of the columns and the encoding of their values. `commands` and `tables` depend on both.
 """
 
 from __future__ import annotations

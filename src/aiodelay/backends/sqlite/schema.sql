@@ -15,7 +15,7 @@ CREATE TABLE lanes (n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, name TEXT NOT NU
 
 -- The messages. A row stays until its message has ended and the store may forget its op. A claim or a plain settlement
 -- does not rewrite the row. The `n` of each message is in exactly one of the tables `queue`, `parked`, `leases` and
--- `ended`. This table shows the state of the message.
+-- `ended`. The table that contains the `n` shows the state of the message.
 CREATE TABLE messages (
     n INTEGER PRIMARY KEY,  -- scheduling order: a new one, the highest, whenever the message enters its lane
     ns INTEGER NOT NULL,

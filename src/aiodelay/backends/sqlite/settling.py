@@ -1,6 +1,7 @@
 """`settle` and `renew`: end claims and renew leases. `settle` ends plain claims in bulk, and other claims one by one.
 
-The end of a *plain* claim only has to delete the message.
+To end a *plain* claim, the store deletes the lease and records that the message has ended. It does not read the row of
+the message.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MOST_HELD = 20_000
 class Held(NamedTuple):
     """A claim that this process holds, with the number of its message.
 
-    `settle` can then end it without reading the row.
+    With the number, `settle` can end the claim without reading the row.
     """
 
     n: int
@@ -54,10 +55,10 @@ class HeldClaims:
                 self._held[renewal.id] = held._replace(token=renewal.to)
 
     def plain(self, settlement: Settlement) -> Held | None:
-        """Return the claim if it is plain, or None if it is not.
+        """Return the held claim if it is plain, or None if it is not.
 
         A claim is plain if four conditions hold. The settlement is `Done`. The message has never lapsed. The message
-        neither recurs nor is a retry of a series. The message has no version.
+        does not recur, and its id has no `~`, which the id of a retry of a series has. The message has no version.
         """
         if type(settlement) is not Done:
             return None

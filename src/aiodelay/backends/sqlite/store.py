@@ -113,7 +113,7 @@ class SqliteStore(Inspection):
         If somebody has deleted or replaced the file, the store refuses all commands.
         """
         opened = self._handle.checked()
-        if loss := opened.loss():  # This process has the deleted file open. What it writes there ends with the process.
+        if loss := opened.loss():  # Other processes would not see messages that this process stores now.
             return [Refused("unavailable", loss)] * len(commands)
         return await opened.writer.do(
             Job(
@@ -160,7 +160,7 @@ class SqliteStore(Inspection):
     # --- features -----------------------------------------------------------------------------------------
 
     async def features(self) -> Mapping[str, str]:
-        """Return the features that the namespace uses. The value of each is the version that switched it on."""
+        """Return the features that the namespace uses: a map from each name to the version that switched it on."""
         return await self._handle.read(Reader.features)
 
     async def switch_on(self, names: Collection[str]) -> None:
@@ -168,11 +168,14 @@ class SqliteStore(Inspection):
         await self._handle.write(lambda tables: tables.switch_on(names))
 
     async def vanished(self) -> str:
-        """Describe how the opened file was lost, or return "" if the path still leads to it."""
+        """Describe how the opened file was lost, or return "" if the path still leads to the opened file."""
         return self._handle.checked().vanished()
 
     async def vanished_elsewhere(self) -> str:
-        """Describe a loss of the file that another process noted within the last minute, or return "" if none did."""
+        """Describe a loss of the file that another process noted within the last minute.
+
+        Return "" if no process noted a loss.
+        """
         return note_of(self.path)
 
     # --- pauses -------------------------------------------------------------------------------------------
@@ -257,5 +260,8 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> SqliteStore:
 
 
 def _is_file_name(path: str) -> bool:
-    """Return True if a file can have this name. It must not contain a lone surrogate, nor a NUL (SQLite cuts there)."""
+    """Return True if a file can have this name.
+
+    The name must contain no lone surrogate, and no NUL, because SQLite cuts a name at a NUL.
+    """
     return "\0" not in path and path == path.encode(errors="ignore").decode()

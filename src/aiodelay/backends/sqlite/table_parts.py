@@ -1,4 +1,4 @@
-"""The parts of `Tables` that outlive a message: answers, superseded claims, dead letters and trials of suspects."""
+"""Four parts of `Tables`: answers, superseded claims, dead letters, and trials of suspects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REMEMBERED = f"SELECT op FROM ops WHERE ns = ? AND until_ms > ? AND op IN ({', '
 class Answers:
     """The answers to earlier commands.
 
-    They are in the tables `ops` and `tombstones`, and in the rows of ended messages.
+    The answers are in the tables `ops` and `tombstones`, and in the rows of ended messages.
 
     Attributes:
         ended: Rows of ended messages by message id. `Tables.find` has read them in this transaction.
@@ -139,7 +139,11 @@ class SupersededClaims:
         return self._tables.execute(query, (self._tables.ns, message_id, revision, token)).rowcount > 0
 
     def forget(self, limit: int) -> None:
-        """Delete superseded claims whose leases have ended, and those whose leases are too long: `limit` of each."""
+        """Delete superseded claims whose leases have ended, up to `limit`.
+
+        A lease that ends too far ahead comes from a step of the clock. Workers have some time to correct such leases.
+        After this time (`Namespace.is_righting_over`), also delete up to `limit` superseded claims with such leases.
+        """
         tables = self._tables
         least, too_long = t.tokens_held(tables.now)
         query = "SELECT id, revision FROM superseded WHERE ns = ? AND token < ? LIMIT ?"

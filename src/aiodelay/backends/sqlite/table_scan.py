@@ -119,7 +119,7 @@ def _opened(file: File) -> Database:
 
 class _Scanner(Reader):
     def bounds(self, scan: Scan) -> list[bytes]:
-        """Return the last id of each part, without the last part."""
+        """Return the last id of each part except the last part."""
         table = _TABLES[scan.table]
         (rows,) = self._execute(f"SELECT count(*) FROM {table} WHERE ns = ?", (self._ns(),)).fetchone()
         size = -(-rows // parts_for(scan, rows))

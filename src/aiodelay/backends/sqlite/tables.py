@@ -1,7 +1,7 @@
 """`Tables`: implements the Protocol `Table` of the rules in SQL, for one namespace within one transaction.
 
-`core/rules.py` decides what a command or a settlement changes, and this module makes the changes. The parts that
-outlive a message are in `table_parts.py`. Only the writer's thread uses these two modules.
+`core/rules.py` decides what a command or a settlement changes, and this module makes the changes. Four parts of
+`Tables` are in `table_parts.py`. Only the writer's thread uses these two modules.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Place: TypeAlias = tuple[int, str, int, int]
 """A parked message: its lane number, its address, the time of its next attempt, and its number."""
 
 LARGE_BYTES = 1_000
-"""The row of an ended message stays for a while. A payload with more than this number of bytes is deleted at once."""
+"""A payload with more than this number of bytes is deleted when its message ends. The row stays for a while."""
 FIND = f"""
     SELECT {ROW}, l.token, (SELECT 1 FROM ended AS e WHERE e.ns = m.ns AND e.n = m.n)
     FROM messages AS m LEFT JOIN leases AS l ON l.n = m.n
@@ -49,7 +49,7 @@ _TOGETHER = nullcontext()
 
 
 class Tables(Namespace):
-    """The messages of one namespace, for the rules. Every use needs an open transaction."""
+    """The messages of one namespace, for the rules. All methods but `forget_caches` need an open transaction."""
 
     has_new: bool
 

@@ -72,7 +72,7 @@ def _has_held(tables: Tables, lane: int) -> bool:
 def _expire_late(tables: Tables, limit: int) -> int:
     """End late messages, also in lanes that no worker serves. Return how many messages ended.
 
-    Messages of a paused lane or address stay until they are resumed.
+    Messages of a paused lane or address stay until the lane or address is resumed.
     """
     query = """
         SELECT m.n FROM messages AS m
@@ -137,7 +137,10 @@ def pause(tables: Tables, lane: Lane, address: str | None) -> bool:
 
 
 def resume(tables: Tables, lane: Lane, address: str | None) -> bool:
-    """Resume a lane, or one address of the lane. Return True if it was paused. `unpark` then returns its messages."""
+    """Resume a lane, or one address of the lane. Return True if the call changed the state.
+
+    The call does not return parked messages to the lane. `unpark` returns them.
+    """
     tables.has_new = True
     query = "DELETE FROM holds WHERE lane = ? AND address IS ?"
     return tables.execute(query, (tables.known_lane(lane), address)).rowcount > 0

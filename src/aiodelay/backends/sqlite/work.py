@@ -30,7 +30,7 @@ __all__ = ["STEP_SIZE", "SqliteWork", "Write"]
 T = TypeVar("T")
 
 STEP_SIZE = 500
-"""The size of a claim, or of a step of housekeeping, within the writer's limit of messages for a batch."""
+"""The size of a claim or of a step of housekeeping as a `Job`. It counts towards the writer's limit for a batch."""
 
 
 class Write(Protocol):
@@ -170,7 +170,7 @@ class SqliteWork:
 class _Given:
     """The answer to the last claim, for a repetition of the claim.
 
-    `is_certain` is False if the commit of the claim failed. The leases may then be in the file or not.
+    `is_certain` is False if the outcome of the claim's commit is unknown. The leases may then be in the file or not.
     """
 
     __slots__ = ("claims", "is_certain", "numbers", "request")

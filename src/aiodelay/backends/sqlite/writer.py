@@ -265,7 +265,8 @@ class Writer:
     def _run(self, jobs: Sequence[Job[Any]]) -> bool:
         """Run all jobs in one transaction. If it fails, run each job in a transaction of its own.
 
-        So a job that fails does not make other jobs fail.
+        So a job that fails does not make other jobs fail. If the failure would be the same for each job, do not run
+        the jobs again: each job gets this failure.
 
         Returns:
             True if the jobs put messages into lanes, or if the outcome of the commit is unknown.
@@ -313,7 +314,7 @@ class Writer:
             failure = failure_of(error, self._path, at_commit=step == "commit")
             return _Failed(failure, error, is_common=step == "begin" or failure.is_in_doubt)
         if careful:
-            log.error("a transaction failed because of a bug in aiodelay; it was undone", exc_info=error)
+            log.error("a transaction failed because of a bug in aiodelay; the transaction was undone", exc_info=error)
         return _Failed(Failure(f"{type(error).__name__} in aiodelay itself"), error, is_common=False)
 
 

@@ -110,7 +110,7 @@ async def _check_settings(client: Client, options: Options, info: dict[str, str]
         raise StoreMismatchError(
             f"maxmemory-policy of {options.name}",
             f"{policy}, which drops messages when memory is short",
-            "noeviction (CONFIG SET maxmemory-policy noeviction, and in its configuration file)",
+            "noeviction (CONFIG SET maxmemory-policy noeviction, and the same in the server's configuration file)",
         )
     level, _ = options.durability
     if level == "fsynced" and "valkey_version" not in info and _version(info) < LEAST_FSYNCED:
@@ -122,7 +122,7 @@ async def _check_settings(client: Client, options: Options, info: dict[str, str]
         )
     if info.get("aof_enabled") == "0":
         problem = "appendonly is off; acknowledged messages are lost when the server ends"
-        mend = "CONFIG SET appendonly yes, and in its configuration file"
+        mend = "CONFIG SET appendonly yes, and the same in the server's configuration file"
         log.warning("%s: %s", options.name, with_remedy(problem, mend))
 
 

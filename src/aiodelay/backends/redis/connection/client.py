@@ -28,7 +28,10 @@ __all__ = ["Client"]
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 RENEW_AFTER = 3
-"""After so many failed connections in a row, the client replaces all connections and resolves host names again."""
+"""After this number of failed calls in a row, replace all connections and resolve host names again.
+
+Only calls whose connection failed count.
+"""
 CLOSE_S = 2.0
 WAIT_GRACE_S = 0.5
 """Extra time for the answer to WAIT, because a server checks only ten times a second whether a WAIT has timed out."""
@@ -88,7 +91,7 @@ class Client:
         return kind(**kwargs)
 
     async def aclose(self) -> None:
-        """Close all connections. A second call does nothing."""
+        """Close all connections of the pool. A second call does nothing."""
         await self._pool.close_all()
 
     # --- calls --------------------------------------------------------------------------------------------
@@ -209,11 +212,12 @@ class Client:
         level, replicas = self._options.durability
         if level == "fsynced":
             if not isinstance(confirmed, list) or confirmed[0] < 1:
-                raise Fault("unknown", f"done, but not on disk after {self._options.timeout_ms} ms")
+                raise Fault("unknown", f"the call is done, but is not on disk after {self._options.timeout_ms} ms")
         elif not isinstance(confirmed, int) or confirmed < replicas:
             raise Fault(
                 "unknown",
-                f"done, but only {confirmed or 0} of {replicas} replicas have it after {self._options.timeout_ms} ms",
+                f"the call is done, but only {confirmed or 0} of {replicas} replicas have it"
+                f" after {self._options.timeout_ms} ms",
             )
 
     async def _failed(self, fault: Fault, pool: _Pool) -> None:

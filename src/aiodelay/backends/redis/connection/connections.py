@@ -40,7 +40,7 @@ def milliseconds(max_age: Duration | None) -> int:
 
 
 class Connected:
-    """A client of a server that is open inside an `async with` block.
+    """A base class with a client of one server. The client is open inside an `async with` block.
 
     Args:
         server: A URL in the form of a Redis store's URL, or the options that were read from it.

@@ -77,7 +77,7 @@ async def overwritten_key(client: Client, keys: Keys) -> str | None:
 async def _names(client: Client, keys: Keys) -> AsyncIterator[tuple[str, KeyType]]:
     """Yield the names and types of all keys that may exist.
 
-    Yield fixed names first, because these keys list the others.
+    Yield fixed names first. The lanes, workers and addresses in the other names are listed under fixed names.
     """
     for name, kind in KEY_TYPES.items():
         if "<" not in name:

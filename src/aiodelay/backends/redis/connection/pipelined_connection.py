@@ -1,4 +1,7 @@
-"""`PipelinedConnection`: a blocking connection for long reads. The next command is under way during a read."""
+"""`PipelinedConnection`: a blocking connection for long reads.
+
+A caller can send a command before it reads an answer.
+"""
 
 from __future__ import annotations
 

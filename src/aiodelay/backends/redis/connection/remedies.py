@@ -6,9 +6,9 @@ from aiodelay.backends.remedies import NO_ANSWER, UNKNOWN_HOST, Cause
 
 __all__ = ["CAUSES"]
 
-_CREDENTIALS = "the server's user and password in the URL, redis://user:password@host, percent-encoded"
+_CREDENTIALS = "put the server's user and password into the URL, redis://user:password@host, percent-encoded"
 CAUSES: tuple[Cause, ...] = (
-    Cause(("command 'HELLO'",), "protocol=2", meaning="the server does not speak RESP3"),
+    Cause(("command 'HELLO'",), "put protocol=2 into the URL", meaning="the server does not speak RESP3"),
     Cause(
         ("invalid username-password pair", "WRONGPASS", "without any password configured"),
         _CREDENTIALS,
@@ -17,12 +17,12 @@ CAUSES: tuple[Cause, ...] = (
     Cause(("NOAUTH", "Authentication required"), _CREDENTIALS, meaning="the server wants a password"),
     Cause(
         ("DB index is out of range", "Invalid Database"),
-        "another number at the end of the URL; a server has 0 to 15, unless its setting `databases` says otherwise",
+        "put another number at the end of the URL; a server has 0 to 15, unless its setting `databases` says otherwise",
         meaning="the server has no database of this number",
     ),
     Cause(
         ("CERTIFICATE_VERIFY_FAILED",),
-        "ca_certs=<file of its authority>, and in the URL the host that the certificate names",
+        "put ca_certs=<file of the certificate's authority> into the URL, with the host that the certificate names",
         meaning="the server's certificate is not trusted",
     ),
     Cause(
@@ -33,17 +33,17 @@ CAUSES: tuple[Cause, ...] = (
             "record layer failure",
             "UNEXPECTED_MESSAGE",
         ),
-        "redis:// in place of rediss://, or the port for TLS",
+        "use redis:// in place of rediss://, or the port for TLS",
         meaning="the server does not speak TLS at this port",
     ),
     Cause(
         ("Connection closed by server", "Connection reset by peer"),
-        "rediss:// in place of redis://, or the port without TLS",
+        "use rediss:// in place of redis://, or the port without TLS",
         meaning="the server ended the connection at once; the port probably expects TLS",
     ),
     Cause(
         (*NO_ANSWER, "Timeout connecting", *UNKNOWN_HOST, "No such file"),
         "start the server, or correct host and port in the URL",
-        meaning="nothing answers there",
+        meaning="nothing answers at this address",
     ),
 )

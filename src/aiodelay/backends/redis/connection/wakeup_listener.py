@@ -26,7 +26,7 @@ log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 BLOCK_MS = 5_000
 GRACE_S = 2.0
-"""How much longer than its own time limit an answer may take. After this time the connection counts as dead."""
+"""The extra time for an answer after the time limit of its command. After this time, the connection counts as dead."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 START_S = 1.0
 LASTING = 5
@@ -133,7 +133,10 @@ class AskedReader(BlockingReader):
 
     @abstractmethod
     async def _command(self, connection: Any) -> list[Arg]:  # noqa: ANN401 - redis-py's connection
-        """Return a command that waits for something to take. If nothing comes within `BLOCK_MS`, it answers nil."""
+        """Return a command that waits for something to take.
+
+        The command returns nil after `BLOCK_MS` without success.
+        """
 
 
 class ListListener(AskedReader):
@@ -177,7 +180,10 @@ class LogListener(AskedReader):
 
 @asynccontextmanager
 async def listening(reader: BlockingReader, name: str) -> AsyncIterator[None]:
-    """Run a reader during a block. If the block raises an error, raise the same error, not an exception group."""
+    """Run a reader while the caller's block runs.
+
+    An error of the block is raised unchanged, not in an exception group.
+    """
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(reader.run(), name=name)

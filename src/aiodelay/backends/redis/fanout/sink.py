@@ -79,8 +79,8 @@ class RedisFanoutSink(PublishingEnd):
     """Publishes messages to all registered consumers of a topic, or to one consumer.
 
     A Redis store already has this sink for its own namespace, and moves each message to the topics exactly once. With
-    any other store, the scheduler claims, publishes and settles a message, so it may publish a message twice. If the
-    second time comes within 10 minutes of the first, no consumer gets the message twice.
+    any other store, the scheduler claims, publishes and settles a message, so it may publish a message twice. The topic
+    ignores the second message if it comes within 10 minutes of the first.
 
     Args:
         server: A URL in the form of a Redis store's URL: `redis://user:password@host:6379/0`.
@@ -89,7 +89,7 @@ class RedisFanoutSink(PublishingEnd):
             messages. 0 = no limit.
         max_age: The largest age of a message. When a message is published, the topic drops older messages. None = no
             limit.
-        resend_unknown: Decides after an attempt whose outcome has been unknown for more than 9 minutes. If True, the
+        resend_unknown: The rule after an attempt whose outcome has been unknown for more than 9 minutes. If True, the
             sink publishes the message again, and consumers may get it twice. If False, the sink gives the message up
             with the reason `outcome_unknown`.
         inline_below: A size in bytes from 0 to 500. A smaller message is copied to each consumer. Any other message is

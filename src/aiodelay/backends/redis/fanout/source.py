@@ -40,8 +40,8 @@ class RedisFanoutSource(Connected):
 
     The address is `<topic>?consumer=<name>`. The first claim registers the consumer. The consumer gets the messages
     that are published from then on. With `&from=oldest`, it also gets the messages that the topic keeps. With
-    `&ordered=true`, at most one message is in flight over all processes. The next message waits until the retries of
-    this message are over.
+    `&ordered=true`, at most one message is in flight over all processes. The next message waits until this message and
+    its retries have ended.
 
     A process has a lease for the messages that it takes. If the lease lapses, the messages return to the head of the
     consumer's list. Retries return to the consumer, and dead letters go to the scheduler's store.

@@ -81,7 +81,10 @@ def read_place(address: str, name: str, names: Mapping[str, str], *, start: str,
 
 
 class TopicEnd(Connected):
-    """Base class of the objects that inspect and change topics. A failed call raises `StoreUnavailableError`."""
+    """Base class of the objects that inspect and change topics or logs.
+
+    A failed call raises `StoreUnavailableError`.
+    """
 
     def _opened(self) -> Client:
         if self._client is None:

@@ -1,6 +1,7 @@
 """`ListConsumer`: takes elements from a list under a lease. The sources of lists, topics and logs use it.
 
-Each process that takes elements has one lease. If the lease lapses, the elements of this process return to the list.
+Each process that takes elements has one lease. If the lease lapses, the elements that this process holds return to the
+list.
 """
 
 from __future__ import annotations
@@ -156,7 +157,12 @@ class ListConsumer:
         return Claimed(claims, now_ms, now_ms + int(float(ends)) - server_ms if ends else None)
 
     def _note(self, why: bytes, missed: int) -> None:
-        """Record why nothing can be taken, and how many messages were dropped unread. This class ignores both."""
+        """Do nothing. A subclass may record the two values. `claim` calls this method after each call of `take`.
+
+        Args:
+            why: The reason why the consumer can take nothing, as the script `take` returns it; b"" = no such reason.
+            missed: How many more messages the topic or log has dropped before the consumer read them.
+        """
 
     def _judged(self, element: bytes, lane: Lane, now_ms: int) -> Element | PutBack | None:
         """Return the element if a handler can take it, else its dead letter, or None to drop the element."""
@@ -182,9 +188,10 @@ class ListConsumer:
         await self._run("drop", len(ended), *ended)
 
     async def _give_back_strays(self, just_taken: range) -> None:
-        """Return elements to the list that the server counts as taken by this process, but this process does not.
+        """Return stray elements to the list.
 
-        Such elements exist after a failover, if the new server does not know that this process has ended them.
+        The server counts a stray element as taken by this process, but this process does not hold it. Such elements
+        exist after a failover, if the new server does not know that this process has ended them.
         """
         known = {*just_taken, *(taken.number for taken in self._taken.values())}
         try:
@@ -198,7 +205,8 @@ class ListConsumer:
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         """End claims.
 
-        Store retries and dead letters in the scheduler's store first, then remove all elements from the list.
+        First store retries and dead letters in the scheduler's store. Then delete the ended elements, and return the
+        elements that had no run to the list.
         """
         found = [self._taken.get(_key(settlement)) for settlement in settlements]
         leaving: list[tuple[Again | Dead, Taken]] = []

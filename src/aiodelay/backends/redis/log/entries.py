@@ -90,7 +90,7 @@ def written(message: LogMessage | bytes, lane: str, topic: str, now_ms: int) -> 
     """
     payload: object = message.payload if isinstance(message, LogMessage) else message
     if not isinstance(payload, bytes):
-        raise PayloadTypeError("payload", kind_of(payload), "bytes, alone or of a LogMessage")
+        raise PayloadTypeError("payload", kind_of(payload), "bytes, or a LogMessage with bytes")
     if not isinstance(message, LogMessage):
         message = LogMessage(payload)
     key = check_key(message.key)

@@ -40,7 +40,7 @@ class RedisLog(PublishingEnd, LogTopics):
     **As a sink.** The address `<topic>` appends a message to the log. The address `<topic>?consumer=<name>` gives a
     message to one consumer only. A Redis store already has this sink for its own namespace, and moves each message to
     its log exactly once. With any other store, the scheduler claims, appends and settles a message, so it may append a
-    message twice. If the second time comes within 10 minutes of the first, the log has the message once.
+    message twice. The log ignores the second message if it comes within 10 minutes of the first.
 
     **As a source.** The address is `<topic>?consumer=<name>`. In place of `consumer`, the address may say `group`, as
     in Kafka's addresses. The first claim registers the consumer. The consumer starts at the oldest entry. With
@@ -57,7 +57,7 @@ class RedisLog(PublishingEnd, LogTopics):
             no limit.
         max_age: The largest age of an entry. An append drops older entries. None = no limit.
         drop_passed: If True, an append drops the entries that all registered consumers have passed.
-        resend_unknown: Decides after an attempt whose outcome has been unknown for more than 9 minutes. If True, the
+        resend_unknown: The rule after an attempt whose outcome has been unknown for more than 9 minutes. If True, the
             sink appends the message again, and consumers may get it twice. If False, the sink gives the message up with
             the reason `outcome_unknown`.
 

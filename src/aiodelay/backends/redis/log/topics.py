@@ -191,7 +191,8 @@ class LogTopics(TopicEnd):
             topic: A name, as for `read`.
             max_messages: The largest number of entries to keep; 0 = no limit.
             max_age: Entries older than this are dropped; None = no limit.
-            drop_passed: If True, entries before the cursors of all registered consumers are dropped.
+            drop_passed: If True, entries that all registered consumers have passed are dropped. These are the entries
+                up to the lowest cursor.
 
         Returns:
             The number of indexes that were dropped.

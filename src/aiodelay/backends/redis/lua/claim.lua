@@ -1,5 +1,5 @@
--- claim: leases due messages. Each demand first gets an equal share. A second round gives it what is left of the other
--- shares.
+-- claim: leases due messages. Each demand first gets an equal share. A second round gives the unused parts of the
+-- shares to the other demands.
 --@ base known record memory moves heads
 -- ARGV[4] length of the leases, ms
 -- ARGV[5] worker

@@ -1,5 +1,5 @@
--- heads: removes messages from the head of a lane that the script must neither claim nor move. They are paused, late or
--- unreadable. It also finds the time at which a lane next has something to do. `claim` and the scripts that transfer
+-- heads: removes paused, late and unreadable messages from the head of a lane, because the script must neither claim
+-- nor move them. It also finds the time at which a lane next has something to do. `claim` and the scripts that transfer
 -- contain this part.
 
 -- Returns true if the member of a lane belongs to this value. If not, another program has left the member.

@@ -427,7 +427,7 @@ function tokens.at(deadline, counter) return (deadline - TOKEN_EPOCH) * COUNTERS
 tokens.LEAST, tokens.TOO_LONG = tokens.at(now + 1, 0), tokens.at(now + MAX_LEASE + 1, 0)
 
 -- Returns true if the script may now return the messages whose leases are too long. Live workers have then had time to
--- renew these leases with a right end. The first call starts this time, so call the function only if such a lease
+-- renew these leases with a correct end. The first call starts this time, so call the function only if such a lease
 -- exists.
 function tokens.is_righting_over()
   local since = tonumber(call('HGET', META, 'ahead') or 0)

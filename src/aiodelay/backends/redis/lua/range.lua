@@ -1,15 +1,16 @@
 -- range: lists the ids of messages by place, or dead letters by time. It reads a bounded part, and writes nothing.
 --@ base record memory moves
 -- ARGV[4] 'lanes' = messages, 'graves' = dead letters, 'left' = the rest of an earlier answer
--- ARGV[5] a ms. The script also lists all members with this ms. '' = none
+-- ARGV[5] a time in ms. The script also lists all members with this time. '' = none
 -- ARGV[6], ARGV[7] the first and the last ms, in the form of ZRANGEBYSCORE
--- ARGV[8] the number of members of each set. The script also lists all other members with the ms of the last of them.
+-- ARGV[8] the number of members to list of each set. The script also lists the other members that have the same ms as
+--   the last member.
 -- From ARGV[9] on: names of lanes (none = all lanes); or for 'left', the rest of an earlier answer.
 -- Returns now, {the rest: set, ms, where to continue, ...}, then the id of each message, or the field name in `dead` of
 -- each dead letter, each with its ms. They are in no order.
 --
--- Race: claims between two calls remove the first members of a ms. So the script reads the members of one ms from the
--- last to the first, and misses none.
+-- Race: claims between two calls remove the first of the members that have the same ms. So the script reads these
+-- members from the last to the first, and misses none.
 local left = {}
 local answer = { text(now), left }
 local FROM, TO, LIMIT = ARGV[6], ARGV[7], tonumber(ARGV[8])

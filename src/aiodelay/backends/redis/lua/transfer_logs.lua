@@ -1,4 +1,4 @@
--- transfer_logs: moves due messages of one lane into logs of this namespace. Its other arguments are those of
+-- transfer_logs: moves due messages of one lane into logs of this namespace. All arguments except ARGV[7] are those of
 -- `transfer`.
 --@ base known record memory moves heads log logs moving
 -- ARGV[7] three numbers with spaces between them: the most messages that a log keeps, the largest age in ms (0 = no

@@ -38,7 +38,7 @@ _SCHEDULED, _OVERDUE = State.SCHEDULED.value, State.OVERDUE.value
 
 
 class Known:
-    """The lanes of a namespace, and its paused and blocked addresses, when the scan of a part begins.
+    """The lanes of a namespace, and its paused and blocked addresses, at one time during a scan.
 
     Args:
         lanes: The names of the lanes by number.

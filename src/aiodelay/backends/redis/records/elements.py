@@ -1,4 +1,4 @@
-"""Encodes and decodes list elements. In this form, other processes in any language can read a message.
+"""Encodes and decodes list elements. A process in any language can read a message in this form.
 
 An element is three MessagePack values in a row: the id as binary, the prefix of the record as binary, and the body of
 the record as a map. The last key of the map is `q`, the time of the push. docs/formats.md shows every byte.
@@ -90,6 +90,6 @@ def decode_element(element: bytes, *, lane: str) -> Element:
         raise ForeignElementError("it does not begin with an id and a record's prefix")
     record = decode_record(prefix + bytes(body), message_id=text_of(member), lane=lambda number: lane)
     if record.envelope.rule is not None:
-        raise RecordFormatError("it recurs: a list holds single occurrences")
+        raise RecordFormatError("its message recurs, but a list holds single occurrences")
     pushed_ms = int.from_bytes(element[_PUSHED_MS], "big") if element[_PUSHED_KEY] == PUSHED else None
     return Element(replace(record, envelope=replace(record.envelope, address="")), pushed_ms)

@@ -34,7 +34,7 @@ DERIVED = (
     *("due:", "leased:", "parked:", "blocked:", "why:", "done:", "ended:", "req:", "fanout:", "log:", "logs"),
     *("graves:ids", "superseded", "superseded:ids", "retries", "series", "trials"),
 )
-"""The beginnings of other keys. A script adds a lane, address, time window, worker or topic to them."""
+"""Other keys. Names that end with `:` are beginnings: a script adds a lane, address, time window, worker or topic."""
 
 _UUID7 = re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}")
 _OCCURRENCE = re.compile(r"(.*)~(\d{10,15})", re.DOTALL)

@@ -193,7 +193,9 @@ class Base:
             raise self.unavailable(fault) from fault
 
     async def lanes_of(self, values: Sequence[object]) -> Lanes:
-        """Read the names of the lanes from the server. Without values, return no names, and do not call the server.
+        """Read the names of the lanes from the server.
+
+        If `values` is empty, return no names, and do not call the server.
 
         Raises:
             StoreUnavailableError: The server did not return the names.

@@ -34,7 +34,7 @@ class _TooFarError(Exception):
 
 
 BAD_VALUE = (_TooFarError, OverflowError, UnicodeError, TypeError)
-"""Errors from values that no record can hold. The store refuses only the command that has such a value."""
+"""Errors from values that no record can hold. Without an intake, the store refuses only the command with the value."""
 
 MOST_MS = (1 << 47) - 1
 """The latest time that a record can hold."""

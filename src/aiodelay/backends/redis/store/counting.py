@@ -14,7 +14,7 @@ __all__ = ["add_load", "counts_of"]
 
 
 def counts_of(reply: Sequence[Any]) -> Mapping[Lane, LaneCounts]:
-    """Return the counts in an answer of `counts.lua`. Leave out lanes without messages and dead letters."""
+    """Return the counts in an answer of `counts.lua`. Leave out lanes that have neither messages nor dead letters."""
     served = served_lanes(reply[1], int(reply[0]))
     held = frozenset(reply[2])
     parked = _parked(reply[3])

@@ -142,14 +142,17 @@ class RedisStore(Transfers):
         return ""
 
     async def vanished_elsewhere(self) -> str:
-        """Describe a loss of data that another process noted within the last minute, or return "" if none did."""
+        """Describe a loss of data that another process noted within the last minute.
+
+        Return "" if no process noted a loss.
+        """
         noted = await self.command("HGET", self._keys.key("meta"), "vanished")
         if noted is None or self.now_ms() - int(noted) > NOTED_MS:
             return ""
         return f"another process has {self.name} open, and reports that the keys {self._keys.tag}* are gone"
 
     async def features(self) -> Mapping[str, str]:
-        """Return the features that the namespace uses. The value of each is the version that switched it on."""
+        """Return the features that the namespace uses: a map from each name to the version that switched it on."""
         recorded = await self.command("HGET", self._keys.key("meta"), "features")
         return dict(each.split("=", 1) for each in (recorded or b"").decode().split())
 
@@ -203,7 +206,7 @@ class RedisStore(Transfers):
                         await self.command("HDEL", workers, worker)
 
 
-_NOT_SENT = Refused("unavailable", "not sent, because an earlier command of the same batch failed")
+_NOT_SENT = Refused("unavailable", "not sent, because another command of the same batch failed")
 
 
 def open_store(url: str, *, namespace: str, clock: Clock | None) -> RedisStore:

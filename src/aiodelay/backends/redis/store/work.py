@@ -47,7 +47,7 @@ log: logging.Logger = logging.getLogger("aiodelay.redis")
 _COST = MAX_CLAIM_BYTES // 80
 """The cost of a settlement that is not plain, in bytes. A call has room for at most 80 such settlements.
 
-The script reads and rewrites the record for each of them. `LeaseCache` explains plain settlements.
+The script reads and rewrites the record for each such settlement. `LeaseCache` explains plain settlements.
 """
 RENEWED_AT_ONCE, TIDIED_AT_ONCE = 200, 60
 _SETTLED = {ord("s"): SettleOutcome.SETTLED, ord("u"): SettleOutcome.SUPERSEDED, ord("g"): SettleOutcome.GONE}
