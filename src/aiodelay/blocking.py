@@ -63,7 +63,7 @@ class BlockingScheduler:
 
     Args:
         store: A URL.
-        namespace: The namespace of the `Scheduler` that delivers. The other settings must match its settings too.
+        namespace: The namespace of the `Scheduler` that delivers. All other settings must match that scheduler's too.
         sinks: The sinks that `to=` may name. This scheduler does not connect to them.
         encoding: The encoding for typed events.
         check_events: Whether typed events are decoded again before they are stored.
@@ -260,7 +260,7 @@ class BlockingScheduler:
         return self.call(lambda scheduler: scheduler.load(bucket=bucket, buckets=buckets))
 
     def pause(self, what: type | str) -> bool:
-        """Pause an event class, a handler's name, a sink, or one destination, as `Scheduler.pause`."""
+        """Pause a lane or one destination, as `Scheduler.pause`."""
         return self.call(lambda scheduler: scheduler.pause(what))
 
     def resume(self, what: type | str) -> bool:
@@ -352,7 +352,7 @@ class _Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is open. A failure ends it too."""
+        """Whether the connection is open. A failure also closes the connection."""
         return self._thread.is_alive()
 
     def start(self, function: Callable[[Scheduler], Awaitable[T]]) -> Future[T] | None:
@@ -415,7 +415,7 @@ def _cancel_too(task: asyncio.Task[object], opening: Future[BlockingPortal]) -> 
 
 
 def _chunks(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    """Read messages in chunks. If reading fails, yield the messages read before, then raise."""
+    """Read messages in chunks. If reading fails, yield the messages that were read until then, and raise the error."""
     chunk: list[Message] = []
     try:
         for message in messages:

@@ -45,8 +45,8 @@ class DelayBox:
     """Takes requests from Kafka topics into a store, and delivers their messages to topics of the same cluster.
 
     A request is a record with the JSON value `{"topic": "T", "message": "...", "countdown": 120}`. Each request is
-    stored once (S3): the store keeps the position of each partition, and updates the position in the step that stores
-    the messages. Any number of boxes may share a store. They divide the partitions among themselves.
+    stored once: the store keeps the position of each partition, and updates the position in the step that stores the
+    messages. Any number of boxes may share a store. They divide the partitions among themselves.
 
     If a request cannot be read, or names a topic that is not allowed, the box writes the request to a dead topic, with
     the reason. Such a request does not stop other requests.
@@ -54,15 +54,15 @@ class DelayBox:
     Use the box with `async with`, or call `run`.
 
     Args:
-        store: The URL of a store: the box then also delivers the messages. Or a `Scheduler` with a Kafka sink: the
+        store: A store or its URL: the box then also delivers the messages. Or a `Scheduler` with a Kafka sink: the
             scheduler then delivers the messages, and must be open before the box is opened.
         source: `kafka://host:9092/topic`; several topics have commas between them. Options: `create_topic=true`,
             `partitions` for a topic that is created, and the options of a Kafka sink (docs/reference.md).
         allow: The topics to which messages may go.
         countdown_from: The start of a countdown: the time of the `record`, or the `arrival` of the record at the box.
         dead_topic: The topic for refused records; None = `<topic>.dead`. It is created if it is missing.
-        begin_after: A consumer group of another system. If the store has no position of a partition yet, the box begins
-            at the offset that this group has committed, instead of at the topic's beginning.
+        begin_after: A consumer group of another system. If the store has no position for a partition yet, the box
+            begins at the offset that this group has committed, instead of at the topic's beginning.
         namespace: Separates several boxes in one store. Do not give it for a store on Kafka, nor with a `Scheduler`,
             which has a namespace of its own.
         max_payload: Most bytes of a message.
@@ -166,7 +166,7 @@ class DelayBox:
         return Group(self._cluster, topic, f"aiodelay.delay-box.{topic}.{store}", self._assign)
 
     def _assign(self, topic: str, numbers: Collection[int]) -> None:
-        """Take in exactly these partitions of a topic from now on. Intakes that already run for them go on."""
+        """Take in requests from exactly these partitions of a topic. Intakes that already run for them go on."""
         if not self._running:  # the box is stopping: a new intake would never be cancelled
             return
         wanted = {TopicPartition(topic, n) for n in numbers}

@@ -172,7 +172,7 @@ class PayloadTooLargeError(InputError):
 
 
 class CodecError(InputError):
-    """The named codec could not encode an event, or could not decode a stored payload."""
+    """A codec could not encode an event, or could not decode a stored payload. The error names the codec."""
 
 
 class MessageIdError(InputError):

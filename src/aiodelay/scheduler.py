@@ -135,7 +135,7 @@ class Context(RunContext["Scheduler"]):
 
 
 class Received(HeldMessage[T, Context]):
-    """A message that a program took from `Scheduler.messages`. The worker renews its lease until it is settled.
+    """A message that a program took from `Scheduler.messages`. Until it is settled, the worker renews its lease.
 
     Used as a context manager, the message settles itself:
 
@@ -168,14 +168,15 @@ class Scheduler(Control):
 
     Args:
         store: A URL (`sqlite:///delay.db`, `sqlite:////var/lib/delay.db`, `memory://`), or a `Store`.
-        namespace: Separates the messages of several applications in one store; 1 to 64 of A-Z a-z 0-9 . _ -
+        namespace: Separates the messages of several applications in one store; 1 to 64 characters of
+            A-Z a-z 0-9 . _ -
         sinks: The sinks that `to=` may name: URLs (`stdout:`) or `Sink`s. Some stores bring sinks of their own, as
             `redis://` does. A sink given here replaces the store's sink of the same name.
         sources: The sources that a handler's `source=` may name: URLs (`redis-list://host`) or `Source`s. Some stores
             bring sources of their own. A source given here replaces the store's source of the same name.
         dispatch: False for a process that only schedules.
         lanes: The handlers (by type name) and sinks (by name) to serve; None = all.
-        encoding: The encoding for typed events: `json` or `msgpack`. Every scheduler reads both.
+        encoding: The encoding for typed events: `json` or `msgpack`. Every scheduler reads both encodings.
         retry: The retry policy of sinks, and of handlers without a retry policy of their own.
         check_events: Whether `schedule()` decodes each encoded event again, and refuses an event that its own type
             cannot read. This check runs the type's own code once more (`__post_init__`, validators).
@@ -187,10 +188,10 @@ class Scheduler(Control):
             attempt.
         drain: How long closing waits for messages in flight. After that, closing cancels their runs and gives the
             messages back.
-        overdue_alarm: The scheduler raises an alarm when the oldest overdue message is this old.
+        overdue_alarm: The scheduler raises an alarm when a message has been overdue for this long.
         on_alarm: A plain function. The scheduler calls it with each `Alarm`, and again when the alarm is over. Alarms
             are logged in any case.
-        telemetry: The settings for traces and metrics (docs/telemetry.md). They need an OpenTelemetry provider.
+        telemetry: The settings for traces and metrics (docs/telemetry.md), which need an OpenTelemetry provider.
         clock: The clock of the scheduler and its store, for tests.
 
     Raises:
@@ -305,7 +306,7 @@ class Scheduler(Control):
         return self._sinks[name]
 
     def decoders(self) -> Mapping[Lane, Decoder]:
-        """Return the payload decoder of each event type that a handler serves, former names included."""
+        """Return the payload decoders by the name of the event type. Former names of event types are included."""
         return {name: spec.decode for spec in self._handlers.values() for name in (spec.name, *spec.aliases)}
 
     def opened_store(self) -> Store:
@@ -436,7 +437,7 @@ class Scheduler(Control):
         return self._composer.put(_checked(message, Message, "message"), self._store.now_ms())
 
     async def cancel(self, message_id: str, *, if_revision: int | None = None) -> CancelOutcome:
-        """End a message. If the message is a series, its retries end too.
+        """End a message. If the message is a series, the retries of its occurrences end too.
 
         Args:
             message_id: The id of the message.
@@ -626,11 +627,13 @@ class Scheduler(Control):
             function: The handler, if the decorator is used without parentheses.
             name: Only for handlers of bytes: the name that messages use, as `to="handler:<name>"`.
             concurrency: Most runs at once in this process.
-            timeout: Longest run. After it, a coroutine is cancelled, which counts as a failed attempt.
+            timeout: The longest time for one run. If a coroutine exceeds this time, it is cancelled, which counts as a
+                failed attempt.
             retry: The retry policy; None = the scheduler's retry policy.
-            every: A rule by which the event `Type()` recurs while any process serves this handler.
-            source: `<source>:<address>`, such as `redis-list:orders`. The handler then also takes the messages from
-                there, beside the messages that are scheduled for it. Retries and dead letters go to this scheduler's
+            every: A rule by which an event recurs while any process serves this handler. The scheduler makes the event
+                by calling the event type without arguments.
+            source: `<source>:<address>`, such as `redis-list:orders`. The handler then takes messages from this address
+                too, beside the messages that are scheduled for it. Retries and dead letters go to this scheduler's
                 store.
 
         Raises:
@@ -695,18 +698,18 @@ class Scheduler(Control):
             if shared:
                 raise DuplicateHandlerError(
                     "handler",
-                    f"a second one for {min(shared)!r}; the first is {other.place}",
+                    f"a second handler for {min(shared)!r}; the first is {other.place}",
                     "one handler per event type",
                 )
             if spec.source is not None and spec.source == other.source:
-                got = f"a second handler of {':'.join(spec.source)!r}; the first is {other.place}"
+                got = f"{':'.join(spec.source)!r}, which another handler already has: {other.place}"
                 raise DuplicateHandlerError("source", got, "one handler per source")
 
     def _checked_source(self, source: str) -> tuple[str, str]:
         name, address = split_target(source, field="source")
         if name not in self._sources:
             known = ", ".join(f"{each}:" for each in sorted(self._sources)) or "none"
-            allowed = f"{known} (name others in the setting sources)"
+            allowed = f"{known} (add other sources with the setting sources)"
             raise ConfigurationError("source", shortened(source), allowed)
         self._sources[name].check(address)
         return name, address
@@ -794,7 +797,7 @@ class Scheduler(Control):
             concurrency: Most messages in flight of an `async for`. A `Subscriber` requests as many as it wants.
             retry: The retry policy for messages that are settled with an exception; None = the scheduler's retry
                 policy.
-            source: `<source>:<address>`. Messages from there are given too, as for a handler (see `handler`).
+            source: `<source>:<address>`. The publisher then gives the messages from this address too (see `handler`).
 
         Raises:
             ConfigurationError: An argument is wrong.
@@ -824,7 +827,7 @@ class Scheduler(Control):
 
         Raises:
             StoreUnavailableError, SinkUnavailableError: The store, a sink or a source did not answer within
-                `open_timeout`. It is the error of the last attempt.
+                `open_timeout`. The error is that of the last attempt.
             StoreMismatchError: This version cannot use the store's data.
             ConfigurationError: `lanes` names something that is neither a handler nor a sink.
         """
@@ -954,7 +957,7 @@ class Scheduler(Control):
     async def run(self) -> None:
         """Open, dispatch until cancelled, and close: the main task of a process that runs handlers.
 
-        `aiodelay run module:scheduler` does this, and closes in order on SIGTERM and SIGINT.
+        `aiodelay run module:scheduler` does the same, and closes the scheduler on SIGTERM and SIGINT.
         """
         async with self:
             await asyncio.get_running_loop().create_future()
@@ -963,7 +966,7 @@ class Scheduler(Control):
         """Return when the served lanes hold only recurring messages, and no message is in flight.
 
         This method is for scripts and examples. It waits for due times however far ahead they are. If a wait is longer
-        than `drain`, it logs one warning. While the store does not answer, it asks the store again.
+        than `drain`, the method logs one warning. While the store does not answer, the method asks the store again.
 
         Raises:
             ClosedError: The scheduler is being closed.
@@ -987,7 +990,7 @@ class Scheduler(Control):
         return Reach(Promise.AT_LEAST_ONCE, reason)
 
     def status(self) -> WorkStatus:
-        """Return whether messages are dispatched yet. While a Kafka store opens, it also says how much it has read."""
+        """Return whether messages are dispatched yet, and, while a Kafka store opens, how much the store has read."""
         if self._running is not None:
             return self._running.status()
         if self._opening is None:

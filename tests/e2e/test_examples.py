@@ -62,7 +62,7 @@ def test_payment_reminders_resume_from_their_file(tmp_path: Path) -> None:
 
 def test_recurring(tmp_path: Path) -> None:
     said = output_of("recurring.py", cwd=tmp_path)
-    assert said[0] == "At 09:00 on Monday (Europe/Paris); skipped while an earlier one is being retried:"
+    assert said[0] == "At 09:00 on Monday (Europe/Paris); skipped while an earlier occurrence is being retried:"
     assert all(re.fullmatch(r"  Mon \d\d \w{3} \d{4}, 09:00 CES?T", line) for line in said[1:4])
     assert all(re.fullmatch(r"beat, due \d\d:\d\d:\d\d\.\d{6}, \d+ ms late", line) for line in said[4:7])
     assert said[7] in ("beat: cancelled", "beat: in_flight")

@@ -62,7 +62,7 @@ CALLS: dict[str, tuple[Call, Bad]] = {
     "get nothing": (lambda s: s.get(""), NO_ID),
     "reschedule nothing": (lambda s: s.reschedule("", delay="1s"), NO_ID),
     "reschedule without time": (lambda s: s.reschedule("a"), time_("at, delay", "missing", "exactly one of them")),
-    "reschedule twice": (lambda s: s.reschedule("a", at=START, delay="1s"), time_("at, delay", "both", ONE)),
+    "reschedule twice": (lambda s: s.reschedule("a", at=START, delay="1s"), time_("at, delay", "more than one", ONE)),
     "reschedule naive": (lambda s: s.reschedule("a", at=datetime(2031, 1, 1)), time_("at", "naive", "aware")),  # noqa: DTZ001
     "reschedule far": (lambda s: s.reschedule("a", delay="4000d"), time_("delay", "'4000d'", "at most 3650d")),
     "pending of a number": (lambda s: listing(s.pending(7)), NO_WHAT),

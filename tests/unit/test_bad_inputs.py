@@ -175,10 +175,10 @@ TIMES: dict[str, tuple[dict[str, Any], Bad]] = {
     "year 9999": (at(datetime.max.replace(tzinfo=UTC)), time_("at", "d", "at most 3650d ahead")),
     "year 9999, west": (at(datetime.max.replace(tzinfo=timezone(-timedelta(hours=12)))), time_("at", "d", "3650d")),
     "neither": (call(delay=None), time_("at, delay, every", "missing", ONE)),
-    "at and delay": (call(at=START), time_("at, delay, every", "both", ONE)),
-    "delay and every": (call(every=Every("1m")), time_("at, delay, every", "several", ONE)),
-    "at and every": (call(at=START, delay=None, every=Every("1m")), time_("at, delay, every", "several", ONE)),
-    "all three": (call(at=START, every=Every("1m")), time_("at, delay, every", "several", ONE)),
+    "at and delay": (call(at=START), time_("at, delay, every", "more than one", ONE)),
+    "delay and every": (call(every=Every("1m")), time_("at, delay, every", "more than one", ONE)),
+    "at and every": (call(at=START, delay=None, every=Every("1m")), time_("at, delay, every", "more than one", ONE)),
+    "all three": (call(at=START, every=Every("1m")), time_("at, delay, every", "more than one", ONE)),
     "-1 ms": (call(delay=timedelta(milliseconds=-1)), time_("delay", "timedelta", "at least 0s")),
     "-1 us": (call(delay=timedelta(microseconds=-1)), time_("delay", "timedelta", "at least 0s")),
     "least timedelta": (call(delay=timedelta.min), time_("delay", "timedelta", "at least 0s")),
@@ -240,7 +240,7 @@ PAYLOADS: dict[str, tuple[dict[str, Any], Bad]] = {
     "None without to": (call() | {"event": None}, Bad(TargetError, "to", "missing", "None names no handler")),
     "None without key": (
         call(to="sink:x") | {"event": None, "key": None},
-        Bad(PayloadTypeError, "event", "None without a key", "a key"),
+        Bad(PayloadTypeError, "event", "None, and the message has no key", "None together with a key"),
     ),
     "None to a handler": (
         call(to="handler:Pay") | {"event": None},
@@ -296,7 +296,7 @@ def header(headers: object, field: str, value: str, allowed: str) -> tuple[dict[
     return call() | {"headers": headers}, Bad(HeaderError, field, value, allowed)
 
 
-NAMES = "1 to 128 of A-Z a-z 0-9 . _ -"
+NAMES = "1 to 128 characters of A-Z a-z 0-9 . _ -"
 VALUE = "value of header 'x'"
 NO_NAMES = [
     *("", " ", "a b", "a:b", "a\r\nb", "a\n", "é", "a\x00", "\ud800", "\u2028", "a" * 129, "a" * 1_000_000),

@@ -62,9 +62,9 @@ def given(bad: Bad, **settings: object) -> tuple[Call, Bad]:
     return lambda: scheduler(**settings), bad
 
 
-NAMESPACE = setting("namespace", "", "1 to 64 of A-Z a-z 0-9 . _ -")
+NAMESPACE = setting("namespace", "", "1 to 64 characters of A-Z a-z 0-9 . _ -")
 LIMIT = setting("max_payload", "", "an integer from 1 to 1000000000")
-TARGETS = setting("allowed_targets", "", "'<sink>:<address>', or a prefix of one, ending in '*'")
+TARGETS = setting("allowed_targets", "", "'<sink>:<address>', or the beginning of such a text and '*'")
 LANE = setting("lanes", "", "1 to 128 characters")
 SETTINGS: Rows = {
     **{
@@ -235,20 +235,20 @@ HANDLERS: Rows = {
     "no parameters": handler(no_parameters, signature("no_parameters", "without an event parameter")),
     "only keywords": handler(only_keyword, signature("only_keyword", "without an event parameter")),
     "variadic": handler(variadic, signature("variadic", "without an event parameter")),
-    "not annotated": handler(bare, signature("bare", "with event parameter 'event' without annotation")),
-    "lambda": handler(lambda event: None, signature("<lambda>", "'event' without annotation")),
+    "not annotated": handler(bare, signature("bare", "whose event parameter 'event' has no annotation")),
+    "lambda": handler(lambda event: None, signature("<lambda>", "'event' has no annotation")),
     "partial": handler(functools.partial(extra), signature("extra", "'database', which nothing can fill", FILLED)),
     "partial of the event": handler(
         functools.partial(good, event=Pay()), signature("good", "without an event parameter")
     ),
-    "str": handler(of_text, signature("of_text", "'event' annotated <class 'str'>")),
-    "dict": handler(of_dict, signature("of_dict", "'event' annotated dict[str, typing.Any]")),
+    "str": handler(of_text, signature("of_text", "'event' is annotated <class 'str'>")),
+    "dict": handler(of_dict, signature("of_dict", "'event' is annotated dict[str, typing.Any]")),
     "union": handler(of_two, signature("of_two", "annotated ")),
     "list": handler(of_many, signature("of_many", "annotated list[")),
     "Any": handler(of_anything, signature("of_anything", "annotated typing.Any")),
     "unresolved": handler(of_missing, signature("of_missing", "NameError: name 'Missing' is not", "that resolve")),
     "syntax": handler(bad_syntax, signature("bad_syntax", "SyntaxError", "that resolve")),
-    "context first": handler(context_first, signature("context_first", "'context' annotated <class")),
+    "context first": handler(context_first, signature("context_first", "'context' is annotated <class")),
     "two contexts": handler(two_contexts, signature("two_contexts", "'two', which nothing can fill", FILLED)),
     "extra": handler(extra, signature("extra", "'database', which nothing can fill", FILLED)),
     "extra keyword": handler(extra_keyword, signature("extra_keyword", "'database', which nothing can fill", FILLED)),
@@ -263,7 +263,7 @@ HANDLERS: Rows = {
     "bytes, bad name": handler(of_bytes, setting("handler name", "'a b'", "1 to 128 characters"), name="a b"),
     "typed with name": handler(good, setting("handler name", "'pay'", "name Pay with @event(...)"), name="pay"),
     "union inside": handler(
-        of_either, signature("of_either", "of the event type Either, which cannot be", "fields of")
+        of_either, signature("of_either", "given the event type Either, which cannot be", "fields of")
     ),
     "unresolved inside": handler(of_unresolved, signature("of_unresolved", "NameError: name 'Missing'", "fields of")),
     **{
@@ -380,7 +380,9 @@ RETRIES: Rows = {
     ),
     "plans in plans": (
         lambda: Retry(by_type={ValueError: Retry(by_type={KeyError: Retry.never()})}),
-        setting("retry.by_type[ValueError]", "a by_type of its own", "name every type in the outer Retry"),
+        setting(
+            "retry.by_type[ValueError]", "a by_type of its own", "put every type into the by_type of the outer Retry"
+        ),
     ),
     "no intervals": intervals([], "intervals", "[]", "1 to 999 durations"),
     "intervals as text": intervals("5s", "intervals", "'5s'", "1 to 999 durations"),
@@ -403,7 +405,7 @@ POLICIES: Rows = {
     "every, missed": rule(lambda: Every("1m", missed="later"), "missed", "'later'", "'coalesce', 'all', 'skip'"),  # type: ignore[arg-type]
     "every, overlap": rule(lambda: Every("1m", overlap=[]), "overlap", "[]", "'allow', 'skip'"),  # type: ignore[arg-type]
     "cron of nothing": rule(lambda: Cron(""), "expression", "''", FIVE),
-    "cron of six": rule(lambda: Cron("0 0 9 * * mon"), "expression", "'0 0 9", "for seconds give an interval"),
+    "cron of six": rule(lambda: Cron("0 0 9 * * mon"), "expression", "'0 0 9", "for a rule in seconds, use Every"),
     "cron, minute 61": rule(lambda: Cron("61 9 * * mon"), "expression", "'61 9", FIVE),
     "cron, 30 February": rule(lambda: Cron("0 0 30 2 *"), "expression", "'0 0 30 2 *'", ""),
     "cron, 10^6": rule(lambda: Cron("0" * 1_000_000), "expression", "000…000", FIVE),
@@ -463,15 +465,15 @@ OPTIONS: Rows = {
         memory(f"memory://?api_key={PASSWORD}"), "option of memory://?api_key=***", "'api_key'", "journal"
     ),
     "host": refused(
-        memory(f"memory://u:{PASSWORD}@host"), "url", "memory://u:***@host", "memory: without host or path"
+        memory(f"memory://u:{PASSWORD}@host"), "url", "memory://u:***@host", "'memory:' without host or path"
     ),
-    "path": refused(memory("memory:///delay.db"), "url", "memory:///delay.db", "memory: without host or path"),
-    "fragment": refused(memory("memory://#x"), "url", "memory://#x", "memory: without host or path"),
+    "path": refused(memory("memory:///delay.db"), "url", "memory:///delay.db", "'memory:' without host or path"),
+    "fragment": refused(memory("memory://#x"), "url", "memory://#x", "'memory:' without host or path"),
     "unreadable": refused(memory(f"memory://u:{PASSWORD}@[host"), "url", "memory://u:***@[host", "a URL"),
     "unreadable name": refused(
         memory(f"memory://u:{PASSWORD}@ho\u2100st"), "url", "memory://u:***@ho\u2100st", "a URL"
     ),
-    "stdout": refused(lambda: open_stdout("stdout:x"), "url", "stdout:x", "stdout: without host or path"),
+    "stdout": refused(lambda: open_stdout("stdout:x"), "url", "stdout:x", "'stdout:' without host or path"),
     "stdout, option": refused(lambda: open_stdout("stdout:?a=1"), "option of stdout:?a=1", "'a'", "none"),
 }
 
@@ -622,7 +624,7 @@ async def named_stdout(event: bytes) -> None: ...
             add(good, good),
             setting(
                 "handler",
-                f"a second one for 'Pay'; the first is {__name__}.good, line ",
+                f"a second handler for 'Pay'; the first is {__name__}.good, line ",
                 "one handler per event type",
                 DuplicateHandlerError,
             ),
@@ -631,7 +633,7 @@ async def named_stdout(event: bytes) -> None: ...
         (add(old, checked), setting("event type", "'pay.old', the name of both", "@event(...)", DuplicateHandlerError)),
         (
             add(of_bytes, named_stdout, name="x"),
-            setting("handler", "a second one for 'x'", "one handler per event type", DuplicateHandlerError),
+            setting("handler", "a second handler for 'x'", "one handler per event type", DuplicateHandlerError),
         ),
         (
             add(named_stdout, name="stdout", sinks=[StdoutSink()]),

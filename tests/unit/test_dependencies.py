@@ -235,7 +235,7 @@ def wants_default(thing: str = "") -> None: ...
 async def test_a_dependency_with_a_parameter_that_nothing_can_fill(dependency: Callable[..., Any]) -> None:
     async def pay(event: Pay, n: Annotated[str, Depends(dependency)]) -> None: ...
 
-    with pytest.raises(HandlerSignatureError, match="dependency 'wants_text', whose parameter 'text' nothing can fill"):
+    with pytest.raises(HandlerSignatureError, match="'wants_text', in which nothing can fill the parameter 'text'"):
         Scheduler("memory://").add_handler(pay)
 
 
@@ -243,7 +243,7 @@ async def test_a_dependency_with_a_parameter_that_nothing_can_fill(dependency: C
 async def test_two_parameters_of_one_name_that_want_different_things(other: Callable[..., Any]) -> None:
     async def pay(event: Pay, a: Annotated[None, Depends(wants_event)], b: Annotated[None, Depends(other)]) -> None: ...
 
-    with pytest.raises(HandlerSignatureError, match="whose parameter 'thing' nothing can fill"):
+    with pytest.raises(HandlerSignatureError, match="nothing can fill the parameter 'thing'"):
         Scheduler("memory://").add_handler(pay)
 
 

@@ -264,7 +264,8 @@ async def test_leases_that_are_lost_together_are_told_in_one_warning(
     (warning,) = [line for line in caplog.messages if "lost" in line]
     named = ", ".join(stage.lost_ids[:5])
     assert warning == (
-        f"24 leases were lost before their messages were settled; these may be delivered again: {named} and 19 more"
+        f"24 leases were lost before their messages were settled; these messages may be delivered again: "
+        f"{named} and 19 more"
     )
 
 

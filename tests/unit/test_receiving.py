@@ -397,7 +397,7 @@ async def test_a_subscriber_that_raises_has_failed_an_attempt_and_is_left(
     assert failing.signals == ["on_subscribe", "on_next"]
     assert [item.context.attempt for item in good.items] == [2]
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert record.getMessage() == "number: on_next raised; its subscription is cancelled"
+    assert record.getMessage() == "number: the subscriber's on_next raised; the subscription is cancelled"
 
 
 async def test_context_variables_that_a_subscriber_sets_end_with_the_message(stage: Stage) -> None:
@@ -429,7 +429,7 @@ async def test_a_lane_has_one_taker(stage: Stage) -> None:
             scheduler.add_handler(on_number)
         taker.subscription.cancel()
         scheduler.add_handler(on_number)
-        with pytest.raises(DuplicateHandlerError, match="a second one for"):
+        with pytest.raises(DuplicateHandlerError, match="a second handler for"):
             async for _ in scheduler.messages(Number):
                 pass
 

@@ -292,7 +292,7 @@ def test_body_keys_that_are_not_known_are_skipped(record: Record, unknown: dict[
 @pytest.mark.parametrize("version", [0, 2, 255])
 def test_another_format_is_refused(version: int) -> None:
     for data in (bytes([version]) + encode_record(FULL, 0)[1:], bytes([version])):
-        with pytest.raises(RecordFormatError, match=f"format {version} is not known; the newest known is 1"):
+        with pytest.raises(RecordFormatError, match=f"format {version} is not known; the newest known format is 1"):
             read(data)
 
 

@@ -359,12 +359,12 @@ def test_a_zone_that_this_machine_lacks_is_named() -> None:
     ("rule", "text"),
     [
         (Cron("0 9 * * mon", tz="Europe/Paris"), "At 09:00 on Monday (Europe/Paris)"),
-        (Cron("* * * * *", missed="all"), "Every minute (UTC); each missed one runs"),
+        (Cron("* * * * *", missed="all"), "Every minute (UTC); runs each missed occurrence"),
         (Every("90m"), "Every 1h30m"),
-        (Every("1h", missed="skip"), "Every 1h; missed ones are skipped"),
+        (Every("1h", missed="skip"), "Every 1h; skips missed occurrences"),
         (
             Every("1d", start=datetime(2025, 1, 1, tzinfo=UTC), overlap="skip"),
-            "Every 1d, counted from 2025-01-01T00:00:00+00:00; skipped while an earlier one is being retried",
+            "Every 1d, counted from 2025-01-01T00:00:00+00:00; skipped while an earlier occurrence is being retried",
         ),
     ],
 )
@@ -380,7 +380,7 @@ def test_describe(rule: Rule, text: str) -> None:
     [
         ("", "allowed: five fields"),
         ("* * * *", "allowed: five fields, minute hour day-of-month month day-of-week"),
-        ("* * * * * *", "for seconds give an interval"),
+        ("* * * * * *", "for a rule in seconds, use Every"),
         ("@daily", "allowed: five fields"),
         ("60 * * * *", "(Bad minute)"),
         ("* 24 * * *", "(Bad hour)"),

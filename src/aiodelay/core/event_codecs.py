@@ -39,7 +39,7 @@ class Codec(Protocol):
 
 
 class _UnwritableError(TypeError):
-    """A value inside an event cannot be written. aiodelay wrote the error's text, which shows no value of the event."""
+    """A value inside an event cannot be written. aiodelay wrote the error text, which shows no value."""
 
 
 def _write_model(value: object) -> object:

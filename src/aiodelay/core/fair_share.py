@@ -32,7 +32,7 @@ class Head(Protocol[R_co]):
         ...
 
     def step_over(self) -> None:
-        """Skip the message that `first` has just returned. The next `first` returns the message behind it."""
+        """Skip the message that `first` has just returned. The next `first` returns the message after it."""
         ...
 
 

@@ -345,5 +345,5 @@ def _default_of(field: msgspec.structs.FieldInfo) -> Any:  # noqa: ANN401 - of a
 
 def _problem_of_prefix(data: bytes) -> str:
     if data and data[0] != FORMAT_VERSION:
-        return f"format {data[0]} is not known; the newest known is {FORMAT_VERSION}"
+        return f"format {data[0]} is not known; the newest known format is {FORMAT_VERSION}"
     return f"{len(data)} bytes are shorter than the prefix of {_PREFIX_SIZE}"

@@ -32,7 +32,7 @@ class Column(NamedTuple):
 class Field(Struct, frozen=True, kw_only=True):
     """One field of a record, with its form in bytes, tables, headers and JSON.
 
-    If the field is absent from one of these, the attribute is None or empty.
+    If the field is absent from one of these forms, the attribute for this form is None or empty.
 
     Attributes:
         path: The attribute of `Record`, such as `attempt`, or of the record's envelope, such as `envelope.key`.
@@ -376,7 +376,7 @@ class Prefix(Struct, frozen=True):
     Attributes:
         format: The format for Python's `struct`.
         size: The size in bytes.
-        places: The place of each number, by field. Numbers that follow the prefix if a flag is set are included.
+        places: The place of each number, by field, also of a number that follows the prefix only if a flag is set.
         flags: The bits of each flag, by field.
     """
 

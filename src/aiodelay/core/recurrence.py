@@ -165,7 +165,7 @@ def _checked_expression(expression: object) -> str:
         raise ScheduleTimeError("every.expression", shortened(expression), f"text of {_FIVE_FIELDS}")
     fields = expression.upper().split()
     if len(fields) != _CRON_FIELDS:
-        allowed = f"{_FIVE_FIELDS}; for seconds give an interval"
+        allowed = f"{_FIVE_FIELDS}; for a rule in seconds, use Every"
         raise ScheduleTimeError("every.expression", shortened(expression), allowed)
     try:
         # Days and weekdays repeat within 50 years, so an expression without a match by then never matches.
@@ -237,7 +237,7 @@ def is_missed(rule: Rule, due_ms: int, now_ms: int) -> bool:
 
 
 def is_overlapped(rule: Rule, live: Sequence[int]) -> bool:
-    """Return whether `overlap="skip"` forbids an occurrence, because an earlier one is still being retried.
+    """Return whether `overlap="skip"` forbids an occurrence, because an earlier occurrence is still being retried.
 
     Args:
         rule: The series' rule.
@@ -247,7 +247,7 @@ def is_overlapped(rule: Rule, live: Sequence[int]) -> bool:
 
 
 def upcoming(rule: Rule, now_ms: int, n: int) -> list[int]:
-    """Return the first `n` due times of a series scheduled now, ascending; fewer if the year 9999 ends before.
+    """Return the first `n` due times of a series scheduled now, ascending; fewer if the series ends with the year 9999.
 
     Raises:
         ScheduleTimeError: The rule has no occurrence within `MAX_HORIZON_MS` (3650 days).
@@ -267,7 +267,8 @@ def _following(rule: Rule, grid_ms: int, after_ms: int) -> int | None:
 
     Args:
         rule: The series' rule.
-        grid_ms: For an `Every` without `start`: any due time of the series. All others are whole intervals from it.
+        grid_ms: For an `Every` without `start`: any due time of the series. All other due times are whole intervals
+            away from it.
         after_ms: The result is later than this time.
     """
     if isinstance(rule, Cron):
@@ -396,6 +397,6 @@ def describe(rule: Rule) -> str:
     else:
         start = f", counted from {rule.start.isoformat()}" if rule.start is not None else ""
         text = f"Every {rule.interval}{start}"
-    missed = {"coalesce": "", "all": "; each missed one runs", "skip": "; missed ones are skipped"}[rule.missed]
-    overlap = "; skipped while an earlier one is being retried" if rule.overlap == "skip" else ""
+    missed = {"coalesce": "", "all": "; runs each missed occurrence", "skip": "; skips missed occurrences"}[rule.missed]
+    overlap = "; skipped while an earlier occurrence is being retried" if rule.overlap == "skip" else ""
     return text + missed + overlap

@@ -121,7 +121,7 @@ class Retry:
         """Return a plan with these waits, in this order. The plan allows one attempt more than there are waits.
 
         Args:
-            intervals: The waits before the second attempt, the third and so on; 1 to 999 of them.
+            intervals: 1 to 999 waits: before the second attempt, before the third attempt, and so on.
             jitter: The random part of each wait, 0 to 1.
             by_type: Plans for errors of these types and their subclasses.
 
@@ -130,7 +130,7 @@ class Retry:
                 is wrong.
         """
         if not _is_list(intervals) or not 0 < len(intervals) < MAX_ATTEMPTS:
-            allowed = f'1 to {MAX_ATTEMPTS - 1} durations, e.g. ["5s", "1m"]; Retry.never() for none'
+            allowed = f'1 to {MAX_ATTEMPTS - 1} durations, e.g. ["5s", "1m"]; Retry.never() for a single attempt'
             raise ConfigurationError("retry.intervals", shortened(intervals), allowed)
         delays_ms = tuple(
             parse_duration(interval, field=f"retry.intervals[{i}]", error=ConfigurationError)
@@ -221,6 +221,6 @@ def _checked_types(by_type: Mapping[type[BaseException], Retry]) -> dict[type[Ba
         if not isinstance(plan, Retry):
             raise ConfigurationError(name, shortened(plan), "a Retry, or Retry.never()")
         if plan.by_type:
-            allowed = "a Retry without by_type; name every type in the outer Retry"
+            allowed = "a Retry without by_type; put every type into the by_type of the outer Retry"
             raise ConfigurationError(name, "a Retry with a by_type of its own", allowed)
     return dict(by_type)

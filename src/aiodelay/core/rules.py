@@ -128,7 +128,7 @@ class Rules(Generic[R]):
         if refused is not None or row is None:
             return refused or Refused("not_found")
         record, is_claimed = row.record, row.token != 0
-        if is_claimed:  # update before `end_retries`: it may change `live` of the stored series, so that `row` is stale
+        if is_claimed:  # before `end_retries`, which may change `live` of the stored series, and so make `row` stale
             self.table.update(row, replace(record, no_retry=True))
         in_flight = self.end_retries(command.id, now) or self._has_superseded(command.id, now) or is_claimed
         if not is_claimed:
@@ -169,8 +169,8 @@ class Rules(Generic[R]):
     def end_retries(self, series_id: str, now: int, *, is_replaced: bool = False) -> bool:
         """End the retries of a series, also if the series itself has ended. Return whether a retry is in flight.
 
-        If the series is replaced, the claims on the retries in flight are fenced off. If it is cancelled, these
-        retries run for the last time.
+        If the series is replaced, the claims on the retries in flight are fenced off. If the series is cancelled, the
+        retries in flight run for the last time.
         """
         table, has_claimed = self.table, False
         for row in table.retries_of(series_id):

@@ -120,7 +120,7 @@ def token_deadline_ms(token: int) -> int:
 
 
 def token_counter(token: int) -> int:
-    """Return a token's counter, which a renewal keeps."""
+    """Return the counter in a token. A renewal gives the claim a new token with the same counter."""
     return token % _COUNTERS
 
 
@@ -473,7 +473,7 @@ def after_failure(record: Record, settlement: Again | Dead) -> Record:
 
 
 def _earlier_errors(record: Record, error: str | None) -> tuple[str, ...]:
-    """Return the errors before `error`, the newest one. An `error` that repeats the last error adds nothing."""
+    """Return the errors that precede `error`, the newest error. If it repeats the last error, the list stays as is."""
     last = record.last_error
     if error is None or last is None or error == last:
         return record.earlier_errors

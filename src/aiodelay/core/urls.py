@@ -80,9 +80,9 @@ class UrlOptions:
             bare: Whether to refuse a host, a path and a fragment too, for a URL that needs only its scheme.
 
         Raises:
-            ConfigurationError: An option is unknown. The error names the first one, and the known options.
+            ConfigurationError: An option is unknown. The error names the first unknown option, and the known options.
         """
         if bare and (self.parts.netloc or self.parts.path or self.parts.fragment):
-            raise ConfigurationError("url", self.masked, f"{self.parts.scheme}: without host or path")
+            raise ConfigurationError("url", self.masked, f"'{self.parts.scheme}:' without host or path")
         for name in self._options:
             raise ConfigurationError(f"option of {self.masked}", shortened(name), ", ".join(self._known) or "none")

@@ -173,7 +173,7 @@ def check_headers(headers: object) -> Mapping[str, bytes]:
 
 def _checked_header_name(name: object) -> str:
     if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-        allowed = f"1 to {MAX_HEADER_NAME} of A-Z a-z 0-9 . _ -"
+        allowed = f"1 to {MAX_HEADER_NAME} characters of A-Z a-z 0-9 . _ -"
         raise HeaderError("header name", shortened(name), allowed)
     name = _plain(name)
     if name.lower().startswith(RESERVED_HEADER_PREFIX):
@@ -198,7 +198,7 @@ def check_namespace(namespace: object) -> str:
         ConfigurationError: The namespace does not have the required form.
     """
     if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
-        raise ConfigurationError("namespace", shortened(namespace), "1 to 64 of A-Z a-z 0-9 . _ -")
+        raise ConfigurationError("namespace", shortened(namespace), "1 to 64 characters of A-Z a-z 0-9 . _ -")
     return _plain(namespace)
 
 
@@ -260,7 +260,7 @@ class Targets:
         for entry in entries:
             if not isinstance(entry, str) or ":" not in entry or "*" in entry[:-1]:
                 raise ConfigurationError(
-                    "allowed_targets", shortened(entry), "'<sink>:<address>', or a prefix of one, ending in '*'"
+                    "allowed_targets", shortened(entry), "'<sink>:<address>', or the beginning of such a text and '*'"
                 )
         if allowed is not None:
             self.allowed = entries
@@ -322,10 +322,10 @@ def due_of(at: datetime | None, delay: Duration | None, now_ms: int, *, fields: 
         fields: The names of all arguments of which exactly one must be given, for the error.
 
     Raises:
-        ScheduleTimeError: Both or none is given, or the value is naive, negative, not finite, or beyond the horizon.
+        ScheduleTimeError: Both or none are given. Or the value is naive, negative, not finite, or beyond the horizon.
     """
     if (at is None) == (delay is None):
-        got = "missing" if at is None else "both given"
+        got = "missing" if at is None else "more than one argument"
         raise ScheduleTimeError(fields, got, "exactly one of them")
     if delay is not None:
         delay_ms = parse_duration(delay, field="delay")

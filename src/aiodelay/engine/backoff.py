@@ -1,6 +1,6 @@
 """`Backoff`: the waits of a loop whose calls of the store fail.
 
-Each wait is longer than the previous wait. Of several failures in a row, only the first is logged.
+The waits grow up to a limit. Of several failures in a row, only the first is logged.
 """
 
 from __future__ import annotations

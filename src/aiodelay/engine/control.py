@@ -40,10 +40,10 @@ class Control:
     """The operators' methods of `Scheduler`, which inherits them."""
 
     def opened_store(self) -> Store:
-        """Return the store of an open scheduler. The property `store` works also while the scheduler is closed.
+        """Raise `NotImplementedError`. `Scheduler` overrides this method: it returns the store of an open scheduler.
 
         Raises:
-            ClosedError: The scheduler is not open.
+            ClosedError: In `Scheduler`: the scheduler is not open.
         """
         raise NotImplementedError
 
@@ -73,7 +73,7 @@ class Control:
         The store is read page by page. A message that is scheduled meanwhile may or may not appear.
 
         Args:
-            of: Only messages of this event class, former names included; or of this handler's or sink's name.
+            of: Only messages of this event class, former names included; or of the handler or sink with this name.
             since: Only messages whose next attempt is at this time or later; an aware datetime.
             before: Only messages whose next attempt is before this time; an aware datetime.
             limit: Most messages; None = all.
@@ -111,13 +111,14 @@ class Control:
     # --- pause and resume ---------------------------------------------------------------------------------
 
     async def pause(self, what: type | str) -> bool:
-        """Pause an event class, a handler's name, a sink, or one destination; return whether it was running.
+        """Pause a lane or one destination. Return False if it was paused already.
 
         The store keeps the pause for all processes, until `resume`. Paused messages can be cancelled, replaced and
         listed. Messages in flight are not affected.
 
         Args:
-            what: An event class, former names included; or one name: `"payment.check"`, `"stdout"`, `"stdout:audit"`.
+            what: An event class, former names included; or the name of a handler (`"payment.check"`), of a sink
+                (`"stdout"`), or of a destination (`"stdout:audit"`).
         """
         lanes, address = lanes_and_address(what)
         return any([await self.opened_store().pause(lane, address) for lane in lanes])
@@ -136,7 +137,7 @@ class Control:
         """List blocked destinations, each with the reason and the number of messages that wait for it.
 
         The list names only destinations of sinks to which the store transfers messages (see `reaches`). The store tries
-        them again by itself.
+        these destinations again by itself.
         """
         store = self.opened_store()
         return await store.blocked() if isinstance(store, Transfer) else ()
@@ -149,7 +150,7 @@ class Control:
         """Yield dead letters, oldest first: each with its reason, attempts, first and last error.
 
         Args:
-            of: Only letters of this event class, former names included; or of this handler's or sink's name.
+            of: Only letters of this event class, former names included; or of the handler or sink with this name.
             message_id: Only letters of this message, which the store finds by an index. An occurrence of a series has
                 an id of its own.
             limit: Most letters; None = all.
@@ -183,7 +184,7 @@ class Control:
         Returns:
             For each letter `Stored`, or `Refused` with a code. A refused letter stays a dead letter.
             `not_found`: no dead letter has this key.
-            `exists`: a message with the letter's id is scheduled again.
+            `exists`: a message with the letter's id is already pending.
             `undecodable`: the letter's record cannot be read, so its destination is unknown.
         """
         return await self.opened_store().redrive(_keys(letters))

@@ -1,4 +1,4 @@
-"""`Housekeeping`: about every 10 s a bounded step over all lanes, with alarms that need no monitoring system."""
+"""`Housekeeping`: tidies all lanes about every 10 s, and raises alarms that need no monitoring system."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class LoopLag:
         self._was_lagging = False
 
     def may_claim(self) -> bool:
-        """Return whether the loop runs freely. Keep probing while that is needed."""
+        """Return whether the loop runs freely. If the probe is needed and does not run, start it."""
         if self._timer is None:
             if self._is_needed():
                 self._arm()

@@ -260,7 +260,7 @@ class Running:
             log.error("%d messages were not settled: they are delivered again when their leases end", in_flight)
 
     async def _end_tasks(self) -> None:
-        """Cancel the remaining tasks. An exception of the scheduler's block passes, without an exception group."""
+        """Cancel the remaining tasks. An exception of the `async with` block is raised unchanged, not in a group."""
         try:
             await self._tasks.__aexit__(_TheEnd, _TheEnd(), None)
         except* _TheEnd:
@@ -268,4 +268,4 @@ class Running:
 
 
 class _TheEnd(Exception):  # noqa: N818 - a signal to our task group alone
-    """Ends a task group that has nothing left to wait for."""
+    """An exception that makes a task group cancel its tasks and end."""

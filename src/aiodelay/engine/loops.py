@@ -113,11 +113,11 @@ class Loops:
                 yield loop.book
 
     def _may_claim(self) -> bool:
-        """Return whether anything may be claimed: not while the event loop lags, or in the first second of a trial."""
+        """Return False, so that nothing is claimed, while the event loop lags and in the first second of a trial."""
         return self._lag.may_claim() and not any(book.is_trying for book in self._books())
 
     def _max_lapses(self) -> int:
-        """Return the most lapses that a message may have to be claimed beside the messages in all books."""
+        """Return the most lapses of a message that may be claimed beside the messages in all books."""
         return min(book.max_lapses for book in self._books())
 
     def freed(self) -> None:
@@ -130,7 +130,7 @@ class Loops:
     # --- sources ------------------------------------------------------------------------------------------
 
     def add_source(self, subscription: HandlerSubscription, feed: AbstractAsyncContextManager[Feed]) -> None:
-        """Also take a handler's messages from a source."""
+        """Start to take messages for a handler from a source too, beside the messages from the store."""
         options = self._options
         if options.observer is not None:
             feed = options.observer.feed(feed, subscription.lane)

@@ -14,7 +14,7 @@ __all__ = ["Attempt", "ObservedClaim", "Observer"]
 
 
 class Attempt(Protocol):
-    """One attempt at delivering a message, from `Observer.begin` or `send` until it is settled."""
+    """One attempt at delivering a message, from `Observer.begin` or `send` until the message is settled."""
 
     def enter(self, variables: contextvars.Context) -> None:
         """Put the attempt's trace into the context in which a handler will run."""

@@ -21,9 +21,10 @@ MILLISECOND = timedelta(milliseconds=1)  # `n * MILLISECOND` takes a quarter of 
 
 
 class RunContext(Generic[S]):
-    """One attempt at delivering one message. Users see this class as `Context`.
+    """One attempt at delivering one message. Users see the subclass `Context`.
 
-    `Context` is defined in `scheduler.py`, because it names the type of its scheduler. That module imports this module.
+    `scheduler.py` defines `Context`, because `Context` names the class `Scheduler`. This module cannot import
+    `Scheduler`.
     """
 
     __slots__ = ("_attempts", "_claim", "_lateness_ms", "_record", "scheduler")
@@ -81,7 +82,7 @@ class RunContext(Generic[S]):
 
     @property
     def is_last_attempt(self) -> bool:
-        """Whether the retry policy allows no attempt after this one: if it fails, the message becomes a dead letter.
+        """Whether the retry policy allows no further attempt: if this attempt fails, the message becomes a dead letter.
 
         `Retry.by_type` may give the raised error a policy with more attempts, or with fewer.
         """
@@ -138,7 +139,7 @@ class Later:
 
 
 class Reject:
-    """A handler's result: give the message up. It becomes a dead letter with this reason.
+    """A handler's result: give the message up. The message becomes a dead letter with this reason.
 
     Raises:
         ConfigurationError: The reason is not text, or is empty.

@@ -40,7 +40,7 @@ def Depends(dependency: Callable[..., Any]) -> Any:  # noqa: ANN401, N802 - as F
 
 
 def dependency_of(parameter: Parameter, hint: object) -> Dependant | None:
-    """Return the dependency of a parameter; None if it has none. `hint` is the annotation, with `Annotated`."""
+    """Return the dependency of a parameter, or None. `hint` is the annotation of the parameter, with `Annotated`."""
     if "fast_depends" not in sys.modules:
         return None  # without that module, no program can have called `Depends`
     from fast_depends.dependencies import Dependant  # noqa: PLC0415 - as above
@@ -59,7 +59,7 @@ class Dependencies:
         is_coroutine: Whether the handler is a coroutine function. A plain handler and its dependencies run in a thread.
 
     Raises:
-        HandlerSignatureError: A dependency cannot be called.
+        HandlerSignatureError: A dependency cannot be read, or cannot be called for this handler.
     """
 
     def __init__(self, owner: str, wanted: Mapping[str, Dependant], event_class: type, *, is_coroutine: bool) -> None:
@@ -74,7 +74,9 @@ class Dependencies:
             try:
                 model = build_call_model(each.dependency, use_cache=each.use_cache, dependency_provider=self._provider)
             except Exception as error:  # noqa: BLE001 - annotations are evaluated here
-                raise self._error(f"with parameter {name!r}, whose dependency cannot be read ({error})") from None
+                raise self._error(
+                    f"a function with the parameter {name!r}, whose dependency cannot be read ({error})"
+                ) from None
             self._keys[name] = self._provider.add_dependant(model)
             self._check(model)
 
@@ -85,7 +87,8 @@ class Dependencies:
             what = self._what(parameter.field_type, has_default=parameter.default_value is not Ellipsis)
             if what is None or self._given.setdefault(parameter.field_name, what) != what:
                 raise self._error(
-                    f"with dependency {model.call_name!r}, whose parameter {parameter.field_name!r} nothing can fill"
+                    f"a function with the dependency {model.call_name!r}, "
+                    f"in which nothing can fill the parameter {parameter.field_name!r}"
                 )
         for key in model.dependencies.values():
             self._check(self._provider.get_dependant(key))

@@ -1,4 +1,4 @@
-"""`HeldMessage`, which users see as `Received`: a message that a program takes and settles without a handler."""
+"""`HeldMessage`, the base class of `Received`: a message that a program takes and settles without a handler."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ GIVEN_BACK: Literal["given back"] = "given back"
 
 
 class HeldMessage(Generic[T, C]):
-    """A message that a program took without a handler. The worker renews its lease until it is settled.
+    """A message that a program took without a handler. Until it is settled, the worker renews its lease.
 
-    Users see it as `Received`. Used as a context manager, the message settles itself:
+    Users see the subclass `Received`. Used as a context manager, the message settles itself:
 
     - The block ends normally: the message is done.
     - The block raises: the retry policy decides about another attempt.
@@ -82,7 +82,7 @@ class HeldMessage(Generic[T, C]):
         return self._end(result)
 
     def give_back(self) -> bool:
-        """Give the message back to its store or source without an attempt. Return False if it is no longer held."""
+        """Give the message back to its store or source, without an attempt. Return False if it was no longer held."""
         return self._end(GIVEN_BACK)
 
     def _end(self, result: object) -> bool:

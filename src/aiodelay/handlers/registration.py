@@ -224,7 +224,7 @@ def taker_spec(
 
 
 def _not_called(event: object, context: RunContext[Any]) -> None:
-    """Do nothing: a placeholder for the spec's `call`, because a subscriber gets the messages."""
+    """Do nothing. A spec needs a `call`, but a subscriber takes the messages of this spec, and nothing calls it."""
 
 
 def _route(what: type | str, types: EventTypes, owner: str) -> dict[str, Any]:
@@ -253,7 +253,9 @@ def _signature(function: Handler) -> tuple[list[inspect.Parameter], Mapping[str,
         return list(inspect.signature(function).parameters.values()), get_type_hints(_target(function))
     except Exception as error:  # noqa: BLE001 - annotations given as text are evaluated here
         raise HandlerSignatureError(
-            _named(function), f"with a signature that cannot be read ({_in_short(error)})", "annotations that resolve"
+            _named(function),
+            f"a function whose signature cannot be read ({_in_short(error)})",
+            "annotations that resolve",
         ) from None
 
 
@@ -282,13 +284,13 @@ def _event_class(function: Handler, parameters: list[inspect.Parameter], hints: 
     if inspect.isasyncgenfunction(target) or inspect.isgeneratorfunction(target):
         raise HandlerSignatureError(_named(function), "a generator", "a coroutine function or a plain function")
     if not parameters or parameters[0].kind not in positional:
-        raise HandlerSignatureError(_named(function), "without an event parameter", expected)
+        raise HandlerSignatureError(_named(function), "a function without an event parameter", expected)
     class_ = hints.get(parameters[0].name)
     if class_ is bytes:
         return bytes
     if not isinstance(class_, type) or not is_event_class(class_):
-        of = f"annotated {cut(repr(class_))}" if parameters[0].name in hints else "without annotation"
-        got = f"with event parameter {parameters[0].name!r} {of}"
+        of = f"is annotated {cut(repr(class_))}" if parameters[0].name in hints else "has no annotation"
+        got = f"a function whose event parameter {parameters[0].name!r} {of}"
         raise HandlerSignatureError(_named(function), got, expected)
     return class_
 
@@ -309,7 +311,7 @@ def _context_parameter(function: Handler, rest: list[inspect.Parameter], hints: 
         elif parameter.default is inspect.Parameter.empty and parameter.kind not in variadic:
             raise HandlerSignatureError(
                 _named(function),
-                f"with parameter {parameter.name!r}, which nothing can fill",
+                f"a function with the parameter {parameter.name!r}, which nothing can fill",
                 "the event, one parameter annotated Context, dependencies, and parameters with defaults",
             )
     return found
@@ -328,7 +330,7 @@ def _typed(class_: type, owner: str) -> Callable[[bytes, str], Any]:
     try:
         decoders = {encoding: codec_named(encoding).decoder(class_) for encoding in ("json", "msgpack")}
     except Exception as error:  # noqa: BLE001 - annotations of the event's fields are evaluated here
-        got = f"of the event type {class_.__qualname__}, which cannot be read back ({_in_short(error)})"
+        got = f"given the event type {class_.__qualname__}, which cannot be read back ({_in_short(error)})"
         raise HandlerSignatureError(owner, got, "fields of types that msgspec or pydantic knows") from None
     json = decoders["json"]
 

@@ -22,8 +22,8 @@ class BulkLoad(Protocol):
         safe: a message whose version is known gets the answer `outdated`, and no delivered or cancelled message comes
         back. The store remembers no ops for this call.
 
-        Like `apply`, this method never raises for a fault of the store. After such a fault, the messages behind may not
-        have been sent.
+        Like `apply`, this method never raises for a fault of the store. If a message meets such a fault, the messages
+        after it may not have been sent.
 
         Args:
             puts: Puts with `Conflict.newer(version)`, and with the same version in the envelope. Ops are ignored.
@@ -53,7 +53,7 @@ class Scannable(Protocol):
         """
         ...
 
-    def scan_part(self, scan: Scan, part: Any) -> Iterator[Columns]:  # noqa: ANN401 - one of the store's own
+    def scan_part(self, scan: Scan, part: Any) -> Iterator[Columns]:  # noqa: ANN401 - a type of the store's own
         """Read a part in batches of a bounded size.
 
         A message that does not change until all parts are read appears exactly once, in one part. A message that is

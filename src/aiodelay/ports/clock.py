@@ -9,7 +9,7 @@ __all__ = ["Clock", "SystemClock"]
 
 
 class Clock(Protocol):
-    """Tells the time in whole milliseconds. Stores and the engine take a clock, so that tests can pass another one."""
+    """Tells the time in whole milliseconds. Stores and the engine take a clock, so that tests can replace the clock."""
 
     def now_ms(self) -> int:
         """Return the wall clock as epoch ms, rounded down.

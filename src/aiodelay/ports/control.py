@@ -50,15 +50,15 @@ class Pauses(Protocol):
     """The part of a store that pauses delivery. A paused message stays stored, and can be cancelled."""
 
     async def pause(self, lane: Lane, address: str | None = None) -> bool:
-        """Pause a lane, or one address of the lane. Return False if it was paused already."""
+        """Pause a lane, or one address of the lane. Return False if this lane or address was paused already."""
         ...
 
     async def resume(self, lane: Lane, address: str | None = None) -> bool:
-        """Resume a lane, or one address of the lane. Return whether it was paused."""
+        """Resume a lane, or one address of the lane. Return whether this lane or address was paused."""
         ...
 
     async def paused(self) -> Sequence[tuple[Lane, str | None]]:
-        """List the paused lanes and addresses: pairs of a lane and an address. None = the whole lane is paused."""
+        """List the paused lanes and addresses, as pairs. If the address is None, the whole lane is paused."""
         ...
 
 

@@ -20,8 +20,8 @@ class Feed(Protocol):
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         """Lease due messages, earliest due first within a lane (S1, S3, S7, S9).
 
-        First, each lane gets an equal share of `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES`. Then the lanes share the
-        rest.
+        First, each lane gets an equal share of `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES`. If some lanes leave a part
+        of their share, the other lanes get this part, one lane after another.
 
         The feed gives out suspects in trials (`transitions.Trials`). A trial is a group of suspects and no other
         messages. After a group has ended its process, the next group is half as large. One group runs at a time.

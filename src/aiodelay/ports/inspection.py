@@ -33,7 +33,7 @@ class Inspectable(Protocol):
     async def position(self, source: str) -> int | None:
         """Return an intake's stored position; None if there is none.
 
-        After this call, a store may refuse the readers that read this source before.
+        After this call, a store may refuse earlier readers of this source.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""`Source`: the interface of a source, which gives a sink's messages to handlers in this or other processes."""
+"""`Source`: the interface of a source, which gives messages from elsewhere, such as a Redis list, to handlers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Source"]
 
 
 class Source(Protocol):
-    """Gives a sink's messages to handlers, in this process or in other processes, at least once."""
+    """Gives messages from elsewhere, such as a Redis list, to handlers of this process, at least once."""
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ Rules (docs/guarantees.md holds the table with their tests):
 - S5 an acknowledged cancel is honoured. S6 no ended message comes back. S7 one live owner per claim.
 - S8 bytes arrive identical. S9 order by due time, then scheduling order, where declared.
 - B1 duplicates are bounded. L1 no stuck lease. L2 no lost wake-up. L3 fairness between lanes.
-- L5 a poison message stops no other message. V1 a process claims nothing whose rules it does not know.
+- L5 a poison message stops no other message. V1 a process claims nothing under rules that it does not know.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ __all__ = ["Store", "StoreTraits", "Work", "missing_members"]
 
 
 class StoreTraits(Struct, frozen=True, kw_only=True):
-    """The differences between stores that the engine and tools read. The conformance suite has attributes of its own.
+    """The differences between stores that the engine and tools read.
+
+    Differences that matter only to the conformance suite are attributes of the suite.
 
     Attributes:
         durable: Whether acknowledged messages survive the end of the process.
@@ -57,7 +59,8 @@ class StoreTraits(Struct, frozen=True, kw_only=True):
             `recorded`: only commands that need no verdict (replace, keep and cancel). `none`: the store takes no
             positions.
         changes: Whether `apply` knows `Reschedule` and `Fire`.
-        longest_lease_ms: The longest lease. If a process was suspended for this long, it may begin none of its claims.
+        longest_lease_ms: The longest lease. If a process was suspended for this long, it must begin no run of a message
+            that it had claimed before.
         paced_rows: Most messages in one call of a bulk load that limits its rate for the sake of live work. With a
             larger value, live work waits longer. With a smaller value, each message costs the store more.
     """

@@ -149,7 +149,7 @@ class DictClaiming:
     def _next_claim_ms(
         self, heads: _ClaimHeads, demand: Mapping[Lane, Demand], now: int, *, has_tried: bool
     ) -> int | None:
-        """Return when to claim again, epoch ms. If this claim skipped messages, that is at most a second from now."""
+        """Return when to claim again, epoch ms. If this claim skipped messages, claim again within a second."""
         next_ms = None if has_tried else self.next_due_ms(demand, now)
         heads.put_back()
         if has_tried:
@@ -163,7 +163,7 @@ class DictClaiming:
         return Claim(entry.record, token)
 
     def claim_again(self, claims: Sequence[Claim], demand: Mapping[Lane, Demand], now: int) -> Claimed:
-        """Answer a repeated claim: return the messages of the first claim that are still leased by it."""
+        """Answer a repeated claim: return the messages that still have the leases of the first claim."""
         entries = [(self._table.leased.get(claim.record.id), claim.token) for claim in claims]
         held = [Claim(entry.record, token) for entry, token in entries if entry is not None and entry.token == token]
         return Claimed(held, now, self.next_due_ms(demand, now))

@@ -60,8 +60,8 @@ class Entry:
     def __lt__(self, other: Entry) -> bool:
         """Return whether this entry comes before `other`.
 
-        A heap compares two entries only if their place and their sequence are the same. It may still hold the removed
-        entry of a message beside the message's new entry.
+        The heap holds tuples (time, sequence, entry), so it compares entries only if time and sequence are equal. That
+        happens if a removed entry of a message is still in the heap beside the message's new entry.
         """
         return self.order < other.order
 
@@ -69,8 +69,8 @@ class Entry:
 class EntryHeap:
     """A heap of entries, ordered by time, then by sequence.
 
-    An entry counts as long as `counts` returns True for it. The heap skips all other entries. When the heap has grown
-    to twice its size, it removes them.
+    An entry counts as long as `counts` returns True for it. The heap skips entries that do not count. It removes them
+    from time to time: when it holds twice as many entries as after the last removal, and more than `_SWEEP_AT`.
     """
 
     def __init__(self, counts: Callable[[Entry], bool]) -> None:
@@ -94,7 +94,7 @@ class EntryHeap:
         heapq.heapify(self._heap)
 
     def first(self) -> Entry | None:
-        """Return the first entry that counts."""
+        """Return the first entry that counts; None if no entry counts."""
         while self._heap:
             entry = self._heap[0][2]
             if self._counts(entry):
@@ -196,7 +196,7 @@ class ExpiringDict(Generic[K, V]):
         self._values[key] = (until_ms, value)
 
     def get(self, key: K, now_ms: int) -> V | None:
-        """Return a value that has not expired."""
+        """Return the value of a key; None if the dict has no value for the key, or the value has expired."""
         found = self._values.get(key)
         return found[1] if found is not None and found[0] > now_ms else None
 

@@ -35,7 +35,7 @@ class Demand(Struct, frozen=True, gc=False):
     """The messages of a lane that a subscription requests now.
 
     Attributes:
-        messages: Most messages wanted; 0 requests none.
+        messages: Most messages wanted; 0 = no message is wanted.
         max_bytes: Most payload bytes wanted. A message that is larger than this is still given, alone.
         aliases: Further lanes that share this demand, such as an event's former type names.
         max_lapses: Most lapses in a row that a message may have. 0 requests messages that have never lapsed. 1 excludes
@@ -187,7 +187,8 @@ class Renewal(Struct, frozen=True, gc=False):
     Attributes:
         id: The message id.
         revision: The revision of the message.
-        token: The token that the claim must still have. If the claim has the token `to` already, that is a success too.
+        token: The token that the claim must still have. If the claim already has the token `to`, the renewal succeeds
+            too.
         to: The new token, which contains the new end of the lease.
         ends_trial: Whether the message is a suspect whose trial is over.
     """
@@ -236,8 +237,8 @@ class WorkStatus(Struct, frozen=True):
     Attributes:
         phase: `loading`: not yet, because the store still reads its messages. `ready`: claims are served. `ended`: no
             more claims are served.
-        done: While it loads: the number of parts that were read.
-        of: While it loads: the number of all parts.
+        done: While the store loads: the number of parts that were read.
+        of: While the store loads: the number of all parts.
         why: The reason for the phase, as text.
     """
 

@@ -51,7 +51,7 @@ class Conflict(Struct, frozen=True):
 
     @classmethod
     def keep(cls) -> Conflict:
-        """Keep the earlier message. It is replaced only if both messages recur and their rules differ."""
+        """Keep the earlier message. Replace it only if both messages recur and their rules differ."""
         return _KEEP
 
     @classmethod
@@ -278,8 +278,8 @@ class SourcePosition(Struct, frozen=True):
     The store writes the position in the same step as the messages that were read up to it. A store carries out the
     commands only if its stored position is `first`, or if it has no position. Otherwise it refuses all of them as
     `passed`. So if two readers read the same records, only one of them stores the messages. If a store has lost the
-    writes of its last seconds, no gap remains. The refused reader asks for the stored position, and reads on from
-    there.
+    writes of its last seconds, it refuses the reader too. The refused reader asks for the stored position and reads on
+    from there, so no gap remains.
 
     Attributes:
         source: The name of one ordered stream, such as a topic's partition.

@@ -88,7 +88,7 @@ class Reach(Struct, frozen=True):
 
 
 class Blocked(Struct, frozen=True):
-    """A destination whose sink takes nothing now. Its messages wait in the store, and delay no others.
+    """A destination that takes nothing now. Its messages wait in the store, and delay no other messages.
 
     `reason` comes from the sink: the destination is full, has a wrong type, or may not be written.
     """

@@ -39,7 +39,7 @@ class Scheduled(Struct, frozen=True):
     """The result of `schedule()`.
 
     Attributes:
-        id: The message id: yours, or the generated one.
+        id: The message id: the id that the caller gave, or a generated id.
         due_ms: The due time of the message that is stored under the id now, epoch ms on the store's clock. 0 if no
             message is stored.
         revision: The revision of that message. It grows with each replacement. 0 if no message is stored.

@@ -43,7 +43,7 @@ LEASE_MS = 15_000
 MAX_LEASE_MS = 60_000
 """No lease may end further ahead than this. A lease with a later end was made before the clock stepped back."""
 RETRY_WINDOW_MS = 30_000
-"""How long a store remembers the op of a command whose record is gone, in ms. Repeats within this time are safe."""
+"""How long a store remembers the op of a command at least, in ms. Repeats within this time are safe."""
 AWAY_AFTER_MS = 60_000
 """A consumer is away if it has claimed nothing for this many ms, and has nothing in flight."""
 TOMBSTONE_WINDOW_MS = 86_400_000
@@ -99,7 +99,7 @@ DELIVER = Late()
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 NO_TRACE: Mapping[str, str] = MappingProxyType({})
 CONTINUED = "aiodelay-continue"
-"""A key in a message's trace context. If it is there, the delivery continues that trace and begins no other trace."""
+"""A key in a message's trace context. With this key, the delivery continues that trace and begins no other trace."""
 ATTEMPTED = "aiodelay-attempt-"
 """The prefix of the keys in a message's trace context that hold the trace of the last attempt."""
 

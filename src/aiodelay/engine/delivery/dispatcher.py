@@ -93,7 +93,7 @@ class Dispatcher:
         lease_ms: How long a claim lasts.
         may_claim: A function that returns whether messages may be claimed now. They may not be claimed while the event
             loop lags, or while a trial begins.
-        max_lapses: A function that returns the most lapses that a message may have to be claimed now; see
+        max_lapses: A function that returns the most lapses of a message that may be claimed now; see
             `LeaseBook.max_lapses`.
     """
 

@@ -1,7 +1,7 @@
 """The lease book: it holds the claims of this process, and sends all settlements and renewals.
 
 The book makes one call at a time, so a renewal never overlaps the settlement of the same message. If a call fails, the
-book keeps its settlements or renewals and sends them again. Both are safe to repeat.
+book keeps the settlements or renewals of this call and sends them again. It is safe to repeat them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Held(Struct, eq=False):
         taker: The subscription to which the claim was delivered.
         book: The book that holds the claim.
         renew_at_ms: When the book renews the lease next.
-        settlement: The settlement to send; None until the run is over.
+        settlement: The settlement to send; None until the run has ended.
         is_lost: Whether the lease was lost, or `forget` has dropped the claim.
         is_unwanted: Whether the message was replaced or cancelled after the claim. Then a run that has not begun must
             not begin.
@@ -141,7 +141,7 @@ class LeaseBook:
 
     @property
     def max_lapses(self) -> int:
-        """The most lapses that a message may have to be claimed beside the messages held now.
+        """The most lapses of a message that may be claimed beside the messages held now.
 
         Beside suspects, this process runs only messages that have never lapsed. If the process ends, each of them
         lapses for the first time. So other suspects never cause the second lapse, which makes a message a suspect.
@@ -208,7 +208,7 @@ class LeaseBook:
 
         Args:
             message_id: The id of the message or series.
-            revision: The oldest revision that may begin.
+            revision: The oldest revision of which a run may still begin.
         """
         self._least[message_id] = revision, self._clock.monotonic_ms()
         for held in self._held.values():
@@ -221,7 +221,7 @@ class LeaseBook:
                 doubtful.pop(id(held), None)
 
     def _keep(self, together: Sequence[Held]) -> None:
-        """Add claims that have the same renewal time, except suspects, and keep the order of renewals."""
+        """Add claims in the order of their renewal times. All of them have the same time, except suspects."""
         last = next(reversed(self._held.values()), None)
         self._held.update((id(held), held) for held in together)
         if last is None or self._tried or (together and together[0].renew_at_ms < last.renew_at_ms):
@@ -352,7 +352,7 @@ class LeaseBook:
     def _lose(self, lost: Sequence[Held]) -> None:
         ids = ", ".join(held.claim.record.id for held in lost[:IDS_NAMED])
         more = f" and {len(lost) - IDS_NAMED} more" if len(lost) > IDS_NAMED else ""
-        text = "%d leases were lost before their messages were settled; these may be delivered again: %s%s"
+        text = "%d leases were lost before their messages were settled; these messages may be delivered again: %s%s"
         log.warning(text, len(lost), ids, more)
         for held in lost:
             held.is_lost = True

@@ -132,5 +132,5 @@ class Publication(HandlerSubscription):
 
     def _break(self, signal: str, error: Exception) -> None:
         """Cancel the subscription, because the subscriber has raised. Rule D15 forbids a subscriber to raise."""
-        log.error("%s: %s raised; its subscription is cancelled", self.lane, signal, exc_info=error)
+        log.error("%s: the subscriber's %s raised; the subscription is cancelled", self.lane, signal, exc_info=error)
         self.cancel()

@@ -39,7 +39,7 @@ log: logging.Logger = logging.getLogger("aiodelay.sinks")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
 NO_REASON = "the sink gave no reason"
-"""The error text of a refusal without a reason. Without a text, readers of the journal would see a success."""
+"""The error text of a refusal without a reason. Without a text, the journal would say that no attempt failed."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

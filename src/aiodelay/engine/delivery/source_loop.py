@@ -28,7 +28,7 @@ class SourceLoop:
         now_ms: The store's time.
         lease_ms: How long a claim lasts.
         may_claim: A function that returns whether messages may be claimed now.
-        max_lapses: A function that returns the most lapses that a message may have to be claimed now.
+        max_lapses: A function that returns the most lapses of a message that may be claimed now.
         on_change: Called after a claim has ended or was renewed.
         observer: Receives the end of each claim.
     """

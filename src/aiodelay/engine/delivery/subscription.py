@@ -43,7 +43,7 @@ class Run:
         held: The claim of the message.
         started_s: The start of the run, in the time of the event loop.
         rest: The rest of the run, to await.
-        task: The runner that awaits the rest; None before it does.
+        task: The runner that awaits the rest; None until a runner does.
         timed_out: Whether the run has exceeded the handler's time limit.
         cancels: How often this object has cancelled the run.
     """
@@ -313,7 +313,7 @@ class HandlerSubscription:
         return self._returned(held, result)
 
     def _time_out(self) -> None:
-        """End the runs whose time is up. The oldest run is first, and all have the same limit."""
+        """End the runs whose time is up. The runs are in the order of their starts, and all have the same limit."""
         self._timer = None
         assert self.spec.timeout_ms is not None
         loop = asyncio.get_running_loop()

@@ -53,7 +53,7 @@ class CommandSender:
         clock: Measures intervals.
         timeout_ms: How long to go on trying.
         on_superseded: Called if a command replaced or cancelled a message while an attempt at it was in flight. The
-            arguments are the message id and the oldest revision that may begin.
+            arguments are the message id, and the oldest revision of which a run may still begin.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ def _is_open(outcome: Outcome) -> bool:
 
 
 def _least_to_begin(command: Command, outcome: Outcome) -> int:
-    """Return the oldest revision whose run may begin after a command; 0 if every revision may begin."""
+    """Return the oldest revision of which a run may begin after a command; 0 = of any revision."""
     if not isinstance(outcome, Stored):
         return 0
     if isinstance(command, Cancel):
@@ -190,7 +190,8 @@ def _least_to_begin(command: Command, outcome: Outcome) -> int:
 def _surer(before: Outcome, now: Outcome) -> Outcome:
     """Return the outcome of a command that was sent twice.
 
-    If the first outcome is unknown, it stays unknown, even if the second sending was certainly not carried out.
+    If the first outcome is unknown and the second sending was certainly not carried out, the outcome stays unknown: the
+    first sending may have been carried out.
     """
     if isinstance(before, Unknown) and isinstance(now, Refused) and now.reason in ("unavailable", "full"):
         return before

@@ -134,7 +134,7 @@ class Composer:
         if every is None:
             return due_of(message.at, message.delay, now_ms, fields=TIMES), None
         if message.at is not None or message.delay is not None:
-            raise ScheduleTimeError(TIMES, "several given", "exactly one of them")
+            raise ScheduleTimeError(TIMES, "more than one argument", "exactly one of them")
         every = check_rule(every)
         return At(recurrence.first_due(every, now_ms)), recurrence.encode_rule(every)
 
@@ -154,7 +154,7 @@ class Composer:
         sink = self._sinks.get(sink_name)
         if sink is None:
             known = ", ".join(f"{name}:" for name in sorted({*self._sinks, HANDLER_TARGET}))
-            raise UnknownSinkError("sink in to", repr(sink_name), f"{known} (name others in the setting sinks)")
+            raise UnknownSinkError("sink in to", repr(sink_name), f"{known} (add other sinks with the setting sinks)")
         sink.check(address)
         return sink_name, address, "" if event is None or type(event) is bytes else self._event_name(event)
 
@@ -168,7 +168,11 @@ class Composer:
             return event, ""
         if event is None:
             if message.key is None:
-                raise PayloadTypeError("event", "None without a key", "None with a key, for a record without a value")
+                raise PayloadTypeError(
+                    "event",
+                    "None, and the message has no key",
+                    "an event, or None together with a key (a record without a value)",
+                )
             return b"", "null"
         read = self._reader_of(event)
         payload = self._codec.encode(event)

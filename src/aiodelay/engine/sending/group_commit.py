@@ -203,7 +203,7 @@ class GroupCommit:
             if not isinstance(error, Exception) and not is_stray(error):
                 for waiting in batch:
                     if not waiting.future.done():
-                        first, reason = waiting.commands[0], "closed before the store answered"
+                        first, reason = waiting.commands[0], "the scheduler was closed before the store answered"
                         waiting.future.set_exception(OutcomeUnknownError(first.id, reason, action=ACTIONS[type(first)]))
                 raise
             log.exception("the store did not answer as it must; the outcome of %d commands is unknown", len(commands))
