@@ -49,7 +49,7 @@ def run(plan: Plan) -> list[Row]:
 
 
 async def measured(plan: Plan, spark: SparkSession, checkpoint: str, per_s: int, span_s: float) -> list[float]:
-    """Return the lateness of each message, by due time. Check that each came once, and none early."""
+    """Return the lateness of each message, by due time. Check that each message came once, and no message early."""
     from aiodelay.spark.jobs.engine import start  # noqa: PLC0415 - where Spark is
 
     n, ahead_s = round(per_s * span_s), min(AHEAD_S, span_s / 2)

@@ -72,7 +72,7 @@ async def started(plan: Plan, n: int) -> tuple[list[Start], list[Start], list[St
             with tempfile.TemporaryDirectory(dir=plan.directory) as folder:
                 for starts, index in zip(found, ("", folder, folder), strict=True):
                     if starts is found[2]:
-                        await fill(plan.kafka, schedules, min(TAIL, n), MONTH)  # the same again
+                        await fill(plan.kafka, schedules, min(TAIL, n), MONTH)  # schedules the same messages again
                     command = [sys.executable, "-m", __name__, plan.kafka, warm_up, schedules, f"{n}", index]
                     starts.append(await asyncio.to_thread(_measured, command))
     return found

@@ -79,7 +79,10 @@ async def _until(at_ms: int) -> None:
 
 @asynccontextmanager
 async def arriving(bootstrap: str, topic: str, dues: Sequence[int]) -> AsyncIterator[dict[int, float]]:
-    """Read the topic with `read_committed` and return the lateness by number. Check that each came once, none early."""
+    """Read the topic with `read_committed`, and yield the lateness by number.
+
+    Check that each message came once, and no message early.
+    """
     numbers, lateness_ms = list[int](), dict[int, float]()
 
     async def read() -> None:

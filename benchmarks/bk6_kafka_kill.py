@@ -65,7 +65,7 @@ async def outage(bootstrap: str, pending: int, due: int) -> float:
                 async with arriving(bootstrap, target, due_ms) as arrived:
                     await asyncio.sleep(due_ms[FIRST] / 1000 + KILL_AFTER_S - time.time())
                     processes[0].kill()
-                await delivered(bootstrap, target, FIRST + due)  # check that no record came after the last one
+                await delivered(bootstrap, target, FIRST + due)  # check that no further record came
         return max(lateness_ms for number, lateness_ms in arrived.items() if number >= FIRST)
 
 

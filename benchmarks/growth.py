@@ -110,7 +110,7 @@ async def use(filled: Filled, chance: random.Random) -> None:
         claimed = await work.claim({LANE: Demand(AT_ONCE)}, request=new_id(), lease_ms=LEASE_MS)
     filled.claims.append(watch.seconds * 1000)
     records = [claim.record for claim in claimed.claims]
-    check({record.id for record in records} == {each.id for each in due}, "others were claimed than those due")
+    check({record.id for record in records} == {each.id for each in due}, "claimed and due messages are not the same")
     check([r.due_ms for r in records] == sorted(r.due_ms for r in records), "claimed out of order")
     done = [Done(claim.record.id, claim.record.revision, claim.token) for claim in claimed.claims]
     check(set(await work.settle(done)) == {SettleOutcome.SETTLED}, "a claim could not be settled")

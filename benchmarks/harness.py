@@ -183,7 +183,7 @@ def ratios(bare: Sequence[float], ours: Sequence[float]) -> tuple[float, ...]:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a 95 % interval of the median, by order statistics; of fewer than 6 values, the lowest and highest."""
+    """Return a 95 % interval of the median, by order statistics. Fewer than 6 values: return the lowest and highest."""
     n, below, rank = len(values), 0.0, 0
     while (below := below + math.comb(n, rank) / 2**n) <= 0.025:
         rank += 1

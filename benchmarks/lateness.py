@@ -37,7 +37,7 @@ async def measure(
     scale: float,
     beside: Callable[[Scheduler], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
 ) -> Lateness:
-    """Schedule messages and set timers, one of each `per_s` times a second, with the same range of delays.
+    """Schedule `per_s` messages and set `per_s` timers a second, with the same range of delays.
 
     Args:
         store: The store. If other processes share it, this process may deliver messages of other processes.
@@ -85,7 +85,7 @@ def set_timer(loop: asyncio.AbstractEventLoop, delay_s: float, note: Callable[[f
 
 
 def check_all(parts: Sequence[Lateness], n: int) -> Lateness:
-    """Merge the results of the processes, and check that each message began once and none early."""
+    """Merge the results of the processes, and check that each message began once, and no message began early."""
     begun = [number for part in parts for number in part.begun]
     ours = [lateness_ms for part in parts for lateness_ms in part.ours]
     check_once_each(begun, n)

@@ -1,4 +1,4 @@
-"""Fan out orders to three consumers on one Redis. Each works at its own pace and loses nothing while it is not running.
+"""Fan out orders to three consumers on one Redis. A consumer works at its own pace, and loses no order while it is off.
 
 Run it: python examples/fan_out.py redis://localhost
 

@@ -1,4 +1,4 @@
-"""A delayed queue with three roles in separate processes: one schedules, one moves due messages, one handles them.
+"""A delayed queue with three roles, each a separate process: schedule messages, move due messages, handle messages.
 
 Run it: python examples/three_roles.py redis://localhost
 

@@ -1,6 +1,6 @@
-"""Handles reminders of the example's orders when they are due, and ends after a number of them.
+"""Handles reminders of the example's orders when they are due, and ends after a given number of reminders.
 
-Before it, run `aiodelay spark backfill --to handler:remind …` on the orders that `orders.py` has written. Run it:
+First run `aiodelay spark backfill --to handler:remind …` on the orders that `orders.py` has written. Then run:
 `python examples/spark/remind.py 'sqlite:///delay.db?journal=100000' --orders 2`. `aiodelay fire ID` makes an order due
 now. `--namespace` or `AIODELAY_NAMESPACE` names another namespace than `default`.
 """

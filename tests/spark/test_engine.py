@@ -143,7 +143,7 @@ def test_schedules_cancels_and_changes_come_to_what_was_asked_last(
     ]
     assert [row.id for row in pending(spark, checkpoint).collect()] == ["moved away"]
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
-    with pytest.raises(Exception, match=r"checkpoint is one of .* in slots of 1000 ms and 2 shards'; allowed: "):
+    with pytest.raises(Exception, match=r"checkpoint is for .* in slots of 1000 ms and 2 shards'; allowed: "):
         engine.start(spark, source=topics.url, checkpoint=checkpoint, shards=2, slot="2s").awaitTermination()
 
 

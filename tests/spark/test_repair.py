@@ -97,8 +97,8 @@ def test_what_cannot_be_repaired_is_refused_before_anything_is_done(spark: Spark
         (ConfigurationError, {"differences": truth}, "differences is without column 'kind'"),
         (ConfigurationError, {"max_fraction": 1.5}, "max_fraction is 1.5"),
         (UnsupportedByStoreError, {"store": "kafka://127.0.0.1:1/schedules"}, "kafka"),
-        (InputError, {"now": tomorrow, "max_fraction": 1.0}, "differences is found 1d.* ago"),
-        (InputError, {"differences": older, "max_fraction": 1.0}, "differences is found 1d.* ago"),
+        (InputError, {"now": tomorrow, "max_fraction": 1.0}, "differences is 1d.* old; allowed: at most"),
+        (InputError, {"differences": older, "max_fraction": 1.0}, "differences is 1d.* old; allowed: at most"),
     ):
         given = {"differences": differences, "truth": truth, "store": url, "mapping": MAPPING, "to": TO} | options
         with pytest.raises(kind, match=problem):

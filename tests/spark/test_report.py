@@ -145,7 +145,7 @@ def test_a_report_is_of_a_span_and_a_condition_and_still_knows_claims_from_befor
 def test_what_was_asked_wrongly_is_named(spark: SparkSession, tmp_path: Path) -> None:
     events = spark.createDataFrame([], EVENTS)
     for by in (["hour", "day"], ["lane", "lane"], ["topic"]):
-        with pytest.raises(ConfigurationError, match=r"^by is \[.*; allowed: lane, and hour or day"):
+        with pytest.raises(ConfigurationError, match=r"^by is \[.*; allowed: lane, hour and day, each at most once"):
             report(events, by=by)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"^start is .*; allowed: before the end"):
         report(events, start=TEN, end=TEN)
@@ -162,7 +162,7 @@ def test_what_was_asked_wrongly_is_named(spark: SparkSession, tmp_path: Path) ->
         run(spark, archive=f"{tmp_path / 'nowhere'}")
     with pytest.raises(ConfigurationError, match=r"^parquet is .*; allowed: a folder outside the archive"):
         run(spark, archive=f"{tmp_path}/", parquet=f"{tmp_path / 'report'}")
-    with pytest.raises(ConfigurationError, match=r"^html is .*; allowed: in a folder that is there"):
+    with pytest.raises(ConfigurationError, match=r"^html is .*; allowed: a name in an existing folder"):
         run(spark, archive=f"{tmp_path}", html=tmp_path / "nowhere" / "report.html")
 
 

@@ -131,14 +131,14 @@ def test_what_was_asked_wrongly_is_named(spark: SparkSession, tmp_path: Path) ->
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"scale": 0}, r"scale is 0; allowed: a number from 0.01 to 100"),
         ({"slot": "7s"}, r"slot is 7s; allowed: a length that divides an hour"),
-        ({"slot": "1ms"}, r"slot is 1ms; allowed: longer, or a shorter time"),
+        ({"slot": "1ms"}, r"slot is 1ms; allowed: a longer slot, or a shorter"),
         ({"slot": "fast"}, r"slot is 'fast'; allowed: text such as"),
         ({"overdue": "drop"}, r"overdue is 'drop'; allowed: backlog, ignore"),
         ({"where": "due_at"}, r"where is 'due_at', of type timestamp; allowed: an SQL condition"),
         ({"mapping": {"id": "due_at"}}, r"map is without 'due_at'; allowed: due_at=COLUMN; columns: due_at"),
         ({"mapping": {"due_at": "remind_at"}}, r"map due_at is 'remind_at'; allowed: a column or"),
         ({"mapping": {"due_at": "1"}}, r"column 'due_at' is INT; allowed: TIMESTAMP, or STRING"),
-        ({"out": tmp_path / "nowhere" / "out"}, r"out is .*; allowed: in a folder that is there"),
+        ({"out": tmp_path / "nowhere" / "out"}, r"out is .*; allowed: a name in an existing folder"),
         ({"out": tmp_path}, r"out is .*; allowed: a name that is free"),
     ]
     for options, text in wrong:

@@ -45,12 +45,12 @@ async def test_a_browser_shows_it_and_asks_for_nothing_else(browser: Browser, tm
 def test_what_a_rate_does_not_hold_up_to_is_said() -> None:
     page = simulation(40, 50)
     assert (
-        "40/s is too low: on average 46.3 messages a second are due, overdue ones included. The backlog never drains"
+        "40/s is too low: on average 46.3 messages a second are due, including overdue messages. The backlog never"
         in page
     )
     assert "<td>never</td>" in page
     assert "50/s is too low" not in page
     assert "50/s: " in page
-    assert "if no others come." in page
+    assert "if no more come." in page
     assert "parquet:&lt;b&gt;" in page
     assert "class='notice'" not in simulation(1_000)

@@ -32,7 +32,7 @@ def send(
     timestamp_ms: int = 0,
     producer: Producer | None = None,
 ) -> None:
-    """Write records in order, and wait until they are stored. Without a producer, use a new one."""
+    """Write records in order, and wait until they are stored. Without `producer`, use a new producer."""
     if producer is None:
         producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5})
     for value in values:

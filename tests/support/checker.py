@@ -40,7 +40,7 @@ class Limits:
 
     Attributes:
         lateness_ms: L2: the longest time from the moment at which a message could run until its first run.
-        lane_lateness_ms: L3: the same for single lanes, whatever happens to other lanes.
+        lane_lateness_ms: L3: the same limit for single lanes, whatever happens to other lanes.
         takeover_ms: L1: the longest time from the end of a process until the messages that it had claimed run again.
         poison: L5: ids that must become dead letters, with the reason. All other messages must be delivered.
         lapses: Whether claims may lapse without a fault in the history. On a busy machine they may.
@@ -308,7 +308,7 @@ def b1_duplicates_bounded(story: Story, limits: Limits) -> Iterator[str]:
 def _duplicates(story: Story) -> Iterator[tuple[Attempt, Attempt]]:
     """Yield pairs of a run and its duplicate: the earlier run succeeded, was cut off, or still goes on.
 
-    A run after a failed run is a retry, not a duplicate, also if the run before the failed one was cut off.
+    A run after a failed run is a retry, not a duplicate, also if the run before the failed run was cut off.
     """
     latest: dict[str, Attempt] = {}
     for attempt in story.attempts:

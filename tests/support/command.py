@@ -75,29 +75,29 @@ class Program:
         self._process.send_signal(number)
 
     def end_at_once(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal until the process has ended, since early signals count as one. Return the exit code."""
+        """Repeat a signal until the process has ended: it counts early repetitions as one. Return the exit code."""
         ends = time.monotonic() + DEADLINE_S
         while self.is_running():
-            assert time.monotonic() < ends, "it does not end"
+            assert time.monotonic() < ends, "the process does not end"
             self.send(number)
             time.sleep(0.02)  # one signal at a time
         return self.exit_code()
 
     def end_by_a_later_signal(self, number: int = signal.SIGTERM) -> int:
-        """Send one signal that does not count as one with the first signal. Return the exit code.
+        """Send one signal, so late that the process counts it as a second signal. Return the exit code.
 
         Call this after the process has reported the first signal.
         """
-        time.sleep(SAME_S)  # an earlier signal counts as one with the first
+        time.sleep(SAME_S)  # before this time, the process takes both signals for one
         self.send(number)
         return self.exit_code()
 
     def end_by_many_later_signals(self, number: int = signal.SIGTERM) -> int:
-        """Send signals as fast as possible after the time in which they count as one. Return the exit code."""
-        time.sleep(SAME_S)  # an earlier signal counts as one with the first
+        """Wait until signals no longer count as one, then send them as fast as possible. Return the exit code."""
+        time.sleep(SAME_S)  # before this time, the process takes both signals for one
         ends = time.monotonic() + DEADLINE_S
         while self.is_running():
-            assert time.monotonic() < ends, "it does not end"
+            assert time.monotonic() < ends, "the process does not end"
             self.send(number)
         return self.exit_code()
 

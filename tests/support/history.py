@@ -1,7 +1,7 @@
 """`History`: the events that several processes have seen. Each appends one JSON line per event to one file.
 
 One `write` call in append mode writes a line, so lines of different processes do not mix. Each line also begins with a
-line break, so that a line cut short by a kill does not damage the next one.
+line break, so that a line cut short by a kill does not damage the next line.
 Times: `at_ns` is CLOCK_MONOTONIC, which orders the events of all processes of a machine. `wall_ms` is the wall clock,
 to compare with due times.
 """

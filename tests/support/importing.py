@@ -14,7 +14,7 @@ __all__ = ["import_path"]
 def import_path(*folders: str) -> str:
     """Return a PYTHONPATH of these folders and of the folder from which this process has imported aiodelay.
 
-    So a program uses the sources if the tests use them, and the installed package if the tests use that.
+    So a program uses the sources if the tests use the sources, and the installed package if the tests use the package.
     """
     own = f"{Path(aiodelay.__file__).parents[1]}"
     found_anyhow = own == sysconfig.get_path("purelib")  # in PYTHONPATH, it would precede the standard library

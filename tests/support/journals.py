@@ -15,7 +15,7 @@ LANE, ADDRESS = "work", "a"
 
 
 async def note(url: str, first: int, n: int, *, namespace: str = "default", clock: Clock | None = None) -> None:
-    """Store `n` messages due in an hour, from `m<first>` on. Each adds an entry `stored` to the journal, in order."""
+    """Store `n` messages due in an hour, from `m<first>` on. Each put adds an entry `stored` to the journal."""
     async with open_store(url, namespace=namespace, clock=clock) as store, AsyncExitStack() as owning:
         if store.traits.lookup == "owner":  # only an owner writes the events to the history topic
             await owning.enter_async_context(store.work("notes", ()))

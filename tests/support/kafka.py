@@ -1,6 +1,6 @@
-"""Find or start a real Kafka: a given one, one in Docker, or a KRaft node from the broker's jars, in this order.
+"""Find or start a real Kafka: a given broker, a broker in Docker, or a KRaft node from jars, in this order.
 
-If none is found, the run fails and says what to install. `Broker` is the KRaft node. Tests may kill, stop and continue
+If there is no Kafka, the run fails and says what to install. `Broker` is the KRaft node. Tests may kill, stop, continue
 it. The user's cache folder keeps the jars, a formatted folder for each kind of node, and an archive of the classes that
 Java has loaded (by version). With these, a start needs half of the processor time and no formatting.
 """
@@ -108,7 +108,7 @@ class Broker:
     """A Kafka node, broker and controller in one, on free ports, with its own folder.
 
     Args:
-        settings: Settings of the broker, which replace the usual ones. `{port}`, `{controller}`, `{login}` and `{tls}`
+        settings: Settings of the broker, which replace usual settings. `{port}`, `{controller}`, `{login}` and `{tls}`
             are replaced by its ports. The broker listens at the last two only with the settings of `logins`.
     """
 
@@ -183,7 +183,7 @@ class Broker:
             self.thaw()
 
     def fill_disk(self) -> None:
-        """Prevent its files from growing, as on a full disk, until the next start."""
+        """Prevent the broker's files from growing, as on a full disk, until the next start."""
         assert self._process is not None
         resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (1, 1))
 
@@ -241,7 +241,7 @@ def find() -> Broker | Given:
 def shared(folder: Path) -> Iterator[str]:
     """Yield the bootstrap address of one broker for all processes that name the same folder.
 
-    The first process starts the broker. Each process keeps a pipe open. The broker ends when the last one closes it.
+    The first process starts the broker. Each process keeps a pipe open. The broker ends when no process keeps it open.
     """
     address, pipe = folder / "kafka.address", folder / "kafka.users"
     with (folder / "kafka.start").open("w") as start:

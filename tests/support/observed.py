@@ -49,8 +49,8 @@ class FailurePoint(Struct, frozen=True):
     """The point at which a process ends: before or after the n-th call of a name.
 
     Names: `apply`, `claim` (only claims that return messages), `settle`, `renew`, `tidy`, `handler`, `send`. During the
-    first five, the thread of SQLite's writer has the points `<name> begin`, `<name> commit` and `<name> statement`. The
-    last one counts the SQL statements inside the transaction.
+    first five, the thread of SQLite's writer has the points `<name> begin`, `<name> commit` and `<name> statement`.
+    `<name> statement` counts the SQL statements inside the transaction.
     """
 
     name: str

@@ -24,7 +24,7 @@ ORPHANS = 5
 
 
 def orders(spark: SparkSession, n: int) -> DataFrame:
-    """Return the orders 0 to n-1. Each is due a second after the one before."""
+    """Return the orders 0 to n-1. Each order is due a second after the order before."""
     at = F.timestamp_seconds(F.lit(DUE.timestamp()) + F.col("id"))
     return spark.range(n).select(
         F.col("id").alias("number"), at.alias("remind_at"), F.repeat(F.lit("é"), 20).alias("body")
@@ -32,7 +32,7 @@ def orders(spark: SparkSession, n: int) -> DataFrame:
 
 
 def plant(truth: DataFrame, url: str, namespace: str) -> None:
-    """Store the truth, but without orders …1, with other times of …2, other bodies of …3, and five extra orders."""
+    """Store the truth and five extra orders. Orders …1 are left out, …2 get other times, and …3 get other bodies."""
     part = F.col("number") % 100
     orphans = truth.limit(ORPHANS).withColumn("number", F.col("number") + 1_000_000)
     stored = truth.where(part != 1).unionByName(orphans)

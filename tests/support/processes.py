@@ -180,7 +180,7 @@ class Worker:
 
 
 class Crew:
-    """All processes of one test. The end of the test kills those that are left.
+    """All processes of one test. The end of the test kills the processes that are left.
 
     Args:
         folder: The folder for their files.

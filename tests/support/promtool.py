@@ -9,7 +9,7 @@ __all__ = ["promtool"]
 
 
 def promtool() -> str:
-    """Return the program: the one that `AIODELAY_PROMTOOL` names, else the one on PATH.
+    """Return the path of promtool: the path in `AIODELAY_PROMTOOL`, else the program on PATH.
 
     Raises:
         AssertionError: There is no such program. The text says what to install.

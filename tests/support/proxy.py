@@ -101,7 +101,7 @@ class Proxy:
             writer.close()
 
     def point_to(self, port: int, *, cut: bool = True) -> None:
-        """Connect new connections to another server, and cut the existing ones. Any thread may call this."""
+        """Connect new connections to another server. With `cut`, cut existing connections. Any thread may call this."""
         self._port = port
         if cut:
             self.cut()

@@ -27,9 +27,9 @@ def redis_products() -> list[Found]:
 
 
 def is_of_the_gate(found: Found, *, valkey_too: bool) -> bool:
-    """Return whether the gate tests a rule on this server: on the first one found, and with `valkey_too` on a Valkey.
+    """Return whether the gate tests a rule here: on the first server or program, or with `valkey_too` on a Valkey.
 
-    The first one is the given server, else the newest Redis. The nightly tests use all others.
+    The first server is the given server, else the newest Redis. Nightly tests use the servers that the gate leaves out.
     """
     firsts = [redis_servers()[0], redis_programs()[0]]
     if valkey_too:

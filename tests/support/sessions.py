@@ -1,4 +1,4 @@
-"""Shorten the sessions of Kafka groups, for tests in which others wait for a killed or stopped process."""
+"""Shorten the sessions of Kafka groups, for tests in which a group waits for a killed or stopped process."""
 
 from __future__ import annotations
 

@@ -382,7 +382,7 @@ class Load:
             else:
                 self._book.answers.wrong.append(f"line of {name}: {line}")
         if totals != {"stored": len(sent) - len(left), "refused": len(left)}:
-            self._book.answers.wrong.append(f"{len(left)} of {len(sent)} lines were not stored, and told is {totals}")
+            self._book.answers.wrong.append(f"{len(left)} of {len(sent)} lines were not stored; the answer: {totals}")
         return [name for name in sent if name in left]
 
     # --- the box ------------------------------------------------------------------------------------------

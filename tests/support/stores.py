@@ -1,4 +1,4 @@
-"""Empty stores that other processes can read in parts: SQLite, and one of each Redis product."""
+"""Empty stores that other processes can read in parts: SQLite, and a server of each Redis product."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Lease:
 
     @property
     def settled_ns(self) -> float:
-        """The time of the answer `settled` to its settlement; `NEVER` without one."""
+        """The time of the answer `settled` to the settlement of this claim; `NEVER` without such an answer."""
         return min((each.answered_ns for each in self.settlements if each.outcome == "settled"), default=NEVER)
 
     def deadline_ms(self, at_ns: float) -> int:

@@ -95,7 +95,7 @@ def fill(
 
 
 class Group:
-    """A consumer group as a client sees it that is not a member."""
+    """A consumer group, as a client sees the group without being a member."""
 
     def __init__(self, bootstrap: str, name: str) -> None:
         options = {"bootstrap.servers": bootstrap, "group.id": name, "enable.auto.commit": False}

@@ -141,7 +141,7 @@ class Process:
         return any(is_suspect(each.claim.record) and each.ran_since(now - TRIAL_MS) for each in self.held.values())
 
     def max_lapses(self, now: int) -> int:
-        """Return the most lapses that a message may have to be claimed now, with the claims that the process has."""
+        """Return the most lapses of a message that the process may claim now, which depends on its open claims."""
         lapses = [h.claim.record.lapses for h in self.held.values() if h.ran_since(now - LONGEST_TRIAL_MS)]
         if max(lapses, default=0) >= SUSPECT_LAPSES:
             return 0

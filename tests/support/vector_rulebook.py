@@ -137,7 +137,7 @@ class Play:
 
     Args:
         number: The number of the case.
-        lanes: The lanes of the case, the usual one first.
+        lanes: The lanes of the case, the usual lane first.
         has_journal: Keep a journal.
     """
 
@@ -176,12 +176,12 @@ class Play:
         return self.table.find(self.id)
 
     def key(self, *, oldest: bool = False) -> DeadKey:
-        """Return the key of the newest dead letter; without one, a key that does not exist."""
+        """Return the key of the newest dead letter; if there is no dead letter, a key that does not exist."""
         keys = sorted((letter.key for letter in self.table.letters), key=lambda key: (key.revision, key.id))
         return (keys[0] if oldest else keys[-1]) if keys else DeadKey(self.id, 1)
 
     def slot(self, at: int) -> tuple[int | None, Slot]:
-        """Return a claim by its place among the claims of the case; without one, a claim that was never made."""
+        """Return a claim by its place among the claims of the case; if the place is empty, a claim never made."""
         if not self.slots:
             return None, Slot(self.id, START_MS, NO_TOKEN)
         number = range(len(self.slots))[at]

@@ -75,13 +75,13 @@ def put(
 
 
 def if_revision(play: Play, *, off: int) -> Conflict:
-    """Return a conflict that names the stored revision, or another one."""
+    """Return a conflict that names the stored revision plus `off`; with `off` 0, the stored revision itself."""
     standing = play.standing()
     return Conflict.if_revision(off + (1 if standing is None else standing.record.revision))
 
 
 def cancel(play: Play, *, revision: int | None = None, due: int | None = None) -> Action:
-    """Cancel the message. With numbers, cancel only the stored revision and due time, or others at that distance."""
+    """Cancel the message; with numbers, only if its revision and due time are the stored ones plus these numbers."""
     standing = play.standing()
     if revision is None:
         return Action(Cancel(play.op(), play.id))

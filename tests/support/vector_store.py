@@ -136,7 +136,10 @@ async def play(
 
 
 def _alike(cases: Iterable[Case]) -> Iterator[Sequence[Case]]:
-    """Yield cases that can be played at once. Cases that rely on it are so few that one claim ends all their leases."""
+    """Yield cases that can be played at once. Cases in which a claim must end lapsed leases come in small groups.
+
+    Such a group is so small that one claim ends all of its leases.
+    """
     by_shape: defaultdict[object, list[Case]] = defaultdict(list)
     for case in cases:
         by_shape[case.shape].append(case)
@@ -236,7 +239,7 @@ class _Player:
                     await self._ask(kind, group[first : first + AT_ONCE])
 
     def _kind(self, action: Action) -> object:
-        """Return a key. Calls with the same key are sent together: puts, for example, unless cases keep their order."""
+        """Return the kind of a call. Calls of one kind are sent together. With `packs`, puts count as `commands`."""
         asked = action.asked
         if isinstance(asked, COMMANDS):
             return "puts" if isinstance(asked, Put) and not self.packs else "commands"

@@ -128,7 +128,7 @@ def test_a_clock_of_the_next_loop_refuses_a_real_loop() -> None:
 
     with pytest.raises(ConfigurationError) as caught:
         asyncio.run(read())
-    with pytest.raises(ConfigurationError, match="not one of asyncio"):
+    with pytest.raises(ConfigurationError, match="not a loop of asyncio"):
         clock.advance("1s").send(None)
     assert clock.monotonic_ms() == 0
     text = str(caught.value)

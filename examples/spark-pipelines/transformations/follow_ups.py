@@ -14,7 +14,7 @@ dp.create_sink(
 
 @dp.append_flow(target="follow_ups")
 def a_day_later() -> DataFrame:
-    """Make a message due a day after the delivery. If Spark writes the row twice, the id shows the store the repeat."""
+    """Make a message due a day after the delivery. If Spark writes a row twice, the store knows the id already."""
     spark = SparkSession.getActiveSession()
     assert spark is not None
     return spark.readStream.table("deliveries").selectExpr(

@@ -205,7 +205,7 @@ class Tier:
     def claim(self, through: date, *, store: str, now_ms: int) -> None:
         """Record that messages due before a day are being promoted.
 
-        A job that adds facts reads this claim afterwards. So the job knows that the promotion may miss its facts.
+        A job that adds facts reads this claim afterwards. So the job knows that the promotion may miss the new facts.
         """
         self._enter("claim", uuid4().hex, now_ms, through=through, store=store)
 
@@ -260,7 +260,7 @@ def due_day(due_at: Column) -> Column:
 
 
 def live(facts: DataFrame) -> DataFrame:
-    """Return the highest version that was put for each id and day, unless a tombstone ends this version."""
+    """Return the highest version of each id and day, if it was put into the tier and no tombstone ends it."""
     newest = Window.partitionBy("due_day", "id").orderBy(F.col("version").desc(), "kind", "at", "due_at")
     return (
         facts.withColumn("_place", F.row_number().over(newest)).where(f"_place = 1 AND kind = '{PUT}'").drop("_place")

@@ -1,4 +1,4 @@
-"""Conversion of a store's columns into the Arrow columns of a table. The readers of `format("aiodelay")` do it."""
+"""Conversion of a store's columns into the Arrow columns of a table, for the readers of `format("aiodelay")`."""
 
 from __future__ import annotations
 

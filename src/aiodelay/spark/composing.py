@@ -247,8 +247,8 @@ def _payload(payload: bytes | None, encoding: str, key: bytes | None) -> bytes:
             raise PayloadTypeError("payload", "null", f"bytes, which the encoding {encoding!r} needs")
         return payload
     if payload or key is None:
-        got = f"{len(payload)} bytes with the encoding 'null'" if payload else "null without a key"
-        raise PayloadTypeError("payload", got, "null with a key, for a message without a value")
+        got = f"{len(payload)} bytes with the encoding 'null'" if payload else "null, and the key is null too"
+        raise PayloadTypeError("payload", got, "null if the row has a key, for a message without a value")
     return b""
 
 
@@ -270,8 +270,8 @@ def _late_action(text: str) -> LateAction:
 
 def _late(action: LateAction | None, expires_ms: int | None, due_ms: int) -> Late:
     if (expires_ms is None) != (action in (None, LateAction.DELIVER)):
-        given = "without expires_at" if expires_ms is None else "missing beside expires_at"
-        raise InputError("late", given, "drop or dead_letter, with the time expires_at; or neither")
+        given = "given without expires_at" if expires_ms is None else "missing or 'deliver', but expires_at is given"
+        raise InputError("late", given, "drop or dead_letter together with expires_at, or neither of the two columns")
     if action is None or expires_ms is None:
         return Late.deliver()
     return Late(action, max(expires_ms - due_ms, 0))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["BARRIER", "Ending", "end_frame", "end_in"]
 
 BARRIER: Final = "aiodelay-cold-ended"
-"""Event type of a placeholder, which is stored and at once cancelled so that the store refuses a promotion's write."""
+"""Event type of the placeholder that `end_in` stores and at once cancels, so that the store refuses a promotion."""
 
 _OUTCOMES: Final = "outcome STRING, n BIGINT"
 _AT_ONCE: Final = 500
@@ -116,9 +116,9 @@ class _Ender:
 async def end_in(store: Store, endings: Sequence[Ending]) -> list[str]:
     """End messages, each id once, and return their outcomes in order.
 
-    If a promotion may be about to write a version, this function first stores a placeholder with that version and a far
-    due time. Then it cancels the placeholder like any message. So the store remembers the version as ended, and refuses
-    the promotion's write. A newer version stays, even if it is stored at the same moment.
+    If a promotion may be about to write a version, this function first stores a placeholder with that version and a due
+    time far ahead. Then it cancels the placeholder like any message. So the store remembers the version as ended, and
+    refuses the promotion's write. A newer version stays, even if it is stored at the same moment.
 
     Raises:
         StoreUnavailableError: The store did not answer. A repeated call is safe.

@@ -127,7 +127,7 @@ def _followed(settings: _Settings) -> Store:
     store = open_store(store_url(settings.store), namespace=settings.namespace, clock=None)
     if not store.traits.durable:
         raise UnsupportedByStoreError(
-            "table=events", f"{masked_url(settings.store)}", "a store of Redis, SQLite or Kafka"
+            "store of table=events", f"{masked_url(settings.store)}", "a store of Redis, SQLite or Kafka"
         )
     return store
 

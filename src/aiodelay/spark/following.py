@@ -1,6 +1,6 @@
 """Stream readers for numbered entries: offsets, limits of batches, and gaps.
 
-`EventReader` (a journal) and `TopicReader` (a topic) are its subclasses.
+The subclasses of `Follower` are `EventReader`, which follows a journal, and `TopicReader`, which follows a topic.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Mapping[int, range] | None = None
 
     def spans(self) -> Mapping[int, range]:
-        """Return the numbers that exist now, by part.
+        """Raise `NotImplementedError`. A subclass returns the numbers that exist now, by part.
 
         Raises:
             StoreUnavailableError: The store did not answer.
@@ -129,7 +129,7 @@ class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
         raise NotImplementedError
 
     def batches(self, piece: Piece) -> AsyncGenerator[pa.RecordBatch]:
-        """Yield the rows of a piece. Each read of a piece yields the same rows.
+        """Raise `NotImplementedError`. A subclass yields the rows of a piece; each read yields the same rows.
 
         Raises:
             EventsLostError: Some rows were deleted.

@@ -30,7 +30,9 @@ _WHOLE: Final = " AND ".join(
 
 
 def kafka_to_events(raw: DataFrame) -> DataFrame:
-    """Convert the records of a history topic into events, in the columns of `schemas.EVENTS`. Drop other records.
+    """Convert the records of a history topic into events, in the columns of `schemas.EVENTS`.
+
+    Records that are not entries of a journal are left out.
 
     The rows are equal to the rows of `format("aiodelay").option("table", "events")`. docs/formats.md describes the
     format of the records under "Kafka".

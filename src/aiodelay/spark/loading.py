@@ -1,6 +1,6 @@
 """Writing the rows of one task into a store: composing, pacing, concurrent calls, and retries.
 
-`writing.py` runs it in tasks. `ending.py` and `moving.py` use its retries.
+`writing.py` calls `load` in tasks. `ending.py` and `moving.py` use `Patience` and `opened`.
 """
 
 from __future__ import annotations

@@ -77,12 +77,12 @@ class Place(NamedTuple):
         """
         store = self.store()
         if not isinstance(store, Scannable) or not store.traits.durable:
-            raise UnsupportedByStoreError("migrating", store.name, "redis:, sqlite: or kafka:")
+            raise UnsupportedByStoreError("store of a migration", store.name, "redis:, sqlite: or kafka:")
         return store
 
     @property
     def origin(self) -> str:
-        """A short hash of this store and namespace. The marks of its copies begin with this hash."""
+        """A short hash of this store and namespace. The marks of copies from this store begin with the hash."""
         return blake2b(f"{self.store().name} {self.namespace}".encode(), digest_size=6).hexdigest()
 
     def __repr__(self) -> str:  # tracebacks that show variables must not show a password
@@ -292,7 +292,7 @@ class Withdrawer:
 
 
 async def _carried_out(store: Store, commands: Sequence[Command], patience_ms: int) -> list[Outcome]:
-    """Carry out commands and return their outcomes. Send commands without an answer again, with the same ops.
+    """Carry out commands and return their outcomes. Repeat unanswered commands, with the same ops.
 
     Raises:
         StoreUnavailableError: The store did not answer for `patience_ms`. Some commands may have been carried out.

@@ -42,7 +42,7 @@ class Options:
         """
         found = self.text(name)
         if found is None:
-            raise ConfigurationError(f"option {name!r}", "missing", f"such as {example}")
+            raise ConfigurationError(f"option {name!r}", "missing", f"a value such as {example}")
         return found
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:

@@ -1,7 +1,7 @@
 """Writing the records of the engine to their topics.
 
-Either Kafka acknowledges all records, or the function raises an error. If a topic never takes a record, the record goes
-to the dead topic.
+Either Kafka acknowledges all records, or `produce` raises an error. If a topic never takes a record, the record goes to
+the dead topic.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def write_batches(url: str, batches: Iterator[pa.RecordBatch], *, dead: str, tim
 
 
 async def produce(cluster: Cluster, records: Iterator[Outgoing], *, dead: str, timeout_ms: int) -> None:
-    """Write records in any order. Return after Kafka has acknowledged all, in their topic or in the dead topic.
+    """Write records in any order. Return after Kafka has acknowledged each record, in its topic or in the dead topic.
 
     Args:
         cluster: The cluster of the topics.

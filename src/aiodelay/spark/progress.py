@@ -1,4 +1,4 @@
-"""Observed values of the batches of a stream, for classic and Connect sessions. `archive` and `engine` use it."""
+"""Observed values of a stream's batches, for the jobs `archive` and `engine`, in classic and Connect sessions."""
 
 from __future__ import annotations
 

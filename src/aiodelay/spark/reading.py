@@ -41,7 +41,7 @@ def reader_of(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
     """Return the reader of the table that the options name.
 
     Raises:
-        ConfigurationError: An option or a column is wrong. The error names it and the allowed values.
+        ConfigurationError: An option or a column is wrong. The error names the option or column, and allowed values.
     """
     table = read_table(given)
     if table == "events":
@@ -65,7 +65,9 @@ def reader_of(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
     options.finish()
     if table == "done" and (scan.lane, scan.from_ms, scan.to_ms) != (None, None, None):
         raise ConfigurationError(
-            "option 'lane', 'dueFrom' or 'dueTo'", "given with table done", "ids: the table has no lanes or due times"
+            "option 'lane', 'dueFrom' or 'dueTo'",
+            "given with table done",
+            "only ids, because the table has no lanes and no due times",
         )
     if scan.from_ms is not None and scan.to_ms is not None and scan.from_ms > scan.to_ms:
         raise ConfigurationError("option 'dueFrom'", time_shape(scan.from_ms), f"up to dueTo, {time_shape(scan.to_ms)}")
@@ -80,7 +82,7 @@ class Reader(DataSourceReader):
         url: The URL of the store. Each process resolves `env:NAME` and `file:PATH` itself.
         namespace: The namespace of the messages.
         schema: The wanted columns.
-        scan: The table, and the messages of it to read.
+        scan: The table, and the conditions on the messages to read.
     """
 
     def __init__(self, url: str, namespace: str, schema: StructType, scan: Scan) -> None:
@@ -108,18 +110,21 @@ class Reader(DataSourceReader):
         url = store_url(self._url)
         store = open_store(url, namespace=self._namespace, clock=None)
         if not isinstance(store, Scannable):
-            raise UnsupportedByStoreError("reading whole tables", masked_url(url), "redis:, sqlite: or kafka:")
+            raise UnsupportedByStoreError("store to read in parts", masked_url(url), "redis:, sqlite: or kafka:")
         return store
 
 
 class PushingReader(Reader):
-    """A reader that also takes filters on ids and due times from Spark. A setting of the session must allow this."""
+    """A reader that also takes filters on ids and due times from Spark.
+
+    Spark refuses such a reader unless `spark.sql.python.filterPushdown.enabled` is true.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Narrow the scan by the filters, and return all filters so that Spark checks the rows again.
 
-        Spark must check times, because the scan has ms and not µs. It must check ids, because Spark (at least up to
-        4.3) may use the filters of one query of a frame for another query.
+        Spark must check due times, because the scan compares ms and not µs. Spark must check ids, because (at least up
+        to 4.3) it may use the filters of one query of a frame for another query.
         """
         for each in filters:
             self._scan = _with_filter(self._scan, each) or self._scan
@@ -174,10 +179,10 @@ def _instant(options: Options, name: str) -> int | None:
 
 
 def _ids(options: Options) -> tuple[str, ...] | None:
-    allowed = "ids with commas, or a JSON list of texts; [] for none"
+    allowed = "ids separated by commas, or a JSON list of texts; [] for no ids"
     is_given, text = options.has("ids"), options.text("ids")
     if text is None:
-        if is_given:  # an empty list of a program must not read the whole table
+        if is_given:  # a program with an empty list must not read the whole table
             raise ConfigurationError("option 'ids'", "blank", allowed)
         return None
     if not text.startswith("["):

@@ -1,4 +1,4 @@
-"""The task of a repair. For each difference, the task reads truth and store again before it changes the store.
+"""The task of a repair. For each difference, the task compares truth and store again before it changes the store.
 
 The *truth* is a frame with the messages that should be pending. A *difference* is an id for which truth and store
 differ.
@@ -76,7 +76,7 @@ def repair_of(
         want: The message that the truth has now; None if it has none.
         given: The columns of the truth except `due_at`. The other fields of the stored message stay.
         is_versioned: True if the truth has versions.
-        horizon_ms: Stored messages that are due until this time, in epoch ms, are not changed.
+        horizon_ms: A stored message is not changed if it is due until this time (epoch ms), in the store or the truth.
     """
     if found.kind == "missing":
         return _missing(stands, want)
@@ -137,7 +137,7 @@ class Repairer:
     Attributes:
         settings: The store, and how rows of the truth become messages.
         given: The columns of the truth except `due_at`. The other fields of a stored message stay.
-        horizon_ms: Stored messages that are due until this time, in epoch ms, are not changed.
+        horizon_ms: A stored message is not changed if it is due until this time (epoch ms), in the store or the truth.
     """
 
     settings: WriteSettings

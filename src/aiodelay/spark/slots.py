@@ -47,7 +47,7 @@ class Entry(NamedTuple):
 
     Attributes:
         id: The id of the message.
-        seq: The offset of the record. The entry of an id with the highest offset is valid.
+        seq: The offset of the record. Of all entries of an id, the entry with the highest offset is valid.
         due_ms: The due time in this slot, epoch ms; None for a dead letter.
         wire: The encoded record, for `output`; None if the message was cancelled or has moved to another slot.
     """
@@ -103,7 +103,7 @@ class Slots(msgspec.Struct, frozen=True):
         return -(-due_ms // self.slot_ms) * self.slot_ms
 
     def place(self, given: Given) -> list[Placed]:
-        """Return the entries for a record: one in its new slot, and one that ends the id in its earlier slot.
+        """Return the entries for a record: the message in its slot, and the end of the id in the id's earlier slot.
 
         A record that cannot be scheduled becomes a dead letter with the reason in its headers.
         """

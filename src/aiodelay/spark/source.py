@@ -37,7 +37,7 @@ class AiodelaySource(DataSource):
         return SCHEMAS[read_table(self.options)]
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a table. It fetches only the columns of the schema."""
+        """Return the reader of a table. The reader fetches only the columns of the schema."""
         from .reading import reader_of  # noqa: PLC0415 - a writer needs none of it
 
         return reader_of(self.options, schema)

@@ -97,7 +97,7 @@ class TopicReader(Follower):
         numbers = dict(offset)
         found = numbers.pop(_PURPOSE, None)
         if found != self._settings.purpose:
-            raise ConfigurationError("checkpoint", f"one of {shortened(found)}", shortened(self._settings.purpose))
+            raise ConfigurationError("checkpoint", f"for {shortened(found)}", shortened(self._settings.purpose))
         return numbers
 
     async def batches(self, piece: Piece) -> AsyncGenerator[pa.RecordBatch]:

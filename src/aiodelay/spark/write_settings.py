@@ -184,7 +184,9 @@ def _timezone(name: str | None) -> str | None:
         try:
             ZoneInfo(name)
         except (ZoneInfoNotFoundError, ValueError, OSError):
-            raise ConfigurationError("option 'timezone'", shortened(name), "such as 'Europe/Paris'") from None
+            raise ConfigurationError(
+                "option 'timezone'", shortened(name), "a time zone such as 'Europe/Paris'"
+            ) from None
     return name
 
 

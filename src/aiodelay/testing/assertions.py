@@ -272,7 +272,7 @@ def _given_up(wanted: _Wanted, kit: Kit) -> list[str]:
 
 
 def _failed(found: Sequence[Snapshot | Delivery], kit: Kit) -> str:
-    """Return the number of failed attempts and the last error, as text; "" if none failed."""
+    """Return the number of failed attempts and the last error, as text; "" if no attempt failed."""
     failures = [failure for each in found if isinstance(each, Delivery) and (failure := kit.failure(each)) is not None]
     return f", {len(failures)} failed: {_cut(failures[-1])}" if failures else ""
 

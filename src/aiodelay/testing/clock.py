@@ -140,7 +140,7 @@ class VirtualClock:
         ms += parse_duration(timedelta(hours=hours, minutes=minutes, seconds=seconds), field="hours, minutes, seconds")
         loop = self._followed()
         if loop is None and self._refuses_real_loops:
-            raise _not_virtual("not one of asyncio")
+            raise _not_virtual("not a loop of asyncio")
         if loop is None:
             self._moved_us += ms * 1000
         elif loop is not asyncio.get_running_loop():
@@ -173,7 +173,7 @@ class VirtualClock:
 class LoopClock:
     """A `Clock` that shows virtual time on a `VirtualLoop` and real time on any other loop.
 
-    The first loop that reads the clock decides which time it shows. Until then the clock stands still at `START`.
+    The loop on which the clock is first read decides which time the clock shows. Until then it stands still at `START`.
     """
 
     def __init__(self) -> None:

@@ -209,15 +209,15 @@ class FaultyStore(ForwardingStore):
         probability: float = 1.0,
         lasting: Duration = "1s",
     ) -> Injection:
-        """Add a fault, from now on.
+        """Add a fault, which is active from now on.
 
-        Several faults may be active. If two name the same step, the fault that was injected first strikes.
+        Several faults may be active. If two faults name the same step, the fault that was injected first strikes.
 
         Args:
             fault: The kind of the fault.
             steps: The steps at which the fault strikes; without steps, it strikes at every step.
             times: The number of calls to strike; None = until `heal()`.
-            after: The number of calls of these steps that succeed first.
+            after: The number of calls of these steps that the fault lets pass first.
             probability: The probability that a call is struck, 0 to 1.
             lasting: The duration of a `delay` or a `late_reply`.
 

@@ -144,7 +144,10 @@ class Kit:
     # --- advance ------------------------------------------------------------------------------------------
 
     async def _settle(self) -> bool:
-        """Wait until all due messages have settled. Return whether there was anything to wait for."""
+        """Wait until all due messages have settled. Return whether there was anything to wait for.
+
+        If nothing changes for `OVERDUE_LIMIT_S`, the store or a sink does not work: stop waiting for overdue messages.
+        """
         loop = asyncio.get_running_loop()
         if _kits.get(self.scheduler) is not self or not isinstance(loop, VirtualLoop):
             return False
@@ -250,4 +253,4 @@ def _at_once(answer: Coroutine[Any, Any, T]) -> T:
         value: T = end.value
         return value
     answer.close()
-    raise AssertionError("a memory store answers at once")
+    raise AssertionError("a memory store has waited, but must answer at once")

@@ -287,7 +287,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return events
 
     def _grace_s(self, *, last_chance: bool) -> float:
-        sockets = len(self._selecting.get_map()) > 1  # threads wake the loop by one more socket, its own
+        sockets = len(self._selecting.get_map()) > 1  # one socket is the loop's own, by which threads wake it
         if last_chance:
             return self.forever_grace_s if sockets or threading.active_count() > 1 else 0.0
         return self.socket_grace_s if sockets else 0.0

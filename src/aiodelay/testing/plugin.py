@@ -46,7 +46,10 @@ def clock(_aiodelay_virtual_loop: None) -> VirtualClock:
 
 @pytest.fixture
 def aiodelay_scheduler() -> Scheduler | None:
-    """Override this fixture in your conftest.py to return your program's scheduler; None = an empty scheduler."""
+    """Return None, for which the fixture `scheduler` makes an empty scheduler.
+
+    Override this fixture in your conftest.py to return your program's scheduler.
+    """
     return None
 
 
@@ -76,8 +79,9 @@ def faulty_store(scheduler: Scheduler) -> FaultyStore:
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
 ) -> Generator[None, object, object]:
-    """Make pytest-asyncio's loop, and the loop of anyio's async fixtures, virtual for a test that uses `clock`.
+    """Make the loop of pytest-asyncio, and of anyio's async fixtures, virtual for a test that is marked so.
 
+    The fixture `_aiodelay_virtual_loop` marks the tests that use `clock` or `scheduler`.
     The plugin does not use pytest-asyncio's hook for loop factories: with that hook, pytest would set up all async
     fixtures of a wider scope again for every test. Those fixtures keep their real loop, because tests in real time
     share them.
@@ -91,7 +95,7 @@ def pytest_fixture_setup(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Make anyio run a test that uses `clock` on a virtual loop, unless an async fixture of wider scope has a loop."""
+    """Make anyio run a marked test on a virtual loop, unless an async fixture of wider scope already has a loop."""
     if _MARK not in pyfuncitem.fixturenames or not (chosen := _virtual(pyfuncitem.funcargs)):
         return (yield)
     pyfuncitem.funcargs.update(chosen)

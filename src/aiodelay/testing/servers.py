@@ -58,7 +58,7 @@ class Found(Struct, frozen=True):
 
     Attributes:
         name: Product and version, such as `valkey-9.1.2`; `given` for a running server.
-        origin: The place where it was found, as text for people.
+        origin: The place where this server, image or program was found, as text for people.
         program: The path of the program, or "".
         image: The name of the image, or "".
         url: The URL of the running server, or "".
@@ -279,7 +279,7 @@ class RedisServer:
 
     def kill(self) -> None:
         """Kill the server without a chance to save. Its folder stays."""
-        if self._watcher is not None:  # before the server: later it could kill another process with this pid
+        if self._watcher is not None:  # first end the watcher: later it could kill another process with this pid
             self._watcher.kill()
             self._watcher.communicate()
             self._watcher = None

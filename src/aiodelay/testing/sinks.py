@@ -1,6 +1,6 @@
 """`RecordingSink`: a sink that keeps the messages it receives, so that a test can check them.
 
-A test can also make it refuse messages or raise errors.
+A test can also make the sink refuse messages or raise errors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["RecordingSink"]
 
 
 class _Answer(Struct):
-    """An injected answer: the outcome or error that a message gets. `left` = number of uses; None = until healed."""
+    """An injected answer: the outcome or error that a message gets. `left` = uses left; None = until `heal()`."""
 
     what: SendOutcome | Exception
     left: int | None
@@ -36,7 +36,7 @@ class RecordingSink:
         check: The address check of the sink that the recording sink replaces; None = accept every address.
 
     Attributes:
-        deliveries: The attempts that the sink received, including refused ones. A send that raised
+        deliveries: The attempts that the sink received, including refused attempts. A send that raised
             `SinkUnavailableError` is not included.
         batches: The number of messages of each send.
     """

@@ -75,10 +75,10 @@ class OldData(Bench):
         """Make a new copy of the old data."""
 
     async def settle_down(self, stage: Stage) -> None:
-        """Wait until an open copy no longer changes by itself."""
+        """Do nothing. A subclass waits until an open copy no longer changes by itself."""
 
     async def journal_is_whole(self, stage: Stage) -> None:
-        """Wait until the journal has all entries."""
+        """Do nothing. A subclass waits until the journal has all entries."""
 
     @asynccontextmanager
     async def opened(self, told: Told) -> AsyncIterator[Stage]:
@@ -327,7 +327,7 @@ def _end_for_good(claim: Claim) -> Settlement:
 
 
 async def _redrive(stage: Stage, told: Told) -> Mapping[str, Any]:
-    """Redrive every dead letter except one, and purge that one."""
+    """Redrive every dead letter except one. Purge this dead letter."""
     letters = await stage.dead()
     keys = [each.key for each in letters if each.record.id != "dead late"]
     purged = [each.key for each in letters if each.record.id == "dead late"]

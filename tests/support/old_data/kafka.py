@@ -45,7 +45,7 @@ class OldKafka(OldData):
 
     Args:
         fixture: The folder with the topics.
-        bootstrap: The address of the cluster that gets them.
+        bootstrap: The address of the cluster that gets the topics.
     """
 
     order_per_group: ClassVar[bool] = False
@@ -77,7 +77,7 @@ class OldKafka(OldData):
         await until(lambda: not any(log.notes or log.under_way for log in logs), "all entries are told")
 
     async def settle_down(self, stage: Stage) -> None:
-        """Wait until the owner has judged the records that users have written since."""
+        """Wait until the owner has judged the records that users wrote after the old owner had ended."""
 
         async def has_decided() -> bool:
             letters = {each.record.id for each in await stage.dead()}

@@ -34,7 +34,7 @@ class Stands(Struct, frozen=True, omit_defaults=True):
 
 
 class Partition(Struct, frozen=True):
-    """A partition: its records by offset, and the offset after its last one."""
+    """A partition: its records by offset, and the offset after its last record."""
 
     number: int
     end: int
@@ -71,7 +71,7 @@ def _stands(read: Read) -> Stands:
 
 
 def written(partitions: Iterable[Partition]) -> bytes:
-    """Return a topic as lines: for each partition, a line for the partition and one for each of its records."""
+    """Return a topic as lines: for each partition, a line for the partition and then a line for each of its records."""
     lines: list[Struct | dict[str, int]] = []
     for each in partitions:
         lines += [{"partition": each.number, "end": each.end}, *each.records]

@@ -38,7 +38,7 @@ class OldRedis(OldData):
 
     Args:
         fixture: The folder with the keys.
-        url: The URL of the server that gets them.
+        url: The URL of the server that gets the keys.
     """
 
     wakes_other_processes: ClassVar[bool] = True

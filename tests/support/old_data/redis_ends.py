@@ -1,6 +1,7 @@
 """Old data of a Redis list, a fan-out topic and a log, with messages in every state.
 
-Their scripts use the clock of the server. So the claims that the story leaves open have lapsed when a test reads them.
+The scripts of lists, topics and logs use the clock of the server. So the claims that the story leaves open have lapsed
+when a test reads the data.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ async def _move(stage: Stage, sink: Sink, address: str) -> None:
 
 
 async def _send(ends: Ends) -> None:
-    """Send messages as another store does, and append one as another program does."""
+    """Send messages as another store does, and append a message as another program does."""
     for sink, address, message_id in (
         (ends.fanout_sink, TOPIC, "sent"),
         (ends.inline_sink, TOPIC, "sent inline"),
@@ -161,7 +162,7 @@ async def read_ends(stage: Stage, url: str, namespace: str) -> dict[str, Any]:
 
 
 async def _taken(feed: Feed) -> list[Sequence[Any]]:
-    """Take all messages, one after the other. An unreadable one comes without a claim."""
+    """Take all messages, one after the other. An unreadable message comes without a claim."""
     found: list[Sequence[Any]] = []
     empty = 0
     while empty < 2:

@@ -110,7 +110,7 @@ class LogStore(MemoryStore):
                         await opened.aclose()
                         if entry != HEADER:
                             raise StoreMismatchError(
-                                self.name, f"of {entry}", f"of {HEADER}: empty it with that version"
+                                self.name, f"of {entry}", f"of {HEADER}; let the version that wrote this log empty it"
                             )
                     case (worker, name, arguments, at_ms):
                         self._time.at_ms = at_ms
@@ -148,7 +148,7 @@ class LogStore(MemoryStore):
             return answer
 
     def _write(self, entry: object, *, is_durable: bool = True) -> None:
-        """Write an entry. This blocks the event loop until the disk answers; a store for many users should not."""
+        """Write an entry. This blocks the event loop until the disk answers, which only an example may do."""
         buffer = BytesIO()
         Pickler(buffer).dump(entry)
         try:
@@ -286,7 +286,7 @@ class Unpickler(pickle.Unpickler):
             return super().find_class(module, name)
         if module.startswith("aiodelay.") and name in values.__all__:  # the module differs in earlier versions
             return getattr(values, name)
-        raise StoreMismatchError("log", f"of {module}.{name}", "of what aiodelay.core.values has")
+        raise StoreMismatchError("log", f"with an object of {module}.{name}", "objects of aiodelay.core.values")
 
 
 def _read(log: BytesIO) -> Any:  # noqa: ANN401 - a header or a call

@@ -1,4 +1,4 @@
-"""`aiodelay spark backfill`: store the rows of a frame as messages, and reject other rows with a reason."""
+"""`aiodelay spark backfill`: store each good row of a frame as a message, and reject each wrong row with a reason."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class _Options(BackfillOptions):
 def run(frame: DataFrame, options: _Options) -> Summary:
     """Store a message for each row that can be a message.
 
-    The job may be repeated. A row may have the id of a message that is pending, or that ended within the tombstone
-    window. With `insert`, the first version of such an id stays. With `newer`, the highest version stays. All rows are
-    checked once, before the first row is stored.
+    The job may be repeated. If a row has the id of a message that is pending, or that ended within the tombstone
+    window, `conflict` decides: with `insert`, the first version of the id stays; with `newer`, the highest version
+    stays. All rows are checked once, before the first row is stored.
 
     Args:
         frame: Any rows.
@@ -88,7 +88,7 @@ def given_whole(
     rules: Rules,
     names: Collection[str] = MAPPED,
 ) -> DataFrame:
-    """Return the message columns of a frame (see `given`), and check that all required columns are there.
+    """Return the message columns of a frame (see `mapping.given`), and check that no required column is missing.
 
     Raises:
         ConfigurationError: A required column is missing.
@@ -140,7 +140,9 @@ class Found(NamedTuple):
 
 @contextmanager
 def sorted_out(rows: DataFrame, rules: Rules, rejects: str | None = None) -> Iterator[tuple[DataFrame, Found]]:
-    """Evaluate checked rows once, write rejected rows into a new folder, and yield accepted rows and counts.
+    """Evaluate checked rows once, and yield the accepted rows and the counts.
+
+    If `rejects` names a folder, this function creates the folder with the rejected rows.
 
     Raises:
         ConfigurationError: The folder already exists.

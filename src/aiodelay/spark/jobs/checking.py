@@ -18,7 +18,7 @@ from .mapping import conversions, converted
 __all__ = ["DROPPED", "Rules", "accepted", "judged", "rejected"]
 
 DROPPED: Final = ("repeated", "superseded")
-"""Reasons that are not mistakes. An equal row was accepted, or a row with the same id and a newer version."""
+"""Reasons to leave a good row out. `repeated`: an equal row was accepted. `superseded`: the id has a higher version."""
 
 _CONTROL = r"[\x00-\x1f\x7f-\x9f\u2028\u2029]"
 _OCCURRENCE = r"~[0-9]{10,}\z"
@@ -38,12 +38,12 @@ class Rules:
 
     Attributes:
         now_ms: The current time for the checks of all rows, in epoch milliseconds.
-        min_lead_ms: Rows that are due sooner than this are rejected.
-        past_due: The rule for rows that are due in the past or too soon. `reject` rejects them. `now` stores them for
-            delivery now.
+        min_lead_ms: The least time from `now_ms` until the due time of a row. A shorter time is too soon.
+        past_due: The rule for rows that are due in the past or too soon. `reject` rejects them. `now` accepts them with
+            their due times: a message whose due time has passed is delivered at once.
         max_payload: Most bytes of a payload.
         conflict: The rule for rows with the same id and different contents. `insert` rejects all of them. `newer`
-            accepts the row with the highest version.
+            accepts the row with the highest version; if several different rows have this version, it rejects them.
         timezone: The time zone of times without an offset.
     """
 

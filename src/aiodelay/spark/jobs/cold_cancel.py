@@ -112,10 +112,12 @@ _IS_OLDER: Final = "version <= coalesce(most_version, version)"
 
 
 def _told(asked: DataFrame, matches: DataFrame, standing: Standing) -> DataFrame:
-    """Return a row for each id, with the versions that the tier has of the id.
+    """Return a row for each id, which says how many of its versions in the tier may be cancelled.
 
-    `days` is the number of days with a version. `older` is the number of days whose version may be cancelled.
-    `barred_version` is the version that is in the store, or that a promotion may have read and not written yet.
+    `days` is the number of days with a version of the id. `older` is the number of days whose version may be cancelled.
+    `barred_version` is the highest version that may be cancelled and is, or soon may be, in the store: `cold put` has
+    stored it there, or a promotion has claimed its day. The promotion may have stored the version, or may have read it
+    and will still store it.
     """
     is_there = (F.col("due_day") < F.lit(standing.claimed)) | (F.col("stored") == F.col("version"))
     found = matches.groupBy("id").agg(

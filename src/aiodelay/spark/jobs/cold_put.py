@@ -108,7 +108,7 @@ class _Put:
         hot: The store; None if the job has no store.
         now_ms: The current time, in epoch ms.
         first_ms: Rows that are due before this time, in epoch ms, do not go into the tier.
-        read_ms: The begin of the run by this machine's clock, in epoch ms.
+        read_ms: The start of the run by this machine's clock, in epoch ms.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class _Put:
         counts = {"put": load.counts[PUT], "ended": load.counts[END]} if load else {"put": 0, "ended": 0}
         after = self._place.standing()
         rivals = self._place.known(after.since(self._before, load.name if load else None), decided, now_ms=self._now_ms)
-        if rivals is not None:  # race: another run has added the same ids; the later run ends the loser
+        if rivals is not None:  # race: another run has added the same ids; the later run ends the version that loses
             lost = _lost(decided, rivals)
             decided = decided.join(lost.select("id"), "id", "left_anti")
             older += [_older(rivals, decided), lost]
@@ -145,9 +145,10 @@ class _Put:
         return counts | self._in_store(decided, older, after)
 
     def _in_store(self, decided: DataFrame, older: list[DataFrame], after: Standing) -> dict[str, int]:
-        """Write to the store the rows that promotions miss, and return counts.
+        """Write rows to the store and end replaced messages there, if promotions miss them. Return counts.
 
-        Promotions miss rows that are due too soon, and facts that were added after a promotion had claimed their day.
+        Promotions miss rows that are due too soon. They also miss rows and tombstones that were added after a promotion
+        had claimed the day.
         """
         is_claimed = F.col("due_day") < F.lit(after.claimed)
         is_soon = F.col("stands") & (F.col("is_near") | is_claimed)

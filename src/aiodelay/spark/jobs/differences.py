@@ -1,4 +1,4 @@
-"""The comparison of a truth with a store, as pure transforms. Each transform reads a frame once.
+"""The comparison of a truth with a store, as pure transforms. A transform evaluates each of its frames once.
 
 A *truth* is a frame with the messages that should be pending.
 """
@@ -108,7 +108,10 @@ def _side(frame: DataFrame, name: str, compared: Sequence[str], **more: Column) 
 
 
 def _comparable(frame: DataFrame, name: str) -> Column:
-    """Return a column in the form of the store. Null becomes empty, except for a key, and map entries are sorted."""
+    """Return a column in a form in which equal values of truth and store are equal.
+
+    Null and empty become the same value, except for a key. The entries of a map are sorted.
+    """
     column = F.col(name)
     match name:
         case "headers":

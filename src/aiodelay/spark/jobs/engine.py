@@ -40,7 +40,7 @@ _LEAST_MS: Final = 100
 
 @taking(EngineOptions)
 def start(spark: SparkSession, options: EngineOptions) -> StreamingQuery:
-    """Start the engine and return its query. It delivers each scheduled record to the topic that the record names.
+    """Start the engine, which delivers each scheduled record to the topic that the record names. Return its query.
 
     No message is early. Delivery is at least once: after a stop or a crash, the engine delivers the interrupted batch
     again, with the same delivery ids. A record that cannot be scheduled, or that its topic never takes, goes to the
@@ -127,7 +127,7 @@ def _ms(name: str, given: Duration) -> int:
 
 
 def _prepared(options: EngineOptions) -> str:
-    """Check the topic of schedules and create the dead topic if it is missing. Return the topic of schedules."""
+    """Check the topic of schedules, and create a missing dead topic. Return the topic of schedules."""
     cluster, topic = read_topic(options.source, "source")
     target = read_cluster_of(options.to or options.source, "to")
     dead = options.dead or f"{topic}.dead"

@@ -44,7 +44,7 @@ class Hot(WriteOptions):
 
     @classmethod
     def of(cls, options: WriteOptions | ColdPutOptions | ColdCancelOptions) -> Self:
-        """Return the hot store that the options of a job name."""
+        """Return the hot store, and the settings for writing to it, from the options of a job."""
         return cls(**{each.name: getattr(options, each.name) for each in fields(cls)})
 
     @classmethod

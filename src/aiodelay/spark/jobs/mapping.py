@@ -116,7 +116,7 @@ def given(
     names: Collection[str] = MAPPED,
     required: Sequence[str] = REQUIRED,
 ) -> DataFrame:
-    """Return the columns of a message from the frame, not converted. Arguments are as for `mapped`."""
+    """Return a frame with only the columns of a message, not converted. Arguments are as for `mapped`."""
     named = {name: name for name in names if name in frame.columns} if mapping is None else mapping
     if missing := [name for name in required if name not in named]:
         raise ConfigurationError("map", f"without {missing[0]!r}", f"{missing[0]}=COLUMN; columns: {_listed(frame)}")
@@ -139,7 +139,9 @@ def _column(frame: DataFrame, name: str, text: str) -> Column:
         allowed = f"a column or an SQL expression of {_listed(frame)}"
         raise ConfigurationError(f"map {name}", shortened(text), allowed) from None
     if len(found) != 1:
-        raise ConfigurationError(f"map {name}", f"{len(found)} columns ({shortened(text)})", "one, such as struct(*)")
+        raise ConfigurationError(
+            f"map {name}", f"{len(found)} columns ({shortened(text)})", "one column, such as struct(*)"
+        )
     return column
 
 
@@ -148,7 +150,7 @@ def _listed(frame: DataFrame) -> str:
 
 
 def converted(found: DataFrame, *, timezone: str | None = None) -> DataFrame:
-    """Return the frame of `given` with the types of a message. Nested payloads become JSON.
+    """Convert the columns of a frame that `given` returned to the types of a message. Nested payloads become JSON.
 
     Raises:
         ConfigurationError: A column has a type that cannot be converted.
@@ -157,7 +159,7 @@ def converted(found: DataFrame, *, timezone: str | None = None) -> DataFrame:
 
 
 def conversions(found: DataFrame, *, timezone: str | None = None) -> dict[str, Column]:
-    """Return the converting expression of each column in the frame of `given`.
+    """Return, for each column of a frame that `given` returned, the expression that converts the column.
 
     Raises:
         ConfigurationError: A column has a type that cannot be converted.

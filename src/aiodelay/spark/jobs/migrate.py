@@ -219,7 +219,7 @@ class _Migration:
         return marked.join(there, [*WHAT]).join(self._copies(ids), ["id", "mark"]).select(*WHAT)
 
     def _copies(self, ids: list[str] | None = None) -> DataFrame:
-        """Return the copies from this source. Copies from other sources count as the target's own messages."""
+        """Return the copies that the target has from this source. Copies from another source are not copies here."""
         copies = messages_of(self._spark, self._plan.target, "id", "trace", ids=ids)
         marked = copies.select("id", F.element_at("trace", MOVED).alias("mark"))
         return marked.where(F.col("mark").startswith(f"{self._origin}/"))
@@ -284,7 +284,7 @@ class _Migration:
 _COUNTS: Final = ("copied", "refused", "moved", "gone", "changed", "late", "taken_back")
 _COUNTED: Final = {"removed": "moved", "gone": "gone", "changed": "changed", "left": "late"}
 _MOVED: Final = "outcome IN ('removed', 'gone')"
-"""Outcomes after which the copy stays. This or an earlier try removed the original, or a program cancelled it."""
+"""Outcomes after which the copy stays: this task or an earlier try removed the original, or a program cancelled it."""
 
 
 _OCCURRENCE: Final = r"~[0-9]{10,}\z"

@@ -41,8 +41,8 @@ def report(
 
     Lateness is the start of a delivery minus the due time. The start is the last `claimed` event before the `delivered`
     event. Transfers inside a server and Kafka stores write no claims: there, the start is the `delivered` event itself.
-    For each id, revision and due time, the first success counts, in the hour in which it ended. Percentiles are nearest
-    ranks: exact up to 10 s of lateness, above that rounded up to four digits.
+    For each id, revision and due time, the first success counts, in the hour in which that delivery ended. Percentiles
+    are nearest ranks: exact up to 10 s of lateness, above that rounded up to four digits.
 
     Args:
         events: Columns of `schemas.EVENTS`; also `day`, if the events are an archive.
@@ -80,7 +80,9 @@ def report(
 def _check_by(by: Sequence[By]) -> None:
     is_known = set(by) <= set(get_args(By)) and len(set(by)) == len(by)
     if not is_known or {"hour", "day"} <= set(by):
-        raise ConfigurationError("by", shortened(list(by)), "lane, and hour or day, each at most once")
+        raise ConfigurationError(
+            "by", shortened(list(by)), "lane, hour and day, each at most once, but not hour together with day"
+        )
 
 
 def _check_range(start: datetime | None, end: datetime | None) -> None:
@@ -163,7 +165,7 @@ def _outcomes(events: DataFrame) -> DataFrame:
 
 
 def _histogram(outcomes: DataFrame, by: Sequence[By]) -> DataFrame:
-    """Return the number of outcomes by kind and rounded lateness. The size does not grow with the number of events."""
+    """Return the number of outcomes by kind and rounded lateness. More events do not make this table larger."""
     seconds = F.unix_seconds("at")
     places = {
         "lane": F.col("lane"),

@@ -53,7 +53,7 @@ def run(spark: SparkSession, options: _Options) -> Summary:
     """Compare a truth with the pending messages of a store, and change nothing.
 
     The store changes during the read. So the job does not compare messages that are due before `now` plus the margin.
-    If the read takes longer than the margin, it does not compare messages that were due before the end of the read.
+    If the read takes longer than the margin, the job does not compare messages that were due before the read ended.
 
     Args:
         spark: A session, classic or Connect.

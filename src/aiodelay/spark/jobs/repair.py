@@ -49,8 +49,9 @@ class _Options(RepairOptions):
 
 @job("repair", _Options)
 def run(spark: SparkSession, options: _Options) -> Summary:
-    """Repair the differences of a reconcile that still exist. Leave messages that changed since to the next reconcile.
+    """Repair the differences that a reconcile found and that still exist.
 
+    Messages that have changed since the reconcile are not repaired: the next reconcile compares them again.
     A missing message is stored, unless the store remembers that it ended. A message with another due time is moved to
     the truth's time. A message with other differences gets the truth's values as a new version. Orphans are cancelled.
     Ended messages do not come back. A second run changes nothing more.
@@ -115,7 +116,11 @@ def _check_columns(differences: DataFrame, given: Sequence[str], kinds: Sequence
 
 
 def _writable(wanted: DataFrame, store: str, namespace: str) -> tuple[DataFrame, WriteSettings]:
-    """Return the truth with all required columns. `repair_of` does not use the columns that are added here."""
+    """Return the rows of `wanted`, and the settings for writing them.
+
+    `read_settings` requires the columns `payload` and `to`. If the rows lack one of these columns, this function adds a
+    column with a constant value, which `repair_of` does not use.
+    """
     for name, blank in {"payload": F.lit(b""), "to": F.lit("nowhere:nothing")}.items():
         wanted = wanted if name in wanted.columns else wanted.withColumn(name, blank)
     options = {"store": store, "namespace": namespace}
@@ -154,8 +159,8 @@ def _check_age(chosen: _Chosen, now_ms: int) -> None:
     age_ms = now_ms - chosen.found_ms
     if chosen.rows and age_ms > TOMBSTONE_WINDOW_MS:
         most = format_duration(TOMBSTONE_WINDOW_MS)
-        allowed = f"at most {most} ago, because a store then forgets ended messages; reconcile again"
-        raise InputError("differences", f"found {format_duration(age_ms)} ago", allowed)
+        allowed = f"at most {most} old, because a store remembers ended messages for this time only; reconcile again"
+        raise InputError("differences", f"{format_duration(age_ms)} old", allowed)
 
 
 def _work(chosen: DataFrame, wanted: DataFrame, settings: WriteSettings) -> DataFrame:

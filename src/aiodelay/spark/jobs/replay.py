@@ -104,7 +104,7 @@ def happened_to(events: DataFrame) -> DataFrame:
 def _check_name(name: str | None, *, same_ids: bool) -> None:
     if same_ids == (name is not None):
         given = "given with same_ids" if same_ids else "missing"
-        raise ConfigurationError("name", given, "a name of this replay, such as 2026-11-21-orders, or same_ids")
+        raise ConfigurationError("name", given, "either a name of this replay, such as 2026-11-21-orders, or same_ids")
     if name is not None and not (name.isascii() and name.replace("-", "").replace("_", "").replace(".", "").isalnum()):
         raise ConfigurationError("name", shortened(name), "letters, digits, '-', '_' and '.'")
 

@@ -98,7 +98,7 @@ def _check_free(options: ReportOptions) -> None:
         if path is not None and path.exists() and not options.overwrite:
             raise ConfigurationError(name, shortened(f"{path}"), "a name that is free, or overwrite")
         if path is not None and not path.parent.is_dir():
-            raise ConfigurationError(name, shortened(f"{path}"), "in a folder that is there")
+            raise ConfigurationError(name, shortened(f"{path}"), "a name in an existing folder")
 
 
 def _rows_of(figures: DataFrame, by: Sequence[By]) -> DataFrame:

@@ -36,7 +36,7 @@ def one_of(name: str, value: Text, allowed: tuple[str, ...]) -> Text:
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a thread of its own, because a notebook already runs a loop in this thread."""
+    """Run a coroutine in a thread of its own, because in a notebook this thread already runs a loop."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(asyncio.run, coroutine).result()
 

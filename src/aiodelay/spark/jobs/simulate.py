@@ -192,7 +192,7 @@ def _slot_ms(slot: Duration | None, span: Span) -> int:
             "slot", format_duration(slot_ms), "a length that divides an hour, such as 100ms, 1s or 1m"
         )
     if (span.to_ms - span.from_ms) // slot_ms > MOST_SLOTS_ASKED:
-        allowed = f"longer, or a shorter time: up to {MOST_SLOTS_ASKED:,} slots"
+        allowed = f"a longer slot, or a shorter simulated time: up to {MOST_SLOTS_ASKED:,} slots"
         raise ConfigurationError("slot", format_duration(slot_ms), allowed)
     return slot_ms
 
@@ -203,7 +203,7 @@ def _check_free(out: Path, *, overwrite: bool) -> None:
     if out.exists() and not out.is_dir():
         raise ConfigurationError("out", shortened(f"{out}"), "a folder")
     if not out.parent.is_dir():
-        raise ConfigurationError("out", shortened(f"{out}"), "in a folder that is there")
+        raise ConfigurationError("out", shortened(f"{out}"), "a name in an existing folder")
 
 
 def _due_times(frame: DataFrame, options: SimulateOptions) -> DataFrame:

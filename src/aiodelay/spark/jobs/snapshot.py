@@ -30,7 +30,7 @@ def run(spark: SparkSession, options: SnapshotOptions) -> Summary:
         options: See `SnapshotOptions`; callers give each option by keyword.
 
     Raises:
-        ConfigurationError: An option is wrong, or a snapshot of this second exists.
+        ConfigurationError: An option is wrong, or the folder already has a snapshot from the same second.
         StoreUnavailableError: The store does not answer.
     """
     one_of("table", options.table, get_args(Kept))

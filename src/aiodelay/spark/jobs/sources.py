@@ -1,4 +1,4 @@
-"""Readers for jobs: of files and databases (`parquet:DIR`, `csv:…`, `jdbc:URL?dbtable=…`), and of a store's tables."""
+"""Read the input of jobs: files and databases (`parquet:DIR`, `csv:…`, `jdbc:URL?dbtable=…`), and tables of a store."""
 
 from __future__ import annotations
 

@@ -55,22 +55,24 @@ class Steps:
         rows = known.collect()
         if rows and rows[0].asDict() != dict(about):
             told = ", ".join(f"{name} {text}" for name, text in rows[0].asDict().items())
-            raise ConfigurationError("work", f"the folder of another migration: {told}", "a folder of its own")
+            raise ConfigurationError(
+                "work", f"the folder of another migration: {told}", "a folder for this migration only"
+            )
 
     def table(self, step: Step) -> DataFrame | None:
-        """Return the table of a step of all passes, with a column `pass`; None before the first pass."""
+        """Return the rows of a step in all passes, with a column `pass`; None before the first pass."""
         return self._parquet(f"{self._folder}/{step}")
 
     def read(self, step: Step, number: int) -> DataFrame | None:
-        """Return the table of a step of one pass; None if the step was not written."""
+        """Return the rows of a step in one pass; None if the pass has not written the step."""
         return self._parquet(self._path(step, number))
 
     def has(self, step: Step, number: int) -> bool:
-        """Return whether a step of a pass was written."""
+        """Return whether a pass has written a step."""
         return self.read(step, number) is not None
 
     def last(self, step: Step) -> int:
-        """Return the number of the last pass that has written a step; 0 if none has."""
+        """Return the number of the last pass that has written a step; 0 if no pass has written the step."""
         table = self.table(step)
         row = None if table is None else table.agg(F.max("pass").alias("last")).first()
         return 0 if row is None else row["last"] or 0

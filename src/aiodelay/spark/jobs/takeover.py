@@ -47,9 +47,9 @@ def run(*, source: str, target: str, to_namespace: str = "default", verify: bool
     place = Place(target, to_namespace)
     if (opened := place.store()).traits.conflicts.isdisjoint({"newer"}):
         raise UnsupportedByStoreError(
-            "taking over from another scheduler",
+            "target of a takeover from another scheduler",
             opened.name,
-            "redis: or sqlite:; you can migrate from there to another store",
+            "redis: or sqlite:; you can migrate from that store to another store",
         )
     first, again = run_coroutine(_taken_over(store_url(source), place, verify=verify))
     missing = 0 if again is None else again.stored

@@ -190,14 +190,14 @@ class PublisherConformance(_Suite, ABC, Generic[T]):
         """Open a publisher with exactly this number of items."""
 
     async def end(self, publisher: Publisher[T]) -> None:
-        """Make a publisher complete after all of its items were taken. By default this does nothing."""
+        """Do nothing. Override this to make a publisher complete after all of its items were taken."""
 
     def failing_publisher(self) -> AbstractAsyncContextManager[Publisher[T]] | None:
-        """Open a publisher that fails before its first item; None = no publisher of this kind can fail."""
+        """Return None: no publisher of this kind fails. Override this to open one that fails before its first item."""
         return None
 
     def take(self, item: T) -> None:
-        """Do the work that every subscriber must do with an item, such as settling it. By default this does nothing."""
+        """Do nothing. Override this to do what every subscriber must do with an item, such as settling the item."""
 
     def _probe(
         self,
@@ -475,7 +475,7 @@ class SubscriberConformance(_Suite, ABC, Generic[T]):
         """Return an item. Each number gives a different item."""
 
     def leave(self, subscriber: Subscriber[T]) -> None:
-        """Make a subscriber cancel its subscription. By default, the suite skips the rules about such a cancel."""
+        """Skip the test. Override this to make a subscriber cancel its subscription, if it ever does so by itself."""
         _skip("the subscriber always needs more items")
 
     async def _subscribed(self, subscriber: Subscriber[T]) -> ProbeSubscription:

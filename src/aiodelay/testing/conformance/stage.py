@@ -112,7 +112,10 @@ class Bench(ABC):
         return asyncio.new_event_loop()
 
     def reopen(self, store: Store, clock: VirtualClock) -> Store:
-        """Return a new store object on the data of a closed store. Suites of `durable` stores must override this."""
+        """Raise `NotImplementedError`. Suites of `durable` stores must override this.
+
+        The override returns a new store object on the data of a closed store.
+        """
         raise NotImplementedError(f"{store.name} is durable: override reopen()")
 
 

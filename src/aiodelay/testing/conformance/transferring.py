@@ -91,7 +91,7 @@ class _Moves:
                 moved += transferred.moved
                 if transferred.next_due_ms is None or transferred.next_due_ms > transferred.now_ms:
                     return moved
-        raise AssertionError("there is always more to move")
+        raise AssertionError("after 100 transfers there are still due messages to move")
 
     async def arrived(self, address: str = "") -> list[Record]:
         return list(await self.suite.arrived(self.stage.store, self.sink, address or self.here))
