@@ -8,7 +8,7 @@ import pytest
 
 from aiodelay import CancelOutcome, Conflict, Scheduler, UnsupportedByStoreError
 from aiodelay.core.ids import new_op
-from aiodelay.core.values import After, Cancel, Demand, Envelope, Fire, Put, Refused, Stored
+from aiodelay.core.values import After, Cancel, Command, Demand, Envelope, Fire, Put, Refused, Stored
 from aiodelay.kafka import KafkaStore
 from tests.support.kafka import Broker, create_topic, new_name
 
@@ -52,9 +52,10 @@ async def test_what_only_an_owner_can_do_is_refused_before_anything_is_written(k
     async with KafkaStore(url) as store:
         put = Put(new_op(), Envelope("m", "kafka", "t"), After(0))
         fire, cancel = Fire(new_op(), "m"), Cancel(new_op(), "m", (1, None))
-        for what, refused in (("fire", fire), ("cancel with if_revision", cancel)):
+        commands: dict[str, Command] = {"fire": fire, "cancel with if_revision": cancel}
+        for what, command in commands.items():
             with pytest.raises(UnsupportedByStoreError, match=f"command is {what}; allowed: schedule with replace or"):
-                await store.apply([put, refused])
+                await store.apply([put, command])
     async with KafkaStore(url) as owner, owner.work("w", []):
         assert await owner.counts() == {}
 

@@ -352,7 +352,7 @@ TARGETS: dict[str, tuple[dict[str, Any], Bad]] = {
     "handler too long": to("handler:" + "a" * 129, "aaa", HANDLERS, field="handler name in to"),
     "unknown sink": (
         call(to="kafka:x"),
-        Bad(UnknownSinkError, "sink in to", "'kafka'", "handler:, sink: (name others"),
+        Bad(UnknownSinkError, "sink in to", "'kafka'", "handler:, sink: (add other"),
     ),
 }
 
