@@ -135,7 +135,7 @@ def test_a_later_signal_ends_all_at_once(tmp_path: Path) -> None:
             program.err.wait_for("draining; a later signal ends it at once")
         assert program.is_running()
         assert program.end_by_a_later_signal(signal.SIGINT) == -signal.SIGINT
-        assert any("ending at once on a later SIGINT" in line for line in program.err.seen)
+        assert any("a later SIGINT has come: ending at once" in line for line in program.err.seen)
     assert not any("has stopped" in line for line in program.err.seen), "nobody drained"
     for pid in pids:
         wait_until_gone(pid)
@@ -152,7 +152,7 @@ def test_it_says_that_it_ends_at_once_however_many_signals_come(tmp_path: Path) 
         for _ in range(2):
             program.err.wait_for("draining; a later signal ends it at once")
         assert program.end_by_many_later_signals() == -signal.SIGTERM
-    assert sum("ending at once on a later SIGTERM" in line for line in program.err.seen) == 1
+    assert sum("a later SIGTERM has come: ending at once" in line for line in program.err.seen) == 1
     for pid in pids:
         wait_until_gone(pid)
 

@@ -99,7 +99,8 @@ def handled_numbers() -> list[int]:
 
 def log_end(number: int) -> None:
     """Log that a later signal ends the process at once."""
-    log.warning("ending at once on a later %s; messages in flight are delivered again", signal.Signals(number).name)
+    name = signal.Signals(number).name
+    log.warning("a later %s has come: ending at once; messages in flight are delivered again", name)
 
 
 def end_by(number: int) -> None:

@@ -140,10 +140,10 @@ def tokens_held(now_ms: int) -> tuple[int, int]:
 
 
 def ahead_since(since_ms: int, now_ms: int) -> int:
-    """Return the time since which the store has seen leases that are too long, epoch ms.
+    """Return when the store first saw a lease that is too long after this step of the clock, in epoch ms.
 
-    Such leases are over `RIGHTING_MS` after that time. By then, a living holder has renewed its lease, and the renewal
-    has set the end of the lease by the new time.
+    From `RIGHTING_MS` after that time on, the store treats such leases as ended. By then, a living holder has renewed
+    its lease, and the renewal has set the end of the lease by the new time.
 
     Args:
         since_ms: The last result of this function; 0 = no such lease was seen yet. A time in the future, or more than
@@ -236,8 +236,8 @@ def loads_of(puts: Sequence[Put]) -> list[Put]:
     for put in puts:
         version = put.conflict.version
         if put.conflict.mode != "newer" or version is None or put.envelope.version != version:
-            given = f"{put.conflict.mode}, version {put.envelope.version}"
-            raise InputError(f"conflict of {shortened(put.id)}", given, "Conflict.newer(version of the envelope)")
+            given = f"{put.conflict.mode} with version {version}, and the message has version {put.envelope.version}"
+            raise InputError(f"conflict of {shortened(put.id)}", given, "Conflict.newer(version of the message)")
     return [put if put.op is NO_OP else replace(put, op=NO_OP) for put in puts]
 
 

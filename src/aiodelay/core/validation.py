@@ -322,7 +322,8 @@ def due_of(at: datetime | None, delay: Duration | None, now_ms: int, *, fields: 
         fields: The names of all arguments of which exactly one must be given, for the error.
 
     Raises:
-        ScheduleTimeError: Both or none are given. Or the value is naive, negative, not finite, or beyond the horizon.
+        ScheduleTimeError: Both or none are given. Or the value is naive, negative, not finite, or more than 3,650
+            days ahead.
     """
     if (at is None) == (delay is None):
         got = "missing" if at is None else "more than one argument"

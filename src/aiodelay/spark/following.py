@@ -40,7 +40,7 @@ class EventsLostError(AiodelayError):
         part: The part of the journal, or the partition of the topic.
         first: The first lost number.
         last: The last lost number.
-        reason: The cause, as part of the message.
+        reason: The cause, as part of the error text.
     """
 
     store: str

@@ -256,7 +256,10 @@ class Withdrawer:
     patience_ms: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Cancel the copies of the messages that the rows name (`WHAT`); yield their number (`TAKEN_BACK`)."""
+        """Cancel the second store's copies of the messages in the rows. Yield the number of cancelled copies.
+
+        The rows have the columns `WHAT`, and the yielded rows the column `TAKEN_BACK`.
+        """
         for batch in batches:
             taken = self._withdraw({each.id: each for each in _named(batch)})
             yield pa.RecordBatch.from_pydict({"taken_back": [taken]})

@@ -142,7 +142,7 @@ def _epoch_s(slot: date) -> int:
 
 
 def _runs(points: Sequence[tuple[date, float, int | None]], slot_s: int) -> list[list[tuple[date, float, int]]]:
-    """Return runs of points of consecutive slots with a value. A run of one point has that point twice."""
+    """Split the points that have a value into runs of consecutive slots. A run of one point holds the point twice."""
     runs: list[list[tuple[date, float, int]]] = []
     for slot, x, ms in points:
         if ms is None:

@@ -21,9 +21,9 @@ _UNCOMMITTED = 0
 
 
 async def keys_since(client: Client, place: TopicPartition, offset: int) -> Mapping[bytes, int]:
-    """Return the last offset of each key from an offset on, as far as one answer of the broker reaches.
+    """Read the records from an offset on that one answer of the broker holds. Return the last offset of each key.
 
-    Records of transactions are left out: they may not be committed yet, and the caller knows its own records.
+    Records of transactions are left out: they may not be committed yet, and only the caller writes transactions here.
 
     Args:
         client: A connected client.

@@ -238,7 +238,7 @@ class Inspection(Base):
         return found[:limit]
 
     async def _dead_places(self, after: tuple[int, str, int] | None, limit: int) -> dict[tuple[int, str, int], bytes]:
-        """Return the oldest dead letters after a place in order, as a map from places to field names in `dead`."""
+        """Return the oldest dead letters that come after a place, as a map from places to field names in `dead`."""
         tie, from_ = ("", "-inf") if after is None else (str(after[0]), f"({after[0]}")
         found: dict[tuple[int, str, int], bytes] = {}
         async for pairs in self._range("graves", [tie, from_, "+inf", limit]):
@@ -252,7 +252,7 @@ class Inspection(Base):
     async def _dead_places_of(
         self, message_id: str, after: tuple[int, str, int] | None, limit: int
     ) -> dict[tuple[int, str, int], bytes]:
-        """Return the oldest dead letters of one message after a place in order, as a map from places to field names."""
+        """Return the oldest dead letters of one message that come after a place, as `_dead_places` does."""
         try:
             member = member_of(message_id)
         except UnicodeEncodeError:  # No message can have this id.
