@@ -116,7 +116,7 @@ async def test_what_is_promised_depends_on_where_the_topics_are(scene: Scene) ->
 def test_sinks_and_sources_are_opened_by_url() -> None:
     sink = "redis-fanout://host:1/2?namespace=shop&max_messages=7&max_age=2d&inline_below=9"
     scheduler = Scheduler("memory://", sinks=[sink], sources=["rediss-fanout://host?namespace=shop"])
-    opened, source = scheduler.sinks["redis-fanout"], scheduler._sources["redis-fanout"]
+    opened, source = scheduler.sinks["redis-fanout"], scheduler._handlers.sources["redis-fanout"]
     assert isinstance(opened, RedisFanoutSink)
     assert isinstance(source, RedisFanoutSource)
     assert (opened.settings, opened.keys.namespace) == ((7, 172_800_000, 9), "shop")

@@ -163,7 +163,7 @@ def test_a_limit_that_is_no_number_is_refused(max_length: Any) -> None:  # noqa:
 
 def test_sinks_and_sources_are_opened_by_url() -> None:
     scheduler = Scheduler("memory://", sinks=["redis-list://host:1/2?max_length=7"], sources=["rediss-list://host"])
-    sink, source = scheduler.sinks["redis-list"], scheduler._sources["redis-list"]
+    sink, source = scheduler.sinks["redis-list"], scheduler._handlers.sources["redis-list"]
     assert isinstance(sink, RedisListSink)
     assert isinstance(source, RedisListSource)
     assert (sink.max_length, sink.options.connection["port"], source.options.secure) == (7, 1, True)

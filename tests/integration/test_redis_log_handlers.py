@@ -117,7 +117,7 @@ async def test_what_is_promised_depends_on_where_the_logs_are(scene: Scene) -> N
 def test_logs_are_opened_by_url() -> None:
     sink = "redis-log://host:1/2?namespace=shop&max_messages=7&max_age=2d&drop_passed=1"
     scheduler = Scheduler("memory://", sinks=[sink], sources=["rediss-log://host?namespace=shop"])
-    opened, source = scheduler.sinks["redis-log"], scheduler._sources["redis-log"]
+    opened, source = scheduler.sinks["redis-log"], scheduler._handlers.sources["redis-log"]
     assert isinstance(opened, RedisLog)
     assert isinstance(source, RedisLog)
     assert (opened.settings, opened.keys.namespace) == ((7, 172_800_000, 1), "shop")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from aiodelay.errors import (
     ConfigurationError,
@@ -41,6 +41,7 @@ __all__ = [
     "check_flag",
     "check_headers",
     "check_id",
+    "check_instance",
     "check_key",
     "check_letters_id",
     "check_namespace",
@@ -51,6 +52,8 @@ __all__ = [
     "split_target",
     "to_of",
 ]
+
+T = TypeVar("T")
 
 MAX_ID_BYTES = 255
 MAX_KEY_BYTES = 16_384
@@ -288,6 +291,17 @@ def listed(value: object, setting: str, example: str) -> tuple[Any, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise ConfigurationError(setting, shortened(value), f"a collection, such as {example}")
     return tuple(value)
+
+
+def check_instance(value: object, class_: type[T], setting: str) -> T:
+    """Return a value after a check of its class.
+
+    Raises:
+        ConfigurationError: The value is not an instance of the class.
+    """
+    if not isinstance(value, class_):
+        raise ConfigurationError(setting, kind_of(value), f"a {class_.__qualname__}")
+    return value
 
 
 def check_count(value: object, setting: str, least: int, most: int) -> int:

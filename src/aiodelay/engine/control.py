@@ -28,7 +28,9 @@ from aiodelay.core.values import (
 )
 from aiodelay.errors import ConfigurationError, kind_of, shortened
 from aiodelay.handlers.registration import is_event_class, type_names
-from aiodelay.ports import Store, Transfer
+from aiodelay.ports import Transfer
+
+from .openable import Openable
 
 __all__ = ["Control", "lanes_and_address"]
 
@@ -36,16 +38,8 @@ PAGE = 500
 MOST = (1 << 63) - 1
 
 
-class Control:
+class Control(Openable):
     """The operators' methods of `Scheduler`, which inherits them."""
-
-    def opened_store(self) -> Store:
-        """Raise `NotImplementedError`. `Scheduler` overrides this method: it returns the store of an open scheduler.
-
-        Raises:
-            ClosedError: In `Scheduler`: the scheduler is not open.
-        """
-        raise NotImplementedError
 
     async def get(self, message_id: str) -> Snapshot | None:
         """Return the current state of a message; None if it is neither pending nor in flight.

@@ -41,6 +41,8 @@ __all__ = [
     "event",
     "is_coroutine_function",
     "is_event_class",
+    "is_plain_function",
+    "kind_of_function",
     "spec_of",
     "taker_spec",
     "type_name",
@@ -275,6 +277,16 @@ def _target(function: object) -> Any:  # noqa: ANN401 - any callable
 def is_coroutine_function(function: object) -> bool:
     """Return whether a call gives a coroutine. Partials, and objects with a coroutine `__call__`, count too."""
     return inspect.iscoroutinefunction(_target(function))
+
+
+def is_plain_function(value: object) -> bool:
+    """Return whether a value can be called, and a call does not give a coroutine."""
+    return callable(value) and not is_coroutine_function(value)
+
+
+def kind_of_function(value: object) -> str:
+    """Describe, for an error text, a value that is not a plain function."""
+    return "a coroutine function, which nobody would await" if callable(value) else kind_of(value)
 
 
 def _event_class(function: Handler, parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> type:

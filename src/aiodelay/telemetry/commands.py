@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Self
 
 from opentelemetry.trace import Link, Span, SpanKind, set_span_in_context
 
 from aiodelay.core.values import After, Cancel, Command, Fire, Put, Refused, Reschedule, Stored
 from aiodelay.errors import AiodelayError
+from aiodelay.ports.carrier import Carrier
 
 from . import names
 from .instruments import Attributes, now_s
 from .measurements import Measurements
 from .tracing import current_in, destination_of, fail
 
-__all__ = ["Carrier", "ObservedCommands"]
+__all__ = ["ObservedCommands"]
 
 _OPERATIONS: dict[type[Command], str] = {
     Cancel: names.CANCEL,
     Reschedule: names.RESCHEDULE,
     Fire: names.FIRE,
 }
-
-
-class Carrier(Protocol):
-    """An object that carries commands out."""
-
-    async def carry_out(self, command: Command, size: int) -> Stored | Refused:
-        """Carry out one command. Raise if its outcome is an error."""
-        ...
-
-    async def carry_out_many(
-        self, commands: Sequence[Command], size: int
-    ) -> Sequence[Stored | Refused | AiodelayError]:
-        """Carry out a batch of commands; return an answer or an error for each, in order."""
-        ...
 
 
 class ObservedCommands:

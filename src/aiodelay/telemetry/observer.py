@@ -12,9 +12,10 @@ from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 from aiodelay.core.values import Lane
 from aiodelay.core.version import __version__
 from aiodelay.ports import Feed, Loads, Store, Transferring, Work
+from aiodelay.ports.carrier import Carrier
 
 from . import names
-from .commands import Carrier, ObservedCommands
+from .commands import ObservedCommands
 from .instruments import Instruments, instruments_of
 from .measurements import Measurements
 from .settings import Telemetry
