@@ -10,7 +10,7 @@ import random
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -43,6 +43,8 @@ CLEANED: dict[str, str | float] = {
     "message_timestamp_type": "LogAppendTime",
 }
 """A topic whose cleaner runs all the time, as close behind its owners as they can bear here."""
+CALM = 20
+"""How many versions are surely changed in time before the first fault."""
 
 
 def now_ms() -> int:
@@ -109,9 +111,16 @@ class Wanted(msgspec.Struct):
     is_cancelled: bool = False
     is_sure: bool = True
 
+    def is_changed_in_time(self, version: int) -> bool:
+        """Return whether a version was surely replaced or cancelled long before its due time."""
+        changed_ms = self.changed_ms.get(version)
+        return self.is_sure and changed_ms is not None and changed_ms + SURE_MS < self.versions[version]
 
-async def use(scheduler: Scheduler, target: str, until_s: float, wanted: dict[str, Wanted], rng: random.Random) -> None:
-    """Schedule, replace and cancel, each id by itself, until a time."""
+
+async def use(
+    scheduler: Scheduler, target: str, is_over: Callable[[], bool], wanted: dict[str, Wanted], rng: random.Random
+) -> None:
+    """Schedule, replace and cancel, each id by itself, until the storm is over."""
 
     async def one(message_id: str) -> None:
         lane = "work" if rng.random() < 0.3 else "kafka"
@@ -141,15 +150,26 @@ async def use(scheduler: Scheduler, target: str, until_s: float, wanted: dict[st
 
     async with asyncio.TaskGroup() as tasks:
         number = 0
-        while time.monotonic() < until_s:
+        while not is_over():
             number += 1
             tasks.create_task(one(f"m{number}"))
             await asyncio.sleep(rng.expovariate(60))  # 60 new ids a second
 
 
-async def befall(group: Group, until_s: float, rng: random.Random, broker: Broker) -> Counter[str]:
-    """Kill, stop for short and for long, end and start, until a time; at its end all run. Return what was done."""
+async def befall(
+    group: Group, seconds: float, wanted: dict[str, Wanted], rng: random.Random, broker: Broker
+) -> Counter[str]:
+    """Kill, stop for short and for long, end and start, for some seconds; at the end all run. Return what was done.
+
+    The faults begin once some messages were changed in time: else a slow machine would judge nothing but doubts.
+    """
     done: Counter[str] = Counter()
+
+    def are_some_changed() -> bool:
+        return sum(mine.is_changed_in_time(version) for mine in wanted.values() for version in mine.versions) >= CALM
+
+    await until(are_some_changed, "some messages were changed in time")
+    until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
         await asyncio.sleep(rng.uniform(0.5, 2.5))  # the group runs between two faults
         i = rng.randrange(len(group.members))
@@ -220,7 +240,7 @@ def judge(
             for _, at_ms in delivered:
                 assert at_ms >= due_ms, f"S1: {payload} was delivered {due_ms - at_ms} ms early"
             assert not is_exact or len(delivered) <= 1, f"S3: {payload} was delivered {len(delivered)} times"
-            if mine.is_sure and version in mine.changed_ms and mine.changed_ms[version] + SURE_MS < due_ms:
+            if mine.is_changed_in_time(version):
                 assert not delivered, f"S4, S5: {payload} was delivered, and had been changed long before"
                 counted["changed in time"] += 1
     return counted
@@ -245,10 +265,9 @@ async def storm(broker: Broker, crew: Crew, *, n: int, seconds: float, seed: int
     wanted: dict[str, Wanted] = {}
     async with Scheduler(store, dispatch=False) as producer:
         group = await asyncio.to_thread(Group, crew, store, n)
-        ends = time.monotonic() + seconds
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(use(producer, target, ends, wanted, rng))
-            befell = tasks.create_task(befall(group, ends, rng, broker))
+            befell = tasks.create_task(befall(group, seconds, wanted, rng, broker))
+            tasks.create_task(use(producer, target, befell.done, wanted, rng))
     records = await read_until(kafka, target, last_versions(wanted, "kafka"), (FAR_MS + TAKEOVER_MS) / 1000)
     await ran_all(group, last_versions(wanted, "work"))
     await asyncio.to_thread(group.end)

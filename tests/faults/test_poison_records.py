@@ -99,7 +99,9 @@ def damaged(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(("harm", "says"), [(newer, "99"), (foreign, "another program"), (damaged, "good order")])
+@pytest.mark.parametrize(
+    ("harm", "says"), [(newer, "99"), (foreign, "another program"), (damaged, "that SQLite can read")]
+)
 @pytest.mark.asyncio
 async def test_f33_a_file_of_another_version_or_program_is_refused_and_left_alone(
     tmp_path: Path, harm: Callable[[Path], None], says: str

@@ -171,7 +171,7 @@ def test_folders_and_checkpoints_that_do_not_belong_together_are_refused(
         archive.run(spark, store=url, to=folder, every="10ms")
     for place, told in [
         (f"{tmp_path / 'no'}", "a folder that `archive` has written"),
-        ("s3a://b/c", "a folder of this"),
+        ("s3a://b/c", "a folder on this"),
     ]:
         with pytest.raises(ConfigurationError, match=f"archive is .*; allowed: {told}"):
             compact.run(spark, archive=place)

@@ -179,7 +179,7 @@ async def _until_fewer(process: Any, url: str, namespace: str, n: int) -> None: 
         ({"target": "same"}, "to is "),
         ({"margin": "10m"}, "margin is 10m, with lead=10m"),
         ({"cutover": timedelta(minutes=5)}, "cutover is in "),
-        ({"source": "memory://"}, "migrating is memory://; allowed: redis:"),
+        ({"source": "memory://"}, "store of a migration is memory://; allowed: redis:"),
         ({"target": "redis://127.0.0.1:1"}, "redis://127.0.0.1:1 is unavailable"),
         ({"concurrency": -1}, "concurrency is -1"),
         ({"work": "/tmp/[w]"}, "work is '/tmp/[w]'; allowed: a folder"),

@@ -138,7 +138,7 @@ def test_bad_options_are_named_before_anything_is_stored(spark: SparkSession, tm
     url = f"sqlite:///{tmp_path / 'delay.db'}"
     frame = spark.sql("select 'm' as id, timestamp'2026-01-01 00:00:00Z' as due_at, 'p' as payload, 'paper:in' as `to`")
     for options, told in [
-        ({}, r"name is missing; allowed: a name of this replay"),
+        ({}, r"name is missing; allowed: either a name of this replay"),
         ({"name": "a", "same_ids": True}, r"name is given with same_ids"),
         ({"name": "a b"}, r"name is 'a b'; allowed: letters"),
         ({"name": "a", "shift": "soon"}, r"shift is 'soon'"),
