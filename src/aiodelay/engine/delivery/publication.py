@@ -6,7 +6,7 @@ import contextvars
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from aiodelay.core.values import Settlement, SettleOutcome
 from aiodelay.errors import InputError, shortened
@@ -16,11 +16,23 @@ from aiodelay.ports.reactive import Subscriber
 
 from . import settling
 from .lease_book import Held
+from .run_settlements import RunSettlements
 from .subscription import HandlerSubscription, Run
 
 __all__ = ["Publication"]
 
 log: logging.Logger = logging.getLogger("aiodelay.reactive")
+
+
+class _MessageSettlements(RunSettlements):
+    """Chooses the settlements of messages for a subscriber, who may give a message back, or settle it with an error."""
+
+    def after_return(self, held: Held, result: object) -> Settlement:
+        if result is GIVEN_BACK:
+            return settling.release(held.claim.record, held.claim.token)
+        if isinstance(result, Exception):
+            return self.after_failure(held, result)
+        return super().after_return(held, result)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -48,6 +60,7 @@ class Publication(HandlerSubscription):
     concurrency: int = 0
     _shown: set[int] = field(default_factory=set)
     """The ids of the claims in flight that the subscriber has received."""
+    _settlements_type: ClassVar[type[RunSettlements]] = _MessageSettlements
 
     def subscribe(self) -> None:
         """Call the subscriber's `on_subscribe`. The dispatch loop already serves this subscription."""
@@ -116,19 +129,12 @@ class Publication(HandlerSubscription):
             self._break("on_next", error)
             received.settle(error)
         if received.is_settled:
-            return self._returned(held, received.result)
+            return self._settlements.after_return(held, received.result)
         return Run(held, started_s, self._result(received))
 
     async def _result(self, received: HeldMessage[Any, Any]) -> object:
         await received.over()
         return received.result
-
-    def _returned(self, held: Held, result: object) -> Settlement:
-        if result is GIVEN_BACK:
-            return settling.release(held.claim.record, held.claim.token)
-        if isinstance(result, Exception):
-            return self._settlements.after_failure(held, result)
-        return super(Publication, self)._returned(held, result)
 
     def _break(self, signal: str, error: Exception) -> None:
         """Cancel the subscription, because the subscriber has raised. Rule D15 forbids a subscriber to raise."""

@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from aiodelay.core.transitions import token_deadline_ms
 from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Demand, Lane, Settlement, SettleOutcome
@@ -100,11 +100,12 @@ class HandlerSubscription:
     _timer: asyncio.TimerHandle | None = None
     _threads: Threads = field(init=False)
     _settlements: RunSettlements = field(init=False)
+    _settlements_type: ClassVar[type[RunSettlements]] = RunSettlements
 
     def __post_init__(self) -> None:
         self.concurrency = self.spec.concurrency
         self._threads = Threads(f"aiodelay {self.lane}")
-        self._settlements = RunSettlements(self.spec, self.now_ms)
+        self._settlements = self._settlements_type(self.spec, self.now_ms)
 
     @property
     def lane(self) -> Lane:
@@ -267,7 +268,7 @@ class HandlerSubscription:
             )
             awaited = variables.run(coroutine.send, None)
         except StopIteration as end:
-            return self._returned(held, end.value)
+            return self._settlements.after_return(held, end.value)
         except Exception as error:  # noqa: BLE001 - a handler's exception is data for its retry policy
             return self._settlements.after_failure(held, error)
         return Run(held, started_s, rest_of(coroutine, variables, awaited))
@@ -310,7 +311,7 @@ class HandlerSubscription:
             return self._settlements.after_failure(held, error)
         finally:
             del self._running[id(held)]
-        return self._returned(held, result)
+        return self._settlements.after_return(held, result)
 
     def _time_out(self) -> None:
         """End the runs whose time is up. The runs are in the order of their starts, and all have the same limit."""
@@ -352,9 +353,6 @@ class HandlerSubscription:
         if run.cancels:
             return settling.release(run.held.claim.record, run.held.claim.token)
         return self._settlements.after_failure(run.held, error)
-
-    def _returned(self, held: Held, result: object) -> Settlement:
-        return self._settlements.after_return(held, result)
 
 
 def _in_thread(call: Callable[[Any, RunContext[Any]], Any], event: object, context: RunContext[Any]) -> object:
