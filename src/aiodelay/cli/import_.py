@@ -17,11 +17,11 @@ from aiodelay.core.durations import to_epoch_ms
 from aiodelay.core.values import DeadReason, PutBack, SourcePosition
 from aiodelay.errors import cut, shortened
 from aiodelay.importers.put_all import Imported
-from aiodelay.operations.json_shapes import error_shape, read_record, read_time
+from aiodelay.operations.json_shapes import read_record, read_time
 
 from .errors import FAILED, CommandError
 from .export import END, FORMAT
-from .output import json_line, print_json
+from .output import print_json, print_refused_line
 from .place import Place
 
 __all__ = ["import_"]
@@ -189,8 +189,7 @@ class _Import:
                     self._is_whole = True
             except InputError as error:
                 self._counts["refused"] += 1
-                problem = json_line({"line": number} | error_shape(error)) if self._json else f"line {number}: {error}"
-                print(problem, file=sys.stderr)
+                print_refused_line(number, error, json=self._json)
         for answer in await self._store.put_back(messages) if messages else ():
             self._note(is_new=answer.answer == "stored")
 

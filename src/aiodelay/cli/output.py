@@ -15,7 +15,7 @@ from aiodelay.operations.json_shapes import error_shape
 
 from .errors import FAILED, NOT_UNDERSTOOD, CommandError
 
-__all__ = ["ago", "confirm", "error_line", "json_line", "moment", "print_json", "print_table"]
+__all__ = ["ago", "confirm", "error_line", "json_line", "moment", "print_json", "print_refused_line", "print_table"]
 
 MOST_SHOWN = 60
 UNPRINTABLE = re.compile(r"[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -38,6 +38,11 @@ def error_line(error: Exception) -> str:
     if isinstance(error, AiodelayError):
         return json_line(error_shape(error))
     return json_line({"error": type(error).__name__, "detail": str(error)})
+
+
+def print_refused_line(number: int, error: AiodelayError, *, json: bool) -> None:
+    """Print on stderr why a line of the input was refused. Lines count from 1."""
+    print(json_line({"line": number} | error_shape(error)) if json else f"line {number}: {error}", file=sys.stderr)
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -27,10 +27,10 @@ from aiodelay import (
     Scheduler,
 )
 from aiodelay.errors import ConfigurationError, cut, shortened
-from aiodelay.operations.json_shapes import error_shape, read_message, read_rule, read_time, scheduled_shape
+from aiodelay.operations.json_shapes import read_message, read_rule, read_time, scheduled_shape
 
 from .errors import FAILED, NOT_UNDERSTOOD, TOO_LATE, CommandError
-from .output import ago, json_line, moment, print_json
+from .output import ago, moment, print_json, print_refused_line
 from .place import Place
 
 __all__ = ["schedule"]
@@ -168,7 +168,7 @@ def _late(drop_after: str | None, dead_letter_after: str | None) -> Late:
 
 
 async def _schedule_lines(scheduler: Scheduler, place: Place) -> int:
-    numbered = _Lines(lambda number, error: _report(number, error, json=place.json))
+    numbered = _Lines(lambda number, error: print_refused_line(number, error, json=place.json))
     with _progress(numbered, shown=not place.json and sys.stderr.isatty()) as progress:
         try:
             stored = await scheduler.schedule_many(numbered.messages(), progress=progress)
@@ -181,11 +181,6 @@ async def _schedule_lines(scheduler: Scheduler, place: Place) -> int:
     else:
         print(f"{stored} stored, {numbered.refused} refused")
     return FAILED if numbered.refused else 0
-
-
-def _report(number: int, error: AiodelayError, *, json: bool) -> None:
-    text = json_line({"line": number} | error_shape(error)) if json else f"line {number}: {error}"
-    print(text, file=sys.stderr)
 
 
 class _Lines:
