@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from aiodelay.core.values import DeadKey, DeadLetter, Lane, Outcome, PutBack, Stored
 
-__all__ = ["DeadLetters", "Pauses", "PutsBack"]
+__all__ = ["DeadLetters", "Pauses", "PutsBack", "pause_order"]
 
 
 @runtime_checkable
@@ -58,8 +58,17 @@ class Pauses(Protocol):
         ...
 
     async def paused(self) -> Sequence[tuple[Lane, str | None]]:
-        """List the paused lanes and addresses, as pairs. If the address is None, the whole lane is paused."""
+        """List the paused lanes and addresses, as pairs, in the order of `pause_order`.
+
+        If the address is None, the whole lane is paused.
+        """
         ...
+
+
+def pause_order(pause: tuple[Lane, str | None]) -> tuple[Lane, bool, str]:
+    """Return the sort key of a pause: by lane, and each lane before its addresses."""
+    lane, address = pause
+    return lane, address is not None, address or ""
 
 
 @runtime_checkable

@@ -29,6 +29,7 @@ from aiodelay.core.values import (
     State,
 )
 from aiodelay.errors import RecordFormatError
+from aiodelay.ports.control import pause_order
 
 from .rows import ROW, Row, careful_record_of, object_text, salvaged
 from .upkeep import SERVED_WINDOW_MS
@@ -235,7 +236,7 @@ class Reader:
         """List the paused lanes and addresses, in order. The address of a paused lane is None."""
         lanes = self._lanes()
         found = [(lanes[lane], address) for lane, address in self._paused() if lane in lanes]
-        return sorted(found, key=lambda hold: (hold[0], hold[1] is not None, hold[1] or ""))
+        return sorted(found, key=pause_order)
 
     def journal_span(self) -> range:
         """Return the range of the numbers of all journal entries."""

@@ -193,8 +193,8 @@ class _Scanner(Reader):
         if _DUE_ONLY.issuperset(scan.columns):
             each = {"id": [_text(row[0]) for row in rows], "due_ms": [row[2] for row in rows]}
             return {name: each[name] for name in scan.columns}
-        lanes, holds = self._lanes(), self._paused()
-        return columns_of_messages([self._snapshot(row, lanes, holds, now) for row in rows], scan.columns)
+        lanes, paused = self._lanes(), self._paused()
+        return columns_of_messages([self._snapshot(row, lanes, paused, now) for row in rows], scan.columns)
 
     def _dead_columns(self, scan: Scan, rows: list[Row]) -> Columns:
         if _needs_no_record(scan):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from aiodelay.backends.kafka import records
 from aiodelay.core.values import Lane
+from aiodelay.ports.control import pause_order
 
 from .broadcast import all_places, write_everywhere
 from .store_parts import StorePort
@@ -27,7 +28,7 @@ class Pauses(StorePort):
     async def paused(self) -> Sequence[tuple[Lane, str | None]]:
         """List the lanes and addresses that are paused."""
         found = {paused for partition in self._parts.lookup.owned() for paused in partition.index.inspection.paused()}
-        return sorted(found, key=lambda paused: (paused[0], paused[1] is not None, paused[1] or ""))
+        return sorted(found, key=pause_order)
 
     async def _set_pause(self, lane: Lane, address: str | None, *, is_paused: bool) -> bool:
         was_paused = (lane, address) in await self.paused()

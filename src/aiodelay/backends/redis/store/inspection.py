@@ -35,6 +35,7 @@ from aiodelay.core.values import (
     State,
 )
 from aiodelay.errors import RecordFormatError, StoreDamagedError, UnsupportedByStoreError
+from aiodelay.ports.control import pause_order
 
 from .base import Base
 from .commands import answer_of
@@ -211,7 +212,7 @@ class Inspection(Base):
                 raise StoreDamagedError(
                     self.name, f"{names} does not name lane {number}: somebody deleted a key"
                 ) from error
-        return sorted(found, key=lambda each: (each[0], each[1] is not None, each[1] or ""))
+        return sorted(found, key=pause_order)
 
     # --- dead letters -------------------------------------------------------------------------------------
 
