@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,13 @@ from aiodelay.service import admin
 from aiodelay.service.api.application import ROUTERS
 from aiodelay.service.api.schemas import openapi_of
 from tests.support.service import Service, until_ready
+from tests.support.waiting import until_sync
 
 PAGE = (Path(__file__).parents[2] / "docs" / "curl.md").read_text()
 STEPS = re.findall(r"```sh\n(curl .*?)```(?:\n\n```json\n(.*?)```)?", PAGE, re.DOTALL)
 ENDPOINT = re.compile(r"^\*\*`([A-Z]+ /\S+)`\*\*", re.MULTILINE)
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 REVISION = re.compile(r"\b1[79]\d{11}\b")
-ANSWER_S = 30.0
-"""A dead letter appears only after the service has looked at the resumed destination."""
 
 
 def run(command: str, names: dict[str, str]) -> str:
@@ -32,6 +30,19 @@ def run(command: str, names: dict[str, str]) -> str:
         ["bash", "-c", command], env=os.environ | names, capture_output=True, text=True, check=True, timeout=60
     )
     return done.stdout
+
+
+def answer_of(command: str, names: dict[str, str]) -> str:
+    """Run a command. Wait for dead letters: they appear once the service has seen that the destination is resumed."""
+    answer = ""
+
+    def has_letters() -> bool:
+        nonlocal answer
+        answer = run(command, names)
+        return '"letters":[]' not in answer
+
+    until_sync(has_letters, command)
+    return answer
 
 
 def plain(text: str) -> Any:  # noqa: ANN401 - any JSON
@@ -56,14 +67,11 @@ def test_every_command_is_answered_as_the_page_shows(tmp_path: Path) -> None:
         until_ready(client)
         names = {"URL": str(client.base_url).rstrip("/"), "no_proxy": "127.0.0.1"}
         for command, shown in STEPS:
-            ends = time.monotonic() + ANSWER_S
-            while (answer := run(command, names)) and '"letters":[]' in answer and time.monotonic() < ends:
-                time.sleep(0.1)
+            answer = answer_of(command, names)
             if shown:
                 assert plain(answer) == plain(shown), command
             else:
                 assert '"error":"' not in answer, (command, answer)
-            assert '"letters":[]' not in answer, command
             assert answer or "/liveness" in command
             learn(answer, names)
 

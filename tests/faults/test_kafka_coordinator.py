@@ -38,9 +38,14 @@ class Request(NamedTuple):
     epoch: int
 
 
+def kind_in(data: bytes) -> int:
+    """Return the kind of a client's request; 0 = too short for one that these tests know."""
+    return int(struct.unpack_from(">h", data, 4)[0]) if len(data) > 14 else 0
+
+
 def request_in(data: bytes) -> Request | None:
     """Return what a client asks its transaction coordinator, if it does."""
-    kind = struct.unpack_from(">h", data, 4)[0] if len(data) > 14 else 0
+    kind = kind_in(data)
     if kind not in (ADD_PARTITIONS, END):
         return None
     at = 14 + max(struct.unpack_from(">h", data, 12)[0], 0)  # after the client's name
@@ -129,8 +134,7 @@ async def test_k30_a_connection_that_breaks_while_the_coordinator_is_asked_for_e
 
     async def look(_: int, data: bytes, is_answer: bool) -> None:
         nonlocal breaks
-        asks = not is_answer and len(data) > 14 and struct.unpack_from(">h", data, 4)[0] == FIND_COORDINATOR
-        if asks and breaks < 2:
+        if not is_answer and kind_in(data) == FIND_COORDINATOR and breaks < 2:
             breaks += 1
             raise ConnectionResetError
 
