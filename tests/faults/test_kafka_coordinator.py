@@ -146,7 +146,7 @@ async def test_k30_a_connection_that_breaks_while_the_coordinator_is_asked_for_e
             await producer.send_and_wait(target, b"written", partition=0)
     proxy.look = None
     assert breaks == 2
-    assert [record.value for record in await read(broker.bootstrap, target)] == [b"written"]
+    assert [record.value for record in await read(broker.bootstrap, target, 1)] == [b"written"]
     assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
