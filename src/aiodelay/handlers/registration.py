@@ -171,7 +171,8 @@ def spec_of(
     wanted = _wanted(function, parameters)
     rest = [parameter for parameter in parameters[1:] if parameter.name not in wanted]
     context_name = _context_parameter(function, rest, hints)
-    call, is_coroutine = _caller(function, context_name, parameters), is_coroutine_function(function)
+    is_coroutine = is_coroutine_function(function)
+    call = _caller(function, context_name, parameters, has_dependencies=bool(wanted))
     if wanted:
         call = Dependencies(_named(function), wanted, class_, is_coroutine=is_coroutine).around(call)
     if class_ is bytes and name is None:
@@ -329,9 +330,13 @@ def _context_parameter(function: Handler, rest: list[inspect.Parameter], hints: 
     return found
 
 
-def _caller(function: Handler, context_name: str | None, parameters: list[inspect.Parameter]) -> Callable[..., Any]:
+def _caller(
+    function: Handler, context_name: str | None, parameters: list[inspect.Parameter], *, has_dependencies: bool
+) -> Callable[..., Any]:
     """Return a function that calls the handler with the event, the context and the values of its dependencies."""
     if context_name is None:
+        if not has_dependencies:
+            return lambda event, context: function(event)
         return lambda event, context, **values: function(event, **values)
     if parameters[1].name == context_name and parameters[1].kind is not inspect.Parameter.KEYWORD_ONLY:
         return function

@@ -216,9 +216,8 @@ class LeaseBook:
             held.is_unwanted |= record.revision < revision and message_id in (record.id, base_id(record.id))
 
     def _forget_doubt(self, held: Held) -> None:
-        if held.may_kill_until_ms:
-            for doubtful in (self._tried, self._suspects, self._lapsed):
-                doubtful.pop(id(held), None)
+        for doubtful in (self._tried, self._suspects, self._lapsed):
+            doubtful.pop(id(held), None)
 
     def _keep(self, together: Sequence[Held]) -> None:
         """Add claims in the order of their renewal times. All of them have the same time, except suspects."""
@@ -296,7 +295,8 @@ class LeaseBook:
 
     def _drop(self, held: Held, outcome: SettleOutcome) -> None:
         self._held.pop(id(held), None)
-        self._forget_doubt(held)
+        if held.may_kill_until_ms:
+            self._forget_doubt(held)
         held.is_over = True
         held.taker.settled(held, outcome)
 

@@ -100,10 +100,11 @@ class HandlerSubscription:
     _timer: asyncio.TimerHandle | None = None
     _threads: Threads = field(init=False)
     _settlements: RunSettlements = field(init=False)
+    _attempts: int = field(init=False)
     _settlements_type: ClassVar[type[RunSettlements]] = RunSettlements
 
     def __post_init__(self) -> None:
-        self.concurrency = self.spec.concurrency
+        self.concurrency, self._attempts = self.spec.concurrency, self.spec.retry.attempts
         self._threads = Threads(f"aiodelay {self.lane}")
         self._settlements = self._settlements_type(self.spec, self.now_ms)
 
@@ -236,9 +237,10 @@ class HandlerSubscription:
 
     def _begin(self, held: Held, loop: asyncio.AbstractEventLoop, started_s: float) -> Settlement | Run:
         """Run a handler until it ends or waits for the first time. No `await` is here: most handlers end at once."""
-        record, token = held.claim.record, held.claim.token
+        claim, spec = held.claim, self.spec
+        record, token, envelope = claim.record, claim.token, claim.record.envelope
         now = self.now_ms()
-        if record.envelope.rule is not None or token_deadline_ms(token) <= now:
+        if envelope.rule is not None or token_deadline_ms(token) <= now:
             settlement = settling.without_running(record, token, now)
             if settlement is not None:
                 return settlement
@@ -246,13 +248,13 @@ class HandlerSubscription:
         if self.observer is not None:
             self.observer.begin(held, lateness_ms)
         try:
-            self.spec.check_type(record.envelope.type)
-            event = self.spec.decode(record.envelope.payload, record.envelope.encoding)
+            spec.check_type(envelope.type)
+            event = spec.decode(envelope.payload, envelope.encoding)
         except Exception as error:  # noqa: BLE001 - a user's type may raise anything
             text = settling.decode_error_text(error)
             log.error("%s: message %s cannot be read: %s", self.lane, record.id, text)  # noqa: TRY400 - a traceback shows values
             return settling.dead(record, token, now, reason="undecodable", attempt=record.attempt, error=text)
-        context = self.context(held.claim, lateness_ms, self.spec.retry.attempts)
+        context = self.context(claim, lateness_ms, self._attempts)
         return self._start(held, event, context, started_s)
 
     def _start(self, held: Held, event: object, context: RunContext[Any], started_s: float) -> Settlement | Run:
