@@ -273,7 +273,10 @@ class DuplicateIdError(AiodelayError):
         self.message_id = message_id
 
     def __str__(self) -> str:
-        return f"message {self.message_id!r} is already scheduled; the conflict modes replace and keep allow that"
+        return (
+            f"message {self.message_id!r} is already scheduled; "
+            "to schedule this id again, use the conflict mode replace or keep"
+        )
 
 
 class ClosedError(AiodelayError):
@@ -302,7 +305,7 @@ class WrongLoopError(AiodelayError):
         self.what, self.where = what, where
 
     def __str__(self) -> str:
-        return f"{self.what} was opened in another {self.where}; open a separate one here"
+        return f"{self.what} was opened in another {self.where}; open a separate {self.what} here"
 
 
 class BlockingCallError(AiodelayError):
@@ -316,8 +319,8 @@ class BlockingCallError(AiodelayError):
 
     def __str__(self) -> str:
         return (
-            f"{self.what} would stop the event loop that is running in this thread; use a Scheduler there, "
-            "or asyncio.to_thread()"
+            f"{self.what} would stop the event loop that is running in this thread; use a Scheduler instead, "
+            "or call it with asyncio.to_thread()"
         )
 
 
@@ -453,9 +456,9 @@ class OutcomeUnknownError(StoreError):
     def __str__(self) -> str:
         can_repeat = self._again is not None
         advice = (
-            "await error.retry() within 25 s of the call to find out, safely"
+            "to find out safely, await error.retry() within 25 s of the call"
             if can_repeat
-            else "read the message to find out"
+            else "to find out, read the message"
         )
         return f"whether message {self.message_id!r} was {self.action} is unknown: {self.reason}; {advice}"
 

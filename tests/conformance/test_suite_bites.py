@@ -660,6 +660,6 @@ def test_the_suite_runs_on_another_loop(test: str, values: tuple[object, ...]) -
 @pytest.mark.parametrize("name", ["look", "crew", "holds", "graves", "diary"])
 def test_the_store_of_a_stage_has_former_names_that_warn(name: str) -> None:
     stage = Stage(suite_on(MemoryStore))
-    with pytest.warns(DeprecationWarning, match=f"stage.{name} is stage.store") as warned:
+    with pytest.warns(DeprecationWarning, match=f"stage.{name} is deprecated; use stage.store") as warned:
         assert getattr(stage, name) is stage.store
     assert warned[0].filename == __file__

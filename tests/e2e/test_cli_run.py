@@ -148,7 +148,7 @@ def test_a_later_signal_ends_it_at_once_and_it_says_so(folder: Path, number: sig
         program.send(signal.SIGTERM)
         program.err.wait_for("draining; a later signal ends it at once")
         assert program.end_by_a_later_signal(number) == -number
-        said = f"a later {number.name} has come: ending at once; messages in flight are delivered again"
+        said = f"a later {number.name} has come: the process ends at once; messages in flight are delivered again"
         assert program.err.seen[-1].endswith(said)
     assert asyncio.run(stored(folder)) is not None
 

@@ -135,7 +135,7 @@ def test_a_later_signal_ends_all_at_once(tmp_path: Path) -> None:
             program.err.wait_for("draining; a later signal ends it at once")
         assert program.is_running()
         assert program.end_by_a_later_signal(signal.SIGINT) == -signal.SIGINT
-        assert any("a later SIGINT has come: ending at once" in line for line in program.err.seen)
+        assert any("a later SIGINT has come: the process ends at once" in line for line in program.err.seen)
     assert not any("has stopped" in line for line in program.err.seen), "nobody drained"
     for pid in pids:
         wait_until_gone(pid)
@@ -152,7 +152,7 @@ def test_it_says_that_it_ends_at_once_however_many_signals_come(tmp_path: Path) 
         for _ in range(2):
             program.err.wait_for("draining; a later signal ends it at once")
         assert program.end_by_many_later_signals() == -signal.SIGTERM
-    assert sum("a later SIGTERM has come: ending at once" in line for line in program.err.seen) == 1
+    assert sum("a later SIGTERM has come: the process ends at once" in line for line in program.err.seen) == 1
     for pid in pids:
         wait_until_gone(pid)
 
@@ -173,7 +173,7 @@ def test_signals_that_follow_soon_are_one(tmp_path: Path) -> None:
         (tmp_path / "go").touch()
         assert program.exit_code() == 0
     assert sum("work finished in" in line for line in program.out.seen) == 2
-    assert not any("ending at once" in line for line in program.err.seen)
+    assert not any("the process ends at once" in line for line in program.err.seen)
 
 
 @pytest.mark.parametrize("options", [["--workers", "2"], ["--reload"]], ids=" ".join)

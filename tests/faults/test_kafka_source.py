@@ -145,4 +145,4 @@ def test_l4_what_is_read_goes_on_when_the_broker_was_away(own_broker: Broker, tm
         scene.wait_for(250)
         reader.terminate()
         reader.ended_well()
-        assert "by a fault of aiodelay itself" not in reader.errors
+        assert "because of a bug in aiodelay" not in reader.errors

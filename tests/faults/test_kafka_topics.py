@@ -158,7 +158,9 @@ async def test_f32_partitions_added_between_runs_are_refused_until_they_are_acce
         await store.apply([put(f"m{i}", b"") for i in range(8)])
     await grow(kafka, topic, 3)
     for _ in range(2):  # it is not forgotten
-        with pytest.raises(StoreMismatchError, match=r"of 3 partitions, and was of 2.*accept_partitions=3") as caught:
+        with pytest.raises(
+            StoreMismatchError, match=r"divided into 3 partitions, instead of 2.*accept_partitions=3"
+        ) as caught:
             async with opened(url_of(kafka, topic)):
                 pass
         assert topic in str(caught.value)
@@ -186,7 +188,7 @@ async def test_f32_partitions_added_while_running_end_delivery_loudly(
         async with asyncio.timeout(30):
             while work.status().phase != "ended":  # noqa: ASYNC110 - as a user would look
                 await asyncio.sleep(0.01)
-        assert "of 3 partitions, and was of 2" in work.status().why
+        assert "divided into 3 partitions, instead of 2" in work.status().why
         for each in (store, producer):
             async with asyncio.timeout(30):
                 while not isinstance(outcome := (await each.apply([put("n", b"")]))[0], Refused):  # noqa: ASYNC110

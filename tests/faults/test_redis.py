@@ -185,7 +185,7 @@ async def test_f9_a_restart_keeps_what_the_append_only_file_holds(server: RedisS
 @in_loop
 async def test_fsynced_is_refused_where_it_cannot_be_had(server: RedisServer) -> None:
     if b"unknown command" in server.command("WAITAOF", "0", "0", "1"):
-        with pytest.raises(StoreMismatchError, match="or later with durability"):
+        with pytest.raises(StoreMismatchError, match="or later, which durability=fsynced needs"):
             async with opened(server.port, durability="fsynced"):
                 pass
         return

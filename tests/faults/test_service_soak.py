@@ -155,7 +155,7 @@ class Stage:
         code = await asyncio.to_thread(self.service.exit_code, END_S)
         lines = [json.loads(line) for line in self.service.err.seen if line.startswith("{")]
         self.logged.update(line["level"] for line in lines)
-        faults = [line for line in lines if "exception" in line or "by a fault of aiodelay itself" in line["message"]]
+        faults = [line for line in lines if "exception" in line or "because of a bug in aiodelay" in line["message"]]
         self.book.answers.wrong += [f"logged: {line}" for line in faults]
         self.service.__exit__()
         return code

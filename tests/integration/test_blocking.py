@@ -284,7 +284,7 @@ def test_in_a_running_loop_it_refuses_and_in_a_thread_beside_it_works(url: str) 
     scheduler = BlockingScheduler(url)
 
     async def schedule() -> None:
-        with pytest.raises(BlockingCallError, match=r"use a Scheduler there, or asyncio.to_thread"):
+        with pytest.raises(BlockingCallError, match=r"use a Scheduler instead, or call it with asyncio.to_thread"):
             scheduler.schedule(Remind(7), delay="1h")
         with pytest.raises(BlockingCallError):
             scheduler.__enter__()

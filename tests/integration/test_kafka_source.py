@@ -313,7 +313,7 @@ async def test_s2_offsets_out_of_range_are_told_and_all_is_read(
         return
     assert len(at.seen) == 10
     (told,) = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
-    assert "partition 0 was to be read from offset 100, and holds 0 to 10" in told
+    assert "partition 0 should be read from offset 100, but holds 0 to 10" in told
 
 
 @pytest.mark.parametrize(("note", "handled"), [("aiodelay-topic=another", 10), ("another client's", 3)])

@@ -238,7 +238,7 @@ def test_what_cannot_be_cancelled_is_named(spark: SparkSession, tmp_path: Path) 
     ids = spark.createDataFrame([("a",)], "id STRING")
     for frame, told in (
         (ids, "tier is an empty folder; allowed: a folder that `cold put` has written"),
-        (ids.withColumnRenamed("id", "name"), "map is without 'id'"),
+        (ids.withColumnRenamed("id", "name"), "map is missing 'id'"),
     ):
         with pytest.raises(ConfigurationError) as caught:
             cold_cancel.run(frame, tier=f"{tmp_path}")

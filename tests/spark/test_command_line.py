@@ -133,7 +133,7 @@ def test_a_store_that_does_not_answer_is_told_in_one_line_and_a_code(
     ("arguments", "line"),
     [
         pytest.param(
-            *(["--map", "id=order"], "map is without 'due_at'; allowed: due_at=COLUMN; columns: order_id, "),
+            *(["--map", "id=order"], "map is missing 'due_at'; allowed: due_at=COLUMN; columns: order_id, "),
             marks=pytest.mark.nightly,  # in process: test_backfill
         ),
         (["--map", MAP, "--conf", "ui=false"], "--conf is 'ui'; allowed: spark.NAME=VALUE"),

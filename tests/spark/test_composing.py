@@ -135,7 +135,7 @@ def test_text_is_taken_as_utf8_and_broken_text_is_named() -> None:
     (put,) = puts_of(batch, settings(tuple(batch.schema.names)), NOW_MS)
     assert (put.envelope.payload, put.envelope.key) == ("größe".encode(), "ä".encode())
     broken = batch_of(GOOD).set_column(0, "id", pa.array([b"\xff"], pa.binary()).view(pa.string()))
-    with pytest.raises(InputError, match="column 'id' is no UTF-8"):
+    with pytest.raises(InputError, match="column 'id' is not UTF-8"):
         puts_of(broken, settings(tuple(broken.schema.names)), NOW_MS)
 
 

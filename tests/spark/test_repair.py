@@ -94,7 +94,7 @@ def test_what_cannot_be_repaired_is_refused_before_anything_is_done(spark: Spark
     for kind, options, problem in (
         (ConfigurationError, {"kinds": ["orphan"]}, "kinds is 'orphan'"),
         (ConfigurationError, {"mapping": bare}, "column 'payload' of truth is missing"),
-        (ConfigurationError, {"differences": truth}, "differences is without column 'kind'"),
+        (ConfigurationError, {"differences": truth}, "differences is missing column 'kind'"),
         (ConfigurationError, {"max_fraction": 1.5}, "max_fraction is 1.5"),
         (UnsupportedByStoreError, {"store": "kafka://127.0.0.1:1/schedules"}, "kafka"),
         (InputError, {"now": tomorrow, "max_fraction": 1.0}, "differences is 1d.* old; allowed: at most"),

@@ -135,7 +135,7 @@ def test_what_was_asked_wrongly_is_named(spark: SparkSession, tmp_path: Path) ->
         ({"slot": "fast"}, r"slot is 'fast'; allowed: text such as"),
         ({"overdue": "drop"}, r"overdue is 'drop'; allowed: backlog, ignore"),
         ({"where": "due_at"}, r"where is 'due_at', of type timestamp; allowed: an SQL condition"),
-        ({"mapping": {"id": "due_at"}}, r"map is without 'due_at'; allowed: due_at=COLUMN; columns: due_at"),
+        ({"mapping": {"id": "due_at"}}, r"map is missing 'due_at'; allowed: due_at=COLUMN; columns: due_at"),
         ({"mapping": {"due_at": "remind_at"}}, r"map due_at is 'remind_at'; allowed: a column or"),
         ({"mapping": {"due_at": "1"}}, r"column 'due_at' is INT; allowed: TIMESTAMP, or STRING"),
         ({"out": tmp_path / "nowhere" / "out"}, r"out is .*; allowed: a name in an existing folder"),

@@ -18,7 +18,7 @@ def with_field(name: str, written: str) -> str:
 BAD: list[tuple[str | bytes | None, str]] = [
     (None, "it has no value"),
     (b"", "no JSON text"),
-    (b"\xff", "byte 0 is no UTF-8"),
+    (b"\xff", "byte 0 is not UTF-8"),
     ('"T"', "a text, not a JSON object"),
     ("[]", "an array, not a JSON object"),
     ("[" * 100_000, "nested too deeply"),

@@ -309,17 +309,19 @@ HEADERS: dict[str, tuple[dict[str, Any], Bad]] = {
     "empty list": header([], "headers", "a list", "a mapping"),
     **{repr(name)[:20]: header({name: HEADER.encode()}, "header name", "", NAMES) for name in NO_NAMES},
     "reserved": header(
-        {"aiodelay-id": HEADER.encode()}, "header 'aiodelay-id'", "reserved", "names without 'aiodelay-'"
+        {"aiodelay-id": HEADER.encode()}, "header 'aiodelay-id'", "reserved", "names that do not begin with 'aiodelay-'"
     ),
-    "reserved, upper case": header({"AioDelay-x": b""}, "header 'AioDelay-x'", "reserved", "names without 'aiodelay-'"),
+    "reserved, upper case": header(
+        {"AioDelay-x": b""}, "header 'AioDelay-x'", "reserved", "names that do not begin with 'aiodelay-'"
+    ),
     "text value": header({"x": HEADER}, VALUE, "a str", "bytes"),
     "no value": header({"x": None}, VALUE, "None", "bytes"),
     "number": header({"x": 5}, VALUE, "an int", "bytes"),
     "bytearray": header({"x": bytearray(HEADER.encode())}, VALUE, "a bytearray", "bytes"),
     "memoryview": header({"x": memoryview(HEADER.encode())}, VALUE, "a memoryview", "bytes"),
-    "65": header({f"h{n}": b"" for n in range(65)}, "headers", "65 headers", "at most 64"),
-    "without end": header(ManyHeaders(), "headers", "65 headers", "at most 64"),
-    "16 KiB and 1": header({"x": b"x" * 16_384}, "headers", "16385 bytes together", "at most 16384 bytes"),
+    "65": header({f"h{n}": b"" for n in range(65)}, "headers", "a mapping with 65 headers", "at most 64"),
+    "without end": header(ManyHeaders(), "headers", "a mapping with 65 headers", "at most 64"),
+    "16 KiB and 1": header({"x": b"x" * 16_384}, "headers", "a mapping of 16385 bytes", "at most 16384 bytes"),
     "key as text": (call(key=KEY), Bad(HeaderError, "key", "a str", "bytes or None")),
     "key as number": (call(key=0), Bad(HeaderError, "key", "an int", "bytes or None")),
     "key as bytearray": (call(key=bytearray(KEY.encode())), Bad(HeaderError, "key", "a bytearray", "bytes or None")),
@@ -377,7 +379,7 @@ POLICIES: dict[str, tuple[dict[str, Any], Bad]] = {
     "keep with version": conflict(Conflict("keep", 7), "a Conflict"),
     "unknown conflict": (
         call(conflict=Conflict("newest")),  # type: ignore[arg-type]
-        Bad(UnsupportedByStoreError, "conflict", "newest", "error if_revision keep newer replace"),
+        Bad(UnsupportedByStoreError, "conflict", "newest", "error, if_revision, keep, newer, replace"),
     ),
     "late as text": late("drop", "'drop'"),
     "no late": late(None, "None"),

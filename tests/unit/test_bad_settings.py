@@ -279,10 +279,14 @@ HANDLERS: Rows = {
         of_bytes, setting("every", "given to a handler of bytes", "without arguments"), name="x", every=Every("1m")
     ),
     "every of needy": handler(
-        of_needy, setting("every", "handler of Needy, which raises TypeError", "without arguments"), every=Every("1m")
+        of_needy,
+        setting("every", "handler of Needy, whose event type raises TypeError", "without arguments"),
+        every=Every("1m"),
     ),
     "every of raising": handler(
-        of_raising, setting("every", "handler of Raising, which raises Runtime", "without arguments"), every=Every("1m")
+        of_raising,
+        setting("every", "handler of Raising, whose event type raises Runtime", "without arguments"),
+        every=Every("1m"),
     ),
     "concurrency of nothing": (
         lambda: scheduler().set_concurrency("pay", 5),

@@ -49,18 +49,18 @@ RENDERED: dict[type[AiodelayError], tuple[tuple[object, ...], str]] = {
     errors.RecordFormatError: (("3 bytes",), "stored record cannot be read: 3 bytes"),
     errors.DuplicateIdError: (
         ("a",),
-        "message 'a' is already scheduled; the conflict modes replace and keep allow that",
+        "message 'a' is already scheduled; to schedule this id again, use the conflict mode replace or keep",
     ),
     errors.ClosedError: (("scheduler", "closed"), "scheduler is closed; use it inside its 'async with' block"),
     errors.WrongLoopError: (
         ("scheduler", "event loop"),
-        "scheduler was opened in another event loop; open a separate one here",
+        "scheduler was opened in another event loop; open a separate scheduler here",
     ),
     errors.BlockingCallError: (
         ("BlockingScheduler",),
         (
-            "BlockingScheduler would stop the event loop that is running in this thread; use a Scheduler there, "
-            "or asyncio.to_thread()"
+            "BlockingScheduler would stop the event loop that is running in this thread; use a Scheduler instead, "
+            "or call it with asyncio.to_thread()"
         ),
     ),
     errors.HandlerTimeoutError: (("pay", 1500), "handler pay did not finish within 1500 ms"),
@@ -93,7 +93,7 @@ RENDERED: dict[type[AiodelayError], tuple[tuple[object, ...], str]] = {
     ),
     errors.OutcomeUnknownError: (
         ("a", "no answer"),
-        "whether message 'a' was stored is unknown: no answer; read the message to find out",
+        "whether message 'a' was stored is unknown: no answer; to find out, read the message",
     ),
     errors.SinkUnavailableError: (("stdout", "BrokenPipeError"), "sink stdout is unavailable: BrokenPipeError"),
     PartlyScheduledError: (
@@ -209,7 +209,7 @@ async def test_copied_outcome_cannot_send_again() -> None:
         return "sent"
 
     error = errors.OutcomeUnknownError("a", "no answer", again)
-    assert str(error).endswith("unknown: no answer; await error.retry() within 25 s of the call to find out, safely")
+    assert str(error).endswith("unknown: no answer; to find out safely, await error.retry() within 25 s of the call")
     assert await error.retry() == "sent"
     with pytest.raises(errors.OutcomeUnknownError, match="this error is a copy, and a copy cannot repeat the call"):
         await pickle.loads(pickle.dumps(error)).retry()

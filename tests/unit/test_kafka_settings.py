@@ -22,7 +22,7 @@ BAD = {
     "kafka://host?security=SASL_SSL": "allowed: user and password with SASL_PLAINTEXT or SASL_SSL",
     "kafka://host?security=TLS": "security in kafka://host?security=TLS is 'TLS'; allowed: PLAINTEXT, SSL",
     "kafka://user:s3cret@host?sasl=GSSAPI": "is 'GSSAPI'; allowed: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512",
-    "kafka://host?security=SSL&ca_certs=/none.pem": "is FileNotFoundError; allowed: files in PEM form",
+    "kafka://host?security=SSL&ca_certs=/none.pem": "is unreadable (FileNotFoundError); allowed: files in PEM form",
     "kafka://host?timeout_ms=1": "timeout_ms in kafka://host?timeout_ms=1 is '1'; allowed: an integer from 100",
     "kafka://host?acks=1": "is 'acks'; allowed: timeout_ms, security, sasl",
 }

@@ -111,7 +111,7 @@ async def test_use_from_another_thread() -> None:
         thread = threading.Thread(target=elsewhere)
         thread.start()
         await asyncio.to_thread(thread.join)
-    assert str(caught[0]) == "scheduler was opened in another event loop or thread; open a separate one here"
+    assert str(caught[0]) == "scheduler was opened in another event loop or thread; open a separate scheduler here"
     assert store.applied == []
 
 
@@ -121,7 +121,7 @@ async def test_use_after_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Scheduler(store, dispatch=False) as scheduler:
         with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", lambda: -1)
-            with pytest.raises(WrongLoopError, match=r"in another process \(this one was forked\)"):
+            with pytest.raises(WrongLoopError, match=r"in another process \(this process was forked\)"):
                 await scheduler.schedule(Pay(), delay="1s")
     assert store.applied == []
 
@@ -137,7 +137,7 @@ async def test_duplicate_id(clock: VirtualClock) -> None:
             await scheduler.schedule(Pay(), delay="2h", id="order-7", conflict=Conflict.error())
         with pytest.raises(PartlyScheduledError, match="1 messages stored, 1 refused: message 0: message 'order-7' is"):
             await scheduler.schedule_many([Message(**call(conflict=Conflict.error())), Message(**call(id="b"))])
-    assert str(caught.value).startswith("message 'order-7' is already scheduled; the conflict modes replace")
+    assert str(caught.value).startswith("message 'order-7' is already scheduled; to schedule this id again")
 
 
 @pytest.mark.asyncio
@@ -247,7 +247,9 @@ async def test_asked_again_too_late(clock: VirtualClock) -> None:
             await scheduler.schedule(Pay(), delay="1h", id="order-7")
         store.heal()
         await clock.advance("28s")
-        with pytest.raises(OutcomeUnknownError, match="too late: the store may have forgotten this command"):
+        with pytest.raises(
+            OutcomeUnknownError, match="the call began more than 25 s ago, so the store may have forgotten the command"
+        ):
             await caught.value.retry()
 
 

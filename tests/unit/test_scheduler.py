@@ -731,7 +731,7 @@ async def test_a_wait_for_messages_that_are_due_later_than_the_drain_is_told_onc
         assert {1, 2, 3, 4} < set(handled)
     (told,) = [each for each in caplog.records if "waiting" in each.getMessage()]
     assert told.levelno == logging.WARNING
-    assert told.getMessage() == "run_until_idle() is waiting for 3 messages, the next due in 30m"
+    assert told.getMessage() == "run_until_idle() is waiting for 3 messages; the next is due in 30m"
 
 
 async def test_a_store_that_does_not_answer_for_a_while_is_asked_again_whether_all_is_idle(

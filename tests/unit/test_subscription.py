@@ -304,7 +304,7 @@ async def test_a_fault_of_our_own_costs_no_attempt_and_no_slot(
         await stage.schedule("a", "b")
         await asyncio.sleep(60)
     assert stage.began == [(0, "b", 1), (5_000, "a", 1)]
-    assert "delivering a failed in aiodelay itself" in caplog.text
+    assert "delivering message a failed because of a bug in aiodelay" in caplog.text
 
 
 # --- time limits ------------------------------------------------------------------------------------------

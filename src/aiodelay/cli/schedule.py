@@ -147,7 +147,7 @@ def _headers(given: list[str]) -> dict[str, bytes]:
         if not equals:
             raise HeaderError("header", shortened(name), "NAME=VALUE")
         if name in headers:
-            raise HeaderError("header", f"{shortened(name)} given twice", "each name once")
+            raise HeaderError("header", f"{shortened(name)}, which is given twice", "each name once")
         headers[name] = os.fsencode(value)
     return headers
 

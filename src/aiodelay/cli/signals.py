@@ -100,7 +100,7 @@ def handled_numbers() -> list[int]:
 def log_end(number: int) -> None:
     """Log that a later signal ends the process at once."""
     name = signal.Signals(number).name
-    log.warning("a later %s has come: ending at once; messages in flight are delivered again", name)
+    log.warning("a later %s has come: the process ends at once; messages in flight are delivered again", name)
 
 
 def end_by(number: int) -> None:

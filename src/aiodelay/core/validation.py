@@ -131,7 +131,7 @@ def check_id(message_id: object, *, may_be_occurrence: bool = False) -> str:
     if _CONTROL.search(message_id):
         raise MessageIdError("id", shortened(message_id), _NO_CONTROL)
     if not may_be_occurrence and occurrence_of(message_id) is not None:
-        allowed = "an id that does not end in '~' and ten or more digits, which names an occurrence of a series"
+        allowed = "an id that does not end in '~' and ten or more digits; this ending names an occurrence of a series"
         raise MessageIdError("id", shortened(message_id), allowed)
     return message_id
 
@@ -163,14 +163,16 @@ def check_headers(headers: object) -> Mapping[str, bytes]:
     total = 0
     for given, value in headers.items():
         if len(checked) == MAX_HEADERS:
-            raise HeaderError("headers", f"{max(len(headers), MAX_HEADERS + 1)} headers", f"at most {MAX_HEADERS}")
+            raise HeaderError(
+                "headers", f"a mapping with {max(len(headers), MAX_HEADERS + 1)} headers", f"at most {MAX_HEADERS}"
+            )
         name = _checked_header_name(given)
         if not isinstance(value, bytes):
             raise HeaderError(f"value of header {name!r}", kind_of(value), "bytes")
         checked[name] = b"".join((value,))
         total += len(name) + len(value)
     if total > MAX_HEADER_BYTES:
-        raise HeaderError("headers", f"{total} bytes together", f"at most {MAX_HEADER_BYTES} bytes")
+        raise HeaderError("headers", f"a mapping of {total} bytes", f"at most {MAX_HEADER_BYTES} bytes")
     return checked or NO_HEADERS
 
 
@@ -180,7 +182,7 @@ def _checked_header_name(name: object) -> str:
         raise HeaderError("header name", shortened(name), allowed)
     name = _plain(name)
     if name.lower().startswith(RESERVED_HEADER_PREFIX):
-        raise HeaderError(f"header {name!r}", "reserved", f"names without {RESERVED_HEADER_PREFIX!r}")
+        raise HeaderError(f"header {name!r}", "reserved", f"names that do not begin with {RESERVED_HEADER_PREFIX!r}")
     return name
 
 
@@ -340,7 +342,7 @@ def due_of(at: datetime | None, delay: Duration | None, now_ms: int, *, fields: 
             days ahead.
     """
     if (at is None) == (delay is None):
-        got = "missing" if at is None else "more than one argument"
+        got = "missing" if at is None else "given as more than one argument"
         raise ScheduleTimeError(fields, got, "exactly one of them")
     if delay is not None:
         delay_ms = parse_duration(delay, field="delay")

@@ -151,7 +151,10 @@ class HandlerSet:
         try:
             event = class_()
         except Exception as error:  # noqa: BLE001 - a user's type may raise anything
-            got = f"given to the handler of {spec.name}, which raises {type(error).__name__} ({cut(str(error))})"
+            got = (
+                f"given to the handler of {spec.name}, "
+                f"whose event type raises {type(error).__name__} ({cut(str(error))})"
+            )
             raise ConfigurationError("every", got, allowed) from None
         return Message(event, every=every, id=f"handler:{spec.name}", conflict=Conflict.keep())
 

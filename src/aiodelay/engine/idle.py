@@ -68,7 +68,7 @@ class IdleWait:
                 await changed.wait(pause_s)
 
     def _pause_s(self, first: Snapshot) -> float:
-        """Return the pause before the next read of the store: another process may end the message meanwhile."""
+        """Return the pause before the next read of the store, which another process may change meanwhile."""
         left_s = (first.next_attempt_ms - self._store.now_ms()) / 1000
         return min(max(left_s, PENDING_POLL_S), LONGEST_PENDING_POLL_S)
 
@@ -92,5 +92,5 @@ class IdleWait:
         n = len(await self._pending(most=MOST_COUNTED))
         counted = f"{n} or more messages" if n == MOST_COUNTED else f"{n} message{'s' if n > 1 else ''}"
         due = format_duration(left_ms // 1000 * 1000)
-        log.warning("run_until_idle() is waiting for %s, the next due in %s", counted, due)
+        log.warning("run_until_idle() is waiting for %s; the next is due in %s", counted, due)
         return True

@@ -158,7 +158,7 @@ class Running:
             WrongLoopError: The caller is on another event loop, thread or process. The error says which of these.
         """
         if os.getpid() != self._pid:
-            raise WrongLoopError("scheduler", "process (this one was forked)")
+            raise WrongLoopError("scheduler", "process (this process was forked)")
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

@@ -117,7 +117,7 @@ class Loops:
         return self._lag.may_claim() and not any(book.is_trying for book in self._books())
 
     def _max_lapses(self) -> int:
-        """Return the most lapses of a message that may be claimed beside the messages in all books."""
+        """Return the most lapses that a message may have, if it is claimed beside the messages in all books."""
         return min(book.max_lapses for book in self._books())
 
     def freed(self) -> None:

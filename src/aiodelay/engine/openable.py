@@ -95,7 +95,7 @@ class Openable:
         found = self.sink(sink)
         if isinstance(self._store, Transfer):
             return self._store.reaches(found)
-        reason = f"{self._store.name} and {sink} share no server or cluster: claimed, sent, settled"
+        reason = f"{self._store.name} and {sink} share no server or cluster: messages are claimed, sent and settled"
         return Reach(Promise.AT_LEAST_ONCE, reason)
 
     def status(self) -> WorkStatus:
@@ -129,7 +129,7 @@ class Openable:
 
     @contextmanager
     def watch(self) -> Iterator[WakeUp]:
-        """Give a wake-up that is set whenever this process has settled a message or can take another message."""
+        """Yield a wake-up that is set whenever this process has settled a message or can take another message."""
         with nullcontext(WakeUp()) if self._running is None else self._running.subscriptions.watch() as changed:
             yield changed
 

@@ -205,7 +205,7 @@ class Subscriptions:
         return self._loop.time() + self._options.drain_ms / 1000
 
     async def end(self, drained_by_s: float) -> None:
-        """Drain all subscriptions. Cancel runs that go on after `drained_by_s`, and abandon runs that do not stop then.
+        """Drain all subscriptions. After `drained_by_s`, cancel the running handlers, and abandon handlers that go on.
 
         Args:
             drained_by_s: The end of the drain, in the time of the event loop.
@@ -221,7 +221,7 @@ class Subscriptions:
             subscription.close()
 
     async def _stop(self, subscriptions: Sequence[Subscriber]) -> None:
-        """Cancel runs, more than once: code that swallows one cancellation may not swallow the next."""
+        """Cancel runs several times: code that ignores one cancellation may obey the next."""
         for _ in range(CANCELLATIONS):
             for subscription in subscriptions:
                 subscription.stop()
@@ -274,12 +274,12 @@ class Subscriptions:
         return sum(subscription.in_flight for subscription in self._all()) + untold
 
     def _all(self) -> list[Subscriber]:
-        """Return the subscriptions that are served, and those that leave and may still have messages in flight."""
+        """Return the served subscriptions, and the leaving subscriptions that may still have messages in flight."""
         return [*self.by_lane.values(), *self._transfers, *self._leaving]
 
     @contextmanager
     def watch(self) -> Iterator[WakeUp]:
-        """Give a wake-up that is set whenever a message was settled or demand may have grown."""
+        """Yield a wake-up that is set whenever a message was settled or demand may have grown."""
         watcher = WakeUp()
         self._watchers.add(watcher)
         try:

@@ -73,7 +73,9 @@ def event(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[type[T]], ty
     former = listed(aliases, "event aliases", "('payment.checked',)")
     names = (check_type_name(name, "event name"), *(check_type_name(alias, "event alias") for alias in former))
     if len(set(names)) < len(names):
-        raise ConfigurationError("event aliases", shortened(former), "names that differ from each other and the name")
+        raise ConfigurationError(
+            "event aliases", shortened(former), "names that differ from each other and from the event's name"
+        )
 
     def name_it(class_: type[T]) -> type[T]:
         if not isinstance(class_, type):

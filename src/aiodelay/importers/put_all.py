@@ -50,5 +50,5 @@ async def put_all(store: Store, puts: Sequence[Put]) -> int:
         if isinstance(outcome, Stored):
             stored += 1
         elif not isinstance(outcome, Refused) or outcome.reason != "outdated":
-            raise StoreUnavailableError(store.name, f"{put.id} was not stored: {outcome.detail}")
+            raise StoreUnavailableError(store.name, f"message {put.id!r} was not stored: {outcome.detail}")
     return stored

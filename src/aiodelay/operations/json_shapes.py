@@ -495,7 +495,7 @@ def _payload(written: msgspec.Raw | UnsetType, encoded: object) -> bytes | None:
 def _checked_payload(payload: bytes | None, key: bytes | None, to: str) -> bytes | None:
     """Return the payload. Refuse null if the destination is a handler, or if there is no key."""
     if payload is None and to.startswith(f"{HANDLER_TARGET}:"):
-        raise PayloadTypeError("payload", "null", "a string, an object or an array: a handler takes no null")
+        raise PayloadTypeError("payload", "null", "a string, an object or an array: a handler cannot take null")
     if payload is None and key is None:
         raise PayloadTypeError("payload", "null", "a string, an object or an array; null only with a key")
     return payload

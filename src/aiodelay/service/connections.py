@@ -154,7 +154,7 @@ def _error_in_head(scope: Scope) -> ApiError | None:
         return ApiError(414, "UrlTooLongError", f"the URL has {url} bytes; at most {MOST_URL} are allowed", CLOSE)
     headers = scope["headers"]
     if url + sum(len(name) + len(value) for name, value in headers) > MOST_HEAD:
-        detail = f"the URL and the headers together have more than {MOST_HEAD} bytes, the most allowed"
+        detail = f"the URL and the headers together have more than the allowed {MOST_HEAD} bytes"
         return ApiError(431, "HeadersTooLargeError", detail, CLOSE)
     names = {name for name, _ in headers}
     if b"content-length" in names and b"transfer-encoding" in names:

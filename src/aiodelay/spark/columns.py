@@ -60,7 +60,7 @@ class Layout:
             if given != allowed:
                 raise ConfigurationError(f"type of column {field.name!r}", given, allowed)
         if not schema.fields:
-            raise ConfigurationError("schema", "without columns", f"some of {', '.join(known)}")
+            raise ConfigurationError("schema", "empty", f"some of {', '.join(known)}")
         self._sources = [_SOURCES.get(field.name) or _Source((field.name,)) for field in schema.fields]
         self._schema = pa.schema(
             [pa.field(each.name, _ARROW[known[each.name]], nullable=each.nullable) for each in schema.fields]

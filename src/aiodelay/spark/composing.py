@@ -195,7 +195,7 @@ def _values(name: str, column: pa.Array) -> list[Any]:
     try:
         return column.to_pylist()  # type: ignore[no-any-return] # pyarrow has no types
     except UnicodeDecodeError as error:
-        raise InputError(f"column {name!r}", f"no UTF-8 ({error.reason})", "text") from None
+        raise InputError(f"column {name!r}", f"not UTF-8 ({error.reason})", "text") from None
 
 
 def _checked_due(due_ms: int | None, now_ms: int) -> None:

@@ -129,7 +129,9 @@ class _Loader:
         left = [(put, each) for put, each in zip(puts, outcomes, strict=True) if not _is_settled(each)]
         for put, each in left:
             if isinstance(each, Refused) and each.reason not in ("unavailable", "full"):
-                raise InputError("message", f"refused as {each.reason}: {each.detail}", "a replaceable message", put.id)
+                raise InputError(
+                    "row", f"refused as {each.reason}: {each.detail}", "a message that can be replaced", put.id
+                )
         return [put for put, _ in left], next((each for _, each in left if isinstance(each, Refused | Unknown)), None)
 
 

@@ -121,7 +121,7 @@ async def _written(writer: Writer, records: Sequence[Outgoing], dead: str) -> tu
             buried.append(instead)
     if buried:
         reason = dict(buried[0].headers)[DEAD_REASON].decode(errors="replace")
-        log.warning("%d records go to %s; the first: %s", len(buried), dead, reason)
+        log.warning("%d records go to %s; the reason for the first: %s", len(buried), dead, reason)
     return left + buried, problem
 
 

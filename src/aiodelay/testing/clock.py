@@ -144,7 +144,7 @@ class VirtualClock:
         if loop is None:
             self._moved_us += ms * 1000
         elif loop is not asyncio.get_running_loop():
-            raise WrongLoopError("the clock", "event loop")
+            raise WrongLoopError("clock", "event loop")
         else:
             await loop.pass_time(ms)
         while any([await hook() for hook in self._hooks]):

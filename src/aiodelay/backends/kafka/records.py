@@ -175,7 +175,7 @@ class Wire(NamedTuple):
 
 
 _new = tuple.__new__
-"""Makes a named tuple in a quarter of the time. Used where every record that is moved or read needs one."""
+"""Makes a named tuple in a quarter of the time. Used where every record that is moved or read needs a named tuple."""
 
 
 class Memory(msgspec.Struct, omit_defaults=True):
@@ -243,7 +243,7 @@ def encode(message: Message) -> Wire:
         raise TargetError("to", shortened(message.to), f"'{SINK}:<topic>'")
     key = check_key(message.key)
     if message.event is None and key is None:
-        raise PayloadTypeError("event", "None, and key is None too", "None with a key: a record needs a value or a key")
+        raise PayloadTypeError("event", "None, and key is None too", "bytes, or None with a key")
     envelope = Envelope(
         check_id(message.id),
         SINK,
@@ -329,7 +329,7 @@ def _errors_of(record: Record) -> Iterable[tuple[str, bytes]]:
 
 
 def encode_keep(record: Record) -> Wire:
-    """Return the record by which a user requests a put. If the key has a message already, the owner keeps it."""
+    """Return the record by which a user requests a put. If the key has a message already, that message stays."""
     wire = encode_record(record)
     assert wire.key is not None
     return wire._replace(key=KEEP + wire.key)
@@ -867,7 +867,7 @@ def decode_dead(key: bytes, value: bytes, headers: Headers) -> DeadLetter:
     record = decode(of, value, headers, written_ms=0)
     reason = (found.get(DEAD_REASON) or b"").decode(errors="replace")
     if reason not in get_args(DeadReason) or DEAD_AT not in found:
-        raise RecordFormatError("it does not say why and when it was given up")
+        raise RecordFormatError("it does not say why and when the message was given up")
     return DeadLetter(record, cast("DeadReason", reason), _number(found, DEAD_AT))
 
 

@@ -65,7 +65,7 @@ class Opened:
             WrongLoopError: The caller runs in another process, event loop or thread.
         """
         if os.getpid() != self._pid:
-            raise WrongLoopError("store", "process (this one was forked)")
+            raise WrongLoopError("store", "process (this process was forked)")
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

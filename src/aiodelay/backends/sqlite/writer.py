@@ -315,7 +315,7 @@ class Writer:
             return _Failed(failure, error, is_common=step == "begin" or failure.is_in_doubt)
         if careful:
             log.error("a transaction failed because of a bug in aiodelay; the transaction was undone", exc_info=error)
-        return _Failed(Failure(f"{type(error).__name__} in aiodelay itself"), error, is_common=False)
+        return _Failed(Failure(f"a bug in aiodelay raised {type(error).__name__}"), error, is_common=False)
 
 
 class _Failed(NamedTuple):

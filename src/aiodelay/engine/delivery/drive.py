@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @types.coroutine
 def rest_of(coroutine: Coroutine[Any, Any, T], context: Context, awaited: object) -> Generator[Any, Any, T]:
-    """Await the rest of a coroutine that was begun in `context`, in this task.
+    """Await, in this task, the rest of a coroutine that was begun in `context`.
 
     Await nothing else between the beginning and this call. Cancelling the task cancels the coroutine where it waits, as
     with a plain await.

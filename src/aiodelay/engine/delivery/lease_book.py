@@ -141,7 +141,7 @@ class LeaseBook:
 
     @property
     def max_lapses(self) -> int:
-        """The most lapses of a message that may be claimed beside the messages held now.
+        """The most lapses that a message may have, if it is claimed beside the messages held now.
 
         Beside suspects, this process runs only messages that have never lapsed. If the process ends, each of them
         lapses for the first time. So other suspects never cause the second lapse, which makes a message a suspect.

@@ -72,7 +72,7 @@ def _reject(subscriber: Subscriber[R], error: AiodelayError) -> None:
         subscriber.on_subscribe(_NoSubscription())
         subscriber.on_error(error)
     except Exception:
-        log.exception("a subscriber raised when it was told that there can be no subscription: %s", error)
+        log.exception("a subscriber raised an error when its subscription was refused: %s", error)
 
 
 class _NoSubscription:

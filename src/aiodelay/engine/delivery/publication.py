@@ -117,7 +117,7 @@ class Publication(HandlerSubscription):
             else:
                 subscriber.on_error(error)
         except Exception:
-            log.exception("%s: the subscriber raised at the end", self.lane)
+            log.exception("%s: the subscriber raised an error in on_complete or on_error", self.lane)
 
     def _start(self, held: Held, event: object, context: RunContext[Any], started_s: float) -> Settlement | Run:
         assert self.subscriber is not None  # without a subscriber, the message would have been given back

@@ -1,4 +1,4 @@
-"""Tasks that run user code, which may go on although it is cancelled."""
+"""Tasks that run user code. User code may go on although its task is cancelled."""
 
 from __future__ import annotations
 

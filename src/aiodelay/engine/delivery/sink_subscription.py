@@ -125,7 +125,7 @@ class SinkSubscription:
     def close(self) -> None:
         """Abandon sends that did not stop. The leases of their messages lapse."""
         for held in (held for batch in self._sends.values() for held in batch if held.settlement is None):
-            text = "sink %s: message %s is sent again when its lease ends: the sink goes on, although cancelled"
+            text = "sink %s: message %s is sent again when its lease ends: the send did not stop in time"
             log.error(text, self.lane, held.claim.record.id)
             held.book.forget(held)
 
@@ -168,7 +168,13 @@ class SinkSubscription:
         if len(ready) == 1:
             failed = Failed(settling.error_text(error))
             raised = type(error), error, settling.users_traceback(error)
-            log.error("sink %s raised for %s: %s", self.lane, ready[0].claim.record.id, failed.error, exc_info=raised)
+            log.error(
+                "sink %s raised an error for message %s: %s",
+                self.lane,
+                ready[0].claim.record.id,
+                failed.error,
+                exc_info=raised,
+            )
             traceback = settling.traceback_text(error)
             ready[0].book.settle(ready[0], self._settlement(ready[0], failed, self.now_ms(), traceback))
             return

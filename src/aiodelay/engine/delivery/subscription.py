@@ -171,14 +171,14 @@ class HandlerSubscription:
         self.drain()
         for run in self._running.values():
             if not self.spec.is_coroutine and not run.cancels:
-                text = "%s: message %s runs in a thread, which cannot be stopped; the message may be delivered again"
+                text = "%s: the run of %s is in a thread, which cannot be stopped; the message may be delivered again"
                 log.warning(text, self.lane, run.held.claim.record.id)
             run.cancel()
 
     def close(self) -> None:
         """Abandon runs that did not stop, so that their leases lapse, and end the threads."""
         for run in list(self._running.values()):
-            text = "%s: message %s is delivered again when its lease ends: its handler goes on, although cancelled"
+            text = "%s: message %s is delivered again when its lease ends: its handler did not stop in time"
             log.error(text, self.lane, run.held.claim.record.id)
             run.held.book.forget(run.held)
             run.leave()
@@ -224,7 +224,9 @@ class HandlerSubscription:
                         held.book.settle(held, self._settlements.after_failure(held, error))
                     raise
                 except Exception:
-                    log.exception("%s: delivering %s failed in aiodelay itself", self.lane, held.claim.record.id)
+                    log.exception(
+                        "%s: delivering message %s failed because of a bug in aiodelay", self.lane, held.claim.record.id
+                    )
                     settlement = self._settlements.after_own_fault(held)
                 held.book.settle(held, settlement)
                 now_s = loop.time()

@@ -137,7 +137,9 @@ class CommandSender:
             latest_ms = since_ms + LAST_REPEAT_MS
             if self._clock.monotonic_ms() > latest_ms:
                 raise OutcomeUnknownError(
-                    command.id, "too late: the store may have forgotten this command", action=ACTIONS[type(command)]
+                    command.id,
+                    "the call began more than 25 s ago, so the store may have forgotten the command",
+                    action=ACTIONS[type(command)],
                 )
             size = command.envelope.size if isinstance(command, Put) else 0
             try:
@@ -179,7 +181,7 @@ def _is_open(outcome: Outcome) -> bool:
 
 
 def _least_to_begin(command: Command, outcome: Outcome) -> int:
-    """Return the oldest revision of which a run may begin after a command; 0 = of any revision."""
+    """Return the oldest revision whose run may still begin after a command; 0 = any revision."""
     if not isinstance(outcome, Stored):
         return 0
     if isinstance(command, Cancel):
@@ -188,7 +190,7 @@ def _least_to_begin(command: Command, outcome: Outcome) -> int:
 
 
 def _surer(before: Outcome, now: Outcome) -> Outcome:
-    """Return the outcome of a command that was sent twice.
+    """Return the outcome of a command that was sent twice, from the outcomes of both sendings.
 
     If the first outcome is unknown and the second sending was certainly not carried out, the outcome stays unknown: the
     first sending may have been carried out.

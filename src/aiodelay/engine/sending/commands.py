@@ -246,7 +246,9 @@ class Commands(Openable):
             return
         if self.status().phase == "loading":
             raise StoreUnavailableError(self._store.name, "it is being opened")
-        raise UnsupportedByStoreError("command", what, "schedule, cancel; or a process that owns all partitions")
+        raise UnsupportedByStoreError(
+            "command", what, "schedule and cancel; any command in a process that owns all partitions"
+        )
 
     def _open_commands(self) -> Carrier:
         self._ready()

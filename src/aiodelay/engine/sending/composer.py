@@ -106,7 +106,7 @@ class Composer:
         """
         known = self._traits().conflicts
         if mode not in known:
-            raise UnsupportedByStoreError("conflict", mode, " ".join(sorted(known)))
+            raise UnsupportedByStoreError("conflict", mode, ", ".join(sorted(known)))
 
     def _put(self, message: Message, message_id: str, now_ms: int) -> Put:
         conflict, late = _checked_conflict(message.conflict), _checked_late(message.late)
@@ -134,7 +134,7 @@ class Composer:
         if every is None:
             return due_of(message.at, message.delay, now_ms, fields=TIMES), None
         if message.at is not None or message.delay is not None:
-            raise ScheduleTimeError(TIMES, "more than one argument", "exactly one of them")
+            raise ScheduleTimeError(TIMES, "given as more than one argument", "exactly one of them")
         every = check_rule(every)
         return At(recurrence.first_due(every, now_ms)), recurrence.encode_rule(every)
 

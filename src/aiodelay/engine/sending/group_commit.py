@@ -111,7 +111,7 @@ class GroupCommit:
         self._bytes += waiting.size
 
     def _refuse_old(self) -> None:
-        """Refuse commands that have waited too long. A batch that was sent is not touched."""
+        """Refuse commands that have waited too long. A batch that was sent stays under way."""
         self._timer = None
         now = self._clock.monotonic_ms()
         while (oldest := self._oldest()) is not None and oldest.since_ms + self._timeout_ms <= now:

@@ -141,14 +141,14 @@ async def lines_of(request: Request, limits: ApiLimits) -> AsyncIterator[bytes]:
         for line in lines:
             yield line
         if len(rest) > limits.max_body:
-            detail = f"a line has more than {limits.max_body} bytes, the most allowed"
+            detail = f"a line has more than the allowed {limits.max_body} bytes"
             raise ApiError(413, "LineTooLargeError", detail, CLOSE)
     if rest:
         yield rest
 
 
 def _too_large(most: int) -> ApiError:
-    detail = f"the body has more than {most} bytes, the most allowed"
+    detail = f"the body has more than the allowed {most} bytes"
     return ApiError(413, "BodyTooLargeError", detail, CLOSE, allowed=f"{most} bytes")
 
 

@@ -106,7 +106,7 @@ def letter_not_found(revision: int, message_id: str) -> ApiError:
 async def _keys(request: Request) -> list[DeadKey]:
     given = await read_json(request, served_of(request).limits, DeadKeysIn)
     if not 1 <= len(given.letters) <= MOST_LETTERS:
-        raise wrong(422, "LettersError", "letters", f"{len(given.letters)} letters", f"1 to {MOST_LETTERS}")
+        raise wrong(422, "LettersError", "letters", f"a list of {len(given.letters)} letters", f"1 to {MOST_LETTERS}")
     return [DeadKey(each.id, check_count(each.revision, "revision", 0, MOST_REVISION)) for each in given.letters]
 
 

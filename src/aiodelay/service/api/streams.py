@@ -46,7 +46,7 @@ async def schedule_lines(request: Request, store: Opened, prepare: Callable[[Mes
     """
     served = served_of(request)
     if served.streams >= served.limits.streams:
-        detail = f"{served.limits.streams} streams are being read, the most allowed; repeat the request later"
+        detail = f"{served.limits.streams} streams are being read, and no more are allowed; repeat the request later"
         raise ApiError(429, "TooManyStreamsError", detail, {"retry-after": "1"})
     served.streams += 1
     answers: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 - `_sent` closes it
@@ -70,7 +70,7 @@ async def _sent(answers: IO[bytes]) -> AsyncIterator[bytes]:
 
 
 def _too_many(number: int) -> ApiError:
-    detail = f"{MOST_REFUSED} lines are refused, the most allowed; the service stopped before line {number}"
+    detail = f"{MOST_REFUSED} lines are refused, and no more are allowed; the service stopped before line {number}"
     return ApiError(422, "TooManyRefusedError", detail, CLOSE)
 
 

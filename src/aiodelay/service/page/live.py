@@ -31,7 +31,7 @@ async def live(request: Request) -> Response:
     """Send the state of the store every two seconds, until the viewer leaves or the service ends."""
     state, store = state_of(request), store_of(request)
     if state.viewers >= MOST_VIEWERS:
-        detail = f"{MOST_VIEWERS} open pages get live updates, the most allowed"
+        detail = f"{MOST_VIEWERS} open pages get live updates, and no more are allowed"
         raise ApiError(503, "TooManyViewersError", detail, {"retry-after": "30"})
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     return StreamingResponse(_events(request, state, store), headers=headers, media_type="text/event-stream")

@@ -97,7 +97,7 @@ def given_whole(
     needed = ["payload", "to", *(["version"] if rules.conflict == "newer" else [])]
     for name in needed:
         if name not in found.columns:
-            raise ConfigurationError("map", f"without {name!r}", _MISSING[name])
+            raise ConfigurationError("map", f"missing {name!r}", _MISSING[name])
     return found
 
 

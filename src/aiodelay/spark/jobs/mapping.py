@@ -55,7 +55,7 @@ def read_mapping(text: str) -> dict[str, str]:
         if not equals or not expression or name not in MAPPED:
             raise ConfigurationError("map", shortened(part), f"NAME=COLUMN, with NAME one of {', '.join(MAPPED)}")
         if name in mapping:
-            raise ConfigurationError("map", f"{name!r} twice", "each name once")
+            raise ConfigurationError("map", f"given {name!r} twice", "each name once")
         mapping[name] = expression
     return mapping
 
@@ -119,7 +119,7 @@ def given(
     """Return a frame with only the columns of a message, not converted. Arguments are as for `mapped`."""
     named = {name: name for name in names if name in frame.columns} if mapping is None else mapping
     if missing := [name for name in required if name not in named]:
-        raise ConfigurationError("map", f"without {missing[0]!r}", f"{missing[0]}=COLUMN; columns: {_listed(frame)}")
+        raise ConfigurationError("map", f"missing {missing[0]!r}", f"{missing[0]}=COLUMN; columns: {_listed(frame)}")
     columns = [_column(frame, name, named[name]) for name in names if name in named]
     found = frame.select(*columns)
     if to is None:

@@ -92,7 +92,9 @@ def run(spark: SparkSession, options: MigrateOptions) -> Summary:
     wait_ms = plan.cutover_ms - clock.now_ms()
     if not resumed and 0 < wait_ms < plan.lead_ms:
         found = f"in {format_duration(wait_ms)}"
-        raise ConfigurationError("cutover", found, f"at least lead={format_duration(plan.lead_ms)} ahead, or past")
+        raise ConfigurationError(
+            "cutover", found, f"at least lead={format_duration(plan.lead_ms)} ahead, or in the past"
+        )
     if wait_ms >= plan.lead_ms or wait_ms <= 0:
         migration.move()
     counts = dict(migration.counts) | {"left": migration.left()}

@@ -105,7 +105,7 @@ def _read_kinds(kinds: Sequence[str], *, orphans: int) -> tuple[str, ...]:
 
 def _check_columns(differences: DataFrame, given: Sequence[str], kinds: Sequence[str]) -> None:
     if lacking := [name for name in _COLUMNS if name not in differences.columns]:
-        raise ConfigurationError("differences", f"without column {lacking[0]!r}", "a frame that `reconcile` wrote")
+        raise ConfigurationError("differences", f"missing column {lacking[0]!r}", "a frame that `reconcile` wrote")
     for name in ("payload", "to"):
         if "missing" in kinds and name not in given:
             raise ConfigurationError(
@@ -147,12 +147,12 @@ def _check_bounds(chosen: _Chosen, max_fraction: float, delete_orphans: int) -> 
     if chosen.rows > max_fraction * chosen.truth_rows:
         found = f"{max_fraction:g}, with {chosen.rows:,} differences for {chosen.truth_rows:,} rows of truth"
         raise ConfigurationError(
-            "max_fraction", found, "a larger part, after you know the reason; nothing was repaired"
+            "max_fraction", found, "a larger fraction, once you know the reason; nothing was repaired"
         )
     orphans = chosen.counts.get("orphan", 0)
     if orphans > delete_orphans:
         found = f"{delete_orphans:,}, with {orphans:,} orphans"
-        raise ConfigurationError("delete_orphans", found, "at least as many; nothing was repaired")
+        raise ConfigurationError("delete_orphans", found, "at least the number of orphans; nothing was repaired")
 
 
 def _check_age(chosen: _Chosen, now_ms: int) -> None:

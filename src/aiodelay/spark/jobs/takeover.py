@@ -49,7 +49,7 @@ def run(*, source: str, target: str, to_namespace: str = "default", verify: bool
         raise UnsupportedByStoreError(
             "target of a takeover from another scheduler",
             opened.name,
-            "redis: or sqlite:; you can migrate from that store to another store",
+            "redis: or sqlite:; from there, you can migrate to another store",
         )
     first, again = run_coroutine(_taken_over(store_url(source), place, verify=verify))
     missing = 0 if again is None else again.stored

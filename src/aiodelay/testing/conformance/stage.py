@@ -254,7 +254,7 @@ class Stage:
         return self._by_former_name("diary")
 
     def _by_former_name(self, name: str) -> Store:
-        warnings.warn(f"stage.{name} is stage.store", DeprecationWarning, stacklevel=3)
+        warnings.warn(f"stage.{name} is deprecated; use stage.store", DeprecationWarning, stacklevel=3)
         return self.store
 
     def versioned(self, version: int) -> Conflict:

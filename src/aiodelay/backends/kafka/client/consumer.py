@@ -51,7 +51,7 @@ class GroupMember(Protocol):
         """
 
     async def committed_offsets(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """Return the offset that the group has committed in each partition, or -1 where the group has committed none.
+        """Return the offset that the group has committed in each partition, or -1 for a partition without an offset.
 
         Raises:
             KafkaError: The group's coordinator does not answer, or refuses.

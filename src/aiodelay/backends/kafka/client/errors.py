@@ -67,14 +67,14 @@ def log_failure(log: logging.Logger, what: str, reason: str, error: Exception, e
     """
     now_s = asyncio.get_running_loop().time()
     if not isinstance(error, expected):
-        log.error("%s, by a fault of aiodelay itself: %s", what, reason, exc_info=error)
+        log.error("%s, because of a bug in aiodelay: %s", what, reason, exc_info=error)
     elif _RIGHT not in reason:
         log.warning("%s: %s", what, reason)
     elif now_s < _quiet_until.get(reason, now_s):
         log.debug("%s: %s", what, reason)
     else:
         _quiet_until[reason] = now_s + RIGHT_S
-        log.error("%s; actions that need it are tried again (docs/kafka.md#rights)", reason)
+        log.error("%s; actions that need this right are tried again (docs/kafka.md#rights)", reason)
 
 
 _RIGHT = "the right "

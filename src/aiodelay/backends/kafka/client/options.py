@@ -129,7 +129,7 @@ def _credentials(parts: SplitResult, masked: str) -> tuple[str, str]:
     if not parts.username and not parts.password:
         return "", ""
     if not parts.username or not parts.password:
-        raise ConfigurationError("url", masked, f"a user with a password: {FORMS}")
+        raise ConfigurationError("url", masked, f"a user with a password, as in {FORMS}")
     return unquote(parts.username), unquote(parts.password)
 
 
@@ -142,5 +142,7 @@ def _tls(given: UrlOptions) -> ssl.SSLContext:
             context.load_cert_chain(cert, key or None)
     except OSError as error:  # ssl.SSLError is an OSError
         name = "ca_certs, client_cert or client_key"
-        raise ConfigurationError(f"{name} in {given.masked}", type(error).__name__, "files in PEM form") from error
+        raise ConfigurationError(
+            f"{name} in {given.masked}", f"unreadable ({type(error).__name__})", "files in PEM form"
+        ) from error
     return context

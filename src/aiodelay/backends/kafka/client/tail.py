@@ -21,7 +21,7 @@ _UNCOMMITTED = 0
 
 
 async def keys_since(client: Client, place: TopicPartition, offset: int) -> Mapping[bytes, int]:
-    """Read the records from an offset on that one answer of the broker holds. Return the last offset of each key.
+    """Read the records from an offset on, as many as one answer holds. Return the last offset of each key.
 
     Records of transactions are left out: they may not be committed yet, and only the caller writes transactions here.
 

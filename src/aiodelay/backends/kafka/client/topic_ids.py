@@ -168,7 +168,7 @@ async def _topic(client: Client, node: int | None, name: str) -> tuple[Any, ...]
     try:
         answer = await client.send(node, _Metadata(name))
     except NotImplementedError as error:
-        raise _NoTopicIdsError("the broker gives topics no ids: it is older than Kafka 2.8") from error
+        raise _NoTopicIdsError("the broker gives topics no ids, because it is older than Kafka 2.8") from error
     (found,) = answer.topics
     if found[0]:
         raise for_code(found[0])(name)

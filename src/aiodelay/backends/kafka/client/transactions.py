@@ -108,7 +108,7 @@ class Transactions(Producer):
         await self._end(self._client.commit_transaction)
 
     async def abort(self) -> None:
-        """Abort the transaction, so that the next one may begin. The caller must not be cancelled (K3).
+        """Abort the transaction, so that the next transaction may begin. The caller must not be cancelled (K3).
 
         Raises:
             FencedError: Another producer with this id has been started.
@@ -163,6 +163,6 @@ def _offsets(written: Sequence[Written], n: int) -> list[int]:
 
 
 def _are_records_at_fault(errors: Sequence[Exception]) -> bool:
-    """Say whether permanent refusals are the only errors, apart from the batches that failed because of them (K7)."""
+    """Say whether permanent refusals are the only errors, apart from batches that these refusals made fail (K7)."""
     is_all_told = all(isinstance(error, (*PERMANENT, OutOfOrderSequenceNumber)) for error in errors)
     return is_all_told and any(isinstance(error, PERMANENT) for error in errors)

@@ -68,7 +68,7 @@ class _Answers:
 
 
 class SupersededChanges:
-    """`SupersededClaims`, but without a claim that has ended because its settlement is being written."""
+    """`SupersededClaims` that leaves out a claim whose settlement is being written: that claim has ended."""
 
     def __init__(self, near: DictClaims, log: ChangeLog) -> None:
         self._near, self._log = near, log

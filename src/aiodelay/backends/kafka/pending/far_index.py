@@ -327,7 +327,7 @@ def open_far(path: str) -> tuple[FarIndex, bytes]:
         if _is_busy(error):
             _tell_memory(path, error)
             return FarIndex(), b""
-        problem = "index file %s is created again, and its partition is read from its start: %s"
+        problem = "index file %s is created again, and its partition is read from its start, because of a fault: %s"
         log.error(problem, path, error)  # noqa: TRY400 - no trace
     try:
         _remove(path)
@@ -348,7 +348,7 @@ def _is_busy(error: Exception) -> bool:
 
 def _tell_memory(path: str, error: Exception) -> None:
     why = "another process has it open" if _is_busy(error) else error
-    log.error("index file %s cannot be used, and its partition's index is held in memory: %s", path, why)
+    log.error("index file %s cannot be used: %s; the index is held in memory", path, why)
 
 
 def _remove(path: str) -> None:

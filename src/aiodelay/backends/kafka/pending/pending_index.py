@@ -135,7 +135,7 @@ class PendingIndex:
             self.repairs.set_aside(records.key_of(entry.record.id), entry)
 
     def next_mark(self) -> Watermark | None:
-        """Return a new watermark (see `Watermark`), or None if it would cover no more than the last one."""
+        """Return a new watermark (see `Watermark`), or None if it would cover no more than the last watermark."""
         state, now = self.state, self._clock.now_ms()
         if not state.has_ended:
             return None

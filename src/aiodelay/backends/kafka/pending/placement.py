@@ -32,7 +32,7 @@ class Placement:
     def __init__(self, name: str, number: int = 0, partitions: int = 1, schedules: Collection[str] = ()) -> None:
         self.name, self.number, self.partitions, self.schedules = name, number, partitions, schedules
         self.guard: Callable[[str], object] | None = None
-        """Raises an error for a destination that messages of other programs may not have; None = all are allowed."""
+        """Raises an error for a destination that other programs may not use; None = they may use all destinations."""
         self.is_mixed: bool = False
         """Whether the partition has keys that belong to another partition."""
 

@@ -52,7 +52,7 @@ class Precedence(Struct, frozen=True, gc=False):
 
 
 def after(standing: Precedence | None, seen: Seen) -> Precedence:
-    """Return the facts about a key after its next record. `standing` has the facts before it; None = no facts."""
+    """Return the facts about a key after its next record. `standing` has the facts before that record; None = none."""
     if standing is None or seen.read_to is None or not is_unread(standing.seen, seen.read_to):
         return Precedence(seen)
     if standing.hidden_at is not None:

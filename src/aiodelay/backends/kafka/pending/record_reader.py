@@ -202,7 +202,7 @@ class RecordReader:
             self._cancels.append((key, read.offset))
 
     def _end_repeated(self, key: bytes) -> None:
-        """End a message again that a user has put twice with the same op.
+        """End a message again, because a user has put the ended message again with the same op.
 
         The owner had not read the second put when it wrote the end of the message.
         """

@@ -41,7 +41,7 @@ MOST_MESSAGES = 10_000
 """Most messages of one call, unless the user's own sink for these topics sets another limit."""
 STEP = Demand(MAX_CLAIM_MESSAGES, MAX_CLAIM_BYTES)
 UNDER_WAY = 2
-"""Transactions of a partition under way at a time: while one is being committed, the next one is prepared."""
+"""Transactions of a partition under way at a time: while a transaction is being committed, the next is prepared."""
 
 
 class Transfers(StorePort):
@@ -61,10 +61,13 @@ class Transfers(StorePort):
         """Return the promise for messages from this store to a sink, and the reason."""
         cluster = self._parts.cluster
         if not isinstance(sink, KafkaSink):
-            return Reach(Promise.AT_LEAST_ONCE, f"{sink.name} is not on a Kafka cluster: claimed, sent, settled")
+            return Reach(
+                Promise.AT_LEAST_ONCE, f"{sink.name} is not on a Kafka cluster: messages are claimed, sent and settled"
+            )
         if not sink.is_at(cluster):
             reason = (
-                f"{sink.cluster.name} is not known to be {cluster.name}, with the same login: claimed, sent, settled"
+                f"{sink.cluster.name} may be another cluster than {cluster.name}, or have another login: "
+                "messages are claimed, sent and settled"
             )
             return Reach(Promise.AT_LEAST_ONCE, reason)
         reason = f"one transaction on {cluster.name} writes a record and ends its message, for read_committed readers"

@@ -144,8 +144,8 @@ class FeedReader:
 
     def _tell_out_of_range(self, place: TopicPartition, offset: int, there: range) -> None:
         text = (
-            "%s, group %s: partition %d was to be read from offset %d, and holds %d to %d: the topic was deleted, or "
-            "cut off; it is read from its beginning"
+            "%s, group %s: partition %d should be read from offset %d, but holds %d to %d: the topic was deleted, or "
+            "cut off; the partition is read from its beginning"
         )
         log.error(text, self.name, self._group.name, place.partition, offset, there.start, there.stop - 1)
 

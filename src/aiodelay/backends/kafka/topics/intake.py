@@ -75,7 +75,7 @@ class _OvertakenError(Exception):
 
 
 class _RecreatedError(Exception):
-    """The topic was deleted and created again, or may have been."""
+    """The topic was deleted and created again, or this may have happened."""
 
 
 class _Batch(Struct):
@@ -310,7 +310,7 @@ class Intake:
         if not left:
             return
         log.warning(
-            "%s: %d records go to %s; the first is refused because: %s",
+            "%s: %d records go to %s; the reason for the first: %s",
             self._name,
             len(left),
             self._dead_topic,

@@ -13,42 +13,42 @@ __all__ = ["grant", "is_missing_right", "remedied"]
 _CAUSES = (
     Cause(
         ("user or password is refused",),
-        "the broker's user and password in the URL, kafka://user:password@host:9092, percent-encoded",
+        "put the broker's user and password into the URL, kafka://user:password@host:9092, percent-encoded",
     ),
     Cause(
         ("it may want a login, security=PLAINTEXT",),
-        "user and password in the URL, with security=SASL_PLAINTEXT",
+        "put user and password into the URL, with security=SASL_PLAINTEXT",
     ),
-    Cause(("it may want a login, security=SSL",), "user and password in the URL, with security=SASL_SSL"),
+    Cause(("it may want a login, security=SSL",), "put user and password into the URL, with security=SASL_SSL"),
     Cause(
         ("no login at this port, security=SASL_PLAINTEXT",),
-        "security=PLAINTEXT without user and password, or the port for logins",
+        "use security=PLAINTEXT without user and password, or the port for logins",
     ),
     Cause(
         ("no login at this port, security=SASL_SSL",),
-        "security=SSL without user and password, or the port for logins",
+        "use security=SSL without user and password, or the port for logins",
     ),
     Cause(
         ("sasl= may be wrong",),
-        "sasl=PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512, as the broker's setting sasl.enabled.mechanisms says",
+        "use sasl=PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512, as the broker's setting sasl.enabled.mechanisms says",
     ),
     Cause(
         ("the broker's certificate is refused",),
-        "ca_certs=<file of its authority>, and in the URL the host that the certificate names",
+        "put ca_certs=<file of its authority> into the URL, with the host that the certificate names",
     ),
     Cause(
         ("client_cert= may be missing",),
-        "client_cert=<file> and client_key=<file>, of a certificate that the broker trusts",
+        "put client_cert=<file> and client_key=<file> into the URL, of a certificate that the broker trusts",
     ),
-    Cause(("without TLS, security=SSL",), "security=PLAINTEXT, or the port for TLS"),
-    Cause(("without TLS, security=SASL_SSL",), "security=SASL_PLAINTEXT, or the port for TLS"),
-    Cause(("for TLS, security=PLAINTEXT",), "security=SSL, or the port without TLS"),
-    Cause(("for TLS, security=SASL_PLAINTEXT",), "security=SASL_SSL, or the port without TLS"),
+    Cause(("without TLS, security=SSL",), "use security=PLAINTEXT, or the port for TLS"),
+    Cause(("without TLS, security=SASL_SSL",), "use security=SASL_PLAINTEXT, or the port for TLS"),
+    Cause(("for TLS, security=PLAINTEXT",), "use security=SSL, or the port without TLS"),
+    Cause(("for TLS, security=SASL_PLAINTEXT",), "use security=SASL_SSL, or the port without TLS"),
     Cause(UNKNOWN_HOST, "correct the host in the URL", meaning="the host name is unknown"),
     Cause(
         (*NO_ANSWER, "no answer in time"),
         "start the broker, or correct host and port, in the URL or in the broker's advertised.listeners",
-        meaning="nothing answers there",
+        meaning="nothing answers at this address",
     ),
 )
 _RESOURCES = {"Topic": "--topic", "Group": "--group", "TransactionalId": "--transactional-id"}

@@ -116,7 +116,7 @@ _decoder = json.JSONDecoder(object_pairs_hook=_Object, parse_float=Decimal, pars
 
 def _in_words(error: ValueError | RecursionError) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return f"byte {error.start} is no UTF-8"
+        return f"byte {error.start} is not UTF-8"
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
 
 

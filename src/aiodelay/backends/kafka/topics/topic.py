@@ -203,7 +203,9 @@ def check(topic: Topic, cluster: Cluster) -> None:
     if any(problem.is_fatal for problem in found):
         texts = "; ".join(problem.text for problem in sorted(found, key=lambda problem: not problem.is_fatal))
         command = repair_command(topic.name, cluster.bootstrap, found)
-        raise StoreMismatchError(f"topic {topic.name}", f"not safe for schedules: {texts}", f"after: {command}")
+        raise StoreMismatchError(
+            f"topic {topic.name}", f"not safe for schedules: {texts}", f"the topic after this command: {command}"
+        )
     if found:
         texts = "; ".join(problem.text for problem in found)
         command = repair_command(topic.name, cluster.bootstrap, found)
@@ -238,7 +240,9 @@ async def prepare(
         if "compact" in topic.settings.get("cleanup.policy", ""):
             command = repair_command(topic.name, cluster.bootstrap, [_COMPACTED])
             raise StoreMismatchError(
-                f"topic {history}", f"not fit for a history: {_COMPACTED.text}", f"after: {command}"
+                f"topic {history}",
+                f"not fit for a history: {_COMPACTED.text}",
+                f"the topic after this command: {command}",
             )
     return topics
 

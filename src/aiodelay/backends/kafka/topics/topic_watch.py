@@ -121,7 +121,7 @@ class TopicWatch:
         except NO_TOPIC_IDS as error:
             if place.topic not in self._ids:
                 log.warning(
-                    "topic %s: %s, so a topic that is deleted and created again will not be noticed", place.topic, error
+                    "topic %s: %s; aiodelay cannot notice if the topic is deleted and created again", place.topic, error
                 )
             return ""
         except UNAVAILABLE:

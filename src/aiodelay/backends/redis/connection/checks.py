@@ -52,7 +52,9 @@ async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
         if fault.reason.startswith("MOVED "):
             owner = fault.reason.rpartition(" ")[2]
             raise StoreMismatchError(
-                f"node of {options.name}", "a node of a cluster", f"the node that holds {keys.tag}*, which is {owner}"
+                f"node of {options.name}",
+                "the wrong node of its cluster",
+                f"the node that holds {keys.tag}*, which is {owner}",
             ) from fault
         if fault.is_damage:
             raise StoreMismatchError(
@@ -115,7 +117,9 @@ async def _check_settings(client: Client, options: Options, info: dict[str, str]
     level, _ = options.durability
     if level == "fsynced" and "valkey_version" not in info and _version(info) < LEAST_FSYNCED:
         shown = info.get("redis_version", "unknown")
-        raise StoreMismatchError(f"version of {options.name}", f"Redis {shown}", "7.2 or later with durability=fsynced")
+        raise StoreMismatchError(
+            f"version of {options.name}", f"Redis {shown}", "Redis 7.2 or later, which durability=fsynced needs"
+        )
     if info.get("aof_enabled") == "0" and level == "fsynced":
         raise StoreMismatchError(
             f"appendonly of {options.name}", "no, so nothing can be fsynced", "yes, or durability=memory"

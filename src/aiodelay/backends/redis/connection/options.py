@@ -112,7 +112,7 @@ def _server(parts: SplitResult, masked: str) -> dict[str, Any]:
 def _credentials(parts: SplitResult, masked: str) -> dict[str, str]:
     found = {"username": parts.username, "password": parts.password}
     if parts.username and parts.password is None:
-        raise ConfigurationError("url", masked, f"a user with a password: {FORMS}")
+        raise ConfigurationError("url", masked, f"a user with a password, as in {FORMS}")
     return {name: unquote(value) for name, value in found.items() if value}
 
 

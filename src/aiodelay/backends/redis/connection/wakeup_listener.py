@@ -56,9 +56,9 @@ class BlockingReader(ABC):
             except (RedisError, OSError, TimeoutError) as error:
                 failures += 1
                 if failures == 1:
-                    log.info("wake-ups interrupted: %s", error)
+                    log.info("the connection for wake-ups failed: %s", error)
                 elif failures == LASTING:
-                    log.warning("no wake-ups arrive, so messages may be some seconds late: %s", error)
+                    log.warning("no wake-ups arrive (%s); messages may be some seconds late", error)
             except Exception:
                 failures += 1
                 log.exception("reading wake-ups failed; the safety poll still finds due messages")

@@ -157,7 +157,7 @@ class ListConsumer:
         return Claimed(claims, now_ms, now_ms + int(float(ends)) - server_ms if ends else None)
 
     def _note(self, why: bytes, missed: int) -> None:
-        """Do nothing. A subclass may record the two values. `claim` calls this method after each call of `take`.
+        """Do nothing with two results of the script `take`. A subclass may record them. `claim` calls this method.
 
         Args:
             why: The reason why the consumer can take nothing, as the script `take` returns it; b"" = no such reason.
@@ -252,7 +252,7 @@ class ListConsumer:
         return [taken.number for _, taken in kept], set()
 
     def _kept(self, message: PutBack) -> PutBack:
-        """Return the message to store. A subclass may change the message."""
+        """Return the message unchanged, for the store. A subclass may change the message."""
         return message
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:

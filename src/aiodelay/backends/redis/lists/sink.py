@@ -32,7 +32,9 @@ def split_address(address: str) -> tuple[str, bool]:
     key, mark, options = address.partition("?")
     is_raw = _FORMATS.get(mark + options)
     if not key or is_raw is None:
-        raise TargetError(f"address of {NAME}", shortened(address), "<key>, or <key>?format=raw; a key without '?'")
+        raise TargetError(
+            f"address of {NAME}", shortened(address), "<key> or <key>?format=raw, in which the key has no '?'"
+        )
     if _RESERVED.match(key) or _OURS in key:
         raise TargetError(f"key of {NAME}", shortened(key), "a key that does not belong to aiodelay itself")
     return key, is_raw

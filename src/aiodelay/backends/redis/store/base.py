@@ -118,7 +118,7 @@ class Base:
         if opened is None:
             raise ClosedError("store", "not open")
         if os.getpid() != opened.pid:
-            raise WrongLoopError("store", "process (this one was forked)")
+            raise WrongLoopError("store", "process (this process was forked)")
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

@@ -103,13 +103,17 @@ class Transfers(Inspection):
     def reaches(self, sink: Sink) -> Reach:
         """Return the delivery promise for messages that go from this store to a sink, and the reason for it."""
         if not isinstance(sink, RedisListSink | RedisFanoutSink | RedisLog):
-            return Reach(Promise.AT_LEAST_ONCE, f"{sink.name} is not on a Redis server: claimed, sent, settled")
+            return Reach(
+                Promise.AT_LEAST_ONCE, f"{sink.name} is not on a Redis server: messages are claimed, sent and settled"
+            )
         if sink.options.server != self._options.server:
-            reason = f"{sink.name} is at {sink.options.name}, the messages at {self.name}: claimed, sent, settled"
+            reason = (
+                f"{sink.name} is at {sink.options.name}, not at {self.name}: messages are claimed, sent and settled"
+            )
             return Reach(Promise.AT_LEAST_ONCE, reason)
         if not isinstance(sink, RedisListSink) and sink.keys.tag != self._keys.tag:
-            reason = f"the topics are in namespace {sink.keys.namespace!r}, the messages in {self._keys.namespace!r}"
-            return Reach(Promise.AT_LEAST_ONCE, f"{reason}: claimed, sent, settled")
+            reason = f"the topics are in namespace {sink.keys.namespace!r}, not in {self._keys.namespace!r}"
+            return Reach(Promise.AT_LEAST_ONCE, f"{reason}: messages are claimed, sent and settled")
         return Reach(Promise.EXACTLY_ONCE, f"one script on {self.name} delivers a message and removes it")
 
     @contextmanager

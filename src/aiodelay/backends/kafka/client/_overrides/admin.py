@@ -1,4 +1,4 @@
-"""`OwnAdmin`: aiokafka's administrator client, which can also describe topics without creating missing ones."""
+"""`OwnAdmin`: aiokafka's administrator client, which can also describe topics without creating missing topics."""
 
 from __future__ import annotations
 

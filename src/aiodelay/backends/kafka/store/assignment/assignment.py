@@ -61,7 +61,7 @@ class Assignment:
         self.lost: dict[str, StoreMismatchError] = {}
         """The topics that were deleted."""
         self.too_new: StoreTooNewError | None = None
-        """The error if a feature is in use that this version does not know; None = all are known."""
+        """The error if a feature is in use that this version does not know; None = all features are known."""
         self.watch = self._new_watch()
         self.told_restored: Callable[[float], None] | None = None
         self._running: dict[object, asyncio.Task[None]] = {}
@@ -162,7 +162,7 @@ class Assignment:
         """Give up the partitions of a deleted topic, and do not own partitions of a new topic with its name."""
         if topic in self.lost:
             return
-        then = "the topic as it was; or schedule the lost messages again, and start again"
+        then = "the topic as it was; or restart this process, and schedule the lost messages again"
         problem = StoreMismatchError(f"topic {topic}", f"{what}: its pending messages are gone", then)
         self.lost[topic] = problem
         log.error("%s: nothing more is delivered or changed: %s", topic, problem)
@@ -201,7 +201,9 @@ class Assignment:
         most, pending = self._options.max_pending, sum(each.index.pending for each in self.partitions.values())
         if not most or pending < most:
             return ""
-        return f"{pending} messages are pending, and max_pending={most} allows no more: raise it, or add processes"
+        return (
+            f"{pending} messages are pending, and max_pending={most} allows no more: raise this limit, or add processes"
+        )
 
     # --- callbacks of partitions --------------------------------------------------------------------------
 

@@ -42,7 +42,9 @@ class Lookup:
         for problem in filter(None, [*self._assignment.lost.values(), self._assignment.too_new]):
             raise StoreUnavailableError(self._name, str(problem))
         if not self._assignment.is_owner:
-            raise UnsupportedByStoreError("lookup", "in a process that only schedules", "a process that dispatches")
+            raise UnsupportedByStoreError(
+                "lookup", "impossible in a process that only schedules", "a lookup in a process that dispatches"
+            )
         return self._assignment.partitions.values()
 
     # --- one partition ------------------------------------------------------------------------------------
@@ -108,8 +110,8 @@ class Lookup:
         if place not in self._assignment.partitions:
             raise UnsupportedByStoreError(
                 "lookup",
-                f"in partition {place.partition}, which another process owns",
-                "the process that owns the partition",
+                f"impossible here: another process owns partition {place.partition}",
+                "a lookup in the process that owns the partition",
             )
 
     def _at(self, own: TopicPartition) -> Iterator[Partition]:

@@ -44,7 +44,7 @@ class PartitionFactory:
         self._claims, self._pace = count(1), RateLimit(options.catch_up)
         self.fetcher = Fetcher(options.cluster)
         self.guard: Callable[[str], object] | None = None
-        """Raises an error for a destination that messages of other programs may not have; None = all are allowed."""
+        """Raises an error for a destination that other programs may not use; None = they may use all destinations."""
         self._topics: dict[str, Topic] = {}
 
     def use(self, topics: Sequence[Topic]) -> None:

@@ -58,9 +58,7 @@ class Disk:
         except BaseException:
             far.close()
             raise
-        log.error(
-            "%s: the index on disk is not used, and the partition is read from its start: %s", index.name, problem
-        )
+        log.error("%s: the index on disk is not used: %s; the partition is read from its start", index.name, problem)
         return index.emptied(far.emptied()), None
 
     async def _checked(self, state: bytes) -> tuple[Checkpoint | None, str]:

@@ -172,7 +172,7 @@ class Horizon:
         self._on_near()
         missing = set(offsets) - {read.offset for read in found}
         if missing and (n := index.state.far.forget(missing)):
-            log.error("%s: the records of %d messages are gone: deleted, or cut off", index.name, n)
+            log.error("%s: the records of %d messages no longer exist: they were deleted or cut off", index.name, n)
 
     async def _read(self, offsets: Sequence[int]) -> list[Read]:
         try:

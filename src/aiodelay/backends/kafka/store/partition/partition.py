@@ -214,7 +214,7 @@ class Partition:
             self._callbacks.on_change()
 
     def _notice_new_owner(self, read: Read) -> None:
-        """End the session if another owner has begun a session since: its first record, the barrier, was read here.
+        """End the session if the record is the barrier with which another owner has begun a later session.
 
         That owner may have cancelled messages that are claimed here.
         """
