@@ -114,13 +114,13 @@ def rows_of(rounds: Sequence[tuple[Took, Took]], few: int, many: int) -> list[Ro
     most = max(growth, key=lambda path: quantile(growth[path], 0.5))
     worst = tuple(max(large.longest.values(), default=0.0) for _, large in rounds)
     ratios = tuple(b / a for a, b in zip(before, after, strict=True))
-    medians = f"{quantile(after, 0.5):.1f} ms in all, with {few:,} {quantile(before, 0.5):.1f} ms"
-    named = ", ".join(f"{name} {max(longest[name]):.1f}" for name in slowest)
-    what = f"with {many:,} pending"
+    medians = f"{quantile(after, 0.5):.1f} ms in all, with {few:,} pending {quantile(before, 0.5):.1f} ms"
+    named = "highest of all rounds, ms: " + ", ".join(f"{name} {max(longest[name]):.1f}" for name in slowest)
+    what, unit = f"with {many:,} messages pending", f"x time with {few:,} pending"
     return [
-        Row("BA3", f"Redis: the longest command of all pages and queries {what}", "ms", worst, LONGEST, named),
-        Row("BA3", f"Redis: processor time of all of them {what}", f"x with {few:,}", ratios, GROWTH, medians),
-        Row("BA3", f"what of them grows most: `{most}`", f"x with {few:,}", growth[most], None, ""),
+        Row("BA3", f"Redis: longest command of all pages and queries {what}", "ms", worst, LONGEST, named),
+        Row("BA3", f"Redis: processor time of all pages and queries {what}", unit, ratios, GROWTH, medians),
+        Row("BA3", f"Redis: processor time of the path that grows most, `{most}`", unit, growth[most], None, ""),
     ]
 
 

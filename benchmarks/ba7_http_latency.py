@@ -114,7 +114,8 @@ def _row(path: str, ours: Sequence[float], theirs: Sequence[float]) -> Row:
     values = tuple(mine / other for mine, other in zip(ours, theirs, strict=True))
     beside = f"{median(ours):.2f} ms, bare {median(theirs):.2f} ms"
     goal = GOAL if path == PATHS[0] else None
-    return Row("BA7", f"HTTP: p50 of GET {path}, one connection", "x a bare uvicorn app", values, goal, beside)
+    what = f"HTTP: p50 of the time of GET {path}, one connection"
+    return Row("BA7", what, "x time of a bare uvicorn app", values, goal, beside)
 
 
 BENCHMARK = Benchmark("BA7", "single requests on one connection", run)

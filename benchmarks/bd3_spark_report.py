@@ -35,17 +35,17 @@ def run(plan: Plan) -> list[Row]:
         memory[few].clear()
         times = in_turn(plan, sides)
     a_row = tuple(b / many / (a / few) for a, b in zip(times["few"], times["many"], strict=True))
-    beside = f"{per_message_us(times['many'], many)} a row, of {few:,} {per_message_us(times['few'], few)}"
+    beside = f"{per_message_us(times['many'], many)} an event, with {few:,} events {per_message_us(times['few'], few)}"
     first, most = memory[few][0], max(memory[many])
     return [
-        Row("BD3", f"report over {many:,} events: time a row", f"x of {few:,}", a_row, TIME_GOAL, beside),
+        Row("BD3", f"report over {many:,} events: time of an event", f"x time with {few:,}", a_row, TIME_GOAL, beside),
         Row(
             "BD3",
-            "the same: the most memory that the driver's Python has had",
-            f"x after {few:,}",
+            f"report over {many:,} events: peak memory of the driver's Python process",
+            f"x memory after {few:,}",
             tuple(each / first for each in memory[many]),
             MEMORY_GOAL,
-            f"{most / 1024:.0f} MB, after {few:,} {first / 1024:.0f} MB; its JVM has 2 GB, and runs the tasks too",
+            f"{most / 1024:.0f} MB, after {few:,} events {first / 1024:.0f} MB; the driver's JVM (2 GB) runs the tasks",
         ),
     ]
 

@@ -47,7 +47,7 @@ def run(plan: Plan) -> list[Row]:
     beside = f"{per_message_us(times['ours'], n)} a row, reading {per_message_us(times['read'], n)}, "
     beside += f"joining {per_message_us(times['join'], n)}"
     what = f"Redis: reconcile of {n:,} rows, {PROCESSES} tasks"
-    return [Row("BD4", what, "x reading and joining", values, GOAL, beside)]
+    return [Row("BD4", what, "x time of reading and joining", values, GOAL, beside)]
 
 
 def differing(stored: DataFrame, n: int, missing: int, drift: int) -> DataFrame:

@@ -43,8 +43,8 @@ def run(plan: Plan) -> list[Row]:
     empty(plan.redis)
     beside = f"{per_message_us(times['promote'], n)} a message, backfill {per_message_us(times['backfill'], n)}; "
     beside += f"the scan read {files[0]} of {files[1]} files, 1 of {DAYS} days"
-    what = f"Redis: promote {n:,} of {DAYS * n:,} messages, {PROCESSES} tasks, no cap"
-    return [Row("BD6", what, "x backfill", ratios(times["backfill"], times["promote"]), GOAL, beside)]
+    what = f"Redis: promote {n:,} of {DAYS * n:,} messages, {PROCESSES} tasks, no rate limit"
+    return [Row("BD6", what, "x speed of a backfill", ratios(times["backfill"], times["promote"]), GOAL, beside)]
 
 
 def fill(spark: SparkSession, n: int, folder: Path) -> tuple[int, int]:

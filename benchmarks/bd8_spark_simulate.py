@@ -70,9 +70,9 @@ def _speed(plan: Plan, spark: SparkSession) -> Row:
     sides["ours"]()  # warm up Spark
     times = in_turn(plan, sides)
     values = tuple(ours / bare for ours, bare in zip(times["ours"], times["bare"], strict=True))
-    beside = f"{per_message_us(times['ours'], n)} a message, bare {per_message_us(times['bare'], n)}"
-    what = f"simulate {n:,} pending of a week at {len(RATES)} rates, with table and page"
-    return Row("BD8", what, "x counting them by second", values, TIME_GOAL, beside)
+    beside = f"{per_message_us(times['ours'], n)} a message, counting {per_message_us(times['bare'], n)}"
+    what = f"`simulate` of {n:,} messages pending within a week, at {len(RATES)} rates, with table and page"
+    return Row("BD8", what, "x time of counting by second", values, TIME_GOAL, beside)
 
 
 def write_week(spark: SparkSession, n: int, path: Path) -> DataFrame:
@@ -122,9 +122,9 @@ def _match(plan: Plan, spark: SparkSession) -> list[Row]:
 def _match_row(n: int, percent: int, rounds: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> Row:
     pairs = [(foretold[percent], seen[percent]) for foretold, seen in rounds]
     values = tuple(abs(foretold - seen) / max(seen, FLOOR_MS) * 100 for foretold, seen in pairs)
-    what = f"p{percent} of the lateness of {n:,} messages in bursts at {RATE:,}/s: foretold, beside a dispatch on Redis"
-    told = ", ".join(f"{foretold:,.0f} ms, dispatched {seen:,.0f} ms" for foretold, seen in pairs)
-    return Row("BD8", what, "%", values, MATCH_GOAL, told)
+    what = f"Redis: {n:,} messages in bursts, {RATE:,}/s handled: forecast of the p{percent} of the lateness"
+    told = ", ".join(f"{foretold:,.0f} / {seen:,.0f} ms" for foretold, seen in pairs)
+    return Row("BD8", what, "% from the dispatch", values, MATCH_GOAL, f"forecast / dispatch of each round: {told}")
 
 
 def shape(n: int, from_ms: int) -> list[int]:

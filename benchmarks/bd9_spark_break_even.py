@@ -61,10 +61,10 @@ def rows_of(spark: Mapping[int, Sequence[float]], plain: Mapping[int, Sequence[f
     verdict = f"no break-even up to {largest:,} rows" if found is None else f"break-even at {found:,.0f} rows"
     rows = []
     for n, ours_s, bare_s in zip(sizes, ours, bare, strict=True):
-        what = f"Redis: backfill of {n:,} rows of Parquet as a command, {PROCESSES} tasks, no cap"
+        what = f"Redis: command `spark backfill` of {n:,} rows of Parquet, {PROCESSES} tasks, no rate limit"
         goal, found_of = (GOAL, f"; {verdict}") if n == largest else (None, "")
         beside = f"{ours_s:.1f} s, `schedule_many` {bare_s:.1f} s{found_of}"
-        rows.append(Row("BD9", what, "x `schedule_many`", ratios(plain[n], spark[n]), goal, beside))
+        rows.append(Row("BD9", what, "x speed of `schedule_many`", ratios(plain[n], spark[n]), goal, beside))
     return rows
 
 

@@ -41,8 +41,8 @@ def run(plan: Plan) -> list[Row]:
     times = in_turn(
         plan,
         {
-            "bare": lambda: plan.run(bare(n, at_once=n)),
-            "bare in slices": lambda: plan.run(bare(n, at_once=BARE_SLICE)),
+            "bare loop": lambda: plan.run(bare(n, at_once=n)),
+            "bare loop in slices": lambda: plan.run(bare(n, at_once=BARE_SLICE)),
             "typed": lambda: plan.run(typed(n, CONCURRENCY)),
             "bytes": lambda: plan.run(untyped(n, CONCURRENCY)),
             "typed 16": lambda: plan.run(typed(n, DEFAULT_CONCURRENCY)),
@@ -51,14 +51,14 @@ def run(plan: Plan) -> list[Row]:
 
     def row(what: str, ours: str, limit: str, goal: Goal | None) -> Row:
         beside = f"{per_message_us(times[ours], n)} a message, {limit} {per_message_us(times[limit], n)}"
-        return Row("BF1", what, f"x {limit}", ratios(times[limit], times[ours]), goal, beside)
+        return Row("BF1", what, f"x speed of the {limit}", ratios(times[limit], times[ours]), goal, beside)
 
-    of = f"memory: {n:,} due at once to an empty typed handler"
+    of = f"memory: {n:,} messages due at once, to an empty handler"
     return [
-        row(f"{of}, concurrency {CONCURRENCY}", "typed", "bare", GOAL),
-        row(f"the same in bytes, concurrency {CONCURRENCY}", "bytes", "bare", GOAL),
-        row(f"{of}, concurrency {DEFAULT_CONCURRENCY} (default)", "typed 16", "bare", None),
-        row(f"{of}, concurrency {CONCURRENCY}", "typed", "bare in slices", None),
+        row(f"{of} of typed events, concurrency {CONCURRENCY}", "typed", "bare loop", GOAL),
+        row(f"{of} of bytes, concurrency {CONCURRENCY}", "bytes", "bare loop", GOAL),
+        row(f"{of} of typed events, concurrency {DEFAULT_CONCURRENCY} (default)", "typed 16", "bare loop", None),
+        row(f"{of} of typed events, concurrency {CONCURRENCY}", "typed", "bare loop in slices", None),
     ]
 
 

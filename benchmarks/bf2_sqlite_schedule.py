@@ -41,12 +41,12 @@ def run(plan: Plan) -> list[Row]:
 
     def row(what: str, ours: str, bare: str, n: int, goal: Goal | None) -> Row:
         beside = f"{per_message_us(times[ours], n)} a message, bare {per_message_us(times[bare], n)}"
-        return Row("BF2", what, "x bare", ratios(times[bare], times[ours]), goal, beside)
+        return Row("BF2", what, "x bare speed", ratios(times[bare], times[ours]), goal, beside)
 
     return [
-        row(f"SQLite: {calls:,} concurrent `schedule()`", "calls", "bare calls", calls, GOAL),
-        row(f"of that, asyncio alone: {calls:,} tasks that wait for a future each", "loop", "bare calls", calls, None),
-        row(f"SQLite: `schedule_many` of {many:,}", "many", "bare many", many, GOAL),
+        row(f"SQLite: {calls:,} concurrent calls of `schedule()`", "calls", "bare calls", calls, GOAL),
+        row(f"asyncio alone, no store: {calls:,} tasks, each with its future", "loop", "bare calls", calls, None),
+        row(f"SQLite: `schedule_many` of {many:,} messages", "many", "bare many", many, GOAL),
     ]
 
 

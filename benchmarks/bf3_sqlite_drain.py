@@ -64,12 +64,12 @@ def run(plan: Plan) -> list[Row]:
 
     def row(what: str, ours: str, goal: Goal | None = GOAL) -> Row:
         beside = f"{per_message_us(times[ours], n)} a message, bare {per_message_us(times['bare'], n)}"
-        return Row("BF3", what, "x bare", ratios(times["bare"], times[ours]), goal, beside)
+        return Row("BF3", what, "x bare speed", ratios(times["bare"], times[ours]), goal, beside)
 
-    what = f"SQLite: drain of {n:,} to an empty handler, concurrency"
+    what = f"SQLite: {n:,} messages due at once, to an empty handler, concurrency"
     return [
         row(f"{what} {CONCURRENCY:,}", "ours"),
-        row(f"{what} {CONCURRENCY:,}, while {n:,} that ended over 30 s ago are deleted", "steady"),
+        row(f"{what} {CONCURRENCY:,}, while {n:,} messages that ended over 30 s ago are deleted", "steady"),
         row(f"{what} {DEFAULT_CONCURRENCY} (default)", "default", None),
     ]
 

@@ -27,8 +27,8 @@ def run(plan: Plan) -> list[Row]:
     for name, store in stores.items():
         plan.run(fill(store, n))
         loads = tuple(plan.run(idle(store, span_s)) for _ in range(plan.runs))
-        what = f"{name}: idle with {n:,} pending far ahead"
-        rows.append(Row("BF5", what, "% of a core", loads, GOAL, f"all threads, over {span_s:g} s"))
+        what = f"{name}: processor time while idle, {n:,} messages pending, due far ahead"
+        rows.append(Row("BF5", what, "% of a core", loads, GOAL, f"all threads together, over {span_s:g} s"))
     return rows
 
 

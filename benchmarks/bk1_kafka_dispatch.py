@@ -76,12 +76,12 @@ def run(plan: Plan) -> list[Row]:
 
     def row(what: str, limit: str, goal: Goal | None) -> Row:
         of = f"{per_message_us(times['ours'], n)} a message, bare {per_message_us(times[limit], n)}"
-        return Row("BK1", what, "x bare", ratios(times[limit], times["ours"]), goal, of)
+        return Row("BK1", what, "x bare speed", ratios(times[limit], times["ours"]), goal, of)
 
-    of = f"Kafka -> Kafka, exactly once: {n:,} due at once, {PARTITIONS} partitions"
+    of = f"Kafka -> Kafka, exactly once: {n:,} messages due at once, {PARTITIONS} partitions"
     return [
-        row(f"{of}, beside plain `send`", "bare", GOAL),
-        row(f"{of}, beside `send_batch`", "batches", None),
+        row(f"{of}, bare side with `send`", "bare", GOAL),
+        row(f"{of}, bare side with `send_batch`", "batches", None),
     ]
 
 

@@ -38,10 +38,10 @@ MOST_AGAIN = Goal("at most", 3_000)
 def run(plan: Plan) -> list[Row]:
     pending, due = plan.size(PENDING), plan.size(DUE)
     lateness_ms = tuple(plan.run(outage(plan.kafka, pending, due)) for _ in range(plan.runs if plan.nightly else 1))
-    what = f"Kafka: {pending:,} pending, {PARTITIONS} partitions, one of {PROCESSES} processes killed: largest lateness"
-    beside = f"of {due:,} due within {SPAN_S:g} s, each delivered once"
+    what = f"Kafka: one of {PROCESSES} processes killed, {pending:,} messages pending: largest lateness"
+    beside = f"{PARTITIONS} partitions; {due:,} messages due within {SPAN_S:g} s, each delivered once"
     rows = [Row("BK6", what, "ms", lateness_ms, GOAL, beside)]
-    for name, how, goal in (("?instance=orders-0", "with instance=", MOST_AGAIN), ("", "without a name", None)):
+    for name, how, goal in (("?instance=orders-0", "with `instance=`", MOST_AGAIN), ("", "without `instance=`", None)):
         what = f"Kafka: the only process killed and started again, {how}: lateness of a message due at the kill"
         waits_ms = tuple(plan.run(started_again(plan.kafka, name)) for _ in range(plan.runs))
         rows.append(Row("BK6", what, "ms", waits_ms, goal, f"{PARTITIONS} partitions"))

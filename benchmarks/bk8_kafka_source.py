@@ -53,9 +53,9 @@ def run(plan: Plan) -> list[Row]:
     )
 
     def row(ours: str, concurrency: str, goal: Goal | None) -> Row:
-        what = f"Kafka: {n:,} from a topic to an empty handler, concurrency {concurrency}"
-        beside = f"{per_message_us(times[ours], n)} a message, bare {per_message_us(times['bare'], n)}"
-        return Row("BK8", what, "x bare", ratios(times["bare"], times[ours]), goal, beside)
+        what = f"Kafka: {n:,} records of a topic, to an empty handler, concurrency {concurrency}"
+        beside = f"{per_message_us(times[ours], n)} a record, bare {per_message_us(times['bare'], n)}"
+        return Row("BK8", what, "x bare speed", ratios(times["bare"], times[ours]), goal, beside)
 
     return [row("ours", f"{CONCURRENCY:,}", GOAL), row("default", f"{DEFAULT_CONCURRENCY} (default)", None)]
 

@@ -81,16 +81,17 @@ def run(plan: Plan) -> list[Row]:
     def row(loop: str, what: str, ours: str, goal: Goal | None) -> Row:
         seconds, limit = times[f"{ours}, {loop}"], times[f"bare, {loop}"]
         beside = f"{per_message_us(seconds, n)} a message, bare {per_message_us(limit, n)}"
-        return Row("BP1", f"Redis, {loop}: {what}", "x bare", ratios(limit, seconds), goal, beside)
+        return Row("BP1", f"Redis, {loop}: {what}", "x bare speed", ratios(limit, seconds), goal, beside)
 
-    of = f"{n:,} due at once to an empty typed handler"
+    of = f"{n:,} messages due at once, to an empty handler"
+    typed_of = f"{of} of typed events, concurrency"
     rows = []
     for loop in loops:
         rows += [
-            row(loop, f"{of}, concurrency {CONCURRENCY:,}", "typed", GOAL),
-            row(loop, f"the same in bytes, concurrency {CONCURRENCY:,}", "bytes", GOAL),
-            row(loop, f"{of}, concurrency {CONCURRENCY:,}, scheduled just before", "typed, just now", None),
-            row(loop, f"{of}, concurrency {DEFAULT_CONCURRENCY} (default)", f"typed {DEFAULT_CONCURRENCY}", None),
+            row(loop, f"{typed_of} {CONCURRENCY:,}", "typed", GOAL),
+            row(loop, f"{of} of bytes, concurrency {CONCURRENCY:,}", "bytes", GOAL),
+            row(loop, f"{typed_of} {CONCURRENCY:,}, scheduled just before", "typed, just now", None),
+            row(loop, f"{typed_of} {DEFAULT_CONCURRENCY} (default)", f"typed {DEFAULT_CONCURRENCY}", None),
         ]
     return rows
 

@@ -64,9 +64,9 @@ def run(plan: Plan) -> list[Row]:
 
     def row(what: str, ours: str, goal: Goal | None) -> Row:
         beside = f"{per_message_us(times[ours], n)} a message, bare {per_message_us(times['bare'], n)}"
-        return Row("BP2", what, "x bare", ratios(times["bare"], times[ours]), goal, beside)
+        return Row("BP2", what, "x bare speed", ratios(times["bare"], times[ours]), goal, beside)
 
-    what = f"Redis: {n:,} due at once moved to a list"
+    what = f"Redis: {n:,} messages due at once, moved to a list"
     return [row(what, "ours", GOAL), row(f"{what}, scheduled just before", "just now", None)]
 
 

@@ -48,11 +48,11 @@ def run(plan: Plan) -> list[Row]:
 
     def row(what: str, ours: str, bare: str, n: int, goal: Goal) -> Row:
         beside = f"{per_message_us(times[ours], n)} a message, bare {per_message_us(times[bare], n)}"
-        return Row("BP3", what, "x bare", ratios(times[bare], times[ours]), goal, beside)
+        return Row("BP3", what, "x bare speed", ratios(times[bare], times[ours]), goal, beside)
 
     return [
-        row(f"Redis: {calls:,} concurrent `schedule()`", "calls", "bare calls", calls, CALLS_GOAL),
-        row(f"Redis: `schedule_many` of {many:,}", "many", "bare many", many, MANY_GOAL),
+        row(f"Redis: {calls:,} concurrent calls of `schedule()`", "calls", "bare calls", calls, CALLS_GOAL),
+        row(f"Redis: `schedule_many` of {many:,} messages", "many", "bare many", many, MANY_GOAL),
     ]
 
 

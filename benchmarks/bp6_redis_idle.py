@@ -30,11 +30,11 @@ def run(plan: Plan) -> list[Row]:
     n, span_s = plan.size(PENDING), SPAN_S * plan.scale
     rounds = [plan.run(idle(plan.redis, n, span_s)) for _ in range(plan.runs)]
     trips, loads, server_loads = zip(*rounds, strict=True)
-    what = f"Redis: idle with {n:,} pending far ahead"
-    beside = f"all threads, over {span_s:g} s; the server {quantile(server_loads, 0.5):.2f} %"
+    what = f"while idle, {n:,} messages pending, due far ahead"
+    beside = f"all threads together, over {span_s:g} s; the server takes {quantile(server_loads, 0.5):.2f} %"
     return [
-        Row("BP6", f"{what}: round trips", "a second", trips, TRIPS_GOAL, f"of one process, over {span_s:g} s"),
-        Row("BP6", what, "% of a core", loads, LOAD_GOAL, beside),
+        Row("BP6", f"Redis: round trips {what}", "a second", trips, TRIPS_GOAL, f"of one process, over {span_s:g} s"),
+        Row("BP6", f"Redis: processor time {what}", "% of a core", loads, LOAD_GOAL, beside),
     ]
 
 

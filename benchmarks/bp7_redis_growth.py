@@ -62,8 +62,8 @@ def longest_script(plan: Plan, n: int) -> Row:
     """Return the longest run of a script, in each round."""
     rounds = plan.run(large_batches(plan, n))
     longest = {name: quantile((each.get(name, 0.0) for each in rounds), 0.5) for name in NAMES}
-    beside = ", ".join(f"{name} {ms:.1f}" for name, ms in longest.items() if ms)
-    what = f"Redis: the longest script with {n:,} pending, {AT_ONCE} messages a call"
+    beside = "longest run of each script, ms: " + ", ".join(f"{name} {ms:.1f}" for name, ms in longest.items() if ms)
+    what = f"Redis: the longest run of a script with {n:,} messages pending, {AT_ONCE} messages a call"
     return Row("BP7", what, "ms", tuple(max(each.values(), default=0.0) for each in rounds), GOAL, beside)
 
 

@@ -52,22 +52,22 @@ def run(plan: Plan) -> list[Row]:
     times = in_turn(
         plan,
         {
-            "bare": lambda: plan.run(bare(plan.redis, elements, tasks=False)),
-            "bare with tasks": lambda: plan.run(bare(plan.redis, elements, tasks=True)),
+            "bare loop": lambda: plan.run(bare(plan.redis, elements, tasks=False)),
+            "bare loop with tasks": lambda: plan.run(bare(plan.redis, elements, tasks=True)),
             "ours": lambda: plan.run(take(plan.redis, elements, CONCURRENCY)),
             "default": lambda: plan.run(take(plan.redis, elements, DEFAULT_CONCURRENCY)),
         },
     )
 
     def row(what: str, ours: str, bare: str, goal: Goal | None) -> Row:
-        beside = f"{per_message_us(times[ours], n)} a message, {bare} {per_message_us(times[bare], n)}"
-        return Row("BP9", what, f"x {bare}", ratios(times[bare], times[ours]), goal, beside)
+        beside = f"{per_message_us(times[ours], n)} an element, {bare} {per_message_us(times[bare], n)}"
+        return Row("BP9", what, f"x speed of the {bare}", ratios(times[bare], times[ours]), goal, beside)
 
-    of = f"Redis: {n:,} from a list to an empty handler, concurrency"
+    of = f"Redis: {n:,} elements of a list, to an empty handler, concurrency"
     return [
-        row(f"{of} {CONCURRENCY:,}", "ours", "bare", GOAL),
-        row(f"{of} {CONCURRENCY:,}", "ours", "bare with tasks", None),
-        row(f"{of} {DEFAULT_CONCURRENCY} (default)", "default", "bare", None),
+        row(f"{of} {CONCURRENCY:,}", "ours", "bare loop", GOAL),
+        row(f"{of} {CONCURRENCY:,}", "ours", "bare loop with tasks", None),
+        row(f"{of} {DEFAULT_CONCURRENCY} (default)", "default", "bare loop", None),
     ]
 
 

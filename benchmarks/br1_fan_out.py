@@ -70,13 +70,13 @@ def _rows(plan: Plan, messages: int, consumers: int) -> list[Row]:
             "ours": lambda: plan.run(fan_out(plan.redis, n, names, ours_bytes)),
         },
     )
-    what = f"Redis: {n:,} due at once fanned out to {len(names):,} consumers"
+    what = f"Redis: {n:,} messages due at once, fanned out to {len(names):,} consumers"
     beside = f"{per_message_us(times['ours'], n)} a message, bare {per_message_us(times['bare'], n)}"
     takes = tuple(ours / bare for ours, bare in zip(ours_bytes, bare_bytes, strict=True))
     held = f"{quantile(ours_bytes, 0.5) / n:,.0f} B a message, bare {quantile(bare_bytes, 0.5) / n:,.0f} B"
     return [
-        Row("BR1", what, "x bare", ratios(times["bare"], times["ours"]), GOAL, beside),
-        Row("BR1", f"{what}: memory", "x one copy and a reference each", takes, MEMORY_GOAL, held),
+        Row("BR1", what, "x bare speed", ratios(times["bare"], times["ours"]), GOAL, beside),
+        Row("BR1", f"{what}: memory", "x memory of one copy and its references", takes, MEMORY_GOAL, held),
     ]
 
 

@@ -48,18 +48,18 @@ def grown(plan: Plan, id_: str, name: str, make: Callable[[str], Store], many: i
     rounds = plan.run(measure(plan, make("few"), few, make("many"), many))
     rows = []
     operations: dict[str, Callable[[Filled], list[float]]] = {
-        "one put": lambda filled: filled.single_puts,
-        f"put of {AT_ONCE}": lambda filled: filled.puts,
-        f"claim of {AT_ONCE}": lambda filled: filled.claims,
-        f"cancel of {AT_ONCE}": lambda filled: filled.cancels,
+        "put of 1 message": lambda filled: filled.single_puts,
+        f"put of {AT_ONCE} messages": lambda filled: filled.puts,
+        f"claim of {AT_ONCE} messages": lambda filled: filled.claims,
+        f"cancel of {AT_ONCE} messages": lambda filled: filled.cancels,
     }
     for what, pick in operations.items():
         before = [quantile(pick(small), 0.5) for small, _ in rounds]
         after = [quantile(pick(large), 0.5) for _, large in rounds]
         growth = tuple(a / b for a, b in zip(after, before, strict=True))
-        beside = f"{quantile(after, 0.5):.2f} ms, with {few:,} {quantile(before, 0.5):.2f} ms"
+        beside = f"{quantile(after, 0.5):.2f} ms, with {few:,} pending {quantile(before, 0.5):.2f} ms"
         text = f"{name}: {what} with {many:,} pending"
-        rows.append(Row(id_, text, f"x with {few:,}", growth, GOAL, beside))
+        rows.append(Row(id_, text, f"x time with {few:,} pending", growth, GOAL, beside))
     return rows
 
 

@@ -100,7 +100,7 @@ def rows_of(id_: str, where: str, rounds: Sequence[Lateness], goals: Mapping[flo
     for part, goal in goals.items():
         ours = [quantile(lateness.ours, part) for lateness in rounds]
         bare = [quantile(lateness.bare, part) for lateness in rounds]
-        what = f"{where}: p{part * 100:g} of the lateness of {n:,} messages at {PER_S}/s, above that of bare timers"
-        beside = f"{quantile(ours, 0.5):.2f} ms, bare {quantile(bare, 0.5):.2f} ms"
+        what = f"{where}: {n:,} messages at {PER_S}/s, p{part * 100:g} of the lateness minus that of bare timers"
+        beside = f"{quantile(ours, 0.5):.2f} ms, bare timers {quantile(bare, 0.5):.2f} ms"
         rows.append(Row(id_, what, "ms", tuple(o - b for o, b in zip(ours, bare, strict=True)), goal, beside))
     return rows

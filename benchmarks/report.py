@@ -119,17 +119,17 @@ def _results(rows: Sequence[Row]) -> list[dict[str, object]]:
 def as_markdown(rows: Sequence[Row], around: dict[str, str]) -> str:
     """Return the table for docs/performance.md."""
     lines = [
-        "| id | what | goal | median [min-max] | met | medians of both sides |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| id | measured | median [min-max] | unit | goal | met | medians of both sides, or a note |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         low, high = row.spread
-        goal = "" if row.goal is None else f"{row.goal} {row.unit}"
+        goal = "" if row.goal is None else f"{row.goal}"
         met = {True: "yes", False: "**no**", None: ""}[row.is_met]
         value = f"{row.median:.2f} [{low:.2f}-{high:.2f}]"
-        lines.append(f"| {row.id} | {row.what} | {goal} | {value} | {met} | {row.beside} |")
+        lines.append(f"| {row.id} | {row.what} | {value} | {row.unit} | {goal} | {met} | {row.beside} |")
     return "\n".join(
-        [*lines, "", "Measured with " + ", ".join(f"{name} {value}" for name, value in around.items()) + "."]
+        [*lines, "", "Conditions: " + ", ".join(f"{name} {value}" for name, value in around.items()) + "."]
     )
 
 

@@ -160,13 +160,13 @@ def test_a_line_says_whether_the_goal_is_met() -> None:
 def test_the_table_shows_goal_median_spread_and_verdict() -> None:
     text = as_markdown([row(0.7, 0.6, 0.8), row(0.4), row(0.4, goal=None)], {"Python": "3.14.0", "SQLite": "3.50.0"})
     assert text.splitlines() == [
-        "| id | what | goal | median [min-max] | met | medians of both sides |",
-        "| --- | --- | --- | --- | --- | --- |",
-        "| BF0 | nothing at all | ≥ 0.5 x bare | 0.70 [0.60-0.80] | yes | 2 µs, bare 1 µs |",
-        "| BF0 | nothing at all | ≥ 0.5 x bare | 0.40 [0.40-0.40] | **no** | 2 µs, bare 1 µs |",
-        "| BF0 | nothing at all |  | 0.40 [0.40-0.40] |  | 2 µs, bare 1 µs |",
+        "| id | measured | median [min-max] | unit | goal | met | medians of both sides, or a note |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| BF0 | nothing at all | 0.70 [0.60-0.80] | x bare | ≥ 0.5 | yes | 2 µs, bare 1 µs |",
+        "| BF0 | nothing at all | 0.40 [0.40-0.40] | x bare | ≥ 0.5 | **no** | 2 µs, bare 1 µs |",
+        "| BF0 | nothing at all | 0.40 [0.40-0.40] | x bare |  |  | 2 µs, bare 1 µs |",
         "",
-        "Measured with Python 3.14.0, SQLite 3.50.0.",
+        "Conditions: Python 3.14.0, SQLite 3.50.0.",
     ]
 
 
