@@ -472,7 +472,7 @@ async def test_too_late_to_find_out_it_says_so_and_sends_nothing(
         faulty_store.heal()
         await asyncio.sleep(31)
         sent = faulty_store.calls["apply"]
-        with pytest.raises(OutcomeUnknownError, match="too late"):
+        with pytest.raises(OutcomeUnknownError, match="more than 25 s ago"):
             await caught.value.retry()
         assert faulty_store.calls["apply"] == sent
 
