@@ -44,9 +44,7 @@ def run(plan: Plan) -> list[Row]:
     times = in_turn(plan, {"bare": lambda: plan.run(in_batches(n)), "ours": lambda: plan.run(one_by_one(n))})
     what = f"memory: {n:,} messages by `on_next`, {WINDOW} requested at a time, each settled"
     beside = f"{per_message_us(times['ours'], n)} a message, in batches {per_message_us(times['bare'], n)}"
-    return [
-        Row("BR3", what, "x speed of batches", ratios(times["bare"], times["ours"]), Goal("at least", 0.5), beside)
-    ]
+    return [Row("BR3", what, "x speed of batches", ratios(times["bare"], times["ours"]), Goal("at least", 0.5), beside)]
 
 
 async def loaded(n: int) -> MemoryStore:
