@@ -315,10 +315,11 @@ class LeaseBook:
         return due
 
     def _next_renewal_ms(self, held: Held, now: int) -> int:
-        """Return the time of the next renewal, counted from the request: the answer may be late.
+        """Return the time of the next renewal of a claim that is renewed at `now`.
 
-        The claim of a suspect is also renewed after its first second. From then on, other messages may be claimed. The
-        claim is renewed again when the trial is over. This renewal reports the end of the trial to the store.
+        It is a third of a lease after `now`, the time of the request, because the answer may be late. The claim of a
+        suspect has two more renewals: at `alone_until_ms`, from which on this process may claim other messages; and at
+        `trial_ends_ms`, to report the end of the trial to the store.
         """
         ahead = [each for each in (held.alone_until_ms, held.trial_ends_ms) if each > now]
         return min([now + self._lease_ms // 3, *ahead])

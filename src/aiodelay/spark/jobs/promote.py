@@ -49,8 +49,8 @@ def run(spark: SparkSession, options: PromoteOptions) -> Summary:
     Returns:
         Counts of messages. Each message is either `stored`, or `replaced` (it replaced an older version), or `known`.
         Some of these messages are also counted as `late`, as `overdue`, or as `doubtful`. A message is `doubtful` if an
-        unfinished run may have stored it so long ago that the store has forgotten whether it was delivered. `facts` has
-        the days, and the number of folders read.
+        unfinished run may have stored it, and it was due so long ago that the store may have forgotten its delivery.
+        `facts` has the days, and the number of folders read.
 
     Raises:
         ConfigurationError: An option is wrong; or nothing was ever put into the tier; or the run took so long that the

@@ -70,9 +70,12 @@ def read_cluster(given: UrlOptions) -> Cluster:
         raise ConfigurationError(f"security in {masked}", shortened(security), ", ".join(_SECURITY))
     if mechanism not in _MECHANISMS:
         raise ConfigurationError(f"sasl in {masked}", shortened(mechanism), ", ".join(_MECHANISMS))
-    if security.startswith("SASL") != bool(user):
-        allowed = "user and password with SASL_PLAINTEXT or SASL_SSL, and only with these"
-        raise ConfigurationError("url", masked, allowed)
+    if user and not security.startswith("SASL"):
+        allowed = "SASL_PLAINTEXT or SASL_SSL, or no user and password in the URL"
+        raise ConfigurationError(f"security in {masked}", f"{security} with a user", allowed)
+    if security.startswith("SASL") and not user:
+        allowed = "a user and password in the URL, or PLAINTEXT or SSL"
+        raise ConfigurationError(f"security in {masked}", f"{security} without a user", allowed)
     client: dict[str, Any] = {"bootstrap_servers": _hosts(parts, masked), "security_protocol": security}
     if user:
         client |= {"sasl_mechanism": mechanism, "sasl_plain_username": user, "sasl_plain_password": password}

@@ -163,6 +163,9 @@ def _offsets(written: Sequence[Written], n: int) -> list[int]:
 
 
 def _are_records_at_fault(errors: Sequence[Exception]) -> bool:
-    """Say whether permanent refusals are the only errors, apart from batches that these refusals made fail (K7)."""
+    """Say whether topics refused records for good, and nothing else failed.
+
+    Batches that the broker then refused as out of order do not count (K7).
+    """
     is_all_told = all(isinstance(error, (*PERMANENT, OutOfOrderSequenceNumber)) for error in errors)
     return is_all_told and any(isinstance(error, PERMANENT) for error in errors)

@@ -1,7 +1,7 @@
 """The Lua scripts of the Redis backend. This module composes each script from the files under `lua/`.
 
-Each script has a file with its name. The line `--@` in this file names files of shared code. This code comes before the
-script's own code. In all these files, values replace two kinds of names:
+Each script has a Lua file with its name. A line `--@` in the Lua file names the files of shared code, which come before
+the script's own code. In all these files, values replace two kinds of names:
 
 - Layout constants, such as `VALUE.DUE_MS_FIRST`, become the numbers and strings of the module `layouts`.
 - `MARKER` constants become the layout and the features that this version knows. So a script itself can refuse newer
