@@ -466,6 +466,9 @@ async def test_f28_an_owner_reads_what_users_write_around_its_own_ends(
 
         async def begun(self: Transactions, records: Sequence[Outgoing]) -> list[int]:
             nonlocal between, after
+            if all(each.topic != target for each in records):  # a watermark, as there is one every five seconds
+                between = after = 0
+                return await begin(self, records)
             before, between, after = next(turns)
             if before:
                 await until(lambda: partition.index.state.read_to > partition._unread.written_to, "the marker was read")
@@ -491,7 +494,7 @@ async def test_f28_an_owner_reads_what_users_write_around_its_own_ends(
         monkeypatch.setattr(Transactions, "commit", committed)
         monkeypatch.setattr(RecordReader, "read_own", noted)
         n = 0
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while n < len(written):
                 n += await transfer(store, Demand(2))
         assert await store.counts() == {}
