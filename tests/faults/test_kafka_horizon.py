@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -17,6 +17,7 @@ from aiodelay.backends.kafka.pending import paced_lanes
 from aiodelay.backends.kafka.pending.pending_index import PendingIndex
 from aiodelay.backends.kafka.pending.rate_limit import RateLimit
 from aiodelay.backends.kafka.store.assignment import look_ahead
+from aiodelay.backends.kafka.store.partition.horizon import Horizon
 from aiodelay.core.ids import new_op
 from aiodelay.core.values import At, Cancel, Conflict, Fire, Late, Query, Refused, Reschedule, State, Stored
 from tests.support.kafka import create_topic, new_name, read
@@ -109,6 +110,29 @@ async def test_k24_to_look_at_what_is_far_keeps_nobody_waiting(kafka: str) -> No
         assert {each.reason if isinstance(each, Refused) else each for each in await store.apply(again)} == {
             "duplicate"
         }
+
+
+async def test_what_a_command_needs_is_not_put_off_again_before_the_command_has_seen_it(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All calls that wait for one read go on together, before messages without need are put off."""
+    bring, reads = Horizon._bring, 0
+
+    async def brought(self: Horizon, index: PendingIndex, offsets: Sequence[int]) -> None:
+        nonlocal reads
+        await bring(self, index, offsets)
+        reads += 1
+        if reads < 20:  # as when every look ahead comes at the worst moment
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, index.far.put_off)
+
+    monkeypatch.setattr(Horizon, "_bring", brought)
+    schedules, far = new_name("schedules"), now_ms() + FAR_MS
+    async with opened(kafka, schedules) as store:
+        await store.apply([put(i, "t", far) for i in range(50)])
+        outcomes = await store.apply([replace(put(i, "t", far), conflict=Conflict("error")) for i in range(50)])
+        assert {each.reason for each in outcomes if isinstance(each, Refused)} == {"duplicate"}
+        assert reads <= 3
 
 
 async def test_what_is_far_and_cannot_be_decoded_is_asked_for_and_becomes_a_dead_letter(kafka: str) -> None:

@@ -55,8 +55,10 @@ class Horizon:
     ) -> None:
         self._index, self._fetch, self._clock, self._on_near = index, fetch, clock, on_near
         self._ms, self._name = ms, name
-        self._lock, self._bringing = asyncio.Lock(), asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._asked = set[bytes]()
+        self._was_brought: asyncio.Event | None = None
+        """Is set when one call of `bring` ends its read; None = no call reads."""
 
     def set(self) -> None:
         """Tell the index the due time up to which messages are near from now on."""
@@ -97,17 +99,32 @@ class Horizon:
     async def bring(self, message_ids: Iterable[str]) -> None:
         """Bring these messages near, if they are far. Concurrent calls read their records together.
 
+        The end of a read wakes all calls at once. If they went on one after the other, `follow` could put their
+        messages off again before the last of them had seen that its message is near.
+
         Raises:
             StoreUnavailableError: The messages cannot be read.
         """
         keys = set(map(records.key_of, message_ids))
         while far := {key for key in keys if self._index().state.far.find(key) is not None}:
             self._asked |= far
-            async with self._bringing:
-                index, asked, self._asked = self._index(), self._asked, set()
-                offsets = [row.offset for key in asked if (row := index.state.far.find(key)) is not None]
-                for i in range(0, len(offsets), BATCH):
-                    await self._bring(index, offsets[i : i + BATCH])
+            if self._was_brought is None:
+                await self._bring_asked()
+            else:
+                await self._was_brought.wait()
+
+    async def _bring_asked(self) -> None:
+        """Bring the messages near that calls of `bring` ask for, and wake these calls."""
+        was_brought = self._was_brought = asyncio.Event()
+        try:
+            await asyncio.sleep(0)  # lets the other calls ask that run at the same time
+            index, asked, self._asked = self._index(), self._asked, set()
+            offsets = [row.offset for key in asked if (row := index.state.far.find(key)) is not None]
+            for i in range(0, len(offsets), BATCH):
+                await self._bring(index, offsets[i : i + BATCH])
+        finally:
+            self._was_brought = None
+            was_brought.set()
 
     async def get(self, message_id: str) -> Snapshot | None:
         """Return a message, near or far.
