@@ -19,6 +19,7 @@ from aiodelay.backends.kafka.topics import topic_watch
 from aiodelay.core.ids import new_op
 from aiodelay.core.values import After, Cancel, Dead, Demand, Envelope, Put, Refused, Stored, WorkStatus
 from aiodelay.engine import data_watch, housekeeping
+from aiodelay.engine.sending import command_sender
 from aiodelay.errors import (
     AiodelayError,
     StoreMismatchError,
@@ -247,14 +248,15 @@ async def test_f31_a_process_that_only_schedules_notices_too_and_stores_nothing_
 ) -> None:
     monkeypatch.setattr(data_watch, "CHECK_S", 0.1)
     topic, target, alarms = new_name("schedules"), await create_topic(kafka, new_name()), list[Alarm]()
-    url = url_of(kafka, topic, options="&timeout_ms=3000")
-    async with Scheduler(url, dispatch=False, on_alarm=alarms.append, store_timeout="1s") as producer:
+    url = url_of(kafka, topic, options="&timeout_ms=60000")
+    async with Scheduler(url, dispatch=False, on_alarm=alarms.append, store_timeout="60s") as producer:
         await producer.schedule(b"lost", to=f"kafka:{target}", delay="1h")
         await delete(kafka, topic)
         await until(lambda: alarms, "the alarm")
         assert alarms[0].kind == "vanished"
         assert f"topic {topic} is deleted" in alarms[0].reason
         assert producer.status().why == alarms[0].reason
+        monkeypatch.setattr(command_sender, "LAST_REPEAT_MS", 1000)
         async with Scheduler(url, dispatch=False):  # makes another topic of that name
             with pytest.raises(StoreUnavailableError, match=f"topic {topic} is deleted"):
                 await producer.schedule(b"m", to=f"kafka:{target}", delay="1h")
