@@ -6,17 +6,18 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
 from aiokafka import AIOKafkaProducer
+from msgspec.structs import replace
 
 from aiodelay import Conflict, Context, Every, RescheduleOutcome, Scheduler, event
 from aiodelay.backends.kafka import KafkaStore
 from aiodelay.backends.kafka.pending.repairs import Repairs
+from aiodelay.backends.kafka.store.assignment.readiness import Readiness
 from aiodelay.backends.kafka.store.partition import Partition, stall_watch
 from aiodelay.backends.kafka.topics import group
 from aiodelay.backends.kafka.topics.group import SESSION_MS
@@ -36,10 +37,8 @@ from aiodelay.core.values import (
 from aiodelay.errors import ClosedError, StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.kafka.records import Read, partition_of
 from aiodelay.ports import Work
-from tests.faults.programs.kafka_owner import Plan
 from tests.faults.test_kafka_members import deliver, values
 from tests.support.kafka import create_topic, ids_in, new_name, read
-from tests.support.processes import Crew
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -168,28 +167,37 @@ async def has_read_on(owner: KafkaStore, producer: KafkaStore) -> None:
     await asyncio.sleep(0.2)  # nothing tells that there was nothing to decide
 
 
-async def test_what_only_an_owner_may_do_is_refused_for_a_while_until_it_owns(kafka: str, tmp_path: Path) -> None:
-    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2&timeout_ms=1000"
-    scheduler = Scheduler(url)
+async def test_what_only_an_owner_may_do_is_refused_for_a_while_until_it_owns(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2&timeout_ms=60000"
+    may_join, be_member, until_ready = asyncio.Event(), group.Group._be_member, Readiness.until_ready
+
+    async def late(self: group.Group) -> None:  # as in a group that waits for a killed member's session to end
+        await may_join.wait()
+        await be_member(self)
+
+    async def soon(self: Readiness) -> None:  # only here the time limit is short
+        self._cluster = replace(self._cluster, timeout_ms=200)
+        await until_ready(self)
+
+    monkeypatch.setattr(group.Group, "_be_member", late)
+    monkeypatch.setattr(Readiness, "until_ready", soon)
+    scheduler = Scheduler(url, store_timeout="60s")
     for command in (scheduler.fire("a"), scheduler.reschedule("a", delay="1h")):
         with pytest.raises(ClosedError):
             await command
-    async with Scheduler(url, dispatch=False) as producer:
+    async with Scheduler(url, dispatch=False, store_timeout="60s") as producer:
         await producer.schedule(b"", to="handler:nobody", delay="1h", id="a")
         with pytest.raises(UnsupportedByStoreError):
             await producer.fire("a")
-    with Crew(tmp_path) as crew:  # one that is killed: until its session has ended, the group waits for it
-        owner = crew.start("kafka_owner_soon", Plan(name="owner", store=url, runs=f"{tmp_path / 'runs'}"), name="owner")
-        await asyncio.to_thread(owner.line, "ready")
-        owner.kill()
     async with scheduler:
         assert scheduler.status().phase == "loading"
         for command in (scheduler.fire("a"), scheduler.reschedule("a", delay="1h")):
             with pytest.raises(StoreUnavailableError, match="being opened"):
                 await command
-        async with asyncio.timeout(30):
-            while scheduler.status().phase == "loading":  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(0.05)
+        may_join.set()
+        await until(lambda: scheduler.status().phase != "loading", "it owns the partitions", timeout_s=120)
         assert await scheduler.reschedule("a", delay="2h") is RescheduleOutcome.RESCHEDULED
 
 
