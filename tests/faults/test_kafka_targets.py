@@ -145,15 +145,16 @@ async def test_l5_a_partition_without_a_leader_holds_up_no_other(brokers: tuple[
     schedules = await create_at(kafka, new_name("schedules"), 1, 2, **topic.SETTINGS)
     ids = [f"m{i}" for i in range(20)]
     here = [each for each in ids if records.partition_of(each.encode(), 2) == 0]
-    async with Scheduler(url_of(kafka, schedules)) as scheduler:
+    patient = f"kafka://{kafka}/{schedules}?timeout_ms=60000"
+    async with Scheduler(patient, dispatch=False, store_timeout="60s") as producer:  # delivers none, however late it is
         for each in ids:
-            await scheduler.schedule(each.encode(), to=f"kafka:{target}", delay="4s", id=each)
+            await producer.schedule(each.encode(), to=f"kafka:{target}", delay="4s", id=each)
     await asyncio.to_thread(lost, kafka, second)
-    async with Scheduler(url_of(kafka, schedules)), reading(kafka, target) as found:
-        arrived = {(await next_of(found, within_s=20)).value.decode() for _ in here}
+    async with Scheduler(url_of(kafka, schedules), open_timeout="120s"), reading(kafka, target) as found:
+        arrived = {(await next_of(found, within_s=120)).value.decode() for _ in here}
         assert arrived == {*here}
         await asyncio.to_thread(second.start)
-        late = {(await next_of(found, within_s=30)).value.decode() for _ in range(len(ids) - len(here))}
+        late = {(await next_of(found, within_s=120)).value.decode() for _ in range(len(ids) - len(here))}
     assert late == {*ids} - arrived
 
 
