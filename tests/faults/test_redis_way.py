@@ -46,7 +46,7 @@ def test_f6_f7_connections_that_break_all_the_time_cost_neither_a_message_nor_a_
 ) -> None:
     with proxied_by_thread(redis_scene.server.port) as way:
         redis_scene.url = f"redis://127.0.0.1:{way.port}?timeout_ms=1000"
-        flow = Stream(seconds=5, rate=60, ids=100, seed=3)
+        flow = Stream(seconds=5, rate=60, ids=100, seed=3, until_told=True)
         settings = {"serve": ("work",), "run_ms": 20, "lease_ms": LONG_LEASE_MS, "stream": flow}
         workers = [redis_scene.start(name, **settings) for name in ("a", "b")]
         for worker in workers:
@@ -54,6 +54,10 @@ def test_f6_f7_connections_that_break_all_the_time_cost_neither_a_message_nor_a_
         way.mode = "lossy"
         until_sync(lambda: way.made > 20, "many connections break", PATIENCE_S)
         way.mode = "pass"
+        for worker in workers:
+            worker.line("run 60")
+        for worker in workers:
+            worker.terminate()
         for worker in workers:
             worker.ended_well()
     report = redis_scene.judge(Limits(lapses=False))

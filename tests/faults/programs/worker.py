@@ -1,7 +1,7 @@
 """A process that schedules, handles, or does both, as its plan says, and writes its history.
 
-It says `ready` when its scheduler is open, `running`, `run 20` and `run 40` as runs begin, `produced` when it has
-scheduled all it should, `idle` when nothing is left to deliver, and `closed` at its end. What a handler does with a
+It says `ready` when its scheduler is open, `running`, `run 20`, `run 40` and `run 60` as runs begin, `produced` when it
+has scheduled all it should, `idle` when nothing is left to deliver, and `closed` at its end. What a handler does with a
 message is in the message's header `do`.
 """
 
@@ -60,12 +60,18 @@ class Burst(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True):
-    """Give random commands, about so many per second, to ids that other processes use as well."""
+    """Give random commands, about so many per second, to ids that other processes use as well.
+
+    Attributes:
+        seconds: The time for which commands are given. A slow machine gives fewer commands in this time.
+        until_told: After this time, go on until SIGTERM. Tests that need an amount of messages send it.
+    """
 
     seconds: float
     rate: int
     ids: int
     seed: int
+    until_told: bool = False
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +128,7 @@ class Handling:
         )
         self._history.write(started)
         self._runs += 1
-        if self._runs in (1, 20, 40):
+        if self._runs in (1, 20, 40, 60):
             say("running" if self._runs == 1 else f"run {self._runs}")
         result: Literal["ok", "failed", "cancelled"] = "failed"
         try:
@@ -210,8 +216,11 @@ async def burst(producer: Producer, plan: Burst) -> None:
         await asyncio.gather(*(producer.reschedule(f"{plan.prefix}-{i}", start + int(i * step) + 300) for i in moved))
 
 
-async def stream(producer: Producer, plan: Stream, name: str) -> None:
-    """Give random commands until the time is over; each waits for no other."""
+async def stream(producer: Producer, plan: Stream, name: str, told: asyncio.Event) -> None:
+    """Give random commands until the time is over; each waits for no other.
+
+    With `until_told`, give more commands until told, one at a time: a slow machine gets no growing backlog.
+    """
     rng = random.Random(f"{plan.seed} {name}")
     loop = asyncio.get_running_loop()
     ends = loop.time() + plan.seconds
@@ -221,6 +230,10 @@ async def stream(producer: Producer, plan: Stream, name: str) -> None:
             number += 1
             group.create_task(command(producer, rng, f"{name}-{number}", plan.ids))
             await asyncio.sleep(rng.expovariate(plan.rate))
+    while plan.until_told and not told.is_set():
+        number += 1
+        await command(producer, rng, f"{name}-{number}", plan.ids)
+        await asyncio.sleep(rng.expovariate(plan.rate))
 
 
 async def command(producer: Producer, rng: random.Random, fresh: str, ids: int) -> None:
@@ -328,7 +341,7 @@ async def main(plan: Plan) -> None:
         if plan.burst is not None:
             await burst(producer, plan.burst)
         if plan.stream is not None:
-            await stream(producer, plan.stream, plan.name)
+            await stream(producer, plan.stream, plan.name, told)
         say("produced")
         if plan.until == "sigterm":
             await told.wait()
