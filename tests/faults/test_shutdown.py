@@ -48,7 +48,7 @@ def test_f41_what_does_not_end_within_the_drain_time_is_given_back_at_once(any_s
 
 def test_f41_sigterm_while_others_schedule_and_deliver(any_scene: Scene) -> None:
     """Workers come and go in good order all the time: that costs nothing, not even one duplicate."""
-    flow = Stream(seconds=4, rate=80, ids=100, seed=1)
+    flow = Stream(seconds=4, rate=80, ids=100, seed=1, until_told=True)
     producer = any_scene.start("producer", stream=flow, until="produced")
     producer.line("ready")
     for number in range(3):
@@ -56,6 +56,7 @@ def test_f41_sigterm_while_others_schedule_and_deliver(any_scene: Scene) -> None
         worker.line("run 20")
         worker.terminate()
         worker.ended_well()
+    producer.terminate()
     producer.ended_well()
     any_scene.start("heir", serve=("work",), lease_ms=LONG_LEASE_MS).ended_well()
     report = any_scene.judge(UNHARMED)
