@@ -21,6 +21,10 @@ settings.register_profile("nightly", deadline=None, derandomize=False, max_examp
 settings.load_profile("ours")
 
 
+BROKERS = {"kafka", "own_broker"}
+"""Fixtures that start a Kafka broker, or start it again. `tests/support/kafka.py` limits each start."""
+
+
 @pytest.hookimpl(trylast=True)  # pytest-randomly chooses the run's seed first
 def pytest_configure(config: pytest.Config) -> None:
     """Draw Hypothesis's examples from the run's seed, so that `--randomly-seed=N` alone repeats a night."""
@@ -47,7 +51,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             valkey_too = item.get_closest_marker("valkey_too") is not None
             if not all(is_of_the_gate(server, valkey_too=valkey_too) for server in servers):
                 item.add_marker("nightly")
+            if not BROKERS.isdisjoint(item.fixturenames):
+                limit_without_fixtures(item)
     items[:] = slowest_first(items)
+
+
+def limit_without_fixtures(item: pytest.Item) -> None:
+    """Let the time limit of a test cover only its call, since a broker may need minutes to start on a busy machine."""
+    given = item.get_closest_marker("timeout") or pytest.mark.timeout.mark
+    item.add_marker(pytest.mark.timeout(*given.args, **{**given.kwargs, "func_only": True}), append=False)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -331,13 +331,14 @@ def _in_docker() -> Given:
 
 async def _wait_until_ready(bootstrap: str) -> None:
     """Wait until a consumer group and a transaction have worked. An open port alone does not mean ready."""
-    deadline = time.monotonic() + START_S
+    deadline, limit_s = time.monotonic() + START_S, 20.0
     while True:
         try:
-            await asyncio.wait_for(_group_and_transaction(bootstrap), 20)
+            await asyncio.wait_for(_group_and_transaction(bootstrap), limit_s)
         except (AssertionError, KafkaError, TimeoutError):  # aiokafka raises AssertionError if it knows no broker yet
             if time.monotonic() > deadline:
                 raise
+            limit_s *= 2  # a slow machine may need longer
             await asyncio.sleep(0.1)
         else:
             return
