@@ -21,7 +21,7 @@ settings.register_profile("nightly", deadline=None, derandomize=False, max_examp
 settings.load_profile("ours")
 
 
-BROKERS = {"kafka", "own_broker"}
+BROKERS = {"cluster", "kafka", "own_broker", "seen"}
 """Fixtures that start a Kafka broker, or start it again. `tests/support/kafka.py` limits each start."""
 
 
