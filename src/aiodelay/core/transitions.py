@@ -455,15 +455,17 @@ def retry_place(record: Record, due_ms: int) -> int:
 def after_failure(record: Record, settlement: Again | Dead) -> Record:
     """Return the record with the ended attempt counted, and its error and trace kept.
 
-    The traceback belongs to that attempt alone. The traceback of an earlier attempt is never kept.
+    A message that is given back without a run keeps its lapses and kills: the run that may end the process has not
+    happened. The traceback belongs to that attempt alone. The traceback of an earlier attempt is never kept.
     """
     error, envelope = settlement.error, record.envelope
+    has_run = not is_release(record, settlement)
     return replace(
         record,
         envelope=envelope if settlement.trace is None else replace(envelope, trace=settlement.trace),
         attempt=settlement.attempt,
-        lapses=0,
-        kills=0,
+        lapses=0 if has_run else record.lapses,
+        kills=0 if has_run else record.kills,
         alone=False,
         first_error=error if record.first_error is None else record.first_error,
         last_error=record.last_error if error is None else error,
@@ -481,7 +483,7 @@ def _earlier_errors(record: Record, error: str | None) -> tuple[str, ...]:
 
 
 def is_release(record: Record, settlement: Settlement) -> bool:
-    """Return whether a settlement gives back a message without a run. The source then keeps the message unchanged."""
+    """Return whether a settlement gives back a message without a run."""
     return (
         isinstance(settlement, Again)
         and settlement.error is None

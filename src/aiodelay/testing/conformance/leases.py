@@ -446,6 +446,19 @@ class LeaseRules(Bench):
             await stage.lapse()
 
     @staged
+    async def test_l5_a_message_given_back_without_a_run_keeps_its_lapses(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        await self._make_suspect(stage)
+        claim = await stage.claim_one()
+        lapses = claim.record.lapses
+        await stage.end(again(claim, claim.record.due_ms, attempt=claim.record.attempt))
+        record = await stage.record()
+        assert (record.lapses, record.kills, record.alone) == (lapses, 0, False)
+        claim = await stage.claim_one()
+        await stage.end(again(claim, stage.now, error="failed"))
+        assert (await stage.record()).lapses == 0, "its run has ended, and the process lives"
+
+    @staged
     async def test_l5_a_suspect_in_doubt_keeps_no_others_waiting(self, stage: Stage) -> None:
         await stage.stored(stage.put("a"), stage.put("b"))
         await self._make_suspect(stage)

@@ -371,9 +371,9 @@ do
     return changes
   end
 
-  function count_attempt(e, attempt, error_text, trace, traceback)
+  function count_attempt(e, attempt, error_text, trace, traceback, has_run)
     e.attempt = math.min(tonumber(attempt), MOST_ATTEMPTS)
-    e.lapses, e.kills = 0, 0
+    if has_run then e.lapses, e.kills = 0, 0 end
     unset(e, ALONE)
     local is_readable, changes = pcall(written_end, e, error_text, trace, traceback)
     if is_readable then rewrite(e, changes) end -- An unreadable body stays: the message becomes a dead letter later.

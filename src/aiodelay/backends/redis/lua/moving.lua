@@ -306,7 +306,7 @@ do
     if byte(what) == 120 then
       local failed = copy(e)
       body_of(failed)
-      count_attempt(failed, e.attempt, ARGV[a + 4], '', '')
+      count_attempt(failed, e.attempt, ARGV[a + 4], '', '', true)
       bury(failed, sub(what, LETTERED.REST_FIRST))
     else
       note(sub(what, LETTERED.REST_FIRST), e)

@@ -52,7 +52,9 @@ end
 local function retry(e, a, beside)
   local failed = copy(e)
   body_of(failed)
-  count_attempt(failed, ARGV[a + 5], ARGV[a + 6], ARGV[a + 8], '')
+  -- A message that is given back without a run keeps its lapses and kills.
+  local is_release = ARGV[a + 6] == '' and tonumber(ARGV[a + 5]) == e.attempt and tonumber(ARGV[a + 4]) <= e.due
+  count_attempt(failed, ARGV[a + 5], ARGV[a + 6], ARGV[a + 8], '', not is_release)
   if beside then
     failed = as_occurrence(failed)
     local there = load(failed.id)
@@ -76,7 +78,7 @@ local function end_attempt(e, a, beside)
   elseif what == 'x' then
     local failed = copy(e)
     body_of(failed)
-    count_attempt(failed, ARGV[a + 5], ARGV[a + 6], ARGV[a + 8], ARGV[a + 9])
+    count_attempt(failed, ARGV[a + 5], ARGV[a + 6], ARGV[a + 8], ARGV[a + 9], true)
     bury(failed, sub(ARGV[a + 3], LETTERED.REST_FIRST))
   else
     note(sub(ARGV[a + 3], LETTERED.REST_FIRST), e)
