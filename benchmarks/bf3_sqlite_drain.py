@@ -34,7 +34,7 @@ MESSAGES = 100_000
 CONCURRENCY = 1_000
 """The size of two claims. The handler runs one claim while the writer's thread makes the other."""
 DEFAULT_CONCURRENCY = 16
-GOAL = Goal("at least", 0.5)
+GOAL, OF_TUNED = Goal("at least", 0.5), Goal("at least", 0.7)
 
 
 def run(plan: Plan) -> list[Row]:
@@ -71,6 +71,14 @@ def run(plan: Plan) -> list[Row]:
         row(f"{what} {CONCURRENCY:,}", "ours"),
         row(f"{what} {CONCURRENCY:,}, while {n:,} messages that ended over 30 s ago are deleted", "steady"),
         row(f"{what} {DEFAULT_CONCURRENCY} (default)", "default", None),
+        Row(
+            "BF3",
+            f"{what} {DEFAULT_CONCURRENCY} (default)",
+            f"x speed with concurrency {CONCURRENCY:,}",
+            ratios(times["ours"], times["default"]),
+            OF_TUNED,
+            f"{per_message_us(times['default'], n)} a message",
+        ),
     ]
 
 

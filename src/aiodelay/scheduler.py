@@ -116,6 +116,8 @@ class Scheduler(Control, Registration):
             attempt.
         drain: How long closing waits for messages in flight. After that, closing cancels their runs and gives the
             messages back.
+        claim_ahead: Whether a handler may claim messages before it has room to run them: as many as it has run in the
+            last 20 ms, at most 1,000. False = only messages whose runs can begin at once.
         overdue_alarm: The scheduler raises an alarm when a message has been overdue for this long.
         on_alarm: A plain function. The scheduler calls it with each `Alarm`, and again when the alarm is over. Alarms
             are logged in any case.
@@ -143,6 +145,7 @@ class Scheduler(Control, Registration):
         store_timeout: Duration = "10s",
         open_timeout: Duration | None = None,
         drain: Duration = "30s",
+        claim_ahead: bool = True,
         overdue_alarm: Duration = "60s",
         on_alarm: Callable[[Alarm], object] | None = None,
         telemetry: Telemetry | None = None,
@@ -176,6 +179,7 @@ class Scheduler(Control, Registration):
             handlers.retry,
             on_alarm,
             self._handle_middleware,
+            claims_ahead=check_flag(claim_ahead, "claim_ahead"),
             dead_letter_hooks=dead_letter_hooks,
         )
         if encoding not in ("json", "msgpack"):

@@ -136,6 +136,7 @@ SETTINGS: Rows = {
     "open as number": given(setting("open_timeout", "30", 'timedelta(seconds=5) or "5s"'), open_timeout=30),
     "open before": given(setting("open_timeout", "'-1s', which is negative", "at least 0s"), open_timeout="-1s"),
     "drain": given(setting("drain", "'-1s', which is negative", "at least 0s"), drain="-1s"),
+    "claim_ahead": given(setting("claim_ahead", "'yes'", "True or False"), claim_ahead="yes"),
     "alarm": given(setting("overdue_alarm", "'0s'", "at least 1ms"), overdue_alarm="0s"),
     "on_alarm": given(setting("on_alarm", "a str", "a plain function that takes an Alarm"), on_alarm="log"),
     "async on_alarm": given(setting("on_alarm", "a coroutine function", "a plain function"), on_alarm=tell),

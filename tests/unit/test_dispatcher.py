@@ -32,9 +32,11 @@ LONGEST_PAUSE_MS = 2_000
 class Stage:
     """A scheduler with one handler, the store under it, and when which message began to be handled."""
 
-    def __init__(self, clock: VirtualClock, *, concurrency: int = 16, takes_s: float = 0) -> None:
+    def __init__(
+        self, clock: VirtualClock, *, concurrency: int = 16, takes_s: float = 0, claim_ahead: bool = True
+    ) -> None:
         self.clock, self.store = clock, NotedStore(clock)
-        self.scheduler = Scheduler(self.store, clock=clock)
+        self.scheduler = Scheduler(self.store, clock=clock, claim_ahead=claim_ahead)
         self.takes_s, self.outlives_cancellation_s = takes_s, 0.0
         self.began: list[tuple[int, str]] = []
         self.running = 0
@@ -88,7 +90,7 @@ async def test_no_more_is_in_flight_than_was_asked_for_also_while_concurrency_ch
     clock: VirtualClock, seed: int
 ) -> None:
     chance = random.Random(seed)
-    stage = Stage(clock, concurrency=5)
+    stage = Stage(clock, concurrency=5, claim_ahead=False)
     limit, exceeded = 5, list[tuple[int, int]]()
 
     def begin(message_id: str) -> None:

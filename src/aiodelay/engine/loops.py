@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from msgspec import Struct
@@ -44,6 +44,7 @@ class RuntimeOptions(Struct, frozen=True):
     middleware: Sequence[Middleware[Any, object]] = ()
     lease_ms: int = LEASE_MS
     observer: Observer | None = None
+    claims_ahead: bool = True
     dead_letter_hooks: Sequence[Callable[[DeadLetter], Awaitable[object]]] = ()
 
     def apart(self, *, silent: bool = False) -> AbstractContextManager[None]:
@@ -77,6 +78,7 @@ class Loops:
     ) -> None:
         self._work, self._now_ms, self._options, self._tasks, self._on_change = work, now_ms, options, tasks, on_change
         self._sources: dict[Subscriber, tuple[SourceLoop, asyncio.Task[None]]] = {}
+        self._pauses = 0
         self._lag = LoopLag(LAG_LIMIT_S, lambda: any(map(len, self._books())), self.freed)
         self._heartbeat = Heartbeat(work, interval_s=options.lease_ms / 3000)
         self.book: LeaseBook = LeaseBook(
@@ -113,12 +115,22 @@ class Loops:
                 yield loop.book
 
     def _may_claim(self) -> bool:
-        """Return False, so that nothing is claimed, while the event loop lags and in the first second of a trial."""
-        return self._lag.may_claim() and not any(book.is_trying for book in self._books())
+        """Return False, so that nothing is claimed, in a pause, while the event loop lags, or as a trial begins."""
+        return not self._pauses and self._lag.may_claim() and not any(book.is_trying for book in self._books())
 
     def _max_lapses(self) -> int:
         """Return the most lapses that a message may have, if it is claimed beside the messages in all books."""
         return min(book.max_lapses for book in self._books())
+
+    @contextmanager
+    def no_claims(self) -> Iterator[None]:
+        """Make no further claim inside a block."""
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            self.freed()
 
     def freed(self) -> None:
         """Try to claim again: demand may have grown, or a claim has ended."""

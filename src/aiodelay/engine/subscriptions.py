@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -93,6 +93,7 @@ class Subscriptions:
             middleware=self._options.middleware,
             observer=self._options.observer,
             hooks=self._hooks,
+            claims_ahead=self._options.claims_ahead,
         )
         self._serve(subscription)
 
@@ -173,6 +174,24 @@ class Subscriptions:
         subscription = self.by_lane.get(lane)
         if isinstance(subscription, HandlerSubscription):
             subscription.set_concurrency(concurrency)
+
+    @asynccontextmanager
+    async def taken_out(self, message_id: str) -> AsyncIterator[None]:
+        """Give back claims on a message, if its runs have not begun, and make no claim inside the block.
+
+        So a command inside the block finds the message pending, unless another process claims it first.
+        """
+        handlers = [each for each in self.by_lane.values() if isinstance(each, HandlerSubscription)]
+        found = [held for each in handlers for held in each.take_out(message_id)]
+        if not found or self._loops is None:
+            yield
+            return
+        with self._loops.no_claims(), self.watch() as changed:
+            by_s = self._loop.time() + self._options.store_timeout_ms / 1000
+            while not all(held.is_over for held in found) and (left_s := by_s - self._loop.time()) > 0:
+                changed.clear()
+                await changed.wait(left_s)
+            yield
 
     # --- remove and end -----------------------------------------------------------------------------------
 

@@ -71,6 +71,10 @@ class Subscription(Subscriber, Taker, Protocol):
         """Take claims, no more than were requested. While the subscription drains, give the claims back."""
         ...
 
+    def give_back(self) -> None:
+        """Give back messages whose runs have not begun."""
+        ...
+
 
 class _NoTaker:
     """Takes suspects that arrive during another trial, and gives them back.
@@ -198,6 +202,9 @@ class Dispatcher:
             for held in self._book.add(claimed.claims, _NoTaker()):
                 self._book.settle(held, settling.release(held.claim.record, held.claim.token))
             return
+        if is_suspect(claimed.claims[0].record):  # no other message begins while suspects are tried alone
+            for other in self._subscriptions.values():
+                other.give_back()
         for lane, claims in groupby(claimed.claims, LANE_OF):
             subscription = self._lanes[lane]
             subscription.deliver(self._book.add(list(claims), subscription))

@@ -100,6 +100,9 @@ class SinkSubscription:
         self._sends[task] = batch
         task.add_done_callback(self._sends.pop)
 
+    def give_back(self) -> None:
+        """Give nothing back: each message is already being sent."""
+
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
         """Forget a settled message, so that another message can be requested."""
         self.in_flight -= 1

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
-from aiodelay.core.transitions import token_deadline_ms
+from aiodelay.core.transitions import base_id, token_deadline_ms
 from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Demand, Lane, Settlement, SettleOutcome
 from aiodelay.engine.observer import Observer
 from aiodelay.errors import HandlerTimeoutError
@@ -20,6 +20,7 @@ from aiodelay.handlers.middleware import Middleware, chained
 from aiodelay.handlers.spec import HandlerSpec
 
 from . import settling
+from .claim_ahead import ClaimAhead
 from .dead_letter_hooks import DeadLetterHooks
 from .drive import rest_of
 from .lease_book import Held
@@ -81,6 +82,7 @@ class HandlerSubscription:
         middleware: Middleware around each run.
         observer: Receives the beginning of each run.
         hooks: Receive each message that is given up.
+        claims_ahead: Whether messages may be claimed before there is room to run them.
     """
 
     spec: HandlerSpec
@@ -91,6 +93,7 @@ class HandlerSubscription:
     middleware: Sequence[Middleware[Any, object]] = ()
     observer: Observer | None = None
     hooks: DeadLetterHooks | None = None
+    claims_ahead: bool = False
     concurrency: int = 0
     in_flight: int = 0
     is_draining: bool = False
@@ -100,11 +103,12 @@ class HandlerSubscription:
     _timer: asyncio.TimerHandle | None = None
     _threads: Threads = field(init=False)
     _settlements: RunSettlements = field(init=False)
-    _attempts: int = field(init=False)
+    _ahead: ClaimAhead = field(init=False)
     _settlements_type: ClassVar[type[RunSettlements]] = RunSettlements
 
     def __post_init__(self) -> None:
-        self.concurrency, self._attempts = self.spec.concurrency, self.spec.retry.attempts
+        self.concurrency = self.spec.concurrency
+        self._ahead = ClaimAhead(self._give_back)
         self._threads = Threads(f"aiodelay {self.lane}")
         self._settlements = self._settlements_type(self.spec, self.now_ms)
 
@@ -116,13 +120,18 @@ class HandlerSubscription:
     def demand(self) -> Demand:
         """Return how many more messages the handler requests now."""
         free = 0 if self.is_draining else self.concurrency - self.in_flight
+        if self.claims_ahead and self.concurrency > 1 and not self.is_draining:
+            free += self._ahead.wanted(len(self._waiting))
         return Demand(max(0, min(free, MAX_CLAIM_MESSAGES)), aliases=self.spec.aliases)
 
     def deliver(self, claimed: Sequence[Held]) -> None:
         """Take claims, no more than were requested. While the subscription drains, give the claims back."""
         self.in_flight += len(claimed)
         self._waiting.extend(claimed)
-        self._give_back()
+        if self.claims_ahead and self.concurrency > 1:
+            self._ahead.arrived(claimed)
+        else:
+            self._give_back()
         self._start_runner()
 
     def set_concurrency(self, concurrency: int) -> None:
@@ -149,18 +158,36 @@ class HandlerSubscription:
     def drain(self) -> None:
         """Request no more messages, and give back messages whose runs have not begun."""
         self.is_draining = True
+        self._ahead.stop()
         self._give_back()
 
-    def _give_back(self) -> None:
-        """Give back waiting messages for which there is no room.
+    def _give_back(self, ahead: int = 0) -> bool:
+        """Give back waiting messages for which there is no room. Return whether messages still wait.
 
-        Too many messages may wait for two reasons: the demand shrank while a claim was under way, or the store and a
-        source both delivered the requested number.
+        Too many messages may wait for three reasons: the demand shrank while a claim was under way, the store and a
+        source both delivered the requested number, or runs last longer than when the messages were claimed ahead.
+
+        Args:
+            ahead: The number of messages that may wait without room.
         """
-        room = 0 if self.is_draining else max(self._room(), 0)
+        room = 0 if self.is_draining else max(self._room(), 0) + ahead
         without_room = [self._waiting.pop() for _ in range(len(self._waiting) - room)]
         for held in reversed(without_room):
             self._release(held)
+        return bool(self._waiting)
+
+    def take_out(self, message_id: str) -> list[Held]:
+        """Give back the claims on one message, or on a series' occurrences, whose runs have not begun. Return them."""
+        found = [held for held in self._waiting if message_id in (held.claim.record.id, base_id(held.claim.record.id))]
+        for held in found:
+            self._waiting.remove(held)
+            self._release(held)
+        return found
+
+    def give_back(self) -> None:
+        """Give back messages whose runs have not begun."""
+        while self._waiting:
+            self._release(self._waiting.popleft())
 
     def _room(self) -> int:
         """Return how many more runs may begin."""
@@ -229,6 +256,7 @@ class HandlerSubscription:
                     )
                     settlement = self._settlements.after_own_fault(held)
                 held.book.settle(held, settlement)
+                self._ahead.ended += 1
                 now_s = loop.time()
                 if now_s >= slice_ends:
                     await asyncio.sleep(0)
@@ -256,7 +284,7 @@ class HandlerSubscription:
             text = settling.decode_error_text(error)
             log.error("%s: message %s cannot be read: %s", self.lane, record.id, text)  # noqa: TRY400 - a traceback shows values
             return settling.dead(record, token, now, reason="undecodable", attempt=record.attempt, error=text)
-        context = self.context(claim, lateness_ms, self._attempts)
+        context = self.context(claim, lateness_ms, self._settlements.attempts)
         return self._start(held, event, context, started_s)
 
     def _start(self, held: Held, event: object, context: RunContext[Any], started_s: float) -> Settlement | Run:

@@ -191,7 +191,8 @@ class Commands(Openable):
         if if_revision is not None:
             self._composer.check_mode(Conflict.if_revision(if_revision).mode)
         command = Cancel(new_op(), check_id(message_id), None if if_revision is None else (if_revision, None))
-        return answer_of(command, await self._open_commands().carry_out(command, 0))
+        async with self._ready().subscriptions.taken_out(message_id):
+            return answer_of(command, await self._open_commands().carry_out(command, 0))
 
     async def reschedule(
         self, message_id: str, *, at: datetime | None = None, delay: Duration | None = None
@@ -210,7 +211,8 @@ class Commands(Openable):
         """
         self._check_changes("reschedule")
         command = Reschedule(new_op(), check_id(message_id), due_of(at, delay, self._store.now_ms()))
-        return answer_of(command, await self._open_commands().carry_out(command, 0))
+        async with self._ready().subscriptions.taken_out(message_id):
+            return answer_of(command, await self._open_commands().carry_out(command, 0))
 
     async def fire(self, message_id: str) -> FireOutcome:
         """Make a pending message due now.

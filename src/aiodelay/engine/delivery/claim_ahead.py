@@ -1,0 +1,92 @@
+"""`ClaimAhead`: how many messages a handler claims before it has room to run them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from aiodelay.core.values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES
+
+from .lease_book import Held
+
+__all__ = ["MOST_AHEAD", "ClaimAhead"]
+
+AHEAD_S = 0.02
+"""A handler claims ahead what it runs in this time, by its throughput so far."""
+MOST_AHEAD = 2 * MAX_CLAIM_MESSAGES
+"""Most messages that wait for their runs."""
+GROWTH = 4
+"""Most messages that are claimed ahead for each run that has ended since the last measurement."""
+CHECK_S = 0.1
+"""While messages wait for their runs, their number is compared with the throughput at this interval."""
+
+
+class ClaimAhead:
+    """Measures a handler's throughput. The number of messages to claim ahead follows from it.
+
+    The handler runs messages that were claimed ahead while the next claim is on its way to the store and back. A
+    handler that ends fewer than 50 runs a second claims nothing ahead.
+
+    Args:
+        give_back: A function that gives messages back until only as many wait as its argument says. It returns whether
+            messages still wait.
+
+    Attributes:
+        ended: The number of runs that have ended so far. The handler's subscription counts them here.
+    """
+
+    __slots__ = ("_ended_before", "_give_back", "_messages", "_since_s", "_timer", "ended")
+
+    def __init__(self, give_back: Callable[[int], bool]) -> None:
+        self._give_back = give_back
+        self.ended: int = 0
+        self._messages = self._ended_before = 0
+        self._since_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wanted(self, waiting: int) -> int:
+        """Return how many messages to claim ahead now. None are claimed until half of the last ones have begun."""
+        return self._messages if 2 * waiting <= self._messages else 0
+
+    def arrived(self, messages: Sequence[Held]) -> None:
+        """Give back messages that have lapsed before and have no room, and measure the throughput.
+
+        Messages that have lapsed may end this process. If they waited here, an innocent one could become a suspect
+        without a run.
+        """
+        if any(held.may_kill_until_ms for held in messages):
+            self._messages = 0
+            self._give_back(0)
+            return
+        self._measure(messages)
+        if self._give_back(MOST_AHEAD) and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)
+
+    def stop(self) -> None:
+        """Claim nothing ahead until the throughput is measured again, and do not check any more."""
+        self._messages = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check(self) -> None:
+        """Give back messages that would wait too long, because the runs last longer than before."""
+        self._timer = None
+        self._measure(())
+        if self._give_back(self._messages):
+            self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)
+
+    def _measure(self, arrived: Sequence[Held]) -> None:
+        """Set the number of messages by the runs that have ended since the last measurement.
+
+        Less than 20 ms after the last measurement, the number may grow but not shrink. The average size of the messages
+        that have just arrived bounds the bytes that wait.
+        """
+        now_s = asyncio.get_running_loop().time()
+        elapsed_s, ended = now_s - self._since_s, self.ended - self._ended_before
+        messages = min(int(ended * AHEAD_S / max(elapsed_s, 0.001)), GROWTH * ended, MOST_AHEAD)
+        if arrived:
+            size = sum(held.claim.record.envelope.size for held in arrived)
+            messages = min(messages, len(arrived) * MAX_CLAIM_BYTES // max(size, 1))
+        if messages > self._messages or elapsed_s >= AHEAD_S:
+            self._messages, self._ended_before, self._since_s = messages, self.ended, now_s
