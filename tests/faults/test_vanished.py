@@ -70,7 +70,7 @@ def sqlite_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         delete()
         path.touch()
 
-    url, elsewhere = f"sqlite:///{path}", "was deleted or replaced; its messages are in that file"
+    url, elsewhere = f"sqlite:///{path}", "was deleted or replaced, but a process still keeps its messages"
     if request.param == "deleted":
         return Place(url, delete, "there is no file", "no such file", restore, code=5)
     return Place(url, replace, "another file has taken the place", elsewhere)

@@ -51,7 +51,7 @@ def open_sink(given: str | Sink) -> Sink:
     """Return the given sink, or create the sink that a URL names. The call does not connect to anything.
 
     Raises:
-        ConfigurationError: The scheme or an option is not known.
+        ConfigurationError: The scheme or an option is not known, or the object is not a sink.
         MissingExtraError: The client library of the sink is not installed.
     """
     if isinstance(given, str):
@@ -66,7 +66,7 @@ def open_source(given: str | Source) -> Source:
     """Return the given source, or create the source that a URL names. The call does not connect to anything.
 
     Raises:
-        ConfigurationError: The scheme or an option is not known.
+        ConfigurationError: The scheme or an option is not known, or the object is not a source.
         MissingExtraError: The client library of the source is not installed.
     """
     if isinstance(given, str):

@@ -31,9 +31,9 @@ A message that the claim parks counts 1. A message that the claim ends counts 10
 class ClaimCounter:
     """Gives each claim a number, so that two claims at the same instant have different tokens.
 
-    The numbers of a process start at random, so two processes may use the same number, and give the same token. Their
-    claims then still have different message numbers, because a message gets a new number whenever it returns to its
-    lane.
+    The numbers of a process start at random, so two processes may use the same number at the same instant, and give the
+    same token. Even then, two claims of the same message differ: the message gets a new number when it returns to its
+    lane. Only a message that lapses in a trial keeps its number, and the token of its next claim is higher.
     """
 
     def __init__(self) -> None:
@@ -288,7 +288,8 @@ def claim_again(
 def return_lapsed(tables: Tables, limit: int) -> int:
     """Return lapsed messages to their lanes. End a message that must not be tried again.
 
-    If `Tables.is_righting_over`, also handle messages whose leases are too long.
+    A lease that ends too far ahead comes from a step of the clock. Its worker has some time to correct it. If this
+    time is over (`Tables.is_righting_over`), the function handles the message as if the lease had ended.
 
     Returns:
         The number of messages that the call has handled, at most `limit`.

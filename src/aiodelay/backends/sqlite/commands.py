@@ -75,10 +75,13 @@ def _apply_safely(tables: Tables, command: Command) -> Outcome:
 
 
 def _put_all(tables: Tables, puts: Sequence[Put]) -> list[Outcome]:
-    """Insert the puts with new ids in bulk, and then carry out the other puts one by one.
+    """Insert new messages in bulk, and then carry out the other puts one by one.
 
-    An id is new if no message has it, and if the store remembers no ended message and no answer with it. The number of
-    a put follows from its position among the puts. So the scheduling order is always the order of the commands.
+    A put is inserted in bulk if three conditions hold. The table `messages` has no row with its id. The store remembers
+    no answer to its op. Its conflict rule is neither `if_revision`, nor `newer` with an id in the table `tombstones`.
+
+    The number of a put follows from its position among the puts. So the scheduling order is always the order of the
+    commands.
     """
     first = tables.next_n(len(puts))
     last = first + len(puts) - 1

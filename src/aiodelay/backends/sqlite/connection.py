@@ -62,7 +62,7 @@ class Failure(Struct, frozen=True):
     Attributes:
         reason: The cause, as text for people.
         is_full: True if there is no room to write.
-        is_in_doubt: True if the commit itself failed. The changes may or may not be in the file.
+        is_in_doubt: True if the commit failed, and the changes may or may not be in the file.
         too_new: The error for a file whose features or layout this version does not know, or None. The store's name is
             not in it yet.
     """
@@ -222,7 +222,8 @@ class Database:
             may_be_new: True if an empty file is allowed.
 
         Raises:
-            StoreMismatchError: Another program has written the file, the schema is newer, or the file is empty.
+            StoreMismatchError: Another program has written the file, the schema is newer, or the file is empty and
+                `may_be_new` is False.
         """
         owner, version, objects = self.connection.execute(OWNER).fetchone()
         if owner != APPLICATION_ID and (owner or version or objects or not may_be_new):

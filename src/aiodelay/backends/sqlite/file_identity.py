@@ -15,7 +15,10 @@ from aiodelay.ports.clock import SystemClock
 __all__ = ["FileIdentity", "note_of"]
 
 NOTED_MS = 60_000
-"""How long a note is valid. A process writes it when its file is gone, and renews it every 5 s."""
+"""How long the note next to the path is valid, in ms.
+
+A process that finds that its file is gone writes the note, and renews it every 5 s.
+"""
 NOTE = "-vanished"
 
 
@@ -74,7 +77,7 @@ def note_of(path: str) -> str:
         return ""
     if SystemClock().now_ms() - noted_ms > NOTED_MS:
         return ""
-    return f"a process has a file open that was at {path!r} and was deleted or replaced; its messages are in that file"
+    return f"the file {path!r} was deleted or replaced, but a process still keeps its messages in the old file"
 
 
 def _identity(path: str) -> tuple[int, int] | None:

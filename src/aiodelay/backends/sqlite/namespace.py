@@ -156,11 +156,11 @@ class Namespace:
     # --- leases that are too long -------------------------------------------------------------------------
 
     def is_righting_over(self) -> bool:
-        """Return True if the workers' time to correct leases that are too long is over.
+        """Return True if the store may treat leases that are too long as ended.
 
-        The store may then return the messages of these leases. A lease is too long if the clock has stepped back since
-        the claim. The worker has `RIGHTING_MS` to renew the lease with a correct end. The first call for such a lease
-        starts this time, so call the method only if such a lease exists.
+        A lease is too long if the clock has stepped back far since the claim. The workers have `RIGHTING_MS` to renew
+        such leases with a correct end. The first call after the step starts this time, so call the method only if a
+        lease is too long.
         """
         found = self.execute("SELECT ahead_since_ms FROM clock_steps WHERE ns = ?", (self.ns,)).fetchone()
         before = found[0] if found else 0

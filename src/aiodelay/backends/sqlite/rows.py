@@ -44,7 +44,7 @@ _ATTRIBUTES = (*Envelope.__struct_fields__, *Record.__struct_fields__)
 def columns_of(fields: Iterable[Field]) -> tuple[str, ...]:
     """Return the columns of a row in the order in which statements read and write them.
 
-    This order is the order of the record's attributes.
+    First come `n`, `place_ms`, the lane and the id. The other columns follow in the order of the record's attributes.
     """
     columns = {each.name: each.column.name for each in fields if each.column is not None}
     first = ("n", "place_ms", columns.pop("lane"), "id")

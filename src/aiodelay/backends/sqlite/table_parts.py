@@ -286,7 +286,7 @@ def around_occurrences(series_id: str) -> tuple[str, str]:
 
 
 def _encodable(record: Record) -> Record:
-    """Return the record for format 1, which stores a time in 6 bytes. Limit the times to that range."""
+    """Return the record with its times limited to the 6 bytes in which format 1 stores a time."""
     times = {"revision": record.revision, "due_ms": record.due_ms, "expires_ms": record.expires_ms}
     wrong = {name: min(max(ms, 0), MAX_MS) for name, ms in times.items() if not 0 <= ms <= MAX_MS}
     return replace(record, **wrong) if wrong else record

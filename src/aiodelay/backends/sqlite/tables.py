@@ -153,7 +153,7 @@ class Tables(Namespace):
         self.execute("DELETE FROM messages WHERE n = ?", (row.n,))
 
     def retire(self, row: Entry, now: int) -> None:
-        """End a message. Its row keeps the op, the answer and the revision, until `purge_ended` deletes the row."""
+        """End a message. Its row keeps the op, the revision and the due time, until `purge_ended` deletes the row."""
         self._unplace(row)
         self.execute("INSERT INTO ended (ns, n, until_ms) VALUES (?, ?, ?)", (self.ns, row.n, now + RETRY_WINDOW_MS))
         if len(row.record.envelope.payload) > LARGE_BYTES:

@@ -53,7 +53,7 @@ class SqliteWork:
     """Claims, settles and tidies for one worker.
 
     The methods run on the event loop. They pass functions to `write`, and these functions run in the writer's thread.
-    Only these two threads change this object.
+    Only the event loop's thread and the writer's thread change this object.
 
     Args:
         write: A function that runs a function in a transaction.

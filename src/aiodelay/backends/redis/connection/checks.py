@@ -31,7 +31,7 @@ MOST_SKEW_MS = 500
 
 
 async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
-    """Check the server. Refuse a server that would lose messages, or that this version of aiodelay cannot use.
+    """Check the server. Refuse a server that would evict messages, or that this version of aiodelay cannot use.
 
     Returns:
         The `uuid` of the namespace. A new namespace gets a new `uuid`.

@@ -1,4 +1,4 @@
-"""Base classes of the sinks and sources on a Redis server. They keep a connection and group messages by address."""
+"""Base classes of the sinks and sources on a Redis server: `Connected` keeps a client, and `ConnectedSink` sends."""
 
 from __future__ import annotations
 

@@ -34,7 +34,10 @@ _IN_SCRIPT = ("-READONLY ", "-NOREPLICAS ", "-MISCONF ", "-MASTERDOWN ")  # the 
 _ELSEWHERE = ("READONLY ", "MASTERDOWN ")
 """Codes of a server that has become a replica. The host name may now belong to another server, so connect again."""
 _NEWER = "NEWER "
-"""The start of the error with which a script refuses newer data. `layout` or `features` and the found value follow."""
+"""The start of the error with which a script refuses newer data.
+
+The word `layout` or `features` follows, and then the value that the script found.
+"""
 _FULL = "OOM command not allowed"
 _LIMIT = 200
 
@@ -46,8 +49,8 @@ class Fault(Exception):  # noqa: N818 - internal: this package turns it into an 
         kind: `unavailable` and `full` mean that the server has not carried out the call. `unknown` means that the
             server may have carried it out.
         reason: The cause, as text for people. It contains no secret.
-        is_connection: True if the connection failed, or if it leads to the wrong server. False if the server answered
-            with an error.
+        is_connection: True if the connection failed, or if the server answered that it is still loading its data or is
+            a replica. False for any other error that the server answered.
         is_damage: True if another program has written a key of aiodelay as another type. A repetition does not help.
         too_new: The error for a namespace whose layout or features this version does not know, or None. The store's
             name is not in it yet.

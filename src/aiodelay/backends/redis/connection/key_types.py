@@ -77,7 +77,8 @@ async def overwritten_key(client: Client, keys: Keys) -> str | None:
 async def _names(client: Client, keys: Keys) -> AsyncIterator[tuple[str, KeyType]]:
     """Yield the names and types of all keys that may exist.
 
-    Yield fixed names first. The lanes, workers and addresses in the other names are listed under fixed names.
+    The names without `<` come first. Three of these keys, `lanes`, `workers` and `parked`, list the lanes, workers and
+    addresses in the other names.
     """
     for name, kind in KEY_TYPES.items():
         if "<" not in name:

@@ -17,12 +17,13 @@ CAUSES: tuple[Cause, ...] = (
     Cause(("NOAUTH", "Authentication required"), _CREDENTIALS, meaning="the server wants a password"),
     Cause(
         ("DB index is out of range", "Invalid Database"),
-        "put another number at the end of the URL; a server has 0 to 15, unless its setting `databases` says otherwise",
+        "put another number at the end of the URL; a server has the databases 0 to 15, unless its setting `databases`"
+        " says otherwise",
         meaning="the server has no database of this number",
     ),
     Cause(
         ("CERTIFICATE_VERIFY_FAILED",),
-        "put ca_certs=<file of the certificate's authority> into the URL, with the host that the certificate names",
+        "put ca_certs=<file of the certificate's authority> into the URL, and use the host that the certificate names",
         meaning="the server's certificate is not trusted",
     ),
     Cause(

@@ -90,7 +90,7 @@ class Script(Struct, frozen=True):
 
 
 def source_of(name: str) -> str:
-    """Return the text of a file under `lua/`, with the names of its constants."""
+    """Return the text of a file under `lua/` as it is: values have not yet replaced the names of the constants."""
     return files("aiodelay.backends.redis").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 

@@ -60,7 +60,8 @@ def read_place(address: str, name: str, names: Mapping[str, str], *, start: str,
     Args:
         address: The address to read.
         name: The name of the sink or source in error messages.
-        names: A map from option names in the address to option names in `Place`. Two names may mean the same option.
+        names: The allowed option names, each with its meaning: `consumer`, `from` or `ordered`. Two names may have the
+            same meaning.
         start: The start for an address without `from`.
         form: The allowed form, for error messages.
 

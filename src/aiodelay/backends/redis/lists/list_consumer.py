@@ -157,11 +157,12 @@ class ListConsumer:
         return Claimed(claims, now_ms, now_ms + int(float(ends)) - server_ms if ends else None)
 
     def _note(self, why: bytes, missed: int) -> None:
-        """Do nothing with two results of the script `take`. A subclass may record them. `claim` calls this method.
+        """Receive two results of the script `take` from `claim`. A subclass may record them; this class does nothing.
 
         Args:
             why: The reason why the consumer can take nothing, as the script `take` returns it; b"" = no such reason.
-            missed: How many more messages the topic or log has dropped before the consumer read them.
+            missed: How many messages the topic or log has dropped before the consumer read them, apart from the
+                messages that an earlier call has reported.
         """
 
     def _judged(self, element: bytes, lane: Lane, now_ms: int) -> Element | PutBack | None:
@@ -240,7 +241,8 @@ class ListConsumer:
     async def _leave(self, pairs: Sequence[tuple[Again | Dead, Taken]]) -> tuple[list[int], set[int]]:
         """Store retries and dead letters.
 
-        Return the numbers of the elements to drop, and of elements already dropped.
+        Return two groups of numbers: of the elements that the caller must still drop, and of the elements whose claims
+        have ended already.
         """
         if not pairs:
             return [], set()

@@ -153,7 +153,7 @@ def read_start(text: str, *, field: str) -> LogStart:
     except ValueError:
         at = None
     if at is None or at.tzinfo is None:
-        allowed = "oldest, now, an index from 1, or a time as 2031-01-01T12:00:00+00:00"
+        allowed = "oldest, now, an index from 1, or a time such as 2031-01-01T12:00:00+00:00"
         raise TargetError(field, shortened(text), allowed)
     return at
 

@@ -31,7 +31,7 @@ __all__ = ["RedisLog", "open_log"]
 
 NAME = "redis-log"
 _OPTIONS = {"consumer": "consumer", "group": "consumer", "from": "from", "ordered": "ordered"}
-_FORM = "<topic>, or <topic>?consumer=<name>, with &from=now, an index or a time, and &ordered=true if wanted"
+_FORM = "<topic>, or <topic>?consumer=<name>, which may end with &from=<now, an index or a time> and &ordered=true"
 
 
 class RedisLog(PublishingEnd, LogTopics):
@@ -96,7 +96,7 @@ class RedisLog(PublishingEnd, LogTopics):
 
     def _place(self, address: str) -> Place:
         place = read_place(address, self.name, _OPTIONS, start="oldest", form=_FORM)
-        read_start(place.start, field=f"from in address of {self.name}")
+        read_start(place.start, field=f"from= in an address of {self.name}")
         return place
 
     # --- appending ----------------------------------------------------------------------------------------

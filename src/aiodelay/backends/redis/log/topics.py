@@ -195,7 +195,7 @@ class LogTopics(TopicEnd):
                 up to the lowest cursor.
 
         Returns:
-            The number of indexes that were dropped.
+            The number of entries that were dropped.
 
         Raises:
             TargetError: The name is not allowed.

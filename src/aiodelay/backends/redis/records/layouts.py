@@ -49,7 +49,7 @@ Layout: TypeAlias = Mapping[str, int | None]
 
 
 def layouts_of(fields: Sequence[Field]) -> dict[str, Layout]:
-    """Return all layouts by their names in scripts. The layout of a record has these fields."""
+    """Return all layouts by their names in scripts. `fields` are the fields of a record."""
     prefix = prefix_of(fields)
     record = {name: place.size for name, place in prefix.fixed.items()}
     return {
@@ -91,8 +91,8 @@ def size_of(layout: str) -> int:
 def _bounds(layout: Layout) -> dict[str, tuple[int, int | None]]:
     """Return the start and the end of each part, for a slice.
 
-    The start and the end of a part after the part without a fixed size are negative. They count from the end of the
-    bytes.
+    For the parts behind the part without a fixed size, the start and the end are negative numbers, which count from the
+    end of the bytes. In a layout with such a part, the end of the last part is None.
     """
     bounds: dict[str, tuple[int, int | None]] = {}
     at, left = 0, _fixed(layout)
@@ -114,9 +114,9 @@ def _fixed(layout: Layout) -> int:
 def lua_constants(fields: Sequence[Field]) -> dict[str, str]:
     """Return the constants that scripts may name, as numbers and quoted strings of Lua.
 
-    A layout has the constant `SIZE`, the number of bytes of all parts with a fixed size. A part has four constants.
-    `_FIRST` and `_LAST` are arguments for `string.sub`. `_SIZE` is the number of bytes of the part. `_OFFSET` is the
-    number of bytes before the part.
+    A layout has the constant `SIZE`, the number of bytes of all parts with a fixed size. A part has up to four
+    constants. `_FIRST` and `_LAST` are arguments for `string.sub`. `_SIZE` is the number of bytes of the part, if it is
+    fixed. `_OFFSET` is the number of bytes before the part, if it is fixed.
     """
     prefix, keys = prefix_of(fields), body_keys(fields)
     constants = dict(_parts(layouts_of(fields)))

@@ -41,7 +41,8 @@ _RAW_LANE, _RAW_VALUE = span("UNREADABLE_LETTER", "lane"), span("UNREADABLE_LETT
 class Lanes:
     """The names of lanes by number, from one answer of the server.
 
-    Use the names for this answer only. A server that has lost its data gives the lanes new numbers.
+    Use the names only for data that the caller reads from the server together with them. A server that has lost its
+    data gives the lanes new numbers.
     """
 
     name: Callable[[int], Lane]
@@ -58,7 +59,7 @@ def lanes_in(reply: Any) -> Lanes:  # noqa: ANN401 - redis-py's reply
 
 
 def journal_entry(number: int, entry: Mapping[bytes, bytes], lanes: Lanes) -> JournalEntry:
-    """Return the journal entry in the fields of an entry of the stream `journal`."""
+    """Decode the fields of an entry of the stream `journal`."""
     return JournalEntry(
         number,
         int(entry[b"at"]),
@@ -78,10 +79,7 @@ def record_at(value: bytes) -> int:
 
 
 def lane_number(value: bytes) -> int:
-    """Return the lane number in a value of `msg`.
-
-    A truncated value may lack bytes of the number: ignore these bytes.
-    """
+    """Return the lane number in a value of `msg`. If the value ends too early, use the bytes that exist."""
     return _number(value, record_at(value), _LANE)
 
 
@@ -100,10 +98,7 @@ def due_and_revision(value: bytes) -> tuple[int, int]:
 
 
 def _number(data: bytes, at: int, place: Place) -> int:
-    """Return a number of the record that begins at `at`.
-
-    Truncated data may lack bytes of the number: ignore these bytes.
-    """
+    """Return a number of the record that begins at `at`. If the data end too early, use the bytes that exist."""
     first = at + place.at
     return int.from_bytes(data[first : first + place.size], "big")
 

@@ -45,7 +45,7 @@ class _ServerTime:
         self._ahead_ms = server_ms - self._local_s() * 1000
 
     def heard(self, now_ms: int, asked_s: float) -> None:
-        """Correct the estimate from an answer. Its time `now_ms` was read at some instant since `asked_s`."""
+        """Correct the estimate with an answer. The server read its clock, `now_ms`, at some instant since `asked_s`."""
         least_ms, most_ms = now_ms - self._local_s() * 1000, now_ms + 1 - asked_s * 1000
         self._ahead_ms = min(max(self._ahead_ms, least_ms), most_ms)
 
@@ -195,7 +195,9 @@ class Base:
     async def lanes_of(self, values: Sequence[object]) -> Lanes:
         """Read the names of the lanes from the server.
 
-        If `values` is empty, return no names, and do not call the server.
+        Args:
+            values: The values that the caller decodes with the names. If there are none, the method does not call the
+                server, and returns no names.
 
         Raises:
             StoreUnavailableError: The server did not return the names.

@@ -30,19 +30,22 @@ __all__ = ["BAD_VALUE", "CHANGE_COST", "MOST_MS", "Answer", "answer_of", "argume
 
 
 class _TooFarError(Exception):
-    """Raised for a time that is too large for the 6 bytes of a record."""
+    """Raised for a time or a duration above `MOST_MS`."""
 
 
 BAD_VALUE = (_TooFarError, OverflowError, UnicodeError, TypeError)
-"""Errors from values that no record can hold. Without an intake, the store refuses only the command with the value."""
+"""Errors from values that no record can hold.
+
+The store refuses only the command with such a value. If the commands come from an intake, it refuses all of them.
+"""
 
 MOST_MS = (1 << 47) - 1
-"""The latest time that a record can hold."""
+"""The largest time or duration that a command may have, in ms. A record stores a time in 6 bytes."""
 _COMMAND_BYTES = 100
 CHANGE_COST = 6
-"""The cost of a command that changes a record. The unit is the cost of a put with a new id.
+"""The cost of a cancel, reschedule or fire. The unit is the cost of a put with a new id.
 
-The cost limits the time that one script takes.
+`chunk_size` limits the sum of the costs, and so the time that one script takes. It counts each put as 1.
 """
 _MODES = {"replace": b"r", "keep": b"k", "error": b"e", "newer": b"n", "if_revision": b"i"}
 
@@ -75,7 +78,7 @@ def arguments_of(command: Command) -> list[Arg]:
     """Return the eight arguments of `apply.lua` for a command.
 
     Raises:
-        OverflowError, UnicodeError: A value does not fit into the arguments.
+        _TooFarError, OverflowError, UnicodeError, TypeError: No record can hold a value of the command.
     """
     if type(command) is Put:
         return _put_arguments(command)

@@ -41,9 +41,6 @@ def _parked(flat: Sequence[bytes]) -> dict[bytes, int]:
 
 
 def add_load(found: Counter[tuple[int, Lane]], lane: Lane, first: int, counted: Sequence[bytes]) -> None:
-    """Add the counts in an answer of `load.lua` to `found`.
-
-    The spans of the answer begin at the span number `first`.
-    """
+    """Add the counts in an answer of `load.lua` to `found`. Span 0 of the answer is span `first` of `found`."""
     for span, messages in zip(counted[::2], counted[1::2], strict=True):
         found[first + int(span), lane] += int(messages)

@@ -210,7 +210,7 @@ class Inspection(Base):
             except LookupError as error:
                 names = self._keys.key("lanes")
                 raise StoreDamagedError(
-                    self.name, f"{names} does not name lane {number}: somebody deleted a key"
+                    self.name, f"the key {names} has no name for lane {number}: somebody deleted a key"
                 ) from error
         return sorted(found, key=pause_order)
 
@@ -239,7 +239,10 @@ class Inspection(Base):
         return found[:limit]
 
     async def _dead_places(self, after: tuple[int, str, int] | None, limit: int) -> dict[tuple[int, str, int], bytes]:
-        """Return the oldest dead letters that come after a place, as a map from places to field names in `dead`."""
+        """Return the oldest dead letters after a place, as a map from places to field names in `dead`.
+
+        The place of a dead letter is (time, id, revision). The time is when the message became a dead letter.
+        """
         tie, from_ = ("", "-inf") if after is None else (str(after[0]), f"({after[0]}")
         found: dict[tuple[int, str, int], bytes] = {}
         async for pairs in self._range("graves", [tie, from_, "+inf", limit]):

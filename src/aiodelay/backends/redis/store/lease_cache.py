@@ -1,7 +1,7 @@
 """`LeaseCache`: the claims that one worker holds, in the memory of its process.
 
-To end a *plain* claim, the server only has to delete the message. The worker sends the other values that the server
-needs from this cache. So the server does not have to read the record.
+To end a *plain* claim, the server only has to delete the message. The worker sends the values that the server would
+otherwise read from the record. The worker takes these values from this cache.
 """
 
 from __future__ import annotations

@@ -38,7 +38,10 @@ LEAVE_S = 1.0
 COMPARED = ("messages", "pauses", "positions of sources")
 """The data that the script `present` counts twice, in two keys. Different counts show that a key was deleted."""
 NOTED_MS = 60_000
-"""How long a note is valid. A process writes it when its data are gone, and renews it every 5 s."""
+"""How long the note `vanished` in the key `meta` is valid, in ms.
+
+A process that finds that its data are gone writes the note, and renews it every 5 s.
+"""
 
 _TRAITS = StoreTraits(
     durable=True,

@@ -208,7 +208,7 @@ class Scanner:
     def _bounds(self, server: PipelinedConnection, scan: Scan, sets: Sequence[bytes]) -> list[Place]:
         """Return the places at which parts of about the same size begin.
 
-        The place of a message has its due time, or a later time if the message waits for a retry.
+        The time in a message's place is the due time, or a later time if the message waits for a retry.
         """
         first_ms = scan.from_ms or 0
         keys = [self._keys.tag.encode() + each for each in sets]
@@ -331,7 +331,7 @@ class Scanner:
             yield from self._letters(server, scan, keys)
 
     def _dead_keys(self, server: PipelinedConnection, scan: Scan, part: Part) -> list[tuple[bytes, int]]:
-        """Return the keys of a part's dead letters. Each key has the time at which the message became a dead letter."""
+        """Return the keys of a part's dead letters, each with the time at which the message became a dead letter."""
         end = "+inf" if part.end is None else f"({part.end[0]}"
         flat = server.ask("ZRANGEBYSCORE", self._keys.key("graves"), part.first[0], end, "WITHSCORES")
         ids = None if scan.ids is None else frozenset(_members(scan.ids))
@@ -409,7 +409,7 @@ def _now_ms(server: PipelinedConnection) -> int:
 
 
 def _columns_of_keys(keys: Sequence[tuple[bytes, int]], wanted: Iterable[str]) -> Columns:
-    """Return columns of dead letters that need no values.
+    """Return the columns of dead letters that need only the letters' keys and times, and not their values.
 
     Each key comes with the time at which the message became a dead letter.
     """

@@ -19,7 +19,9 @@ ANY: Lane = ""
 class Waiter:
     """The wait of one loop for due messages.
 
-    If a message becomes due before the loop's wait ends, the message ends the wait. A later message does not end it.
+    A loop waits for the next due time that it knows of. A message that it hears of meanwhile ends the wait if the
+    message is due before this time, or if the loop knows of no due time. Any other message does not end the wait.
+
     Race: a message may be written after the loop's claim and before its wait. So a message that arrives outside a wait
     ends the next wait, whatever its due time.
     """
@@ -43,9 +45,9 @@ class Waiter:
             self._until_ms = math.inf
 
     def comes_due(self, due_ms: int) -> None:
-        """Signal a message that becomes due at `due_ms`. End a wait that would last longer.
+        """Tell the loop of a message that is due at `due_ms`.
 
-        Outside a wait, end the next one.
+        The message may end the current wait of the loop. If the loop is not in a wait, the message ends its next wait.
         """
         if due_ms < self._until_ms:
             self._wakeup.set()
@@ -90,7 +92,7 @@ class Waiters:
             waiter.wake()
 
     def come_due(self, dues: Mapping[Lane, int]) -> None:
-        """Wake the loops that serve these lanes.
+        """Tell the loops of messages in their lanes. `Waiter.comes_due` decides whether a loop wakes.
 
         Args:
             dues: The earliest due time for each lane. The entry `ANY` is for messages of an unknown lane.

@@ -47,7 +47,8 @@ log: logging.Logger = logging.getLogger("aiodelay.redis")
 _COST = MAX_CLAIM_BYTES // 80
 """The cost of a settlement that is not plain, in bytes. A call has room for at most 80 such settlements.
 
-The script reads and rewrites the record for each such settlement. `LeaseCache` explains plain settlements.
+A settlement is plain if the server only has to delete the message. For any other settlement, the script reads and
+rewrites the record.
 """
 RENEWED_AT_ONCE, TIDIED_AT_ONCE = 200, 60
 _SETTLED = {ord("s"): SettleOutcome.SETTLED, ord("u"): SettleOutcome.SUPERSEDED, ord("g"): SettleOutcome.GONE}
@@ -259,5 +260,5 @@ def _trace(trace: Mapping[str, str] | None) -> bytes:
 
 
 def _error(text: str | None) -> bytes:
-    """Encode an error's text. Escape characters that UTF-8 cannot encode, because they must not stop the settlement."""
+    """Encode an error's text. A character that UTF-8 cannot encode becomes an escape and does no harm."""
     return b"" if text is None else b"e" + text.encode("utf-8", "backslashreplace")
