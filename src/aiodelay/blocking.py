@@ -47,7 +47,7 @@ __all__ = ["BlockingScheduler"]
 
 T = TypeVar("T")
 CHUNK: Final = 2_000
-"""The number of messages that `schedule_many` hands over at once: four round trips, which run concurrently."""
+"""The number of messages that `schedule_many` reads and then stores together, in four concurrent round trips."""
 
 
 class BlockingScheduler:
@@ -352,7 +352,7 @@ class _Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is open. A failure also closes the connection."""
+        """Whether the connection is open. It also closes if the scheduler fails."""
         return self._thread.is_alive()
 
     def start(self, function: Callable[[Scheduler], Awaitable[T]]) -> Future[T] | None:
@@ -408,7 +408,7 @@ class _SharedConnection:
 
 
 def _cancel_too(task: asyncio.Task[object], opening: Future[BlockingPortal]) -> None:
-    """Cancel the task that opens the scheduler, from any thread, if the opening was cancelled."""
+    """If the opening was cancelled, cancel the task that opens the scheduler. Any thread may call this."""
     if opening.cancelled():
         with suppress(RuntimeError):  # the task's loop has already ended
             task.get_loop().call_soon_threadsafe(task.cancel)

@@ -356,7 +356,7 @@ class HandlerResultError(AiodelayError, TypeError):
 
 
 class StoreError(AiodelayError):
-    """Root of the errors of a store that did not carry out a call."""
+    """Root of the errors of a call that the store did not carry out, or may not have carried out."""
 
 
 class StoreTooNewError(StoreMismatchError, StoreError):

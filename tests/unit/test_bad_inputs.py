@@ -348,13 +348,13 @@ TARGETS: dict[str, tuple[dict[str, Any], Bad]] = {
     "256 bytes": to("sink:" + "x" * 256, "an address of 256 bytes", "at most 255 bytes"),
     "10^6 bytes": to("sink:" + "x" * 1_000_000, "an address of 1000000 bytes", "at most 255 bytes"),
     "sink refuses": to("sink:nowhere", "'sink:nowhere'", "addresses that exist"),
-    "handler with space": to("handler:a b", "'a b'", HANDLERS, field="handler name in to"),
-    "handler with colon": to("handler:a:b", "'a:b'", HANDLERS, field="handler name in to"),
-    "handler with brace": to("handler:{a}", "'{a}'", HANDLERS, field="handler name in to"),
-    "handler too long": to("handler:" + "a" * 129, "aaa", HANDLERS, field="handler name in to"),
+    "handler with space": to("handler:a b", "'a b'", HANDLERS, field="the handler name in to="),
+    "handler with colon": to("handler:a:b", "'a:b'", HANDLERS, field="the handler name in to="),
+    "handler with brace": to("handler:{a}", "'{a}'", HANDLERS, field="the handler name in to="),
+    "handler too long": to("handler:" + "a" * 129, "aaa", HANDLERS, field="the handler name in to="),
     "unknown sink": (
         call(to="kafka:x"),
-        Bad(UnknownSinkError, "sink in to", "'kafka'", "handler:, sink: (add other"),
+        Bad(UnknownSinkError, "the sink in to=", "'kafka'", "handler:, sink: (add other"),
     ),
 }
 

@@ -40,7 +40,7 @@ class Heads(Protocol[R_co]):
     """The lanes of one claim."""
 
     def of(self, lanes: Sequence[Lane]) -> Head[R_co]:
-        """Return one head for all these lanes. Several heads of the same lanes share their position."""
+        """Return one head for all these lanes. Further calls with the same lanes go on at the same position."""
         ...
 
 
@@ -88,7 +88,7 @@ class FairShare(Generic[R]):
         return [row for group in self._groups for row in group.taken]
 
     def _fill(self, group: _Group[R], parts: int) -> None:
-        """Take a group's messages, up to one of `parts` equal shares of a claim."""
+        """Take a group's messages, up to a share of the claim: 1 / `parts` of its messages and of its bytes."""
         head, taken = self._heads.of(group.lanes), group.taken
         most, share = min(group.demand.messages, max(1, MAX_CLAIM_MESSAGES // parts)), MAX_CLAIM_BYTES // parts
         while len(taken) < most and self._messages < MAX_CLAIM_MESSAGES:

@@ -47,7 +47,7 @@ class Answers(Protocol):
     def answer(self, command: Command, now: int) -> Outcome | None:
         """Return the kept answer to a command; None if no answer is kept.
 
-        An answer that a stored message implies is not kept.
+        As long as a message is stored, the answer `stored` to its put is not kept, because the record implies it.
         """
         ...
 
@@ -64,7 +64,7 @@ class Answers(Protocol):
         ...
 
     def ended_version(self, message_id: str, now: int) -> int | None:
-        """Return the version of the last message that ended under this id; None if it is not kept."""
+        """Return the highest version that ended or was replaced under this id; None if no version is kept."""
         ...
 
     def add_version(self, message_id: str, version: int, *, until_ms: int) -> None:

@@ -135,20 +135,20 @@ def is_lease_too_long(token: int, now_ms: int) -> bool:
 
 
 def tokens_held(now_ms: int) -> tuple[int, int]:
-    """Return the smallest token of a lease that is not over, and the smallest token of a lease that is too long."""
+    """Return the smallest tokens of two kinds of leases: those that are not over, and those that end too far ahead."""
     return token_for(now_ms + 1, 0), token_for(now_ms + MAX_LEASE_MS + 1, 0)
 
 
 def ahead_since(since_ms: int, now_ms: int) -> int:
-    """Return when the store first saw a lease that is too long after this step of the clock, in epoch ms.
+    """Return since when a store has seen leases that end too far ahead after a step back of its clock, in epoch ms.
 
-    From `RIGHTING_MS` after that time on, the store treats such leases as ended. By then, a living holder has renewed
-    its lease, and the renewal has set the end of the lease by the new time.
+    A store calls this function when it sees such a lease. `RIGHTING_MS` after the returned time, the store treats these
+    leases as ended. By then, each living holder has renewed its lease, and the new end fits the clock.
 
     Args:
-        since_ms: The last result of this function; 0 = no such lease was seen yet. A time in the future, or more than
-            twice `RIGHTING_MS` ago, belongs to another step of the clock, and is ignored.
-        now_ms: The store's time. A lease that is too long exists at this time.
+        since_ms: The last result of this function; 0 = there is none. If this time is in the future, or more than twice
+            `RIGHTING_MS` ago, it belongs to an earlier step of the clock: the result is then `now_ms`.
+        now_ms: The store's time.
     """
     return since_ms if since_ms <= now_ms <= since_ms + 2 * RIGHTING_MS else now_ms
 
@@ -258,8 +258,8 @@ def put_verdict(
         rule: The put's recurrence rule, encoded; None if the message does not recur.
         current: The record that is stored under this id; None if there is none.
         in_flight: Whether that record is leased.
-        ended_version: The version of the last message with a version that ended or was replaced under this id; None if
-            the store remembers none.
+        ended_version: The highest version of the messages that ended or were replaced under this id; None if the store
+            remembers none.
     """
     if conflict.mode == "newer" and conflict.version is not None:
         stored_version = None if current is None else current.envelope.version
@@ -346,7 +346,8 @@ class Trials(Struct, frozen=True):
 
     Attributes:
         tried: The size of the last group; 0 once that group is known to have ended its process.
-        hot: When that group was taken, the first `hot` suspects of the lanes contained at least one killer.
+        hot: When that group was taken, the first `hot` suspects of the lanes contained at least one killer; 0 = no
+            killer is known to be among them.
         suspected_ms: When a message last became a suspect, epoch ms.
         killed_ms: The last sign of life of the process that ended in the last kill, epoch ms.
     """
@@ -401,7 +402,8 @@ def is_killer(record: Record) -> bool:
 def is_silent(heard_ms: int, lease_ms: int, now_ms: int) -> bool:
     """Return whether another process may take a suspect whose holder last confirmed it at `heard_ms`.
 
-    A `heard_ms` equally far in the future counts too: it was written before the clock stepped back.
+    It may after `SILENT_LEASES` leases without a confirmation. It also may if `heard_ms` is that far in the future: the
+    clock has then stepped back.
     """
     return abs(now_ms - heard_ms) >= SILENT_LEASES * lease_ms
 
@@ -419,8 +421,9 @@ def after_lapse(record: Record, *, is_tried: bool, has_died: bool) -> Record | L
 
     Args:
         record: The record as it was claimed.
-        is_tried: Whether the lease ended during the message's trial. Such a lapse is not counted: in a group, any
-            member may have caused it, and half of the group is tried next.
+        is_tried: Whether the lease ended during the message's trial. Then `lapses` does not grow. If a group was tried,
+            any of its messages may have caused the lapse, and half of the group is tried next. If the message was tried
+            alone and its process has ended, `kills` grows.
         has_died: Whether the process that had claimed the message has ended. Stores need to know this only for a
             message that is tried alone.
     """
@@ -455,8 +458,8 @@ def retry_place(record: Record, due_ms: int) -> int:
 def after_failure(record: Record, settlement: Again | Dead) -> Record:
     """Return the record with the ended attempt counted, and its error and trace kept.
 
-    A message that is given back without a run keeps its lapses and kills: the run that may end the process has not
-    happened. The traceback belongs to that attempt alone. The traceback of an earlier attempt is never kept.
+    After a run, lapses and kills begin at 0 again. A message that is given back without a run keeps them: the run that
+    may end the process has not happened. Only a dead letter has a traceback: that of the ended attempt.
     """
     error, envelope = settlement.error, record.envelope
     has_run = not is_release(record, settlement)

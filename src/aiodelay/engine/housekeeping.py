@@ -149,7 +149,7 @@ class LoopLag:
     nothing.
 
     Args:
-        limit_s: If a timed callback comes later than this, the loop counts as blocked.
+        limit_s: If a timed callback runs late by more than this, the loop counts as blocked.
         is_needed: A function that returns whether to go on probing.
         on_clear: Called when the loop runs freely again.
     """

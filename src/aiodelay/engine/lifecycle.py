@@ -210,8 +210,8 @@ class Running:
     async def close(self) -> None:
         """Stop claiming, let deliveries end, settle, then disconnect. Each step is shielded and bounded.
 
-        Closing takes at most `drain`, plus `CANCEL_S` if runs go on although they were cancelled, plus `CLOSE_S`. It
-        takes longer only if a store goes on closing its clients after `close` has cancelled it.
+        Closing takes at most `drain`, plus `CANCEL_S` if runs go on although they were cancelled, plus `CLOSE_S`. Then
+        `close` gives up disconnecting. It takes longer only if a store still closes its clients after that.
 
         If the caller is cancelled meanwhile, `close` stops waiting for deliveries: it cancels them and gives their
         messages back.

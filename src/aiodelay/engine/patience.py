@@ -25,7 +25,7 @@ log: logging.Logger = logging.getLogger("aiodelay")
 
 LONGEST_PAUSE_S = 2.0
 MAY_PASS = (StoreUnavailableError, StoreBusyError, OutcomeUnknownError, SinkUnavailableError)
-"""Errors that may be over at the next attempt. Any other error ends the opening at once."""
+"""Errors that may be over at the next attempt. All others, and `StoreDamagedError`, end the opening at once."""
 
 
 class Patience:

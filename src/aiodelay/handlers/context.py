@@ -77,7 +77,7 @@ class RunContext(Generic[S]):
 
     @property
     def attempt(self) -> int:
-        """The number of this attempt, from 1. Only attempts that finished are counted."""
+        """The number of this attempt, from 1. Earlier attempts count only if they finished."""
         return self._record.attempt + 1
 
     @property

@@ -1,4 +1,4 @@
-"""Middleware around each run of a handler, or around each call of `schedule`. Both kinds have the same form."""
+"""Middleware around each run of a handler, or around each scheduled message. Both kinds have the same form."""
 
 from __future__ import annotations
 

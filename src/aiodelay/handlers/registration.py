@@ -233,7 +233,7 @@ def _not_called(event: object, context: RunContext[Any]) -> None:
 
 
 def _route(what: type | str, types: EventTypes, owner: str) -> dict[str, Any]:
-    """Return the fields of a spec for the lane and its decoder: events of a class, or bytes under a name."""
+    """Return those fields of a spec that depend on `what`: an event class, or a name under which bytes arrive."""
     if isinstance(what, str):
         return {"name": check_type_name(what, "handler name"), "aliases": (), "decode": _as_bytes, "types": None}
     types.name_of(what)

@@ -13,8 +13,8 @@ __all__ = ["Feed"]
 class Feed(Protocol):
     """Gives out claims and takes their settlements: the dispatching side of a store, or a source.
 
-    `claim`, `settle`, `renew` and `tidy` may be cancelled at any await. A cancellation does not undo changes that the
-    store has already made. A repeated claim with the same `request` returns the same messages.
+    `claim`, `settle` and `renew`, and the `tidy` of a store's `Work`, may be cancelled at any await. A cancellation
+    does not undo changes that were already made. A repeated claim with the same `request` returns the same messages.
     """
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:

@@ -50,8 +50,8 @@ class Sink(Protocol):
         """Send a batch of messages.
 
         If `send` raises an error other than `SinkUnavailableError`, or returns a wrong number of outcomes, the engine
-        sends each message of the batch separately. If `send` fails for a message alone, the message has failed an
-        attempt.
+        sends each message of the batch separately. If `send` raises such an error for a batch of one message, this
+        is a failed attempt of the message.
 
         Returns:
             One outcome for each delivery, in order.

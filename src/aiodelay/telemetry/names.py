@@ -20,7 +20,7 @@ SCOPE = "aiodelay"
 SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
 SYSTEM, KAFKA = "aiodelay", "kafka"
 OTHER = "_OTHER"
-"""The label that all further destinations share, if there are too many destinations."""
+"""The label that destinations share once the greatest number of separate labels is in use."""
 
 # --- attributes -------------------------------------------------------------------------------------------
 
@@ -54,7 +54,7 @@ TYPES: Mapping[str, str] = {
     CLAIM: "receive",
     SETTLE: "settle",
 }
-"""The type that the conventions give to an operation. The conventions have no type for other operations."""
+"""The type that the conventions give to an operation. They have no type for the operations that are missing here."""
 
 # --- metrics ----------------------------------------------------------------------------------------------
 

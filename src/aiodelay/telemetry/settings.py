@@ -25,10 +25,10 @@ class Telemetry:
 
     Args:
         delayed: `new_trace`: a delivery begins a new trace, with a link to the span that scheduled the message.
-            `continue`: the delivery goes on in the trace of the schedule span, if the message was due within
-            `continue_below` when it was scheduled. Deliveries of a recurring message always begin new traces. The
-            choice is stored with the message.
-        continue_below: The longest delay for which `continue` continues the trace.
+            `continue`: the delivery goes on in the trace of the schedule span, if the message was scheduled with a
+            delay shorter than `continue_below`. Deliveries of a recurring message always begin new traces. The choice
+            is stored with the message.
+        continue_below: `continue` continues the trace of a message with a delay shorter than this.
         create_spans: Whether `schedule_many` also makes a `create` span for each message. This costs one span per
             message.
         propagate_baggage: Whether to store baggage with messages. The baggage then stays in the store as long as the

@@ -35,7 +35,7 @@ __all__ = ["ObservedFeed", "ObservedTransfer", "ObservedWork"]
 MOST_LINKS = 128
 """The most links of a transfer's span. OpenTelemetry's SDK keeps no more links by default."""
 SAFETY_PART = 0.7
-"""A wait that lasts at least this part of the safety poll's time counts as ended by the safety poll."""
+"""A wait that lasts at least this part of the safety poll's interval counts as ended by the safety poll."""
 
 
 class _ObservedPolling:

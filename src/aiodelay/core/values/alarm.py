@@ -29,7 +29,9 @@ class Alarm(Struct, frozen=True):
     Attributes:
         kind: The condition.
         lane: The lane that the alarm concerns; "" if the alarm concerns no particular lane.
-        age_ms: How long the condition has lasted.
+        age_ms: For `overdue` and `unserved`: how long the lane's oldest overdue message has waited; 0 if the lane has
+            none. For `store` and `vanished`: how long the store has not been reached, or its data have not been seen.
+            0 for `ended`, and for an alarm that is over.
         is_over: Whether the condition has ended.
         reason: For `ended` and `vanished`: the cause, as text.
     """

@@ -45,7 +45,7 @@ class ClaimAhead:
         self._timer: asyncio.TimerHandle | None = None
 
     def wanted(self, waiting: int) -> int:
-        """Return how many messages to claim ahead now. None are claimed until half of the last ones have begun."""
+        """Return how many messages to claim ahead now: none while more than half of that number still wait."""
         return self._messages if 2 * waiting <= self._messages else 0
 
     def arrived(self, messages: Sequence[Held]) -> None:
@@ -77,10 +77,10 @@ class ClaimAhead:
             self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)
 
     def _measure(self, arrived: Sequence[Held]) -> None:
-        """Set the number of messages by the runs that have ended since the last measurement.
+        """Set the number of messages to claim ahead, from the runs that have ended since the last measurement.
 
-        Less than 20 ms after the last measurement, the number may grow but not shrink. The average size of the messages
-        that have just arrived bounds the bytes that wait.
+        Less than 20 ms after the last measurement, the number may grow but not shrink. If messages have just arrived,
+        the number is at most as many messages of their average size as fit into `MAX_CLAIM_BYTES`.
         """
         now_s = asyncio.get_running_loop().time()
         elapsed_s, ended = now_s - self._since_s, self.ended - self._ended_before

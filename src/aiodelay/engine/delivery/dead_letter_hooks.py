@@ -17,7 +17,7 @@ __all__ = ["DeadLetterHooks"]
 log: logging.Logger = logging.getLogger("aiodelay")
 
 MOST_WAITING = 1_000
-"""Most dead letters that wait for the hooks. While this many wait, the hooks get no further dead letters."""
+"""Most dead letters that wait for the hooks. The hooks never get a dead letter that comes while this many wait."""
 
 
 class DeadLetterHooks:

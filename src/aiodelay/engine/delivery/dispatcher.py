@@ -92,7 +92,7 @@ class Dispatcher:
 
     Args:
         work: The store's dispatching side.
-        book: Holds the claims. While its `is_trying` is True, the dispatcher claims nothing.
+        book: Holds the claims. While it holds a suspect that was just claimed, the dispatcher claims nothing.
         subscriptions: The subscriptions by lane. The loop reads them before each claim, since handlers come and go.
         lease_ms: How long a claim lasts.
         may_claim: A function that returns whether messages may be claimed now. They may not be claimed while the event

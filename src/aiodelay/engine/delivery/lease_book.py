@@ -143,8 +143,8 @@ class LeaseBook:
     def max_lapses(self) -> int:
         """The most lapses that a message may have, if it is claimed beside the messages held now.
 
-        Beside suspects, this process runs only messages that have never lapsed. If the process ends, each of them
-        lapses for the first time. So other suspects never cause the second lapse, which makes a message a suspect.
+        Beside suspects, this process runs only messages that have never lapsed. If a suspect ends the process, these
+        messages lapse for the first time. Only a second lapse would make them suspects.
         """
         if self._may_kill(self._suspects):
             return 0
@@ -202,7 +202,7 @@ class LeaseBook:
             self._heartbeat.start(self.suspects)
 
     def supersede(self, message_id: str, revision: int) -> None:
-        """Mark the claims on older versions of a message, including claims that the store's next answer brings.
+        """Mark the claims on older versions of a message, also those in an answer that is still on its way here.
 
         A retry of a series' occurrence counts as a version of the series.
 

@@ -253,7 +253,7 @@ class SinkRefusal(Exception):  # noqa: N818 - never raised: the retry policy's d
 
 
 def _pause_s(failures: int) -> float:
-    """Return the seconds for which no message is requested after this many earlier failures."""
+    """Return the seconds to wait after a failure that this many failures in a row preceded."""
     return pause_s(failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
 
 

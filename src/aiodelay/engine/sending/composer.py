@@ -154,7 +154,7 @@ class Composer:
         sink = self._sinks.get(sink_name)
         if sink is None:
             known = ", ".join(f"{name}:" for name in sorted({*self._sinks, HANDLER_TARGET}))
-            raise UnknownSinkError("sink in to", repr(sink_name), f"{known} (add other sinks with the setting sinks)")
+            raise UnknownSinkError("the sink in to=", repr(sink_name), f"{known} (add others with the setting sinks)")
         sink.check(address)
         return sink_name, address, "" if event is None or type(event) is bytes else self._event_name(event)
 
@@ -251,7 +251,7 @@ def _checked_handler_name(name: str) -> str:
         return check_type_name(name, "to")
     except ConfigurationError as error:
         value, allowed = error.value, error.allowed
-    raise TargetError("handler name in to", value, allowed)
+    raise TargetError("the handler name in to=", value, allowed)
 
 
 def names_of(sinks: Collection[Sink]) -> dict[str, Sink]:
