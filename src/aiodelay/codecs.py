@@ -1,4 +1,4 @@
-"""The old import path of `aiodelay.core.record_codec`, kept for existing programs."""
+"""The old import path of `aiodelay.core.event_codecs` and `aiodelay.core.record_codec`, kept for existing programs."""
 
 from aiodelay.core.event_codecs import JSON, MESSAGEPACK, Codec, JsonCodec, MessagePackCodec, codec_named, first_line
 from aiodelay.core.record_codec import (

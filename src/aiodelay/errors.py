@@ -111,8 +111,8 @@ def masked_url(url: str) -> str:
 
     If the URL is not well formed, the mask covers too much rather than too little:
 
-    - A password with unescaped `/`, `?`, `#` or `@` ends at the last `@`.
-    - A password that no `@` follows looks like a port that is not a number, and is masked.
+    - The mask of a password reaches to the last `@`: the password may hold an unescaped `/`, `?`, `#` or `@`.
+    - Without an `@`, a port that is not a number is masked, because it may be a password.
     """
     head = re.match(r"(?:[^:/?#@]*:)?(/*)", url)
     assert head is not None  # the pattern also matches an empty text
@@ -275,7 +275,7 @@ class DuplicateIdError(AiodelayError):
     def __str__(self) -> str:
         return (
             f"message {self.message_id!r} is already scheduled; "
-            "to schedule this id again, use the conflict mode replace or keep"
+            "to avoid this error, use the conflict rule replace (the new message stays) or keep (the stored one stays)"
         )
 
 
@@ -472,7 +472,8 @@ class OutcomeUnknownError(StoreError):
             The result that the first call would have returned.
 
         Raises:
-            OutcomeUnknownError: The outcome is unknown again, or the call began more than 25 s ago.
+            OutcomeUnknownError: The outcome is unknown again, the call began more than 25 s ago, or this error is a
+                copy.
         """
         if self._again is None:
             raise OutcomeUnknownError(

@@ -232,7 +232,7 @@ async def test_an_iterable_that_raises_does_not_hide_what_was_refused(scheduler:
     assert caught.value.__notes__ == [
         (
             "schedule_many: 1 messages stored, 1 refused: message 1: message 'm1' is already scheduled; "
-            "to schedule this id again, use the conflict mode replace or keep"
+            "to avoid this error, use the conflict rule replace (the new message stays) or keep (the stored one stays)"
         )
     ]
 

@@ -49,7 +49,10 @@ RENDERED: dict[type[AiodelayError], tuple[tuple[object, ...], str]] = {
     errors.RecordFormatError: (("3 bytes",), "stored record cannot be read: 3 bytes"),
     errors.DuplicateIdError: (
         ("a",),
-        "message 'a' is already scheduled; to schedule this id again, use the conflict mode replace or keep",
+        (
+            "message 'a' is already scheduled; to avoid this error, use the conflict rule replace (the new message "
+            "stays) or keep (the stored one stays)"
+        ),
     ),
     errors.ClosedError: (("scheduler", "closed"), "scheduler is closed; use it inside its 'async with' block"),
     errors.WrongLoopError: (

@@ -137,7 +137,7 @@ async def test_duplicate_id(clock: VirtualClock) -> None:
             await scheduler.schedule(Pay(), delay="2h", id="order-7", conflict=Conflict.error())
         with pytest.raises(PartlyScheduledError, match="1 messages stored, 1 refused: message 0: message 'order-7' is"):
             await scheduler.schedule_many([Message(**call(conflict=Conflict.error())), Message(**call(id="b"))])
-    assert str(caught.value).startswith("message 'order-7' is already scheduled; to schedule this id again")
+    assert str(caught.value).startswith("message 'order-7' is already scheduled; to avoid this error")
 
 
 @pytest.mark.asyncio

@@ -53,7 +53,7 @@ async def bench(
     """
     if place.url.startswith("kafka:"):
         raise CommandError(
-            "bench cannot measure Kafka: it needs a store with namespaces; docs/performance.md has figures of Kafka"
+            "bench measures only stores with namespaces, which Kafka lacks; docs/performance.md has figures of Kafka"
         )
     reference = await _measure(replace(place, store=REFERENCE, namespace=NAMESPACE), messages)
     figures = await _measure(replace(place, namespace=NAMESPACE), messages)

@@ -39,8 +39,8 @@ class Finding(NamedTuple):
         level: `ok`, `note`, `warning` or `problem`.
         about: The store, the lane, the destination or the sink that was checked.
         text: The result in words.
-        mend: The remedy: a command, or a change to make; empty if nothing is wrong. The key in JSON output has this
-            name.
+        mend: The remedy: a command, or a change to make; empty if nothing is wrong. Its key in JSON output is
+            `mend` too.
     """
 
     level: Level
@@ -57,7 +57,8 @@ async def check(url: str | None = None, /, *, app: str | None = None, place: Pla
     Args:
         url: The URL of the store. Default: --store, or the store of --app.
         app: A scheduler, as MODULE:OBJECT. The check then also finds pending messages that the code of this scheduler
-            cannot read, and tells how often each sink of the scheduler may get a message.
+            cannot read, and tells for each sink of the scheduler whether a message arrives exactly once, or at least
+            once.
     """
     program = None if app is None else find_scheduler(app)
     if url is not None:
@@ -165,7 +166,7 @@ async def _inspected(scheduler: Scheduler, program: Scheduler | None) -> AsyncIt
     try:
         counts = await scheduler.counts()
     except UnsupportedByStoreError as error:
-        mend = "stop the service and give --own; or ask the service"
+        mend = "stop the service and give --own; or use the page or the API of the service"
         yield Finding("note", store.name, f"pending messages cannot be inspected: {error.value}", mend)
         return
     async for finding in _of_features(store):

@@ -42,8 +42,8 @@ async def from_file(
     """Store the messages of a file that `aiodelay export` wrote.
 
     Messages keep their revision, due time, attempts and errors, so consumers see the same delivery id. If the store has
-    a message under the same id, that message stays unchanged. The store remembers how far it has read a file. A
-    repeated or interrupted import goes on from there, so messages that have ended since do not come back.
+    a message under the same id, that message stays unchanged. The store remembers how much of a file was imported.
+    The next import of the file goes on from there, so messages that have ended since do not come back.
 
     Args:
         file: The file to read. Default: stdin.

@@ -124,8 +124,8 @@ def find_scheduler(target: str) -> Scheduler:
     """Import the scheduler that `MODULE:OBJECT` names. The working directory is searched first.
 
     Raises:
-        CommandError: The text has another form, or there is no such object, or the object is not a scheduler. The error
-            lists the schedulers of the module, or names similar to the given name.
+        CommandError: The text does not have this form, there is no such object, or the object is not a scheduler. The
+            error lists the schedulers of the module, or names similar to the given name.
     """
     module_name, _, path = target.partition(":")
     if not module_name or not path or module_name.startswith("."):

@@ -19,8 +19,8 @@ MOST_TEXT = 1_000
 async def why(id_: str, /, *, place: Place = Place()) -> int:
     """Explain the state of a message: why it was not delivered yet, or how it ended.
 
-    For messages that have ended, the store needs a journal. Add ?journal=100000 to the store's URL, here and in the
-    processes that write to the store.
+    For messages that have ended, the store needs a journal. Add ?journal=100000 (for Kafka, ?history=TOPIC) to the
+    store's URL, here and in the processes that write to the store.
 
     Args:
         id_: The id of the message.

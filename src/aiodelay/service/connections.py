@@ -39,8 +39,8 @@ class Server(uvicorn.Server):
 
     Args:
         app: The app that answers requests.
-        most: Most connections at the same time. For a further connection, the server closes the oldest connection that
-            has no request now. If all connections have a request, the server refuses the further connection.
+        most: Most connections at the same time. For a further connection, the server closes a connection that has no
+            request now. If all connections have a request, the server refuses the further connection.
         still_s: Seconds after which a connection counts as idle, accurate to a second.
     """
 

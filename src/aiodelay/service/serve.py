@@ -171,7 +171,7 @@ def listening(host: str, port: int) -> socket.socket:
 
     The socket has the option TCP_NODELAY, and its connections inherit the option. Without TCP_NODELAY, an answer in two
     parts takes 40 ms: the second part waits until the client has acknowledged the first part. asyncio itself sets the
-    option only on sockets that name their protocol, and connections of this socket do not name it.
+    option only if the attribute `proto` of a socket is `IPPROTO_TCP`. In connections of this socket, it is 0.
 
     Args:
         host: The address or host name.

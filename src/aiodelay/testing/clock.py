@@ -23,7 +23,7 @@ START = datetime(2030, 1, 1, tzinfo=UTC)
 """The default wall-clock time at which a `VirtualClock` begins."""
 
 IdleHook: TypeAlias = Callable[[], Awaitable[bool]]
-"""A coroutine function that returns when its work is done: True if it had to wait for work, else False."""
+"""A coroutine function that waits until its work is done, and returns whether it had to wait."""
 
 _HOW_TO_GET_ONE = (
     "aiodelay.testing.clock.VirtualLoop. Tests get this loop if they name the fixture 'clock' as an argument."
@@ -122,8 +122,8 @@ class VirtualClock:
     ) -> None:
         """Let time pass. Every timer fires at its own instant, in order.
 
-        The call returns when nothing more can happen at the last instant, and every idle hook has reported that its
-        work is done. A hook may let more time pass to finish its work. Without arguments the duration is 0: the call
+        The call returns when nothing more can happen at the last instant, and no idle hook has to wait for its work
+        any more. A hook may let more time pass to finish its work. Without arguments the duration is 0: the call
         runs everything that is due now.
 
         Args:
@@ -154,9 +154,9 @@ class VirtualClock:
         """Make `advance()` await `hook` before it returns.
 
         Args:
-            hook: A coroutine function that returns when its work is done: True if it had to wait for work, else False.
-                If a hook returns True, `advance()` awaits all hooks again, because the work of one hook may have made
-                work for another hook.
+            hook: A coroutine function that waits until its work is done, and returns whether it had to wait. If a hook
+                had to wait, `advance()` awaits all hooks again, because the work of one hook may have made work for
+                another hook.
         """
         self._hooks.append(hook)
 

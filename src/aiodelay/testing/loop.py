@@ -163,9 +163,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Run until `future` is done, as asyncio does.
 
         Raises:
-            WaitingForeverError: `future` could never become done. The loop cancelled it at the place where it waited,
-                and raises this error from the result of the cancellation. If `future` ignores the cancellation and
-                waits on, it stays pending.
+            WaitingForeverError: `future` could never become done. The loop cancelled it at the place where it waited.
+                If the cancelled `future` raised an exception, that exception is the cause of this error. If `future`
+                ignores the cancellation and waits on, it stays pending.
         """
         if self.is_running():
             return super().run_until_complete(future)

@@ -46,7 +46,7 @@ def clock(_aiodelay_virtual_loop: None) -> VirtualClock:
 
 @pytest.fixture
 def aiodelay_scheduler() -> Scheduler | None:
-    """Return None, for which the fixture `scheduler` makes an empty scheduler.
+    """Return None: the fixture `scheduler` then makes an empty scheduler.
 
     Override this fixture in your conftest.py to return your program's scheduler.
     """

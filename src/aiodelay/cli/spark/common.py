@@ -60,7 +60,7 @@ def read_settings(flag: str, texts: tuple[str, ...], prefix: str = "") -> dict[s
     """Return the settings from texts of the form NAME=VALUE. Each name must begin with the prefix.
 
     Raises:
-        ConfigurationError: A text has another form.
+        ConfigurationError: A text does not have this form, or a name lacks the prefix.
     """
     settings = {}
     for text in texts:

@@ -153,5 +153,7 @@ def _too_large(most: int) -> ApiError:
 
 
 def _too_slow(limits: ApiLimits) -> ApiError:
-    detail = f"the body did not arrive within {limits.body_timeout_s:g} s"
+    detail = (
+        f"the body arrives too slowly; the limit for a body, or for a pause in a stream, is {limits.body_timeout_s:g} s"
+    )
     return ApiError(408, "BodyTimeoutError", detail, CLOSE)

@@ -227,7 +227,10 @@ def end(request: Request, found: Operation) -> None:
 
 
 async def _carry_out(operation: Operation, store: Opened, caller: Caller, *, most: int, via: str) -> None:
-    """Find all targets, then change them in steps. An error ends the operation."""
+    """Find all targets, then change them in steps.
+
+    The operation fails if the search fails, a whole step fails, or all changes of a step end in store errors.
+    """
     try:
         targets = await _all_targets(operation, store, most)
         operation.state = "changing"

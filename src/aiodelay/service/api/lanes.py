@@ -111,7 +111,7 @@ async def load(
 async def lateness(store: Store) -> Response:
     """Measures the first attempts of the last 5 minutes, at most 10,000.
 
-    The store must keep a journal: add `?journal=10000` to its URL.
+    The store must keep a journal: add `?journal=10000` to its URL; for Kafka, `?history=<topic>`.
     """
     measured = await store.lateness.measure(store.scheduler)
     buckets = [LatenessBucketOut(bound, n) for bound, n in measured.buckets]
@@ -127,7 +127,7 @@ async def journal(
     id: Annotated[str | None, Query(description="Only this message.")] = None,  # noqa: A002 - its name in the URL
     after: Annotated[int, Query(ge=0, le=1 << 62, description="Only entries with a higher number.")] = 0,
 ) -> Response:
-    """The store must keep a journal: add `?journal=10000` to its URL."""
+    """The store must keep a journal: add `?journal=10000` to its URL; for Kafka, `?history=<topic>`."""
     entries = await store.scheduler.journal(id, after=after, limit=limit)
     last = entries[-1].number if entries else after
     return Json({"entries": [journal_shape(each) for each in entries], "after": last})

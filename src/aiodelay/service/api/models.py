@@ -99,7 +99,10 @@ class ConflictByNumberIn(Struct, frozen=True):
 
 
 class LateIn(Struct, frozen=True):
-    """The rule for a message whose lateness is above this duration: exactly one of `drop` and `dead_letter`."""
+    """The rule for a message that is too late: exactly one of `drop` ("15m") and `dead_letter` ("15m").
+
+    The value is the longest lateness at which the message is still delivered.
+    """
 
     drop: str | None = None
     dead_letter: str | None = None
@@ -455,7 +458,7 @@ class ConsumerOut(Struct, frozen=True):
 
 
 class ConsumersOut(Struct, frozen=True):
-    """One page of consumers, by topic, kind and name. Send `after` as `after` to get the next page."""
+    """One page of consumers, by topic, kind and name. `after` means the same as in `ListOut`."""
 
     consumers: list[ConsumerOut]
     after: str | None
@@ -490,7 +493,7 @@ class JournalEntryOut(Struct, frozen=True):
 
 
 class JournalOut(Struct, frozen=True):
-    """Entries of the journal, in order. Send `after` as `after` to get the entries that follow."""
+    """Entries of the journal, in order. A request with this `after` gets the entries that follow."""
 
     entries: list[JournalEntryOut]
     after: int

@@ -183,7 +183,7 @@ class Operations:
             ApiError: Too many operations are running.
         """
         if len(self._tasks) >= RUNNING:
-            detail = f"{RUNNING} bulk operations are running, and no more are allowed; wait for an end, or stop one"
+            detail = f"{RUNNING} bulk operations are running, and no more are allowed; wait until one ends, or stop one"
             raise ApiError(503, "TooManyOperationsError", detail)
         operation = self._operations[token] = Operation(token, plan, self._clock.now_ms())
         self._tasks[token] = asyncio.create_task(self._run(operation, carry_out), name=f"aiodelay bulk {plan.action}")

@@ -25,7 +25,7 @@ from .served import Opened, Served, served_of
 __all__ = ["answer_of", "schedule_lines"]
 
 IN_MEMORY = 1_048_576
-"""Bytes of answers that stay in memory. More answers go into a temporary file."""
+"""Most bytes of answers that stay in memory. If there are more, all answers go into a temporary file."""
 AT_ONCE = 65_536
 MOST_REFUSED = 10_000
 """The most refused lines of a stream. The answer to a bad line is longer than the line: without a limit, a client could

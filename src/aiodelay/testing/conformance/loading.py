@@ -1,4 +1,4 @@
-"""`LoadingRules`: rules for bulk loads. If a load sends a message again, only the version shows that it is known."""
+"""`LoadingRules`: rules for bulk loads. A store recognises a message that a load repeats only by its version."""
 
 # ruff: noqa: D102 - the name of a test states its rule
 

@@ -1,4 +1,4 @@
-"""`SafetyRules`: the rules S1 to S9 of docs/guarantees.md, and rule R1 for a store alone."""
+"""`SafetyRules`: the rules S1 to S9 of docs/guarantees.md, and rule R1 as far as a store alone keeps it."""
 
 # ruff: noqa: D102 - the name of a test states its rule
 

@@ -209,7 +209,8 @@ class Stage:
     def needs_positions(self, *, verdict: bool = False) -> None:
         """Skip the test if the store keeps no positions of intakes.
 
-        With `verdict`, also skip the test if the store answers commands with a position before it has judged them.
+        With `verdict`, also skip the test if the store only records a command that comes with a position, and judges it
+        later.
         """
         if self.store.traits.positions == "none":
             self._skip("keeps no positions of intakes")

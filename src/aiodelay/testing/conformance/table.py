@@ -39,8 +39,8 @@ class SameId(NamedTuple):
         pending: The cell for a message that waits.
         in_flight: The cell for a message that is leased.
         replacing: The cell for a message that waits while an older version is still leased. The older version is
-            either a message that the waiting message has replaced, or a retry of an earlier occurrence. The occurrence
-            belongs to the waiting series, or to a series that the waiting message has replaced.
+            one of these: a message that the waiting message has replaced; a retry of an earlier occurrence of the
+            waiting series; or a retry of an occurrence of a series that the waiting message has replaced.
         done: The cell for a message that was settled, cancelled or became a dead letter. A dead letter is kept.
     """
 

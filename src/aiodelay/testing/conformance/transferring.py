@@ -105,7 +105,7 @@ def _ended(record: Record, then: int | None, outcome: str = "delivered") -> Done
 
 
 class TransferConformance(Bench):
-    """The suite for stores that promise to reach a sink exactly once: tests named after the rules.
+    """The suite for stores that promise to reach a sink exactly once: tests named after docs/guarantees.md.
 
     Subclass this suite in addition to `StoreConformance`, with the same `make_store`. The other methods read and change
     the destinations from outside the store, as a consumer does.
