@@ -95,8 +95,11 @@ class DelayBox:
             check_count(max_payload, "max_payload", 1, MOST_PAYLOAD),
         )
         self._dead_topics = {topic: check_topic(dead_topic or f"{topic}.dead", "dead_topic") for topic in topics}
-        if loops := {*allowed, *topics} & {*self._dead_topics.values()} | {*allowed} & {*topics}:
-            raise ConfigurationError("allow", min(loops), "topics that are neither sources nor dead topics of the box")
+        dead_topics = {*self._dead_topics.values()}
+        if both := dead_topics & {*topics}:
+            raise ConfigurationError("dead_topic", min(both), "a topic that is not a source of the box")
+        if both := {*allowed} & (dead_topics | {*topics}):
+            raise ConfigurationError("allow", min(both), "topics that are neither sources nor dead topics of the box")
         self._begin_after = begin_after or ""
         self._own = not isinstance(store, Scheduler)
         self._scheduler = store if isinstance(store, Scheduler) else _scheduler_of(store, self._cluster, namespace)

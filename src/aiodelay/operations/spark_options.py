@@ -189,7 +189,7 @@ class ColdPutOptions(PaceOptions):
         mapping: The columns or SQL expressions that give the parts of a message, as for `backfill`.
         was_due: A column or SQL expression that gives the due time of the message that a row replaces; null for new
             messages. With this option, the job reads only the days of these due times.
-        conflict: The row of an id that stays. insert: the first row; newer: the row with the highest version.
+        conflict: The version of an id that stays. insert: the first version; newer: the highest version.
         min_lead: Rows that are due within this duration from now do not go into the tier.
         max_payload: The most bytes of a payload.
         timezone: The time zone of times without an offset. Without this option, rows with such times are rejected.
