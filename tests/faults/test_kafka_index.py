@@ -327,7 +327,7 @@ async def test_f37_on_a_full_disk_the_index_is_held_in_memory(kafka: str, tmp_pa
         assert owner.line("n ") == f"{len(left) + 300}"
         assert owner.line("in file ") == "False"
         owner.ended_well()
-        assert "index= in the URL has failed: " in owner.errors
+        assert "the index file has failed: " in owner.errors
     async with opened(kafka, schedules, folder) as store:
         assert index_of(store).state.far.is_in_file
         assert len(await store.search(Query(limit=2000))) == len(left) + 300

@@ -113,7 +113,7 @@ async def test_a_topic_as_kafka_makes_it_is_refused_and_the_command_mends_it(kaf
     with pytest.raises(StoreMismatchError) as caught:
         await prepare(cluster(kafka), [name], create=False, partitions=1)
     assert "cleanup.policy is delete, should be compact" in str(caught.value)
-    await carry_out(kafka, str(caught.value).partition("after this command: ")[2])
+    await carry_out(kafka, str(caught.value).partition("changed by this command: ")[2])
     (found,) = await prepare(cluster(kafka), [name], create=False, partitions=1)
     assert [problem.setting for problem in problems(found)] == ["replication.factor"]
 

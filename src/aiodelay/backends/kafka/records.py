@@ -2,9 +2,10 @@
 
 docs/formats.md describes the format, and `record_format` declares the headers of fields. A record schedules a message:
 its key is the message's id, and its value is the payload. It has the headers `scheduler-epoch` (seconds) and
-`scheduler-target-topic`, and `scheduler-target-key` if the delivered record has a key. A later record with the same key
-replaces the message, and a tombstone cancels it. All other headers belong to aiodelay, begin with `aiodelay-`, and may
-be left out.
+`scheduler-target-topic`, and `scheduler-target-key` if the delivered record has a key. A message for a handler has the
+header `aiodelay-lane` instead of a topic. A later record with the same key replaces the message, and a tombstone
+cancels it. The other headers whose names begin with `aiodelay-` belong to aiodelay, and may be left out. All remaining
+headers are the message's own.
 
 An *owner* is the process that owns the partition. Every other writer is a *user*: another process or program.
 """
@@ -175,7 +176,7 @@ class Wire(NamedTuple):
 
 
 _new = tuple.__new__
-"""Makes a named tuple in a quarter of the time. Used where every record that is moved or read needs a named tuple."""
+"""Makes a named tuple in a quarter of the time that a call of its class takes. Used for each record moved or read."""
 
 
 class Memory(msgspec.Struct, omit_defaults=True):
@@ -397,8 +398,8 @@ def answer_of(key: bytes | None, value: bytes | None, headers: Headers) -> tuple
 def encode_back(message: PutBack, now_ms: int) -> Wire:
     """Return the record by which a user puts a message back.
 
-    If the message is a dead letter, this is the record that keeps it. Otherwise the record is a request: the owner
-    decides it like a put that keeps an existing message.
+    If the message is a dead letter, this is the record that keeps it. Otherwise the record is a request to the owner,
+    who treats it like a put with the conflict rule `keep`.
     """
     if message.reason is not None:
         return encode_dead(DeadLetter(message.record, message.reason, now_ms))
@@ -422,7 +423,10 @@ def encode_cancel(key: bytes, memory: Memory | None = None) -> Wire:
 
 
 def encode_end(key: bytes, *, read_to: int, outcome: str, memory: Memory | None = None) -> Wire:
-    """Return the tombstone by which an owner ends a message. It counts if no user's record is at `read_to` or later."""
+    """Return the tombstone by which an owner ends a message.
+
+    The tombstone counts if no user's record of the same key is at offset `read_to` or later.
+    """
     if memory is None:
         return _new(Wire, (key, None, _end_headers(read_to, outcome)))
     return Wire(key, None, [*_end_headers(read_to, outcome), *_remembering(memory)])
@@ -496,7 +500,7 @@ def dead_key(key: DeadKey) -> bytes:
 
 
 def encode_mark(mark: Watermark) -> Wire:
-    """Return the record of a watermark, by which an owner records how far all messages have ended."""
+    """Return the record of a watermark, by which an owner states which messages have certainly ended."""
     return Wire(MARK, msgspec.json.encode(mark), [])
 
 

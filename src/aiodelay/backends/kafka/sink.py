@@ -25,7 +25,7 @@ _SENT = Sent()
 _FINAL = (*PERMANENT, InvalidTopicError)
 
 
-def check_topic(topic: str, field: str = "topic in to") -> str:
+def check_topic(topic: str, field: str = "the topic in to=") -> str:
     """Refuse a name that no topic can have, and the names of Kafka's own topics.
 
     Raises:

@@ -2,8 +2,9 @@
 
 A tombstone ends a message, but Kafka removes the tombstone `delete.retention.ms` after cleaning it. A replica or a
 reader that was away for longer may still have the message without its end. The owner therefore writes a watermark from
-time to time: an offset and a time up to which every message has ended. A message that is below both, but has no end,
-has come back, and is not delivered.
+time to time: an offset and a time. Every message has ended whose record is below this offset, and whose next attempt
+was planned at this time or earlier. If the record of such a message is there without its tombstone, the message has
+come back, and is not delivered.
 
 This module is pure: tests/stateful/test_kafka_models.py plays tombstones that vanish.
 """
@@ -16,12 +17,12 @@ __all__ = ["Watermark"]
 
 
 class Watermark(Struct, frozen=True):
-    """The statement that messages have ended: all below an offset whose next attempt was planned up to a time.
+    """Says that a message has ended if its record is before `read_to` and its attempt was planned up to `until_ms`.
 
     Attributes:
-        until_ms: The latest planned time of a next attempt that the statement covers. For a retry, this is not the due
-            time of the message.
-        read_to: The offset below which the statement covers messages.
+        until_ms: The latest planned time of a next attempt, in epoch ms. If the attempt is a retry, its planned time is
+            not the due time of the message.
+        read_to: The records of the messages are below this offset.
     """
 
     until_ms: int = -1

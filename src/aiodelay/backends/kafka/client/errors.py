@@ -85,7 +85,10 @@ _RIGHTS: dict[type[BaseException], tuple[str, str]] = {
     MAY_NOT_CREATE: ("Create", "Topic"),
     TransactionalIdAuthorizationFailed: ("Write", "TransactionalId"),
 }
-"""The operation and the resource of an error. For a topic, only the caller knows the operation."""
+"""For each error: the operation and the kind of resource for which a right is missing.
+
+`TopicAuthorizationFailedError` is not among these errors: only the caller knows the operation that has failed.
+"""
 
 
 def reason_of(error: BaseException, operation: str = "Write") -> str:

@@ -10,8 +10,8 @@ from msgspec import Struct
 __all__ = ["Outgoing", "Written"]
 
 _BATCH_HEADER, _RECORD_OVERHEAD, _RECORD_FIELDS = 61, 21, 3
-"""Three numbers of bytes: the header of a batch; aiokafka's estimate of what it adds to any record; and the part of
-this estimate that the first record of a batch needs.
+"""Three sizes in bytes: the header of a batch; the most that a record has besides key, value and headers, as aiokafka
+estimates it; and what the first record of a batch really has besides these three and its length.
 """
 
 

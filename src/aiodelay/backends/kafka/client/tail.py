@@ -1,4 +1,4 @@
-"""`keys_since`: finds the keys that other writers have just written to a partition. An owner asks before each commit.
+"""`keys_since`: finds the keys that other writers have just written to a partition. An owner calls it before a commit.
 
 The function also reads records beyond the start of an open transaction, which a `read_committed` reader cannot see yet.
 """
@@ -23,7 +23,7 @@ _UNCOMMITTED = 0
 async def keys_since(client: Client, place: TopicPartition, offset: int) -> Mapping[bytes, int]:
     """Read the records from an offset on, as many as one answer holds. Return the last offset of each key.
 
-    Records of transactions are left out: they may not be committed yet, and only the caller writes transactions here.
+    Records of transactions are left out, because they may not be committed yet. Owners and intakes write such records.
 
     Args:
         client: A connected client.

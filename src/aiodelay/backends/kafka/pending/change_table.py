@@ -175,10 +175,11 @@ class ChangeTable:
         self.answers.keep(row.record, now)
 
     def _leave(self, row: Entry, now: int) -> None:
-        """End the message of the current change. Remember its revision, and the version with which the id last ended.
+        """End the message of the current change. Outside of a change, remove the message from the table at once.
 
-        A later record may replace both the message's record and its tombstone. If that record is a user's tombstone, it
-        contains no revision.
+        The revision is remembered, because a user's tombstone may replace all other records of this id, and contains no
+        revision. The change also gets the version with which the id last ended: later records of the id may have
+        replaced the record that contained the version.
         """
         change, record, answers = self._log.current, row.record, self._near.answers
         if change is None:

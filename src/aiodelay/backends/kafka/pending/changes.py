@@ -40,7 +40,7 @@ class Change(Struct, eq=False, gc=False):
         targets: Records for other topics. The same transaction writes them.
         purged: A dead letter that this change deletes.
         asked: The key of a user's request to the owner that this change ends.
-        entry: The message in the table that nobody else may claim or change meanwhile; None = no message.
+        entry: The message in the table that nobody else may claim or change until the change ends; None = no message.
         is_users: Whether the change writes a user's cancel. Such a change counts even if others have written the key
             meanwhile.
         offset: The offset of the change's last record, once this record is written; -1 before.

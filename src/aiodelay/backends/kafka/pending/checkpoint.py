@@ -50,8 +50,8 @@ class Checkpoint(Struct):
         ended_at: The offset at which the last message ended.
         partitions: The number of partitions of the topic, as its first owner recorded it.
         is_mixed: Whether the partition has keys that belong to another partition.
-        repeated: Offsets of messages that must be ended but have no end yet. They repeat a command whose message has
-            ended, or are retries of a series that was replaced or cancelled.
+        repeated: Offsets of messages that must be ended but have no end yet. Such a message was put again by a repeated
+            command after it had ended, or is a retry of a series that was replaced or cancelled.
         revisions: By offset, the revisions of messages whose revision differs from the revision in their record.
         answers: For each answer: op, answer, revision, due time, and until when to remember the answer, as in `Memory`.
         versions: By id of an ended message: its version, and the time until which to remember it.

@@ -73,14 +73,14 @@ class _Kept(msgspec.Struct, array_like=True):
 
 
 class _DamagedError(Exception):
-    """The content of a file differs from the content that was written."""
+    """The content of a file differs from the content that was written, or has another format."""
 
 
 class FarIndex:
     """Rows of far messages, by key.
 
     Args:
-        path: The file, which no other process can open meanwhile; "" = in memory.
+        path: The file, which no other process can open before this index is closed; "" = in memory.
         wait_s: Longest wait until another process has closed the file.
 
     Raises:
@@ -173,10 +173,10 @@ class FarIndex:
     def due(
         self, *, from_ms: int = 0, to_ms: int = 1 << 62, lanes: Sequence[Lane] = ()
     ) -> Iterator[list[tuple[int, int, Lane]]]:
-        """Yield the rows that are due in a span of time, as (due, offset, lane). Times are rounded to seconds.
+        """Yield lists of the rows that are due in a span of time, as (due, offset, lane). Times are rounded to seconds.
 
-        Each list has the rows of one slice of the table, and takes about 1 ms. The caller may change rows between two
-        slices. The later slices may include such a change or not.
+        Each list that is yielded has the rows of one slice of the table. To read a slice takes about 1 ms. The caller
+        may change rows after each list. The lists that follow may include such a change or not.
         """
         for low, high in _slices(len(self)):
             rows = self._run(
@@ -194,7 +194,7 @@ class FarIndex:
         return bool(self._path)
 
     def commit(self, state: bytes) -> None:
-        """Write all rows and the state in one transaction. A killed process leaves the last committed file."""
+        """Write all rows and the state in one transaction. A killed process leaves the file as last committed."""
         self._flush()
         kept = msgspec.msgpack.encode(_Kept(self._lanes, self._size, self._checks, state))
         sealed = self._salt, kept, _seal(kept, self._salt)
@@ -207,7 +207,7 @@ class FarIndex:
 
         Raises:
             sqlite3.Error: The file cannot be read.
-            _DamagedError: The content of the file differs from the committed content.
+            _DamagedError: The content of the file differs from the committed content, or has another format.
         """
         (version,) = self._table.execute("PRAGMA user_version").fetchone()
         found = self._table.execute("SELECT salt, kept, seal FROM kept").fetchone()

@@ -5,7 +5,7 @@ the partition and read back. Each settlement makes a `Change`, and so does a mes
 else can claim or change the message until the change's record is read back, or the session ends without it.
 
 A *near* message is due within the horizon: the table has it whole. A *far* message is due later: the index has little
-more than the offset of its record. Nothing in this package waits or uses the network. The parts:
+more than the offset of its record. Nothing in this package uses the network. The parts:
 
 - `record_reader.py` takes records in.
 - `decisions.py` decides for the owner, and `repairs.py` makes the changes that repair the partition.

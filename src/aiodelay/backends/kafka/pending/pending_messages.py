@@ -16,7 +16,7 @@ __all__ = ["pending_messages"]
 
 
 def pending_messages(index: PendingIndex, now: int) -> Iterator[Snapshot]:
-    """Yield the messages that an owner of this index would deliver, decoded and in no order.
+    """Yield the pending messages of an index, decoded and in no order.
 
     A record that cannot be decoded is included, as the message that its dead letter will have. A message that had ended
     and has come back is left out, because its owner makes a dead letter of it.

@@ -43,8 +43,9 @@ class Precedence(Struct, frozen=True, gc=False):
 
     Attributes:
         seen: The standing record.
-        hidden_at: Offset of the first later owner's record that does not count. The cleaner would keep that record and
-            drop the standing record, so the owner must write the standing record again. None = no such record.
+        hidden_at: The offset of an owner's record that follows the standing record and does not count; if there are
+            several, of the first. The cleaner would keep that record and drop the standing record, so the owner must
+            write the standing record again. None = no such record.
     """
 
     seen: Seen

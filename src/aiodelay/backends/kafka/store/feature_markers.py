@@ -34,8 +34,8 @@ class FeatureMarkers(StorePort):
     async def switch_on(self, names: Collection[str]) -> None:
         """Record features in every partition.
 
-        The first partition of each topic comes last. `features` reads only first partitions, so it finds a feature only
-        if all other partitions have it too.
+        The record is written to the first partition of each topic last. `features` reads only first partitions, so it
+        finds a feature only if all other partitions have it too.
         """
         recorded = await self.features()
         places = sorted(all_places(self._parts), key=lambda place: place.partition == 0)

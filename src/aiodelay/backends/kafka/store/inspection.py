@@ -31,7 +31,7 @@ class Inspection(StorePort):
         return heapq.nsmallest(query.limit, found, key=lambda each: (each.next_attempt_ms, each.record.id))
 
     async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
-        """List recurring messages by id. The indexes keep all of them in memory."""
+        """List recurring messages in the order of their ids. The indexes keep all of them in memory."""
         await _until_known(self._parts.lookup.owned())
         found = [each for partition in self._parts.lookup.owned() for each in partition.horizon.series(after, limit)]
         return heapq.nsmallest(limit, found, key=lambda each: each.record.id)

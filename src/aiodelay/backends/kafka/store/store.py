@@ -177,7 +177,7 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
         return await self._commands.apply(commands)
 
     async def position(self, source: str) -> int | None:
-        """Return the position of a source. From now on, another process that reads this source is refused."""
+        """Return the position of a source. From now on, batches of an earlier reader of this source are refused."""
         self._parts.tasks.check_open()
         return await self._intakes.position(source)
 

@@ -42,7 +42,7 @@ def read_store_url(url: str) -> StoreOptions:
 
     Raises:
         ConfigurationError: The URL has another form, or an option is unknown or out of range.
-        TargetError: Kafka allows no topic of this name.
+        TargetError: The name of a topic in the URL is not allowed.
     """
     given = UrlOptions(url)
     cluster = read_cluster(given)

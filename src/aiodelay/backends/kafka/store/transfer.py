@@ -117,7 +117,7 @@ class _Taking:
         return changes
 
     def goes_on(self, partition: Partition) -> bool:
-        """Say whether to take more messages now. If it met series or unknown topics, the caller handles these first."""
+        """Say whether to take more messages. False after series or unknown topics: the caller handles these first."""
         has_room = self.messages > 0 and self.bytes >= MAX_CLAIM_BYTES
         return has_room and partition.is_ready and not self.series and not self.unknown
 
@@ -149,7 +149,7 @@ class _OwnTopics(KafkaSink):
         super().check(address)
         if address in self._schedules:
             allowed = "another topic: in a schedules topic of this store, the message would become a schedule again"
-            raise TargetNotAllowedError("topic in to", shortened(address), allowed)
+            raise TargetNotAllowedError("the topic in to=", shortened(address), allowed)
 
 
 class KafkaTransfer:

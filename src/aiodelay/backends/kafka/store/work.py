@@ -118,7 +118,7 @@ class KafkaWork:
         return [outcomes[i] for i in range(len(settlements))]
 
     def _place_of(self, claim: Settlement | Renewal) -> Partition | None:
-        """Return the partition of a claim, or None if another process owns it now or the message has ended."""
+        """Return the partition of a claim. None = another process owns the partition now, or the message has ended."""
         found = self._places.get((claim.id, claim.token))
         if found is None:
             found = next(

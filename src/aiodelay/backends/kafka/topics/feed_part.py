@@ -44,7 +44,7 @@ class FeedPart:
     is_lost: bool = False
     """Whether another member owns the partition now. That member reads the records again that have not ended."""
     is_checked: bool = True
-    """Whether no other member has committed an offset of this partition, as far as this member knows."""
+    """Whether it was checked, since the last assignment, that no other member has committed an offset here."""
 
     def __init__(self, place: TopicPartition, topic_id: str, start: int, committed: int | None) -> None:
         self.place, self.topic_id, self.offsets = place, topic_id, Offsets(start)

@@ -71,7 +71,7 @@ class Group:
             members too.
         before_revoked: Called before a rebalance, while this member still has its partitions.
         member: The name of this member for other members.
-        instance: A name that survives a restart. If this member starts again within its session, it has its partitions
+        instance: A name that survives a restart. If this member starts again within `SESSION_MS`, it has its partitions
             at once. "" = it is a new member after each start.
     """
 
@@ -105,7 +105,7 @@ class Group:
     def silence(self) -> str:
         """The reason why this member may have lost its partitions.
 
-        It is "" if a heartbeat was acknowledged within the session time.
+        It is "" if a heartbeat was acknowledged within the last `SESSION_MS`.
         """
         if asyncio.get_running_loop().time() - self._heard_s <= SESSION_MS / 1000:
             return ""
@@ -230,7 +230,7 @@ class Group:
         return self._consumer
 
     async def revoke(self) -> None:
-        """Begin no new session until the rebalance has ended. Then call `before_revoked`."""
+        """Call `before_revoked`. From now on, no session begins until the rebalance has ended."""
         self._settled.clear()
         if self._before_revoked is not None:
             await self._before_revoked()

@@ -1,8 +1,8 @@
 """`OffsetCommits`: commits the offsets of records that have ended, for one member of a group.
 
 An offset is committed up to the first record that has not ended. Only a member of the group's current generation
-commits, and only for partitions in which no other member has committed an offset meanwhile. If another member has
-owned a partition meanwhile, the records of the partition are read again from that member's offset.
+commits, and only for partitions in which no other member has committed an offset since this member took them over. If
+another member has, the records of the partition are read again from that member's offset.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class OffsetCommits:
         return any(part.to_commit is not None for part in self._reader.parts.values())
 
     async def _check_parts(self) -> None:
-        """Mark the partitions for which no other member has committed an offset since the rebalance."""
+        """Check after a rebalance in which partitions the group's committed offset is still this member's own."""
         assigned, parts = self._reader.assigned, [part for part in self._reader.parts.values() if not part.is_checked]
         if not parts:
             return

@@ -160,7 +160,7 @@ def _due(given: Mapping[str, Any], *, from_arrival: bool, written_ms: int, now_m
     delay_ms = _countdown_ms(countdown)
     if from_arrival or written_ms < 0:
         return After(delay_ms)
-    check_horizon(written_ms + delay_ms, now_ms, "the record's time and countdown")
+    check_horizon(written_ms + delay_ms, now_ms, "the record's time plus its countdown")
     return At(written_ms + delay_ms)
 
 

@@ -43,7 +43,13 @@ _REFUSALS = (TopicAuthorizationFailedError, InvalidTopicError, InvalidProducerId
 
 
 class _Blocked(Struct):
-    """Why a topic takes nothing, how many checks in a row found this, and the time of the next check."""
+    """A topic that takes nothing now.
+
+    Attributes:
+        reason: Why it takes nothing.
+        times: A count of how often in a row it took nothing. The pause before the next check grows with this number.
+        until_ms: The time of the next check.
+    """
 
     reason: str
     times: int
@@ -51,7 +57,12 @@ class _Blocked(Struct):
 
 
 class _Limit(Struct, frozen=True):
-    """The most bytes of a batch that a topic takes, and when this was learnt. None = the setting may not be read."""
+    """The limit of a topic for the size of a batch.
+
+    Attributes:
+        bytes: The most bytes of a batch; None = this process may not read the setting.
+        at_ms: The time at which the limit was learnt.
+    """
 
     bytes: int | None
     at_ms: int

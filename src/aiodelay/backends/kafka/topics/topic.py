@@ -204,7 +204,7 @@ def check(topic: Topic, cluster: Cluster) -> None:
         texts = "; ".join(problem.text for problem in sorted(found, key=lambda problem: not problem.is_fatal))
         command = repair_command(topic.name, cluster.bootstrap, found)
         raise StoreMismatchError(
-            f"topic {topic.name}", f"not safe for schedules: {texts}", f"the topic after this command: {command}"
+            f"topic {topic.name}", f"not safe for schedules: {texts}", f"this topic, changed by this command: {command}"
         )
     if found:
         texts = "; ".join(problem.text for problem in found)
@@ -242,7 +242,7 @@ async def prepare(
             raise StoreMismatchError(
                 f"topic {history}",
                 f"not fit for a history: {_COMPACTED.text}",
-                f"the topic after this command: {command}",
+                f"this topic, changed by this command: {command}",
             )
     return topics
 

@@ -92,8 +92,8 @@ class _WatchedClient(OwnClient):
     """The client of a producer of transactions.
 
     aiokafka repeats a request whose answer is lost, and the repeated request may end a later transaction (K4). So this
-    client calls `on_lost`. While Kafka writes the end markers of the last transaction, aiokafka waits 20 ms before it
-    sends a request again, and this client waits 1 ms.
+    client calls `on_lost`. Kafka refuses some requests while it writes the end markers of the last transaction.
+    aiokafka would send such a request again after 20 ms. This client sends it again after 1 ms.
     """
 
     on_lost: Callable[[], None]

@@ -33,7 +33,7 @@ class Fetcher:
         self._lock = asyncio.Lock()
 
     async def fetch(self, place: TopicPartition, offsets: Sequence[int]) -> list[Read]:
-        """Return the records at these offsets that still exist, by offset.
+        """Return the records at these offsets that still exist, in the order of their offsets.
 
         Raises:
             KafkaError, TimeoutError, OSError: The records cannot be read, or reading made no progress within the

@@ -76,6 +76,7 @@ class Readiness:
 
         A process that only schedules needs the right to write to the topic that it schedules into. An owner also needs
         the rights to read, to join the group and to begin transactions. An owner has already tried to use these three.
+        If one of them is missing, the reasons why its partitions do not serve name it.
         """
         if self._assignment.is_owner:
             found = await missing_rights(self._cluster, self._schedules, ("Read", "Write"))

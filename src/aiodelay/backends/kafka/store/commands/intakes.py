@@ -54,7 +54,7 @@ class Intakes:
         self._beginning: dict[str, asyncio.Task[IntakeSession | Exception]] = {}
 
     async def position(self, source: str) -> int | None:
-        """Return the position of a source. From now on, another process that reads this source is refused.
+        """Return the position of a source. From now on, batches of an earlier reader of this source are refused.
 
         Raises:
             StoreUnavailableError: The cluster does not answer.

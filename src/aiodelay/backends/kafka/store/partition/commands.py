@@ -120,7 +120,7 @@ class OwnerCommands:
         """Wait at most `STALL_S` until the changes that the index has just made were read back.
 
         Args:
-            before: The number of changes that waited before these.
+            before: The number of changes that waited before the index made these changes.
         """
         changes = list(self._progress.index.log.changes)[before:]
         if changes:

@@ -90,6 +90,10 @@ class Disk:
                 return await self._fetch(offsets)
             except (KafkaError, TimeoutError, OSError) as error:
                 log_failure(
-                    log, f"{self._path}: its records cannot be read", reason_of(error, "Read"), error, UNAVAILABLE
+                    log,
+                    f"{self._path}: the records to which this index points cannot be read",
+                    reason_of(error, "Read"),
+                    error,
+                    UNAVAILABLE,
                 )
             await asyncio.sleep(PAUSE_S)

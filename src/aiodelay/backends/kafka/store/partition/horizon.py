@@ -160,7 +160,7 @@ class Horizon:
         return found
 
     def series(self, after: str | None, limit: int) -> Sequence[Snapshot]:
-        """List recurring messages by id. The index keeps all of them near."""
+        """List recurring messages in the order of their ids. The index keeps all of them near."""
         return self._index().inspection.series(after, limit, self._clock.now_ms())
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:

@@ -234,18 +234,17 @@ class Partition:
     def read_at(self, now_s: float, *, is_whole: bool) -> bool:
         """Note that the reader has read, and whether it reached the end. Return False if it must start again.
 
-        If so, the index is empty, and the reader must begin at the start of the partition. This happens if the index
-        file has failed. It also happens if reading did not reach the end for so long that tombstones of records that
-        were read before may be gone.
+        If so, the index is empty, and the reader must begin at the start of the partition. There are two causes: the
+        index file has failed, or reading has not reached the end for longer than `patience_s`.
 
-        If this process was suspended for a shorter time, only the session ends. The next session reads the changes that
-        another owner may have made.
+        If this process was suspended for so long that another owner may have taken over, the session ends. The next
+        session reads the changes that the other owner may have made.
         """
         if self._ownership.was_away() and self.session.barrier is not None:
             self._sessions.end(FencedError())
         self._ownership.note_reading(now_s)
         if problem := self.index.state.far.problem:
-            log.error("%s: index= in the URL has failed: %s; the index is held in memory", self.index.name, problem)
+            log.error("%s: the index file has failed: %s; the index is held in memory", self.index.name, problem)
         elif self._progress.goes_on(now_s, is_whole=is_whole):
             return True
         else:

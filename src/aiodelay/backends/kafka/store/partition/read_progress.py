@@ -48,7 +48,7 @@ class ReadProgress:
         self.tell_read()
 
     def goes_on(self, now_s: float, *, is_whole: bool) -> bool:
-        """Note whether reading has reached the end. Say whether the last time is recent enough to go on from here."""
+        """Note whether reading has reached the end. Say whether it was there recently enough to go on from here."""
         if self.whole_s is not None and now_s - self.whole_s > self._patience_s:
             return False
         if is_whole or self.whole_s is None:

@@ -66,7 +66,7 @@ class SessionRunner:
         self._owned_s: float | None = asyncio.get_running_loop().time()  # None once the partition has served claims
 
     async def run(self) -> None:
-        """Run sessions until cancelled, or until an error rules out that this process owns the partition."""
+        """Run sessions until cancelled, or until a `StoreMismatchError` stops the partition for good."""
         failures, is_fenced = 0, False
         await self._checkpoints.restore()
         while True:

@@ -20,7 +20,9 @@ from .unread_changes import UnreadChanges
 __all__ = ["MOST_OVERTAKEN", "UserChanges"]
 
 QUESTION_S, MOST_QUESTIONS = 0.02, 3
-"""The greatest age of the broker's answer at the commit, and the most times that the writer asks for a newer answer."""
+"""The greatest age of the broker's answer at the commit. The writer asks again for an older answer, but not more often
+than `MOST_QUESTIONS` in all.
+"""
 MOST_OVERTAKEN = 3
 """Most transactions in a row that the writer aborts because users have changed messages in them."""
 
