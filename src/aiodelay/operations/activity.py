@@ -122,7 +122,7 @@ class ActivityMeter:
         return Activity(minutes, since_ms if since_ms > minutes[0].from_ms else None)
 
     def _is_whole(self, part: int) -> bool:
-        """Whether all entries that a part of the journal ever had are counted."""
+        """Return whether every entry is counted that this part of the journal has ever had."""
         return self._begins[part] <= FIRST and self._read[part].start <= FIRST
 
     @staticmethod
