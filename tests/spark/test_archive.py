@@ -178,5 +178,5 @@ def test_folders_and_checkpoints_that_do_not_belong_together_are_refused(
     with pytest.raises(ConfigurationError, match="before is 'May'; allowed: a day, YYYY-MM-DD"):
         compact.run(spark, archive=folder, before="May")
     Path(folder, "_spark_metadata", "99").write_text("v1\n")
-    with pytest.raises(ConfigurationError, match="archive` has written, and nothing else"):
+    with pytest.raises(ConfigurationError, match="into which only `aiodelay spark archive` has written"):
         compact.run(spark, archive=folder)

@@ -70,7 +70,7 @@ def batch_of(*rows: dict[str, Any], types: dict[str, pa.DataType] = TYPES) -> pa
         ({"payload": b"x", "encoding": "null"}, "payload of message 'b' is 1 bytes with the encoding 'null'"),
         ({"encoding": "xml"}, "encoding of message 'b' is 'xml'"),
         ({"to": "orders"}, "to of message 'b' is 'orders'"),
-        ({"to": "handler:a b"}, "handler name in to of message 'b' is 'a b'"),
+        ({"to": "handler:a b"}, "the handler name in to= of message 'b' is 'a b'"),
         ({"type": "a b"}, "type of message 'b' is 'a b'"),
         ({"key": b"x" * 16_385}, "key of message 'b' is 16385 bytes long"),
         ({"headers": {"a b": b""}}, "header name of message 'b' is 'a b'"),

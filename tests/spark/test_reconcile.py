@@ -69,7 +69,7 @@ def test_what_was_planted_is_found_and_written(spark: SparkSession, url: str, na
     assert (late["have_version"], late["truth_rows"]) == (0, 2000)
     assert late["have_revision"] > 0
     assert len(found) == 65
-    with pytest.raises(ConfigurationError, match=r"out is '.*'; allowed: a new folder, or overwrite"):
+    with pytest.raises(ConfigurationError, match=r"out is '.*'; allowed: a new folder, or the option overwrite"):
         reconcile.run(spark, truth, store=url, namespace=namespace, mapping=MAPPING, out=f"parquet:{tmp_path / 'd'}")
     of_all = {"store": url, "namespace": namespace, "mapping": MAPPING, "out": f"parquet:{tmp_path / 'd'}"}
     assert reconcile.run(spark, truth, overwrite=True, **of_all).counts["orphan"] == 6  # type: ignore[arg-type]

@@ -134,7 +134,7 @@ def test_what_was_asked_wrongly_is_named(spark: SparkSession, tmp_path: Path) ->
         ({"slot": "1ms"}, r"slot is 1ms; allowed: a longer slot, or a shorter"),
         ({"slot": "fast"}, r"slot is 'fast'; allowed: text such as"),
         ({"overdue": "drop"}, r"overdue is 'drop'; allowed: backlog, ignore"),
-        ({"where": "due_at"}, r"where is 'due_at', of type timestamp; allowed: an SQL condition"),
+        ({"where": "due_at"}, r"where is 'due_at' \(the given text has the type timestamp\); allowed: an SQL"),
         ({"mapping": {"id": "due_at"}}, r"map is missing 'due_at'; allowed: due_at=COLUMN; columns: due_at"),
         ({"mapping": {"due_at": "remind_at"}}, r"map due_at is 'remind_at'; allowed: a column or"),
         ({"mapping": {"due_at": "1"}}, r"column 'due_at' is INT; allowed: TIMESTAMP, or STRING"),

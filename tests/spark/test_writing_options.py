@@ -87,7 +87,7 @@ def test_options_have_defaults_and_their_names_know_no_case() -> None:
         ({"conflict": "newer"}, "column 'version' is missing"),
         ({"to": ""}, "column 'to' is missing"),
         ({"to": "orders"}, "to is 'orders'"),
-        ({"to": "handler:a b"}, "handler name in to"),
+        ({"to": "handler:a b"}, "the handler name in to="),
         ({"rate": "-1"}, "option 'rate' is '-1'"),
         ({"concurrency": "0"}, "option 'concurrency' is '0'"),
         ({"batchRows": "501"}, "option 'batchRows' is '501'"),
@@ -106,7 +106,7 @@ def test_an_option_that_cannot_be_used_is_named(given: dict[str, str], told: str
 @pytest.mark.parametrize(
     ("columns", "told"),
     [
-        ("id string, due_at timestamp", "column 'payload' is missing; columns are id, due_at"),
+        ("id string, due_at timestamp", "column 'payload' is missing among id, due_at"),
         ("due_at timestamp, payload binary", "column 'id' is missing"),
         ("id string, payload binary", "column 'due_at' is missing"),
         ("id bigint, due_at timestamp, payload binary", "column 'id' is of type bigint; allowed: string"),
@@ -114,7 +114,7 @@ def test_an_option_that_cannot_be_used_is_named(given: dict[str, str], told: str
         ("id string, due_at timestamp_ntz, payload binary", "give the option 'timezone'"),
         (f"{FRAME}, headers map<string,int>", "column 'headers' is of type map<string,int>"),
         (f"{FRAME}, topic string", "column is 'topic'"),
-        (f"{FRAME}, ID string", "column 'id' is there twice"),
+        (f"{FRAME}, ID string", "column 'id' is given twice"),
     ],
 )
 def test_a_column_that_cannot_be_used_is_named(columns: str, told: str) -> None:

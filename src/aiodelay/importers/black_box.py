@@ -51,9 +51,9 @@ async def take_over_black_box(
     message from Redis after it has stored the message. So the import may be repeated: after an interruption, or if a
     box that still ran has added messages.
 
-    Messages that cannot be imported stay in `<key>:taken`. The reason is one of these: the message has no content any
-    more (the article lets the content expire 15 min after the due time), the content has another form, or the topic is
-    not allowed.
+    Messages that cannot be imported stay in `<key>:taken`. The reasons are: the message has no content any more (the
+    article lets the content expire 15 min after the due time), its content has another form, its topic is not allowed,
+    its due time is too far from now, or its UUID cannot be an id.
 
     Args:
         url: The URL of the Redis server of the black box.
@@ -123,6 +123,9 @@ def _put_of(member: bytes, content: bytes | None, due_ms: int, allow: Collection
     try:
         message_id = check_id(member.decode())
     except (UnicodeDecodeError, InputError):
-        raise SkippedError(f"its key cannot be an id: allowed are 1 to {MOST_ID_BYTES} bytes of text") from None
+        raise SkippedError(
+            f"its key cannot be an id: allowed are 1 to {MOST_ID_BYTES} bytes of text without control characters, not "
+            "ending in '~' and ten or more digits"
+        ) from None
     envelope = Envelope(message_id, SINK, body.topic, payload=payload, version=VERSION)
     return Put(NO_OP, envelope, At(due_ms), Conflict.newer(VERSION))

@@ -2,8 +2,9 @@
 
 All keys of delayedQueue have a prefix. The zset `delayed_events` maps the name of an event, `<class>###<id>`, to the
 epoch ms of its next attempt. The hash `events` maps the name to the JSON of the event: `{payload, type, attempt,
-logContext}`. For each class there is a list with the JSON of events; its key is the simple class name in lower case. An
-event in a list is also in the zset until it is handled, except at its last attempt: it is then only in the list.
+logContext}`. For each class there is a list with the JSON of events; the key of the list is the simple class name in
+lower case. An event in a list is also in the zset until it is handled, except at its last attempt: it is then only in
+the list.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ async def _lists(client: Client, prefix: str) -> AsyncIterator[bytes]:
 
 
 def _key_of(value: bytes) -> str:
-    """Return the zset member of an event in a list."""
+    """Return the name that an event of a list has in the zset. If the event cannot be read, return its first bytes."""
     try:
         event = msgspec.json.decode(value, type=_Event)
         return f"{event.type}###{msgspec.json.decode(event.payload, type=_Identified).id}"

@@ -26,7 +26,7 @@ class Imported(Struct, frozen=True):
 
     Attributes:
         stored: The number of messages that were stored.
-        known: The number of messages that had been imported before.
+        known: The number of messages that the store knew already, as a rule from an earlier import.
         skipped: For each message that could not be imported: its key in the other system, and the reason.
     """
 
@@ -43,7 +43,7 @@ async def put_all(store: Store, puts: Sequence[Put]) -> int:
     """Store the messages that the store does not know yet; return their number.
 
     Raises:
-        StoreUnavailableError: The store did not take a message. Further messages may not be stored either.
+        StoreUnavailableError: The store did not take a message, and perhaps did not take others either.
     """
     stored = 0
     for put, outcome in zip(puts, await store.apply(puts), strict=True):

@@ -30,7 +30,11 @@ Cause: TypeAlias = Literal[
     "gone",
     "unknown",
 ]
-"""The state of a message, or its end. `waiting`: the message is due, and the processes that serve its lane are busy."""
+"""The state of a message, or its end.
+
+`waiting`: the message is due and a process serves its lane, but the message is not claimed yet. `gone`: the message is
+not stored any more, or its dead letter was purged. `unknown`: neither the store nor a journal knows the id.
+"""
 
 PAGE = 500
 
@@ -80,7 +84,7 @@ async def story_of(scheduler: Scheduler, message_id: str) -> Story:
 
     Args:
         scheduler: An open scheduler.
-        message_id: The id of the message. The retry of an occurrence has its own id, which `pending` shows.
+        message_id: The id of the message. The retry of an occurrence has its own id, which `scheduler.pending` shows.
 
     Raises:
         MessageIdError: The text is not a message id.

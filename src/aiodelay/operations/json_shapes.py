@@ -314,6 +314,7 @@ def read_message(text: bytes) -> Message:
 
     Raises:
         InputError: A field is wrong. The error names the field and the allowed values. `schedule()` checks more.
+        ConfigurationError: The field `conflict` or `late` is wrong.
     """
     given = _decoded(text)
     try:
@@ -344,6 +345,7 @@ def read_record(given: Mapping[str, Any]) -> Record:
 
     Raises:
         InputError: A field is missing or has the wrong form. The error names the field.
+        ConfigurationError: The field `late` has the wrong form.
     """
     sink, address = split_target(_target(given.get("to")))
     lane, address = (address, "") if sink == HANDLER_TARGET else (sink, address)
@@ -415,7 +417,7 @@ def read_time(given: object, field: str) -> datetime | None:
 
 
 def read_rule(given: object) -> Rule:
-    """Return the rule that a text such as `"10m"` or `"0 9 * * mon"` describes, or an object of `rule_shape`.
+    """Return the rule that a JSON value describes: `"10m"`, `"0 9 * * mon"`, or an object in the form of `rule_shape`.
 
     Raises:
         ScheduleTimeError: The value is not a rule.

@@ -248,7 +248,7 @@ def error_class(error: str | None) -> str:
 
 
 class DeadPage(Struct, frozen=True):
-    """A page of dead letters, oldest first. Its attributes mean the same as in `Page`."""
+    """A page of dead letters, oldest first. `of` is the number of all dead letters; for the rest, see `Page`."""
 
     letters: Sequence[DeadLetter]
     after: DeadPlace | None
@@ -316,8 +316,8 @@ class Lateness(Struct, frozen=True):
         p50_ms: The lateness that half of the attempts did not exceed; None if there are no samples.
         p99_ms: The lateness that 99 of 100 attempts did not exceed; None if there are no samples.
         max_ms: The highest lateness; None if there are no samples.
-        buckets: Pairs of an upper bound in ms, and the number of attempts up to this bound. Each attempt counts in one
-            pair only. The last bound is None: no limit.
+        buckets: Pairs of an upper bound in ms, and the number of attempts whose lateness is above the previous bound
+            and not above this bound. The last bound is None: no limit.
         is_complete: Whether all entries of the last 5 minutes were read. If not, only the newest entries were read; if
             these entries give no samples, the lateness is unknown.
     """

@@ -135,7 +135,7 @@ class ArchiveOptions(StoreOptions):
         checkpoint: The folder for the reading position. Default: a folder in the archive.
         every: Run until interrupted, and read new events at this interval, such as 1m. Without this option, the job
             runs once.
-        max_rows_per_batch: The most events per commit.
+        max_rows_per_batch: The most events in a batch.
         fail_on_data_loss: Fail if events were trimmed before the job read them.
     """
 
@@ -156,7 +156,7 @@ class BackfillOptions(WriteOptions):
             id=order_id,due_at=remind_at,payload=struct(*). May be repeated. Without this option, the columns must have
             the names of the parts.
         conflict: The version of an id that stays. insert: the first version; newer: the highest version.
-        min_lead: Reject rows that are due within this duration from now.
+        min_lead: Reject rows that are due within this duration from now. With past_due now, this has no effect.
         past_due: The rule for rows whose due time is past: reject them, or deliver them now.
         max_payload: The most bytes of a payload.
         timezone: The time zone of times without an offset. Without this option, rows with such times are rejected.

@@ -90,7 +90,7 @@ class Archived:
         ]
         newest = max((int(file.name) for file in (self.folder / LOG).iterdir() if file.name.isdigit()), default=-1)
         if not batches or max(batches)[0] < newest:
-            allowed = "a folder that `aiodelay spark archive` has written, and nothing else"
+            allowed = "a folder into which only `aiodelay spark archive` has written"
             raise ConfigurationError("archive", shortened(f"{self.folder}"), allowed)
         batch, file = max(batches)
         version, *lines = file.read_text(encoding="utf-8").splitlines()

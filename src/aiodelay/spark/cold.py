@@ -59,7 +59,7 @@ MESSAGE: Final[Mapping[str, str]] = {
 """The columns that a promotion writes to a store, with their types."""
 _FACT: Final = {"kind": "STRING", **MESSAGE, "at": "TIMESTAMP", "due_day": "DATE"}
 WAS_DUE_AT: Final = "was_due_at"
-"""An additional column: the earlier due time of a message, which names the day that has its older version."""
+"""An optional column of a job's rows: the earlier due time of a message, that is, of its older version in the tier."""
 _ENTRY: Final = "kind STRING, name STRING, at STRING, days ARRAY<STRING>, through STRING, store STRING"
 _DAY_MS: Final = 86_400_000
 _EPOCH: Final = date(1970, 1, 1)
@@ -158,8 +158,8 @@ class Tier:
 
         Args:
             standing: The state whose loads are read.
-            rows: The ids, in a column `id`. If there is a column `was_due_at`, and each row has a `was_due_at` or a
-                `due_day`, only these days are read. Otherwise all days are read.
+            rows: The ids, in a column `id`. If there is a column `was_due_at`, and each row has a value in it or in
+                `due_day`, only the days of these values are read. Otherwise all days are read.
             now_ms: The current time, in epoch ms.
 
         Returns:

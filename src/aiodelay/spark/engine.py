@@ -1,10 +1,10 @@
 """The engine: a scheduler on Spark's state, in which records wait in slots of time (experimental).
 
 Use the engine if a lateness of seconds is acceptable, if you already have Spark and Kafka, and if the pending messages
-do not fit into one Redis. A *slot* is a short interval of due times; a *shard* is a part of all ids. Each pair of shard
-and slot has one list of entries in Spark's state, with one timer. So Spark reads a list of any length in one step. The
-engine delivers the messages of a slot after the end of the slot, so no message is early. Therefore a message may be
-late by the length of a slot, plus a trigger interval, plus the duration of a batch.
+do not fit into one Redis. A *slot* is a short interval of due times. The ids are divided into groups, the *shards*.
+Each pair of shard and slot has one list of entries in Spark's state, with one timer. So Spark reads a list of any
+length in one step. The engine delivers the messages of a slot after the end of the slot, so no message is early.
+Therefore a message may be late by the length of a slot, plus a trigger interval, plus the duration of a batch.
 """
 
 from __future__ import annotations

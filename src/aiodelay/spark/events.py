@@ -40,7 +40,7 @@ _COLUMNS: Final[Mapping[str, tuple[str, pa.DataType, Callable[[int, JournalEntry
     "attempt": ("int", pa.int32(), lambda _, entry: entry.attempt),
     "detail": ("string", pa.string(), lambda _, entry: entry.detail or None),
 }
-"""The columns of `schemas.EVENTS` by name: the type of Spark, the type of Arrow, and the function of the value."""
+"""The columns of `schemas.EVENTS` by name: Spark's type, Arrow's type, and how to get the value from part and entry."""
 
 
 class _Settings(Following, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class EventReader(Follower):
         self._settings, self._columns = settings, columns
 
     def spans(self) -> Mapping[int, range]:
-        """Return the numbers that the journal has now, by part."""
+        """Return the numbers of the entries that the journal has now, by part of the journal."""
 
         async def ask(reader: JournalReader) -> Mapping[int, range]:
             return await reader.spans()

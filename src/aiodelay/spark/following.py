@@ -56,8 +56,8 @@ class EventsLostError(AiodelayError):
     def __str__(self) -> str:
         n = self.last - self.first + 1
         return (
-            f"events {self.first} to {self.last} of part {self.part} of {self.store} ({n:,}) {self.reason} before they "
-            "were read. Read more often, or keep more events. failOnDataLoss=false continues without them"
+            f"events {self.first} to {self.last} of part {self.part} of {self.store} ({n:,} in all) {self.reason} "
+            "before they were read. Read more often, or keep more events. failOnDataLoss=false continues without them"
         )
 
 
@@ -106,7 +106,9 @@ class Piece(InputPartition):
 
 
 class Follower(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows numbered parts. A subclass returns the numbers that exist (`spans`) and reads them (`batches`).
+    """Follows a source whose parts have numbered entries.
+
+    A subclass returns the numbers that exist (`spans`), and reads the entries of a range of numbers (`batches`).
 
     An offset has the next number of each part, such as `{"0": 17}`. A stream begins at the offset
     `{"starting": "earliest"}`, which never changes. The first batch of a stream is empty, and ends at an offset with
@@ -221,7 +223,8 @@ def _begin(start: int, stop: int) -> int:
 def _shared(begins: Mapping[int, int], spans: Mapping[int, range], most: int | None) -> dict[int, int]:
     """Return the end of each part, so that all parts have at most `most` rows together.
 
-    Each part gets an equal share. A short part does not need its whole share, so the longer parts get more.
+    Each part gets an equal share, at least one row: with more parts than `most`, the rows exceed `most`. A short part
+    does not need its whole share, so the longer parts get more.
     """
     left = {part: max(0, span.stop - max(span.start, _begin(begins[part], span.stop))) for part, span in spans.items()}
     ends = {part: span.stop for part, span in spans.items()}

@@ -2,8 +2,8 @@
 
 `forecast` returns lateness and backlog, in total and for every hour. The dispatcher serves messages one after the
 other, the earliest due time first. Time is divided into *slots* of equal length. All messages that are due in a slot
-count as due at its start. All calculations use integers: work and capacity are in millionths of a message, and a rate
-is the number of these millionths in a ms.
+count as due at its start. Times, work and capacity are integers: work and capacity are in millionths of a message, and
+the rate of the dispatcher is in millionths of a message per ms.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _MOST: Final = {
     "due_ms": (1 << 48) - 1,
     "attempt": (1 << 31) - 1,
 }
-"""The limits of numbers in `aiodelay.kafka.records`, repeated here because that module needs a Kafka client."""
+"""The limits in `aiodelay.backends.kafka.records`, repeated here because that module needs a Kafka client."""
 _WHOLE: Final = " AND ".join(
     [f"entry.{name} IS NOT NULL" for name in ("event", "id", "lane")]
     + [f"entry.{name} BETWEEN 0 AND {most}" for name, most in _MOST.items()]

@@ -36,7 +36,7 @@ def read_cluster_of(url: str, field: str) -> Cluster:
     """Return the cluster of a URL, and ignore a topic in it.
 
     Raises:
-        ConfigurationError: The URL does not have the form that `read_topic` describes.
+        ConfigurationError: The URL does not begin with `kafka://`, or an option of the cluster is wrong.
     """
     given = UrlOptions(store_url(url))
     if given.parts.scheme != "kafka" or given.parts.fragment:

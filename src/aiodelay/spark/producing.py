@@ -78,7 +78,7 @@ async def produce(cluster: Cluster, records: Iterator[Outgoing], *, dead: str, t
         records: The records to write.
         dead: The topic for records that their own topic never takes: the topic does not exist, the record is too large,
             or the broker refuses it even when it is sent alone.
-        timeout_ms: How long a page of records is tried again.
+        timeout_ms: How long this function tries again to write the same records, at most `AT_ONCE`.
 
     Raises:
         StoreUnavailableError: The cluster did not answer for `timeout_ms`. Some records may have been written; the next

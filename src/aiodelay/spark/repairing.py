@@ -43,11 +43,11 @@ Skipped: TypeAlias = Literal["present", "ended", "changed", "withdrawn", "wanted
 OUTCOMES: Final = "kind STRING, outcome STRING, n BIGINT"
 
 FOUND: Final = ("kind", "have_revision", "have_due_ms", "rows_of_id")
-"""The columns of a difference. In each row, the columns of the truth follow these columns."""
+"""The columns of a difference, except `id`. In the rows of a task, the columns of the truth follow, with `id`."""
 
 _AT_ONCE = 100
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {"to": ("lane", "address")}
-"""The fields of an envelope that hold a column, for each column whose fields have other names."""
+"""The fields of an envelope by column, for columns whose fields have other names."""
 
 
 class Found(Struct, frozen=True):
@@ -74,9 +74,10 @@ def repair_of(
         found: The difference that the reconcile found.
         stands: The message in the store now; None if there is none.
         want: The message that the truth has now; None if it has none.
-        given: The columns of the truth except `due_at`. The other fields of the stored message stay.
+        given: The columns of the truth that replace fields of the stored message. Its other fields stay.
         is_versioned: True if the truth has versions.
-        horizon_ms: A stored message is not changed if it is due until this time (epoch ms), in the store or the truth.
+        horizon_ms: A message is not changed if its due time, in the store or in the truth, is this time (epoch ms) or
+            earlier.
     """
     if found.kind == "missing":
         return _missing(stands, want)
@@ -136,8 +137,9 @@ class Repairer:
 
     Attributes:
         settings: The store, and how rows of the truth become messages.
-        given: The columns of the truth except `due_at`. The other fields of a stored message stay.
-        horizon_ms: A stored message is not changed if it is due until this time (epoch ms), in the store or the truth.
+        given: The columns of the truth that replace fields of a stored message. Its other fields stay.
+        horizon_ms: A message is not changed if its due time, in the store or in the truth, is this time (epoch ms) or
+            earlier.
     """
 
     settings: WriteSettings

@@ -51,7 +51,7 @@ class ReportPage(Struct, frozen=True, kw_only=True):
         total: The figures of all events.
         lanes: The figures of each lane.
         times: The figures of each hour or day, in order.
-        rows: The figures of each row.
+        rows: The figures of each combination of values in the columns of `by`.
         most_rows: The most rows of each list.
     """
 

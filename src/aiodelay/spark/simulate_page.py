@@ -50,7 +50,7 @@ class SimulationPage(Struct, frozen=True, kw_only=True):
     Attributes:
         source: The store or files from which the messages were read.
         span: The simulated time.
-        slot_ms: The length of a slot. Messages that are due in the same slot counted as due at its start.
+        slot_ms: The length of a slot. Messages that are due within one slot count as due at the start of the slot.
         overdue: The number of messages that were due before the simulated time.
         scale: The factor by which the number of messages was multiplied.
         forecasts: The forecast of each rate.

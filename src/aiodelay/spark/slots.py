@@ -103,8 +103,9 @@ class Slots(msgspec.Struct, frozen=True):
         return -(-due_ms // self.slot_ms) * self.slot_ms
 
     def place(self, given: Given) -> list[Placed]:
-        """Return the entries for a record: the message in its slot, and the end of the id in the id's earlier slot.
+        """Return the entries for a record: the message in its slot, and an entry that ends the id in its earlier slot.
 
+        Without an earlier due time or without a message, there is only one entry.
         A record that cannot be scheduled becomes a dead letter with the reason in its headers.
         """
         shard = crc32(given.key or b"") % self.shards
@@ -181,7 +182,7 @@ def newest(entries: Iterable[Entry]) -> list[tuple[int | None, bytes]]:
 
 
 def output(due_ms: int | None, wire: bytes, *, now_ms: int, schedules: str, dead: str) -> Output | None:
-    """Return the record to write for a due entry; None if the message has expired and its rule is `drop`.
+    """Return the record to write for a due entry; None if the message has expired and its `late` policy is `drop`.
 
     Args:
         due_ms: The due time; None for a dead letter.

@@ -18,7 +18,7 @@ class Summary(Struct, frozen=True, kw_only=True):
         seconds: The duration of the job; the decorator `job` sets it.
         counts: The counts of the job, by name.
         rejected: The number of rows that the job could not take.
-        rows: The number of rows that the job was given.
+        rows: The number of rows, messages or events that the job was given or has read.
         facts: Other results, such as files written, or the time for which a store remembers ended messages.
     """
 

@@ -65,7 +65,7 @@ class TopicSource(DataSource):
         """
         options = Options(self.options)
         url = options.required("url", "kafka://host:9092")
-        dead = options.required("dead", "a topic for records that cannot be written")
+        dead = options.required("dead", "orders.dead, the topic for records that cannot be written")
         timeout = options.text("timeout", "60s") or "60s"
         timeout_ms = parse_duration(timeout, field="option 'timeout'", error=ConfigurationError)
         options.text("checkpointLocation")  # Spark itself sets this option and the next

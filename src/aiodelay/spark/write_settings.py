@@ -176,7 +176,7 @@ def destination_of(to: str) -> tuple[str, str]:
     try:
         return check_type_name(address, "to"), ""
     except ConfigurationError as error:
-        raise TargetError("handler name in to", error.value, error.allowed) from None
+        raise TargetError("the handler name in to=", error.value, error.allowed) from None
 
 
 def _timezone(name: str | None) -> str | None:
@@ -207,9 +207,7 @@ def _check_columns(schema: StructType, settings: WriteSettings) -> None:
     needed += ["version"] if settings.conflict == "newer" else []
     for name in needed:
         if settings.columns.count(name) != 1:
-            given = (
-                f"missing; columns are {', '.join(settings.columns)}" if name not in settings.columns else "there twice"
-            )
+            given = f"missing among {', '.join(settings.columns)}" if name not in settings.columns else "given twice"
             raise ConfigurationError(f"column {name!r}", given, _NEEDED[name])
 
 

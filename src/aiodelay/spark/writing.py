@@ -111,7 +111,7 @@ class _CountsLogger:
 
 
 _DONE = "written"
-_FAILED = "a write failed; rows of its other tasks stay stored, and you can safely write the frame again"
+_FAILED = "a write failed, and you can safely repeat it; stored by tasks that had finished"
 
 
 class _Writer(_CountsLogger, DataSourceArrowWriter):

@@ -35,7 +35,7 @@ class _Options(ColdCancelOptions):
 
 @job("cold cancel", _Options)
 def run(frame: DataFrame, options: _Options) -> Summary:
-    """Cancel messages in the tier, and in the store if `store` is given. A promotion may run before or after.
+    """Cancel messages in the tier, and in the store if `store` is given. A promotion may run meanwhile.
 
     The job may be repeated. If a message is put again with a higher version, it is a new message.
 

@@ -54,7 +54,7 @@ def judged(truth: DataFrame, stored: DataFrame, ended: DataFrame, *, horizon_ms:
         - `ended`: not in the store, which remembers that the message ended;
         - `ahead`: the store has a higher version than the truth;
         - `recurring`: a series in the store, which is not compared with single messages;
-        - `null_id`, `null_due`, `repeated`: the truth is unfit for a comparison.
+        - `null_id`, `null_due`, `repeated`: the truth is unfit for a comparison. A repeated id has several rows.
     """
     compared = compared_in(truth)
     # The window and both joins are ordered by id, so Spark shuffles and sorts each side once.
@@ -80,10 +80,10 @@ def judged(truth: DataFrame, stored: DataFrame, ended: DataFrame, *, horizon_ms:
 
 
 def tallied(judgements: DataFrame) -> DataFrame:
-    """Summarise the result of `judged`: a row for each difference and each unfit row, and one row for each other kind.
+    """Summarise the result of `judged`: a row for each difference and each unfit id, and one row for each other kind.
 
     So equal messages do not make the result larger. The result has the columns of `judged`, and `ids`: the number of
-    ids that a row stands for. In the row of a whole kind, `id` and `differs` are null.
+    rows of `judged` that a row stands for. In the row of a whole kind, `id` and `differs` are null.
     """
     is_told = F.col("kind").isin(*FINDINGS, *UNFIT)
     # Group by the texts: for a maximum of text, Spark would sort all rows.

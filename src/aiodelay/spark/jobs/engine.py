@@ -132,7 +132,9 @@ def _prepared(options: EngineOptions) -> str:
     target = read_cluster_of(options.to or options.source, "to")
     dead = options.dead or f"{topic}.dead"
     if not is_topic(dead) or dead == topic:
-        raise ConfigurationError("dead", shortened(dead), "a topic other than the source: A-Z a-z 0-9 . _ -")
+        raise ConfigurationError(
+            "dead", shortened(dead), "a topic other than the source, with a name of A-Z a-z 0-9 . _ -"
+        )
 
     async def prepare() -> None:
         await prepare_dead(target, dead, partitions=await readable_partitions(cluster, topic))

@@ -82,7 +82,7 @@ class Hot(WriteOptions):
             ConfigurationError: The tier is promoted into another store.
         """
         if tier.store not in (None, self.name):
-            allowed = f"{tier.store}, into which this tier is promoted; or new_store for a promotion"
+            allowed = f"{tier.store}, into which this tier is promoted; or, for a promotion, the option new_store"
             raise ConfigurationError("store", self.name, allowed)
 
     def write(self, messages: DataFrame, *, read_ms: int) -> dict[str, int]:

@@ -34,7 +34,7 @@ MAPPED: Final = ("id", "due_at", "payload", "to", "type", "encoding", "key", "he
 
 REQUIRED: Final = ("id", "due_at")
 OFFSET: Final = r"(Z|[+-]\d{2}:?\d{2})\s*$"
-"""A pattern for the end of a text that names an instant. If a text has no offset, the instant is unknown."""
+"""A pattern for the offset at the end of a time as text. Without an offset, the text does not name an instant."""
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _NESTED = (StructType, MapType, ArrayType)
@@ -116,7 +116,18 @@ def given(
     names: Collection[str] = MAPPED,
     required: Sequence[str] = REQUIRED,
 ) -> DataFrame:
-    """Return a frame with only the columns of a message, not converted. Arguments are as for `mapped`."""
+    """Return a frame with only the columns of a message, not converted.
+
+    Args:
+        frame: Any rows.
+        mapping: As for `mapped`.
+        to: As for `mapped`.
+        names: The columns that the result may have, in order.
+        required: The columns that the result must have.
+
+    Raises:
+        ConfigurationError: A column is missing, or an expression is wrong.
+    """
     named = {name: name for name in names if name in frame.columns} if mapping is None else mapping
     if missing := [name for name in required if name not in named]:
         raise ConfigurationError("map", f"missing {missing[0]!r}", f"{missing[0]}=COLUMN; columns: {_listed(frame)}")

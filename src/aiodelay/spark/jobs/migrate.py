@@ -164,7 +164,7 @@ class _Migration:
             self.passes += 1
 
     def left(self) -> int:
-        """Return the number of messages in the source that are due at the cut-over or later."""
+        """Return the number of messages that are still to be moved."""
         return self._source("id").count()
 
     # --- one pass -----------------------------------------------------------------------------------------
@@ -276,7 +276,11 @@ class _Migration:
         return taken
 
     def _source(self, *columns: str, ids: list[str] | None = None) -> DataFrame:
-        """Return the messages of the source that are due at the cut-over or later."""
+        """Return the messages of the source that are to be moved.
+
+        They are due at the cut-over or later. If the cut-over is past, they are due at least `lead` after the start of
+        the run.
+        """
         return messages_of(self._spark, self._plan.source, *columns, ids=ids, from_ms=self._from_ms)
 
     def _spread(self, frame: DataFrame) -> DataFrame:

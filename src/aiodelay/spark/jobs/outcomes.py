@@ -185,7 +185,7 @@ def _rounded(name: str) -> Column:
 
 
 def levels_of(by: Sequence[By]) -> list[tuple[By, ...]]:
-    """Return the groupings of a report with totals: all columns of `by`, then each part of them, then none."""
+    """Return the groupings of a report with totals: all columns of `by`, then every smaller selection, last none."""
     return list(chain.from_iterable(combinations(by, n) for n in range(len(by), -1, -1)))
 
 

@@ -125,7 +125,7 @@ def _check_fit(counts: Mapping[str, _Count]) -> None:
 
 def _write(differences: DataFrame, place: tuple[str, str], *, overwrite: bool) -> None:
     form, path = place
-    with writing_anew("out", path, "a new folder, or overwrite"):
+    with writing_anew("out", path, "a new folder, or the option overwrite"):
         differences.write.mode("overwrite" if overwrite else "error").format(form).save(path)
 
 

@@ -27,7 +27,7 @@ from .settings_origin import replacing, writing_anew
 __all__ = ["MOST_ROWS", "By", "read_events", "report", "run"]
 
 MOST_ROWS: Final = 2_000
-"""The most rows of each kind that a page shows, and that the driver holds."""
+"""The most rows that a page shows, and that the driver holds, for each grouping, such as by lane or by hour."""
 
 
 def read_events(spark: SparkSession, archive: str) -> DataFrame:
@@ -58,8 +58,8 @@ def read_events(spark: SparkSession, archive: str) -> DataFrame:
 def run(spark: SparkSession, options: ReportOptions) -> Summary:
     """Write a report on the events of an archive, and return its totals.
 
-    Spark aggregates the figures once. The driver holds at most `MOST_ROWS` rows of each kind for the page, and one row
-    of the CSV at a time. So its memory does not grow with the number of events.
+    Spark aggregates the figures once. The driver holds at most `MOST_ROWS` rows of each grouping for the page, and one
+    row of the CSV at a time. So its memory does not grow with the number of events.
 
     Args:
         spark: A session, classic or Connect.
@@ -96,7 +96,7 @@ def _check_free(options: ReportOptions) -> None:
         raise ConfigurationError("parquet", shortened(options.parquet), "a folder outside the archive")
     for name, path in (("csv", options.csv), ("html", options.html)):
         if path is not None and path.exists() and not options.overwrite:
-            raise ConfigurationError(name, shortened(f"{path}"), "a name that is free, or overwrite")
+            raise ConfigurationError(name, shortened(f"{path}"), "a name that is free, or the option overwrite")
         if path is not None and not path.parent.is_dir():
             raise ConfigurationError(name, shortened(f"{path}"), "a name in an existing folder")
 
@@ -109,7 +109,7 @@ def _rows_of(figures: DataFrame, by: Sequence[By]) -> DataFrame:
 
 
 def _write_parquet(rows: DataFrame, by: Sequence[By], path: str, *, overwrite: bool) -> None:
-    with writing_anew("parquet", path, "a name that is free, or overwrite"):
+    with writing_anew("parquet", path, "a name that is free, or the option overwrite"):
         rows.coalesce(1).sortWithinPartitions(*by).write.mode("overwrite" if overwrite else "error").parquet(path)
 
 

@@ -36,7 +36,7 @@ def one_of(name: str, value: Text, allowed: tuple[str, ...]) -> Text:
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a thread of its own, because in a notebook this thread already runs a loop."""
+    """Run a coroutine in a thread of its own, because in a notebook the calling thread already runs a loop."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(asyncio.run, coroutine).result()
 
@@ -52,7 +52,7 @@ def problem_of_condition(frame: DataFrame, condition: str) -> str | None:
         reason = f"{error}".strip().partition("\n")[0]
         return f" ({cut(reason, 200)})"
     found = kind.dataType.simpleString()
-    return None if found == "boolean" else f", of type {found}"
+    return None if found == "boolean" else f" (the given text has the type {found})"
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def writing_anew(field: str, path: str, allowed: str) -> Iterator[None]:
 
 @contextmanager
 def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
-    """Change a setting of the session for a block, and restore it. Other streams keep their settings."""
+    """Change a setting of the session for a block, and restore it. Only streams that start in the block get it."""
     before = spark.conf.get(name, None)
     spark.conf.set(name, value)
     try:

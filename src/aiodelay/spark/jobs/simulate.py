@@ -57,7 +57,7 @@ def span_of(start: datetime | None = None, end: datetime | None = None) -> Span:
     from_ms = SystemClock().now_ms() if start is None else to_epoch_ms(start, field="from_time")
     to_ms = from_ms + _WEEK_MS if end is None else to_epoch_ms(end, field="to_time")
     if not from_ms < to_ms <= from_ms + MOST_DAYS * _DAY_MS:
-        allowed = f"after {time_shape(from_ms)}, by up to {MOST_DAYS} days"
+        allowed = f"a time after {time_shape(from_ms)}, at most {MOST_DAYS} days later"
         raise ConfigurationError("to_time", time_shape(to_ms), allowed)
     return Span(from_ms, to_ms)
 
@@ -199,7 +199,7 @@ def _slot_ms(slot: Duration | None, span: Span) -> int:
 
 def _check_free(out: Path, *, overwrite: bool) -> None:
     if out.exists() and not overwrite:
-        raise ConfigurationError("out", shortened(f"{out}"), "a name that is free, or overwrite")
+        raise ConfigurationError("out", shortened(f"{out}"), "a name that is free, or the option overwrite")
     if out.exists() and not out.is_dir():
         raise ConfigurationError("out", shortened(f"{out}"), "a folder")
     if not out.parent.is_dir():
