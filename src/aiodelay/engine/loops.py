@@ -115,7 +115,7 @@ class Loops:
                 yield loop.book
 
     def _may_claim(self) -> bool:
-        """Return whether to claim now: not inside `no_claims`, while the event loop lags, or as a trial begins."""
+        """Return whether to claim now. False inside `no_claims`, while the event loop lags, and as a trial begins."""
         return not self._pauses and self._lag.may_claim() and not any(book.is_trying for book in self._books())
 
     def _max_lapses(self) -> int:

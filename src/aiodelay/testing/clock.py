@@ -122,9 +122,9 @@ class VirtualClock:
     ) -> None:
         """Let time pass. Every timer fires at its own instant, in order.
 
-        The call returns when nothing more can happen at the last instant, and no idle hook has to wait for its work
-        any more. A hook may let more time pass to finish its work. Without arguments the duration is 0: the call
-        runs everything that is due now.
+        The call lets time pass until nothing more can happen at the last instant. Then it awaits all idle hooks
+        (`add_idle_hook`), again and again, until none of them had to wait for its work. A hook may let more time pass
+        to finish its work. Without arguments the duration is 0: the call runs everything that is due now.
 
         Args:
             delta: The duration, as `timedelta` or as text such as "90m", rounded up to milliseconds.

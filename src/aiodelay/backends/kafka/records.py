@@ -896,7 +896,7 @@ def check_names(headers: Headers) -> None:
 
 
 def readable(name: str) -> str:
-    r"""Return a header's name with `\xff` for a byte that is not UTF-8. Such a byte was read as a surrogate."""
+    r"""Return a header's name in which an escape, such as `\xe9`, stands for each byte that is not UTF-8."""
     return name if name.isascii() else name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 

@@ -165,7 +165,10 @@ def _unpark(tables: Tables, lane: int, address: str) -> int:
 
 
 def _unpark_released(tables: Tables) -> None:
-    """Return parked messages whose address is no longer paused. They exist if a process ended during a resume."""
+    """Move parked messages of addresses that are no longer paused back to the queue.
+
+    Such messages are left if a process ended during a resume.
+    """
     at: tuple[int, str] | None = (0, "")
     query = "SELECT lane, address FROM parked WHERE (lane, address) > (?, ?) ORDER BY lane, address LIMIT 1"
     held = "SELECT 1 FROM holds WHERE lane = ? AND address = ?"

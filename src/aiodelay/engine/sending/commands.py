@@ -249,7 +249,9 @@ class Commands(Openable):
         if self.status().phase == "loading":
             raise StoreUnavailableError(self._store.name, "it is being opened")
         raise UnsupportedByStoreError(
-            "command", what, "schedule and cancel; any command in a process that owns all partitions"
+            "command",
+            f"{what}, and this process does not own all partitions",
+            "schedule or cancel; or the command in a process that owns all partitions",
         )
 
     def _open_commands(self) -> Carrier:

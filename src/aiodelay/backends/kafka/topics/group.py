@@ -115,7 +115,8 @@ class Group:
         """Wait until a partition's session may begin. No session begins during a rebalance.
 
         Args:
-            is_fenced: Whether another owner may have taken the partition over. The group would report that soon.
+            is_fenced: Whether another owner may have taken the partition over. Then first wait for two heartbeats:
+                the group reports a rebalance with their answers.
         """
         if is_fenced:
             await asyncio.sleep(2 * HEARTBEAT_MS / 1000)
