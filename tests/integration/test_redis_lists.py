@@ -606,7 +606,7 @@ async def test_a_source_that_cannot_be_is_refused(scene: Scene) -> None:
     for source, error, said in [
         ("redis-list", TargetError, f"source is 'redis-list'; {form}"),
         ("lists:x", ConfigurationError, "source is 'lists:x'; allowed: redis-fanout:, redis-list"),
-        ("redis-list:x?format=json", TargetError, "'x?format=json'; allowed: <key>, or <key>?format=raw"),
+        ("redis-list:x?format=json", TargetError, "'x?format=json'; allowed: <key> or <key>?format=raw"),
         (7, TargetError, f"source is an int; {form}"),
     ]:
         with pytest.raises(error, match=re.escape(said)):

@@ -129,7 +129,7 @@ class FairShare(Generic[R]):
         return min(self._most_tried(), 1 if first.kills else MAX_CLAIM_MESSAGES)
 
     def _fits(self, size: int, group: _Group[R], share: int) -> bool:
-        """Return whether there is room for one more message. A group's first message may exceed its demand."""
+        """Return whether there is room for one more message. The first of a group may be larger than `max_bytes`."""
         if self._bytes + size > MAX_CLAIM_BYTES or group.bytes + size > share:
             return False
         return not group.taken or group.bytes + size <= group.demand.max_bytes

@@ -59,7 +59,7 @@ def line_plot(
         title: The title of the plot.
         about: A description of the plot for screen readers.
         times: The figures of each slot, in order; not empty.
-        unit: The column of the slot.
+        unit: The name of the column that has the start of the slot: `hour` or `day`.
         names: The columns with their labels. Each name is a class of the style sheet.
         text_of: The function that converts a value into text.
     """

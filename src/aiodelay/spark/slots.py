@@ -24,7 +24,7 @@ from .producing import dead_reason
 __all__ = ["WAS_DUE", "Entry", "Given", "Output", "Placed", "Slots", "newest", "output"]
 
 WAS_DUE: Final = "aiodelay-was-due-ms"
-"""Header of a record that replaces or cancels a message: the earlier due time of the id, epoch ms."""
+"""Header of a record that replaces or cancels a message: the due time that the id had before, epoch ms."""
 NO_SLOT: Final = 0
 """The slot of entries that do not wait. This slot is always over."""
 _MOST_MS: Final = (1 << 48) - 1

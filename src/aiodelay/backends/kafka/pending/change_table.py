@@ -1,9 +1,9 @@
 """`ChangeTable`: the table of a partition, which the rules of `core.rules` read and change.
 
 On Kafka, a decision counts only after the owner has read its record back from the partition. While the rules decide a
-change, the table adds the calls of the rules to that change. From then on, nobody can claim or change the message of
-the change until the owner has read the record back, or the session ends without it. Outside of a change, calls take
-effect at once.
+change, their calls of this table do not move or remove messages: the table notes the calls in the change. Once the
+change is decided, nobody can claim or change its message until the owner has read the record back, or the session ends
+without it. Outside of a change, calls take effect at once.
 """
 
 from __future__ import annotations

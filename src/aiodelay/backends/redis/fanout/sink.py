@@ -123,7 +123,7 @@ class RedisFanoutSink(PublishingEnd):
 
     @property
     def settings(self) -> tuple[int, int, int]:
-        """The arguments of the script `publish` that limit a topic: `max_messages`, `max_age` in ms, `inline_below`."""
+        """The sink's settings as arguments of the script `publish`: `max_messages`, `max_age` in ms, `inline_below`."""
         return self.max_messages, self.max_age_ms, self.inline_below
 
     async def _publish(self, client: Client, address: str, elements: Sequence[Arg]) -> int | str:

@@ -35,8 +35,9 @@ __all__ = ["Base"]
 class _ServerTime:
     """An estimate of the server's time that needs no call to the server.
 
-    The object keeps the difference between the server's clock and the clock of the event loop. Each answer of the
-    server makes the difference more exact, because the server read its clock between the question and the answer.
+    The object keeps the difference between the server's clock and the clock of the event loop. The server
+    reads its clock between a question and its answer. So each answer limits the difference. If the estimate is outside
+    these limits, it is corrected.
     """
 
     def __init__(self, server_ms: float) -> None:
