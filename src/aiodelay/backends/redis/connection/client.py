@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Connection, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
@@ -21,6 +20,7 @@ from aiodelay.backends.redis.records.keys import Keys
 
 from .faults import Fault, fault_of
 from .options import Options
+from .pool import ConnectionPool
 from .scripts import NAMES, Arg, packed, script
 
 __all__ = ["Client"]
@@ -32,7 +32,6 @@ RENEW_AFTER = 3
 
 Only calls whose connection failed count.
 """
-CLOSE_S = 2.0
 WAIT_GRACE_S = 0.5
 """Extra time for the answer to WAIT, because a server checks only ten times a second whether a WAIT has timed out."""
 
@@ -57,11 +56,9 @@ class Client:
         self._common: list[Arg] = ["", options.journal, writer]
         self._pool = self._new_pool()
 
-    def _new_pool(self) -> _Pool:
+    def _new_pool(self) -> ConnectionPool:
         kind, kwargs = self._connection()
-        return _Pool(
-            max_connections=self._options.connections, timeout=self._timeout_s, connection_class=kind, **kwargs
-        )
+        return ConnectionPool(lambda: kind(**kwargs), self._options.connections)
 
     def _connection(self) -> tuple[type[Any], dict[str, Any]]:
         options = self._options
@@ -92,7 +89,7 @@ class Client:
 
     async def aclose(self) -> None:
         """Close all connections of the pool. A second call does nothing."""
-        await self._pool.close_all()
+        await self._pool.close()
 
     # --- calls --------------------------------------------------------------------------------------------
 
@@ -170,7 +167,7 @@ class Client:
         pool, sent = self._pool, False
         try:
             async with asyncio.timeout(self._timeout_s):
-                connection = await pool.get_connection()  # type: ignore[no-untyped-call]
+                connection = await pool.take()
             try:
                 sent = True
                 async with asyncio.timeout(self._timeout_s * 2 + WAIT_GRACE_S if wait else self._timeout_s):
@@ -183,7 +180,7 @@ class Client:
                 await connection.disconnect(nowait=True)
                 raise
             finally:
-                await pool.release(connection)
+                await pool.give_back(connection)
         except NoScriptError:
             raise
         except (RedisError, OSError, TimeoutError) as error:
@@ -220,7 +217,7 @@ class Client:
                 f" after {self._options.timeout_ms} ms",
             )
 
-    async def _failed(self, fault: Fault, pool: _Pool) -> None:
+    async def _failed(self, fault: Fault, pool: ConnectionPool) -> None:
         """Count failed connections. After `RENEW_AFTER` failures in a row, replace the pool by a new one."""
         if not fault.is_connection:
             self._failures = 0
@@ -232,34 +229,7 @@ class Client:
             )
             self._failures = 0
             self._pool = self._new_pool()
-            await pool.close_all()
-
-
-class _Pool(BlockingConnectionPool):
-    """A pool that can be closed while calls use its connections.
-
-    The end of a call then closes the call's connection.
-    """
-
-    _is_closed = False
-
-    async def close_all(self) -> None:
-        self._is_closed = True
-        try:
-            await self._close_all()
-        except asyncio.CancelledError:  # The cancellation may leave connections open. Close them, then pass it on.
-            await self._close_all()
-            raise
-
-    async def _close_all(self) -> None:
-        with suppress(RedisError, OSError, TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                await self.disconnect(inuse_connections=True)
-
-    async def release(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
-        if self._is_closed:
-            await connection.disconnect(nowait=True)
-        await super().release(connection)
+            await pool.close()
 
 
 async def _read_wait(connection: Any) -> Any:  # noqa: ANN401 - redis-py's connection, its reply
