@@ -91,7 +91,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
             ends before.
         left_ms: Time to dispatch the messages that are left at the end, if no more messages come.
         load: The number of due messages, divided by the number of messages that the rate can dispatch in the simulated
-            time. Above 1, the backlog never drains.
+            time. Above 1, messages are left at the end.
         hours: The forecast of every hour.
     """
 

@@ -126,8 +126,8 @@ def _notices(forecast: Forecast) -> Iterator[str]:
     if forecast.load > 1:
         per_s = forecast.load * forecast.rate
         yield (
-            f"{rate} is too low: on average {per_s:,.4g} messages a second are due, including overdue messages. The "
-            f"backlog never drains: {left} messages are left at the end and take {ms_text(forecast.left_ms)} more."
+            f"{rate} is too low: on average {per_s:,.4g} messages a second are due, including overdue messages. "
+            f"{left} messages are left at the end. They take {ms_text(forecast.left_ms)} if no more come."
         )
     elif forecast.left:
         yield f"{rate}: {left} messages are left at the end. They take {ms_text(forecast.left_ms)} if no more come."

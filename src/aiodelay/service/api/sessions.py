@@ -32,7 +32,8 @@ class ValidTokens(Protocol):
 class Sessions:
     """The sessions of this process.
 
-    A session ends after 12 hours, or when its token becomes invalid, or when the process ends.
+    A session ends after 12 hours, when its token becomes invalid, at `end`, or when the process ends. If there would be
+    more than 1,000 sessions, the oldest session ends.
 
     Args:
         tokens: The tokens that are valid now.

@@ -177,7 +177,10 @@ def _units(rates: Sequence[float]) -> list[int]:
 
 
 def _weight(scale: float) -> int:
-    """Return the work of one message in millionths: a multiple of 100, so that each percent of it is an integer."""
+    """Return the work of one message after scaling, in millionths of a message.
+
+    It is a multiple of 100, so that each percent of it is an integer.
+    """
     if not _LEAST_SCALE <= scale <= _MOST_SCALE:
         raise ConfigurationError("scale", shortened(scale), f"a number from {_LEAST_SCALE} to {_MOST_SCALE}")
     return round(scale * MESSAGE / 100) * 100

@@ -258,7 +258,10 @@ class ChangeLog:
             del self.held_back[change.key]
 
     def written(self, change: Change) -> None:
-        """End a change once everything up to its record has been read, and remove its message from the table."""
+        """End a change. Call this after the index has read the change's last record.
+
+        If the table still has the message that the change reserved, remove it, unless the change is a user's cancel.
+        """
         self.release(change)
         entry = change.entry
         # If the message is still in the table, a user had cancelled it before this change's record was written.
