@@ -15,7 +15,7 @@ from cyclopts import App, Parameter
 from aiodelay import InputError, Scheduler
 from aiodelay.core.durations import to_epoch_ms
 from aiodelay.core.values import DeadReason, PutBack, SourcePosition
-from aiodelay.errors import cut, shortened
+from aiodelay.errors import cut, kind_of, shortened
 from aiodelay.importers.put_all import Imported
 from aiodelay.operations.json_shapes import read_record, read_time
 
@@ -210,8 +210,11 @@ class _Import:
 def _source_of(text: bytes) -> str:
     """Return the source name under which a store records the position in a file."""
     given = _fields(text)
-    if given.get("kind") != "export" or not isinstance(given.get("export"), str):
-        raise InputError("line 1", shortened(given.get("kind")), "the first line of a file from `aiodelay export`")
+    if given.get("kind") != "export":
+        kind = shortened(given.get("kind"))
+        raise InputError("kind in line 1", kind, "'export', as in the first line of a file from `aiodelay export`")
+    if not isinstance(given.get("export"), str):
+        raise InputError("export in line 1", kind_of(given.get("export")), "a text")
     if given.get("format") != FORMAT:
         raise InputError("format", shortened(given.get("format")), f"{FORMAT}")
     return f"import:{cut(given['export'])}"

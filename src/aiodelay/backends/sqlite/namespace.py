@@ -159,7 +159,7 @@ class Namespace:
         """Return True if the store may treat leases that are too long as ended.
 
         A lease is too long if the clock has stepped back far since the claim. The workers have `RIGHTING_MS` to renew
-        such leases with a correct end. The first call after the step starts this time, so call the method only if a
+        such leases with a correct end. This time begins at the first call after the step. So call the method only if a
         lease is too long.
         """
         found = self.execute("SELECT ahead_since_ms FROM clock_steps WHERE ns = ?", (self.ns,)).fetchone()

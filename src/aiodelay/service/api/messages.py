@@ -54,7 +54,9 @@ scheduling: APIRouter = APIRouter(prefix="/v1/messages", tags=["messages"], rout
 
 MAX_KEY = 255
 _REVISION_TAG = re.compile(r'"([0-9]{1,14})"')
-IDEMPOTENCY_KEY = {"Idempotency-Key": "Names the request. A repeat with the same key stores nothing again."}
+IDEMPOTENCY_KEY = {
+    "Idempotency-Key": "Names the request. A repeat with the same key stores nothing again, unless the message has an `id`."
+}
 IF_MATCH = {
     "If-Match": 'Change the message only if it still has this revision, such as "1795279631915"; otherwise 412.'
 }
@@ -134,9 +136,9 @@ async def get_message(id: str, store: Store) -> Response:  # noqa: A002 - its na
 async def schedule(request: Request, store: Store) -> Response:
     """Send one JSON object, or any number of lines as `application/x-ndjson`. Each line gets its own answer.
 
-    With `Idempotency-Key`, a repeat of the request with the same key stores nothing again. This holds until 24 hours
-    after the message has ended. The answer to a repeat describes the stored message. If a message has no `id`, the
-    service makes its id from the key, the name of the token and, in a stream, the number of the line.
+    With `Idempotency-Key`, a repeat of the request with the same key stores a message without an `id` only once. This
+    holds until 24 hours after the message has ended. The answer to a repeat describes the stored message. The service
+    makes the id of the message from the key, the name of the token and, in a stream, the number of the line.
     """
     key = _idempotency_key(request)
     if check_type(request, PLAIN, NDJSON) == NDJSON:

@@ -82,7 +82,7 @@ def run(spark: SparkSession, options: _Options) -> Summary:
     # A checkpoint, not a cache: Spark must not compare again, because truth and store have changed since.
     found = found.localCheckpoint(eager=True)
     took_ms = clock.monotonic_ms() - started_ms
-    found = _without_soon(found, now_ms + took_ms)
+    found = _with_soon(found, now_ms + took_ms)
     counts = _counted(found)
     _check_fit(counts)
     differences = {kind: counts[kind].ids for kind in FINDINGS if kind in counts}
@@ -103,8 +103,8 @@ def run(spark: SparkSession, options: _Options) -> Summary:
     )
 
 
-def _without_soon(found: DataFrame, horizon_ms: int) -> DataFrame:
-    """Change differences into `soon` if the message became due while the store was read."""
+def _with_soon(found: DataFrame, horizon_ms: int) -> DataFrame:
+    """Set the kind of a difference to `soon` if its message became due while the store was read."""
     is_soon = F.col("kind").isin(*FINDINGS) & (F.least("want_due_ms", "have_due_ms") <= horizon_ms)
     return found.withColumn("kind", F.when(is_soon, F.lit("soon")).otherwise(F.col("kind")))
 

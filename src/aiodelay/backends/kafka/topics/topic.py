@@ -355,7 +355,8 @@ async def _by_admin(cluster: Cluster, ask: Callable[[Admin], Awaitable[_Found]],
     Args:
         cluster: The cluster to ask.
         ask: Asks questions and gives commands. It may be called more than once.
-        operation: The right that the error names if this user may not see a topic. Read and Write include Describe.
+        operation: The right that the error names if this user may not see a topic. To see a topic
+            takes Describe. Read and Write include Describe, so a caller that needs one of them names that right.
     """
     try:
         async with asyncio.timeout(cluster.timeout_ms / 1000):
