@@ -535,6 +535,30 @@ async def test_f18_wake_ups_come_back_after_the_connection_was_killed(server: Re
                 assert [each.record.id for each in (await claim(work)).claims] == [f"m{number}"]
 
 
+@in_loop
+async def test_l2_what_is_written_before_a_late_listener_knows_its_position_wakes_all_the_same(
+    server: RedisServer,
+) -> None:
+    stored = asyncio.Event()
+
+    async def hold(_: int, data: bytes, is_answer: bool) -> None:
+        if not is_answer and b"XREVRANGE" in data:
+            await stored.wait()
+
+    with safety_poll(ms=600_000), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(wakeup_listener, "START_S", 0.01)
+        patched.setattr(wakeup_listener, "GRACE_S", 600.0)  # no failed connection wakes the worker
+        async with proxied(server.port) as proxy, opened(proxy.port) as store, opened(server.port) as other:
+            proxy.look = hold
+            async with store.work("w", [LANE]) as work:
+                work.clear()
+                assert not (await claim(work)).claims
+                assert isinstance(await do(other, put("m")), Stored)
+                stored.set()
+                await waits(work)
+                assert [each.record.id for each in (await claim(work)).claims] == ["m"]
+
+
 @pytest.mark.valkey_too
 def test_wake_ups_that_stay_away_are_told_once(
     server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -25,13 +25,15 @@ from tests.support.tls import Certificates, tls_port_of
 
 LANE = "work"
 AT_ONCE_S = 20.0
+WOKEN_S = 90.0
+"""The longest wait for a wake-up. Without a wake-up, a worker looks into the store after 450 s."""
 PATIENT = "timeout_ms=60000&connect_timeout_ms=60000"
 """Who waits for these times is no less than three times too late."""
 
 
 @pytest.fixture(autouse=True)
 def _nobody_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RedisStore, "traits", replace(RedisStore.traits, safety_poll_ms=60_000))
+    monkeypatch.setattr(RedisStore, "traits", replace(RedisStore.traits, safety_poll_ms=600_000))
 
 
 @pytest.fixture(params=redis_programs(), ids=lambda found: found.name)
@@ -60,7 +62,7 @@ async def use(url: str) -> None:
         store.work("w", [LANE]) as work,
     ):
         work.clear()
-        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(WOKEN_S), asyncio.TaskGroup() as tasks:
             tasks.create_task(work.wait(until_ms=None))
             (outcome,) = await other.apply([Put(new_op(), Envelope("m", LANE, payload=bytes(100_000)), After(0))])
             assert isinstance(outcome, Stored), outcome

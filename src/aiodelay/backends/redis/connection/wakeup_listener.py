@@ -10,7 +10,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -91,18 +91,23 @@ class WakeupListener(BlockingReader):
         self._key, self._writer = key, writer.encode()
         self._cursor = b""
         self._listens = asyncio.Event()
+        self._is_late = False
 
     async def ready(self) -> None:
         """Wait until the listener knows its position in the stream, but at most `START_S`."""
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(START_S):
                 await self._listens.wait()
+        except TimeoutError:
+            self._is_late = not self._listens.is_set()
 
     async def _read(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
         if not self._cursor:
             last = await _ask(connection, ["XREVRANGE", self._key, "+", "-", "COUNT", 1], GRACE_S)
             self._cursor = last[0][0] if last else b"0-0"
             self._listens.set()
+            if self._is_late:  # The worker claims already. The position may be behind an entry that nobody has read.
+                self._wake()
         command: list[Arg] = ["XREAD", "BLOCK", BLOCK_MS, "STREAMS", self._key, self._cursor]
         reply = await _ask(connection, command, BLOCK_MS / 1000 + GRACE_S)
         if not reply:
