@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from itertools import count
-from typing import Any, Self, cast
 
 import pytest
 from msgspec.structs import replace
@@ -16,30 +14,17 @@ from msgspec.structs import replace
 from aiodelay import Context, Scheduler
 from aiodelay.core.ids import new_op
 from aiodelay.core.transitions import token_for
-from aiodelay.core.values import (
-    After,
-    Again,
-    Claim,
-    Claimed,
-    Demand,
-    Done,
-    Envelope,
-    Put,
-    Renewal,
-    RenewOutcome,
-    Settlement,
-    SettleOutcome,
-)
+from aiodelay.core.values import After, Again, Claim, Demand, Done, Envelope, Put, Renewal, SettleOutcome
 from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
+from tests.support.long_leases import LongLeases
 from tests.support.servers import redis_products, serving
 
 LANE = "work"
 RENEWED_EVERY_MS = 20
+LEAST_RUNS = 100
 COUNTERS = 4096
 LEASE_MS = 15_000
-OFFSET = (LEASE_MS - 3 * RENEWED_EVERY_MS) * COUNTERS
-"""Between the tokens of the lease book, which renews at a third of its short lease, and those of the store."""
 
 
 @pytest.fixture(params=redis_products(), ids=lambda found: found.name)
@@ -48,56 +33,10 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
-class LongLeases:
-    """A store whose leases last long, for a lease book that believes them to be short; it counts outcomes."""
-
-    def __init__(self, store: RedisStore) -> None:
-        self._store = store
-        self.outcomes: Counter[str] = Counter()
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self._store, name)
-
-    async def __aenter__(self) -> Self:
-        await self._store.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self._store.__aexit__(*exc_info)
-
-    @asynccontextmanager
-    async def work(self, worker: str, lanes: Collection[str]) -> AsyncIterator[Work]:
-        async with self._store.work(worker, lanes) as work:
-            yield cast(Work, _LongWork(work, self.outcomes))  # the rest is passed on
-
-
-class _LongWork:
-    def __init__(self, work: Work, outcomes: Counter[str]) -> None:
-        self._work, self._outcomes = work, outcomes
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self._work, name)
-
-    async def claim(self, demand: Mapping[str, Demand], *, request: str, lease_ms: int) -> Claimed:
-        claimed = await self._work.claim(demand, request=request, lease_ms=LEASE_MS)
-        return replace(claimed, claims=[Claim(each.record, each.token - OFFSET) for each in claimed.claims])
-
-    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
-        found = await self._work.settle([replace(each, token=each.token + OFFSET) for each in settlements])
-        self._outcomes.update(f"settle {each}" for each in found)
-        return found
-
-    async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        longer = [replace(each, token=each.token + OFFSET, to=each.to + OFFSET) for each in renewals]
-        found = await self._work.renew(longer)
-        self._outcomes.update(f"renew {each}" for each in found)
-        return found
-
-
 async def renew_and_settle(url: str, seconds: float) -> None:
-    store = LongLeases(RedisStore(url, namespace="renewals"))
+    store = LongLeases(RedisStore(url, namespace="renewals"), believed_ms=3 * RENEWED_EVERY_MS)
     scheduler = Scheduler(store)
-    scheduler._options = replace(scheduler._options, lease_ms=3 * RENEWED_EVERY_MS)
+    scheduler._options = replace(scheduler._options, lease_ms=store.believed_ms)
     runs: Counter[str] = Counter()
 
     @scheduler.handler(name=LANE, concurrency=200)
@@ -107,9 +46,9 @@ async def renew_and_settle(url: str, seconds: float) -> None:
 
     numbers = count()
     loop = asyncio.get_running_loop()
-    ends = loop.time() + seconds
     async with scheduler:
-        while loop.time() < ends:
+        ends = loop.time() + seconds
+        while loop.time() < ends or len(runs) < LEAST_RUNS:  # a slow machine takes longer
             await scheduler.schedule(b"", to=f"handler:{LANE}", delay="0s", id=f"m{next(numbers)}")
             await asyncio.sleep(0.002)  # so that messages come all the time
         await scheduler.run_until_idle()
