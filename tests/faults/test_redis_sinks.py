@@ -15,12 +15,15 @@ import pytest
 
 from aiodelay import Message, Retry, Scheduler
 from aiodelay.core.values import Delivery, SendOutcome
+from aiodelay.redis import RedisStore
+from tests.support.long_leases import LongLeases
 from tests.support.servers import RedisServer
 from tests.support.sinks import BadSink
 from tests.support.waiting import until
 
 N = 40
-LEASE_MS = 1_000
+BELIEVED_MS = 1_000
+"""The leases for the scheduler. Those of the store last 15 s, so that no busy machine lets one lapse."""
 
 
 class SlowSink(BadSink):
@@ -43,8 +46,9 @@ class Scene:
         self.bad, self.good = SlowSink(), BadSink()
         self.good.name = "good"
         retry = Retry(attempts=3, first="50ms", factor=1, jitter=0)
-        self.scheduler = Scheduler(server.url, sinks=[self.bad, self.good], retry=retry)
-        self.scheduler._options = msgspec.structs.replace(self.scheduler._options, lease_ms=LEASE_MS)
+        self.store = LongLeases(RedisStore(server.url), BELIEVED_MS)
+        self.scheduler = Scheduler(self.store, sinks=[self.bad, self.good], retry=retry)
+        self.scheduler._options = msgspec.structs.replace(self.scheduler._options, lease_ms=BELIEVED_MS)
         self.handled = 0
 
         @self.scheduler.handler(name="work")
@@ -71,12 +75,14 @@ def test_f34_a_slow_sink_holds_up_nobody_and_its_leases_are_renewed(server: Redi
     async def play() -> None:
         scene = Scene(server)
         scene.bad.released.clear()
-        scene.bad.takes_s = 2 * LEASE_MS / 1000
+        scene.bad.takes_s = 2 * BELIEVED_MS / 1000
         async with scene.filled() as scheduler:
             await scene.others_are_served()
             assert scene.bad.taken == []
             scene.bad.released.set()
             await scheduler.run_until_idle()
+        assert scene.store.outcomes["renew renewed"] >= scene.bad.limits.messages, "a batch was on its way for long"
+        assert scene.store.outcomes.keys() == {"settle settled", "renew renewed"}, scene.store.outcomes
         assert Counter(each.envelope.id for each in scene.bad.taken) == Counter(f"bad-{i}" for i in range(N))
         assert {each.attempt for each in scene.bad.taken} == {1}
 
