@@ -166,9 +166,7 @@ class Process(_Event, tag="process"):
 
 
 class Blocked(_Event, tag="blocked"):
-    """A handler is about to block its event loop for this long."""
-
-    ms: int
+    """A handler is about to block its event loop."""
 
 
 class Loss(_Event, tag="loss"):

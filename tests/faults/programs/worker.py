@@ -86,7 +86,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         moves: Only move messages into lists and topics, as the store does by itself.
         run_ms: How long a handler takes.
         waits: Open the scheduler only once told `go`.
-        blocks: Block the event loop, once, where a message says so.
+        blocks: Block the event loop, once, where a message says so, until told `go`.
         bug: Break a promise, as the store of this name in `tests/support/bugs.py` does.
         knows: Be a version that knows these features too.
         until: End when nothing is left to deliver, when told by SIGTERM, or once it has scheduled all it should.
@@ -142,7 +142,7 @@ class Handling:
             self._history.write(h.RunEnded(delivery_id=context.delivery_id, attempt=context.attempt, result=result))
 
     async def _do(self, context: Context) -> None:
-        """`die`, `die:<ms>`; `fail:<times>`; `block:<ms>`, `hog:<ms>`; `sleep:<ms>`; others take as long as planned."""
+        """`die`, `die:<ms>`; `fail:<times>`; `block`, `hog:<ms>`; `sleep:<ms>`; others take as long as planned."""
         what, _, number = context.headers.get("do", b"").decode().partition(":")
         if what == "die":
             await asyncio.sleep(int(number or 0) / 1000)
@@ -151,9 +151,10 @@ class Handling:
             raise RuntimeError("as told")
         elif what == "block" and self._plan.blocks and not self._has_blocked:
             self._has_blocked = True
-            self._history.write(h.Blocked(ms=int(number)))
+            self._history.write(h.Blocked())
             say("blocking")
-            time.sleep(int(number) / 1000)  # noqa: ASYNC251 - the fault
+            sys.stdin.readline()  # the fault
+            return
         elif what == "hog":  # in each run, where `block` does so once
             time.sleep(int(number) / 1000)  # noqa: ASYNC251 - the fault
         # A run takes real time, and so does what a producer pauses for below: processes share no virtual clock.
