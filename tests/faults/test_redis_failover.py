@@ -15,11 +15,14 @@ from aiodelay.core.values import (
     After,
     Cancel,
     Command,
+    Demand,
+    Done,
     Envelope,
     Outcome,
     Put,
     Query,
     Refused,
+    SettleOutcome,
     SourcePosition,
     Stored,
     Unknown,
@@ -146,6 +149,36 @@ def test_f10_a_repeated_command_is_no_more_done_than_the_first(servers: tuple[Re
             await fail_over(pair)
             async with RedisStore(pair.replica.url, namespace="faults") as store:
                 assert await ids(store) == {"m", "kept"}
+
+    asyncio.run(play())
+
+
+def test_f10_a_settlement_of_a_lost_claim_changes_no_answer_to_a_repeated_command(
+    servers: tuple[RedisServer, RedisServer],
+) -> None:
+    """The replica stores the command anew, as another revision: this revision is the answer from then on."""
+
+    async def play() -> None:
+        async with (
+            paired(servers) as pair,
+            proxied(pair.primary.port) as front,
+            RedisStore(f"redis://127.0.0.1:{front.port}", namespace="faults") as store,
+            store.work("w", [LANE]) as work,
+        ):
+            assert isinstance(await do(store, put("replicated")), Stored)
+            await asyncio.to_thread(replicated_until_ns, pair.primary, pair.replica)
+            pair.link.mode = "black hole"
+            command = Put(new_op(), Envelope("m", LANE), After(0))
+            assert isinstance(await do(store, command), Stored)
+            (lost,) = (await work.claim({LANE: Demand(9)}, request="r", lease_ms=15_000)).claims
+            await fail_over(pair)
+            front.point_to(pair.replica.port)
+            while not isinstance(stored := await do(store, command), Stored):
+                assert isinstance(stored, Refused | Unknown)  # the connections to the primary are gone
+            assert stored.revision > lost.record.revision
+            settled = await work.settle([Done("m", lost.record.revision, lost.token)])
+            assert list(settled) != [SettleOutcome.SETTLED]
+            assert await do(store, command) == stored
 
     asyncio.run(play())
 

@@ -2,8 +2,9 @@
 --@ base record memory moves
 -- ARGV[4] number of lists of plain claims, followed by the lists. A plain claim is settled as `Done`. Its message does
 --   not recur, is not an occurrence, and has no version. Each list: lane number, token, number of ids, ids.
--- Then the number of arguments with *memories* of the plain claims, and these arguments in pairs. A memory is an entry
--- to remember after the end of a message: 'o' + op, until u48 + answer; or 'r' + id, revision u48.
+-- Then the number of arguments with *memories* of the plain claims, and these arguments in threes. A memory is an entry
+-- to remember after the end of a message: the place of the claim in the lists, from 1 on; then 'o' + op, until u48 +
+-- answer; or 'r' + id, revision u48.
 -- Then 10 arguments for each other claim: id, revision, token, what, due, attempt, error, then, trace, traceback.
 --   what      'd' + outcome: done; 'a': again; 'x' + reason: dead
 --   due       for 'a': the due time of the retry, epoch ms
@@ -13,7 +14,7 @@
 --   traceback for 'x'; '' = none
 -- Returns a letter for each claim, in order: 's' settled, 'u' superseded, 'g' gone. 'n' means that no plain claim has
 -- this token. The caller sends this claim again as one of the other claims.
-local answers, plain_ends = {}, {}
+local answers = {}
 
 open_gate()
 
@@ -23,11 +24,7 @@ local function end_plain(a)
   local written, ended = ARGV[a + 1], {}
   for i, score in ipairs(call('ZMSCORE', leased_key(n), unpack(ARGV, a + 3, a + 2 + count))) do
     local is_held = score == written or (score and tonumber(score) == token)
-    if is_held then
-      local id = ARGV[a + 2 + i]
-      ended[#ended + 1] = id
-      if byte(id) ~= ID.OWN then plain_ends['r' .. id] = true end
-    end
+    if is_held then ended[#ended + 1] = ARGV[a + 2 + i] end
     answers[#answers + 1] = is_held and 's' or 'n'
   end
   if #ended > 0 then
@@ -37,13 +34,13 @@ local function end_plain(a)
   return a + 3 + count
 end
 
--- Stores the memories of plain claims. It stores a revision only if it has just ended the claim. Otherwise the revision
--- may be older than the present revision of the id.
+-- Stores the memories of the plain claims that this call has ended. Another claim may be older than the message that is
+-- stored now. After a failover, it may even be older than the stored message of the same op.
 local function remember_plain(from, to)
   local memories = {}
-  for a = from, to, 2 do
-    if byte(ARGV[a]) == 111 or plain_ends[ARGV[a]] then
-      memories[#memories + 1], memories[#memories + 2] = ARGV[a], ARGV[a + 1]
+  for a = from, to, 3 do
+    if answers[tonumber(ARGV[a])] == 's' then
+      memories[#memories + 1], memories[#memories + 2] = ARGV[a + 1], ARGV[a + 2]
     end
   end
   if #memories > 0 then remember_all(memories) end

@@ -84,19 +84,21 @@ def plain_arguments(ended: Sequence[Held], now_ms: int) -> tuple[list[Arg], list
         The arguments, and the indexes of the claims in the order of the arguments.
     """
     lists: dict[tuple[int, int], list[int]] = {}
-    memories: list[Arg] = []
-    recent_ms = now_ms - SLACK_MS - RETRY_WINDOW_MS
     for i, held in enumerate(ended):
-        member, record = held.member, held.claim.record
         lists.setdefault((held.lane, held.claim.token), []).append(i)
-        if record.revision > recent_ms and record.op != NO_OP:
-            until = (record.revision + RETRY_WINDOW_MS).to_bytes(6, "big")
-            answer = b"s" + record.revision.to_bytes(6, "big") + record.due_ms.to_bytes(6, "big")
-            memories += (b"o" + record.op, until + answer)
-        if member[0] == TEXT:
-            memories += (b"r" + member, record.revision.to_bytes(6, "big"))
     arguments: list[Arg] = [len(lists)]
     for (lane, token), indexes in lists.items():
         arguments += (lane, token, len(indexes))
         arguments += [ended[i].member for i in indexes]
-    return [*arguments, len(memories), *memories], [i for indexes in lists.values() for i in indexes]
+    order = [i for indexes in lists.values() for i in indexes]
+    memories: list[Arg] = []
+    recent_ms = now_ms - SLACK_MS - RETRY_WINDOW_MS
+    for place, i in enumerate(order, 1):
+        member, record = ended[i].member, ended[i].claim.record
+        if record.revision > recent_ms and record.op != NO_OP:
+            until = (record.revision + RETRY_WINDOW_MS).to_bytes(6, "big")
+            answer = b"s" + record.revision.to_bytes(6, "big") + record.due_ms.to_bytes(6, "big")
+            memories += (place, b"o" + record.op, until + answer)
+        if member[0] == TEXT:
+            memories += (place, b"r" + member, record.revision.to_bytes(6, "big"))
+    return [*arguments, len(memories), *memories], order
