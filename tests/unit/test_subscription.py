@@ -413,24 +413,35 @@ async def test_a_run_past_its_limit_is_cancelled_once_however_many_come_after_it
 
 
 async def test_a_thread_that_takes_too_long_keeps_its_slot_and_its_lease_until_it_returns(
-    caplog: pytest.LogCaptureFixture,
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In real time: virtual time stands still while a thread works."""
-    store, began, go_on = MemoryStore(journal=100), list[str](), threading.Event()
-    scheduler = Scheduler(store)
+    """Virtual time passes while the first run waits, and stands still while the second run works."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    store, began, go_on = MemoryStore(clock=clock, journal=100), list[str](), threading.Event()
+    has_begun, returns = asyncio.Event(), asyncio.Event()
+    scheduler = Scheduler(store, clock=clock)
     scheduler._options = structs.replace(scheduler._options, lease_ms=120)
 
     @scheduler.handler(name=LANE, concurrency=1, timeout="20ms", retry=Retry.never())
     def work(payload: bytes, context: Context) -> None:
         began.append(context.id)
-        go_on.wait(30)
+        loop.call_soon_threadsafe(has_begun.set)
+        go_on.wait(60)
+        loop.call_soon_threadsafe(returns.set)
 
     async with scheduler:
-        await scheduler.schedule(b"", to=TO, delay="0s", id="a")
+        with monkeypatch.context() as patch:
+            patch.setattr(VirtualLoop, "_count_outside", lambda *_: None)
+            await scheduler.schedule(b"", to=TO, delay="0s", id="a")
+            with loop.outside_work():
+                await has_begun.wait()
         await scheduler.schedule(b"", to=TO, delay="0s", id="b")
         await asyncio.sleep(0.4)
         assert began == ["a"]
         go_on.set()
+        with loop.outside_work():
+            await returns.wait()
         await scheduler.run_until_idle()
         assert await store.dead_letters() == []
     events = [(entry.id, entry.event) for entry in await store.journal() if entry.event in ("lapsed", "delivered")]
