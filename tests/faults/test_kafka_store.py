@@ -95,7 +95,7 @@ async def transfer(store: KafkaStore, demand: Demand) -> int:
 
 async def moved(store: KafkaStore, n: int) -> None:
     """Move what is due until so many messages have been moved."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while n > 0:
             with suppress(StoreUnavailableError):  # between two sessions
                 n -= await transfer(store, ALL)
