@@ -181,7 +181,13 @@ def test_lines_that_cannot_be_read_are_named_and_the_rest_is_stored(stores: Stor
 
 
 @pytest.mark.parametrize(
-    ("text", "field"), [(b"", "line"), (b"{}", "kind in line 1"), (b'{"kind": "export", "export": "x", "format": 9}', "format")]
+    ("text", "field"),
+    [
+        (b"", "line"),
+        (b"{}", "kind in line 1"),
+        (b'{"kind": "export"}', "export in line 1"),
+        (b'{"kind": "export", "export": "x", "format": 9}', "format"),
+    ],
 )
 def test_what_is_no_export_is_refused(stores: Stores, text: bytes, field: str) -> None:
     ran = stores.new("sqlite")("import", "--json", stdin=text)

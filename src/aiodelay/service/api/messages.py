@@ -55,7 +55,7 @@ scheduling: APIRouter = APIRouter(prefix="/v1/messages", tags=["messages"], rout
 MAX_KEY = 255
 _REVISION_TAG = re.compile(r'"([0-9]{1,14})"')
 IDEMPOTENCY_KEY = {
-    "Idempotency-Key": "Names the request. A repeat with the same key stores nothing again, unless the message has an `id`."
+    "Idempotency-Key": "Names the request. A repeat with the same key stores a message without an `id` only once."
 }
 IF_MATCH = {
     "If-Match": 'Change the message only if it still has this revision, such as "1795279631915"; otherwise 412.'
