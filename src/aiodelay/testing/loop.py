@@ -149,6 +149,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         """Call `callback` at the time `when` of `time()`, rounded up to a microsecond. `math.inf` means never.
 
+        An excess over a microsecond that is as small as a rounding error of floats is ignored.
+
         A timer later than now never fires at the current instant, even if its time rounds to this instant. Otherwise
         code that waits again for the remainder lost by rounding would spin for ever.
         """

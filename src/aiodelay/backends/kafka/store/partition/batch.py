@@ -39,7 +39,7 @@ class Batch:
             change.offset = offsets[end - 1]
 
     def change_of_each_record(self) -> list[Change]:
-        """Return the change of each record, in order. The records without a change come last and are left out."""
+        """Return the change of each record that has one, in the order of the records. The other records follow."""
         starts = [0, *self._ends]
         return [
             change
