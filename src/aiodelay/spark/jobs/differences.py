@@ -82,8 +82,8 @@ def judged(truth: DataFrame, stored: DataFrame, ended: DataFrame, *, horizon_ms:
 def tallied(judgements: DataFrame) -> DataFrame:
     """Summarise the result of `judged`: a row for each difference and each unfit id, and one row for each other kind.
 
-    Equal messages therefore do not make the result larger. The result has the columns of `judged`, and `ids`: the number of
-    rows of `judged` that a row stands for. In the row of a whole kind, `id` and `differs` are null.
+    Equal messages therefore do not make the result larger. The result has the columns of `judged`, and `ids`: the
+    number of rows of `judged` that a row stands for. In the row of a whole kind, `id` and `differs` are null.
     """
     is_told = F.col("kind").isin(*FINDINGS, *UNFIT)
     # Group by the texts: for a maximum of text, Spark would sort all rows.
