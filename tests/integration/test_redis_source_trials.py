@@ -1,6 +1,6 @@
 """L5: suspects taken from lists, topics and logs, on a clock that the test moves.
 
-The rules are those of a store: `aiodelay.testing.conformance.leases` has them.
+The rules are those of a store: `aiodelay.testing.conformance.trials` has them.
 """
 
 from __future__ import annotations

@@ -11,10 +11,7 @@ MOST_METHODS, MOST_ATTRIBUTES = 25, 20
 SUITE = "a conformance suite: one method for each rule that a backend proves"
 LARGE = {
     "aiodelay.service.api.models.RecordOut": "the fields of one JSON object of the HTTP API",
-    "aiodelay.testing.conformance.commands.CommandRules": SUITE,
     "aiodelay.testing.conformance.dispatching.DispatchRules": SUITE,
-    "aiodelay.testing.conformance.leases.LeaseRules": SUITE,
-    "aiodelay.testing.conformance.recurring.RecurringRules": SUITE,
     "aiodelay.testing.conformance.safety.SafetyRules": SUITE,
     "aiodelay.testing.conformance.stage.Stage": "the steps that the rules of the conformance suites are written in",
     "aiodelay.testing.conformance.transferring.TransferConformance": SUITE,

@@ -11,8 +11,8 @@ pytest.register_assert_rewrite(
     *(
         f"{__name__}.{name}"
         for name in (
-            *("commands", "dispatching", "leases", "inspection", "reactive", "recurring"),
-            *("returning", "safety", "stage", "transferring", "upgrading"),
+            *("cancelling", "commands", "dispatching", "leases", "inspection", "reactive", "recurring"),
+            *("recurring_retries", "returning", "safety", "stage", "transferring", "trials", "upgrading"),
         )
     )
 )

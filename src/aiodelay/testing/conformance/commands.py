@@ -1,6 +1,7 @@
-"""`CommandRules`: rules for `apply`, above all for a repeated id and for a repeated op."""
+"""`CommandRules`: rules for `apply`, above all for a repeated id and for a repeated op.
 
-# ruff: noqa: D102 - the name of a test states its rule
+The module `cancelling` has the rules for `Cancel`, and for replaced versions that are still in flight.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ from typing import Literal
 import pytest
 
 from aiodelay.core.values import (
-    LEASE_MS,
     RETRY_WINDOW_MS,
     TOMBSTONE_WINDOW_MS,
     After,
@@ -22,13 +22,12 @@ from aiodelay.core.values import (
     Outcome,
     Put,
     Refused,
-    RenewOutcome,
     Reschedule,
-    SettleOutcome,
     SourcePosition,
     Stored,
 )
 
+from .cancelling import CancelRules, OldVersionRules
 from .stage import HOUR_MS, OTHER, Bench, Stage, again, dead, done, ending, staged
 from .table import SAME_ID_TABLE, Cell
 
@@ -64,15 +63,66 @@ AFTERWARDS = ("nothing", "claimed", "done", "dead", "again", "replaced", "cancel
 """The events that may happen to a message between a command and its repetition."""
 
 
-class CommandRules(Bench):
-    """The rules for `Store.apply`."""
+async def _bring(stage: Stage, call: str, state: State) -> None:
+    """Bring the message `m` into the state that a column of the table names."""
+    if call == "redrive":
+        await stage.stored(stage.put())
+        await stage.end(dead(await stage.claim_one()))
+    if call == "redrive" and state == "dead":
+        return
+    conflict = Conflict.newer(5) if call.startswith("newer") else Conflict.replace()
+    if conflict.mode == "newer":
+        stage.needs_conflict("newer")
+    is_replaced = state.startswith("replacing")
+    before = Conflict.newer(4) if conflict.mode == "newer" and is_replaced else conflict
+    due, rule = After(HOUR_MS if state in ("pending", "cancelled") else 0), RULE if "retr" in state else None
+    await stage.stored(stage.put(due=due, conflict=before, rule=rule))
+    if state == "cancelled":
+        stage.needs_verdict()
+        assert isinstance(await stage.do(Cancel(stage.op(), "m")), Stored)
+    elif state != "pending":
+        claim = await stage.claim_one()
+        if rule is not None:
+            await stage.end(again(claim, stage.now, then=stage.now + HOUR_MS))
+            await stage.claim_one()
+        if is_replaced:
+            await stage.stored(stage.put(due=After(HOUR_MS), conflict=conflict))
+        elif state in ("done", "dead"):
+            await stage.end(ending(state, claim, due_ms=stage.now))
 
-    # --- the same id again --------------------------------------------------------------------------------
+
+async def _happen(stage: Stage, what: str) -> None:
+    """Let an event of `AFTERWARDS` happen to the message `m`."""
+    match what:
+        case "claimed":
+            await stage.claim_one()
+        case "done":
+            await stage.end(done(await stage.claim_one()))
+        case "dead":
+            await stage.end(dead(await stage.claim_one()))
+        case "again":
+            await stage.end(again(await stage.claim_one(), stage.now + 1000))
+        case "replaced" | "stored again":
+            await stage.stored(stage.put(payload=b"another", due=After(HOUR_MS)))
+        case "cancelled":
+            stage.needs_verdict()
+            assert isinstance(await stage.do(Cancel(stage.op(), "m")), Stored)
+        case "rescheduled":
+            assert isinstance(await stage.do(Reschedule(stage.op(), "m", After(HOUR_MS))), Stored)
+        case "fired":
+            assert isinstance(await stage.do(Fire(stage.op(), "m")), Stored)
+        case "late":
+            stage.move(1001)
+            await stage.tidy()
+
+
+class SameIdRules(Bench):
+    """The rules for a command whose id is in use already, or was in use."""
 
     @pytest.mark.parametrize(("call", "state", "cell"), _CELLS)
     @staged
     async def test_same_id_again(self, stage: Stage, call: str, state: State, cell: Cell) -> None:
-        await self._bring(stage, call, state)
+        await _bring(stage, call, state)
         before = await stage.get()
         outcome = await self._call(stage, call, before.record.revision if before else stage.now)
         assert (outcome.answer if isinstance(outcome, Stored) else outcome.reason) == cell.answer
@@ -97,34 +147,6 @@ class CommandRules(Bench):
             assert after is not None
             assert after.record.revision == outcome.revision
             assert before is None or after.record.revision > before.record.revision
-
-    @staticmethod
-    async def _bring(stage: Stage, call: str, state: State) -> None:
-        """Bring the message `m` into the state that a column of the table names."""
-        if call == "redrive":
-            await stage.stored(stage.put())
-            await stage.end(dead(await stage.claim_one()))
-        if call == "redrive" and state == "dead":
-            return
-        conflict = Conflict.newer(5) if call.startswith("newer") else Conflict.replace()
-        if conflict.mode == "newer":
-            stage.needs_conflict("newer")
-        is_replaced = state.startswith("replacing")
-        before = Conflict.newer(4) if conflict.mode == "newer" and is_replaced else conflict
-        due, rule = After(HOUR_MS if state in ("pending", "cancelled") else 0), RULE if "retr" in state else None
-        await stage.stored(stage.put(due=due, conflict=before, rule=rule))
-        if state == "cancelled":
-            stage.needs_verdict()
-            assert isinstance(await stage.do(Cancel(stage.op(), "m")), Stored)
-        elif state != "pending":
-            claim = await stage.claim_one()
-            if rule is not None:
-                await stage.end(again(claim, stage.now, then=stage.now + HOUR_MS))
-                await stage.claim_one()
-            if is_replaced:
-                await stage.stored(stage.put(due=After(HOUR_MS), conflict=conflict))
-            elif state in ("done", "dead"):
-                await stage.end(ending(state, claim, due_ms=stage.now))
 
     @staticmethod
     async def _call(stage: Stage, call: str, revision: int) -> Stored | Refused:
@@ -167,7 +189,7 @@ class CommandRules(Bench):
         stage.needs_conflict("newer")
         late = Late.drop("1s") if end == "late" else Late.deliver()
         await stage.stored(stage.put(conflict=Conflict.newer(5), late=late))
-        await self._happen(stage, end)
+        await _happen(stage, end)
         stage.move(TOMBSTONE_WINDOW_MS - 1)
         await stage.tidy()
         assert isinstance(await stage.do(stage.put(conflict=Conflict.newer(5))), Refused)
@@ -181,7 +203,20 @@ class CommandRules(Bench):
         await stage.stored(stage.put())
         assert isinstance(await stage.do(stage.put(conflict=Conflict.newer(0))), Stored)
 
-    # --- the same op again --------------------------------------------------------------------------------
+    @pytest.mark.parametrize("end", ["replaced", "done", "dead", "cancelled"])
+    @pytest.mark.parametrize("back_ms", [0, HOUR_MS], ids=["same ms", "clock stepped back"])
+    @staged
+    async def test_revisions_of_an_id_only_grow(self, stage: Stage, end: str, back_ms: int) -> None:
+        first = await stage.stored(stage.put())
+        if end != "replaced":
+            await _happen(stage, end)
+        stage.step_back(back_ms)
+        second = await stage.stored(stage.put())
+        assert second.revision > first.revision >= stage.now
+
+
+class RepetitionRules(Bench):
+    """The rules for a command that repeats an op."""
 
     @pytest.mark.parametrize("afterwards", AFTERWARDS)
     @staged
@@ -215,7 +250,7 @@ class CommandRules(Bench):
     ) -> None:
         if kind == "cancel":
             stage.needs_verdict()
-        await self._bring(stage, kind, state)
+        await _bring(stage, kind, state)
         commands: dict[str, Command] = {
             "cancel": Cancel(stage.op(), "m"),
             "reschedule": Reschedule(stage.op(), "m", After(1000)),
@@ -234,6 +269,18 @@ class CommandRules(Bench):
         await stage.end(done(claim))
         assert await stage.do(first) == answer
         assert await stage.claim() == []
+
+    @staged
+    async def test_a_repeated_put_says_again_that_an_older_version_is_in_flight(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        claim = await stage.claim_one()
+        put = stage.put(due=After(HOUR_MS))
+        first = await stage.do(put)
+        await stage.settle(done(claim))
+        await stage.stored(stage.put(due=After(HOUR_MS)))
+        assert await stage.do(put) == first
+        assert isinstance(first, Stored)
+        assert first.is_older_in_flight
 
     @pytest.mark.parametrize("kind", ["put", "cancel"])
     @staged
@@ -266,37 +313,14 @@ class CommandRules(Bench):
     async def _check_repetition(self, stage: Stage, command: Command, afterwards: str) -> None:
         """Check that a command repeated after another event returns the first answer and writes nothing."""
         first = await stage.do(command)
-        await self._happen(stage, afterwards)
+        await _happen(stage, afterwards)
         before = await stage.picture()
         assert await stage.do(command) == first
         assert await stage.picture() == before
 
-    @staticmethod
-    async def _happen(stage: Stage, what: str) -> None:
-        """Let an event of `AFTERWARDS` happen to the message `m`."""
-        match what:
-            case "claimed":
-                await stage.claim_one()
-            case "done":
-                await stage.end(done(await stage.claim_one()))
-            case "dead":
-                await stage.end(dead(await stage.claim_one()))
-            case "again":
-                await stage.end(again(await stage.claim_one(), stage.now + 1000))
-            case "replaced" | "stored again":
-                await stage.stored(stage.put(payload=b"another", due=After(HOUR_MS)))
-            case "cancelled":
-                stage.needs_verdict()
-                assert isinstance(await stage.do(Cancel(stage.op(), "m")), Stored)
-            case "rescheduled":
-                assert isinstance(await stage.do(Reschedule(stage.op(), "m", After(HOUR_MS))), Stored)
-            case "fired":
-                assert isinstance(await stage.do(Fire(stage.op(), "m")), Stored)
-            case "late":
-                stage.move(1001)
-                await stage.tidy()
 
-    # --- reschedule and fire ------------------------------------------------------------------------------
+class DueTimeRules(Bench):
+    """The rules for `Reschedule` and `Fire`."""
 
     @staged
     async def test_reschedule_moves_the_message_and_nothing_else(self, stage: Stage) -> None:
@@ -347,20 +371,9 @@ class CommandRules(Bench):
         await stage.do(Fire(stage.op(), "first"))
         assert await stage.ids() == ["first", "second"]
 
-    # --- revisions ----------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("end", ["replaced", "done", "dead", "cancelled"])
-    @pytest.mark.parametrize("back_ms", [0, HOUR_MS], ids=["same ms", "clock stepped back"])
-    @staged
-    async def test_revisions_of_an_id_only_grow(self, stage: Stage, end: str, back_ms: int) -> None:
-        first = await stage.stored(stage.put())
-        if end != "replaced":
-            await self._happen(stage, end)
-        stage.step_back(back_ms)
-        second = await stage.stored(stage.put())
-        assert second.revision > first.revision >= stage.now
-
-    # --- intake positions ---------------------------------------------------------------------------------
+class PositionRules(Bench):
+    """The rules for the positions of sources."""
 
     @staged
     async def test_position_moves_with_the_commands(self, stage: Stage) -> None:
@@ -403,164 +416,6 @@ class CommandRules(Bench):
         assert (isinstance(refused, Refused), isinstance(stored, Stored)) == (True, True)
         assert await stage.store.position("topic") == 1
 
-    # --- cancelled in flight ------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("end", ["done", "again", "dead", "lapse"])
-    @staged
-    async def test_s5_cancelled_in_flight_ends_with_this_attempt(self, stage: Stage, end: str) -> None:
-        stage.needs_verdict()
-        await stage.stored(stage.put())
-        claim = await stage.claim_one()
-        await stage.do(Cancel(stage.op(), "m"))
-        if end == "lapse":
-            await stage.lapse()
-        else:
-            await stage.end(ending(end, claim, due_ms=stage.now))
-        assert await stage.get() is None
-        assert len(await stage.dead()) == (end == "dead")
-        stage.move(HOUR_MS)
-        assert await stage.claim() == []
-
-    @staged
-    async def test_s5_cancelled_is_never_delivered(self, stage: Stage) -> None:
-        stage.needs_verdict()
-        await stage.stored(stage.put("m", After(1000)), stage.put("retry"))
-        await stage.end(again(await stage.claim_one(), stage.now + 500))
-        outcomes = [await stage.do(Cancel(stage.op(), each)) for each in ("m", "retry")]
-        assert [each.answer for each in outcomes if isinstance(each, Stored)] == ["cancelled", "cancelled"]
-        stage.move(HOUR_MS)
-        assert await stage.claim() == []
-
-    @pytest.mark.parametrize("change", ["nothing", "replaced", "rescheduled", "gone"])
-    @staged
-    async def test_a_cancel_that_says_what_it_means_ends_nothing_else(self, stage: Stage, change: str) -> None:
-        stage.needs_verdict()
-        meant = await stage.stored(stage.put("m", After(1000)))
-        stage.move(1)
-        if change == "replaced":
-            await stage.stored(stage.put("m", After(999)))
-        elif change == "rescheduled":
-            await stage.do(Reschedule(stage.op(), "m", After(2000)))
-        elif change == "gone":
-            await stage.do(Cancel(stage.op(), "m"))
-        outcome = await stage.do(Cancel(stage.op(), "m", (meant.revision, meant.due_ms)))
-        stands = await stage.get()
-        if change == "nothing":
-            assert (stands, outcome) == (None, Stored("cancelled", meant.revision, meant.due_ms))
-        else:
-            assert isinstance(outcome, Refused)
-            assert outcome.reason == ("not_found" if change == "gone" else "outdated")
-            assert (stands is None) == (change == "gone")
-
-    # --- a replaced version in flight ---------------------------------------------------------------------
-
-    @staged
-    async def test_s5_a_cancel_tells_of_each_replaced_version_in_flight(self, stage: Stage) -> None:
-        stage.needs_verdict()
-        await stage.stored(stage.put())
-        first = await stage.claim_one()
-        await stage.stored(stage.put())
-        second = await stage.claim_one()
-        await stage.stored(stage.put(due=After(HOUR_MS)))
-        for held in (first, second):
-            assert await self._cancel(stage) == "in_flight"
-            await stage.stored(stage.put(due=After(HOUR_MS)))
-            assert await stage.settle(done(held)) is SettleOutcome.SUPERSEDED
-        assert await self._cancel(stage) == "cancelled"
-        assert await stage.get() is None
-
-    @pytest.mark.parametrize("end", ["done", "dead", "cancelled"])
-    @staged
-    async def test_s5_a_replaced_version_in_flight_outlives_the_one_that_replaced_it(
-        self, stage: Stage, end: str
-    ) -> None:
-        stage.needs_verdict()
-        await stage.stored(stage.put())
-        await stage.claim_one()
-        await stage.stored(stage.put())
-        if end == "cancelled":
-            await self._cancel(stage)
-        else:
-            await stage.end(ending(end, await stage.claim_one(), due_ms=stage.now))
-        await stage.stored(stage.put(due=After(HOUR_MS)))
-        assert await self._cancel(stage) == "in_flight"
-
-    @staged
-    async def test_s5_a_replaced_version_is_in_flight_for_as_long_as_its_lease_is_renewed(self, stage: Stage) -> None:
-        stage.needs_verdict()
-        await stage.stored(stage.put())
-        claim = await stage.claim_one()
-        await stage.stored(stage.put(due=After(HOUR_MS)))
-        stage.move(LEASE_MS - 1)
-        renewed, outcome = await stage.renew(claim)
-        assert outcome is RenewOutcome.SUPERSEDED
-        renewed, outcome = await stage.renew(renewed)
-        assert outcome is RenewOutcome.SUPERSEDED
-        stage.move(LEASE_MS - 1)
-        await stage.tidy()
-        assert await self._cancel(stage) == "in_flight"
-        for _ in range(2):  # the second cancel finds no version of the message
-            renewed, outcome = await stage.renew(renewed)
-            assert outcome is RenewOutcome.SUPERSEDED
-            stage.move(LEASE_MS - 1)
-        await stage.stored(stage.put(due=After(HOUR_MS)))
-        assert await self._cancel(stage) == "in_flight"
-
-    @pytest.mark.parametrize("is_tidied", [False, True])
-    @staged
-    async def test_s5_what_nobody_renews_of_a_replaced_version_lapses_and_counts_for_nobody(
-        self,
-        stage: Stage,
-        is_tidied: bool,  # noqa: FBT001 - a parameter
-    ) -> None:
-        stage.needs_verdict()
-        await stage.stored(stage.put())
-        claim = await stage.claim_one()
-        await stage.stored(stage.put(due=After(HOUR_MS)))
-        stage.move(LEASE_MS)
-        if is_tidied:
-            await stage.tidy()
-            assert (await stage.renew(claim))[1] is RenewOutcome.LOST
-        assert (await stage.record()).lapses == 0
-        assert await self._cancel(stage) == "cancelled"
-
-    @staged
-    async def test_s5_a_replaced_series_in_flight_is_told_too(self, stage: Stage) -> None:
-        stage.needs_verdict()
-        await stage.stored(stage.put(rule={"e": HOUR_MS}))
-        claim = await stage.claim_one()
-        replaced = await stage.stored(stage.put(due=After(HOUR_MS), rule={"e": HOUR_MS}))
-        assert replaced.is_older_in_flight
-        assert await self._cancel(stage) == "in_flight"
-        assert await stage.settle(done(claim, stage.now)) is SettleOutcome.SUPERSEDED
-        assert await stage.get() is None
-
-    @staged
-    async def test_a_repeated_put_says_again_that_an_older_version_is_in_flight(self, stage: Stage) -> None:
-        await stage.stored(stage.put())
-        claim = await stage.claim_one()
-        put = stage.put(due=After(HOUR_MS))
-        first = await stage.do(put)
-        await stage.settle(done(claim))
-        await stage.stored(stage.put(due=After(HOUR_MS)))
-        assert await stage.do(put) == first
-        assert isinstance(first, Stored)
-        assert first.is_older_in_flight
-
-    @staticmethod
-    async def _cancel(stage: Stage) -> str:
-        outcome = await stage.do(Cancel(stage.op(), "m"))
-        assert isinstance(outcome, Stored)
-        return outcome.answer
-
-    @staged
-    async def test_s5_cancelled_in_flight_can_be_scheduled_anew(self, stage: Stage) -> None:
-        stage.needs_verdict()
-        await stage.stored(stage.put(payload=b"old"))
-        old = await stage.claim_one()
-        cancels = [await stage.do(Cancel(stage.op(), "m")) for _ in range(2)]
-        assert [each.answer for each in cancels if isinstance(each, Stored)] == ["in_flight", "in_flight"]
-        await stage.stored(stage.put(payload=b"new"))
-        assert await stage.settle(again(old, stage.now)) is SettleOutcome.SUPERSEDED
-        claim = await stage.claim_one()
-        assert (claim.record.envelope.payload, claim.record.no_retry) == (b"new", False)
+class CommandRules(SameIdRules, RepetitionRules, DueTimeRules, PositionRules, CancelRules, OldVersionRules):
+    """The rules for `Store.apply`."""

@@ -1,6 +1,6 @@
 """The table "the same id again": the outcome of each command for each state of a message with the same id.
 
-docs/guarantees.md shows the table. `CommandRules.test_same_id_again` tests every cell.
+docs/guarantees.md shows the table. `SameIdRules.test_same_id_again` tests every cell.
 """
 
 from __future__ import annotations
