@@ -10,7 +10,6 @@ SOURCE = Path(__file__).parents[2] / "src"
 MOST_METHODS, MOST_ATTRIBUTES = 25, 20
 SUITE = "a conformance suite: one method for each rule that a backend proves"
 LARGE = {
-    "aiodelay.service.api.models.RecordOut": "the fields of one JSON object of the HTTP API",
     "aiodelay.testing.conformance.dispatching.DispatchRules": SUITE,
     "aiodelay.testing.conformance.safety.SafetyRules": SUITE,
     "aiodelay.testing.conformance.stage.Stage": "the steps that the rules of the conformance suites are written in",

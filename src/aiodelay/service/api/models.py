@@ -257,13 +257,8 @@ class OutcomeOut(Struct, frozen=True):
     ]
 
 
-class RecordOut(Struct, frozen=True):
-    """The stored record of a message.
-
-    A key is in `key` if it is UTF-8 text, and otherwise in `key_base64`. In the same way, a payload is in `payload` or
-    in `payload_base64`. Lists leave the payload out. `is_cancelled` is true if the message was cancelled while it was
-    in flight; no further attempt follows the present attempt.
-    """
+class RecordHeadOut(Struct, frozen=True):
+    """The first keys of a stored record: what the message is, and what its attempts have come to."""
 
     id: str
     to: str
@@ -279,6 +274,16 @@ class RecordOut(Struct, frozen=True):
     is_last_attempt: Annotated[
         bool, Meta(description="The former name of `is_cancelled`.", extra_json_schema={"deprecated": True})
     ]
+
+
+class RecordOut(RecordHeadOut, frozen=True):
+    """The stored record of a message.
+
+    A key is in `key` if it is UTF-8 text, and otherwise in `key_base64`. In the same way, a payload is in `payload` or
+    in `payload_base64`. Lists leave the payload out. `is_cancelled` is true if the message was cancelled while it was
+    in flight; no further attempt follows the present attempt.
+    """
+
     version: int | None
     every: dict[str, Any] | None
     retrying: list[str]
