@@ -11,8 +11,9 @@ pytest.register_assert_rewrite(
     *(
         f"{__name__}.{name}"
         for name in (
-            *("cancelling", "commands", "dispatching", "leases", "inspection", "reactive", "recurring"),
-            *("recurring_retries", "returning", "safety", "stage", "transferring", "trials", "upgrading"),
+            *("cancelling", "commands", "dispatching", "inspection", "leases", "loading", "reactive", "recurring"),
+            *("recurring_retries", "returning", "safety", "stage", "transfer_bench", "transfer_blocked"),
+            *("transfer_series", "transferring", "trials", "upgrading"),
         )
     )
 )

@@ -1,7 +1,5 @@
 """`DispatchRules`: rules for demand, fairness between lanes, wake-ups, `Late` and pauses."""
 
-# ruff: noqa: D102 - the name of a test states its rule
-
 from __future__ import annotations
 
 import asyncio
@@ -31,10 +29,8 @@ __all__ = ["DispatchRules"]
 RULE: Mapping[str, str | int] = {"e": 60_000}
 
 
-class DispatchRules(Bench):
-    """Which messages a claim returns, and when `wait` ends."""
-
-    # --- demand -------------------------------------------------------------------------------------------
+class DemandRules(Bench):
+    """How many messages a claim returns, and how lanes share it (L3)."""
 
     @staged
     async def test_demand_no_more_messages_than_asked_for(self, stage: Stage) -> None:
@@ -99,8 +95,6 @@ class DispatchRules(Bench):
         assert (ids_of(claimed.claims), claimed.next_due_ms) == (["0", "1", "2"], stage.now - 2)
         assert ids_of((await stage.claimed(demand)).claims) == ["3", "4"]
 
-    # --- L3: fairness -------------------------------------------------------------------------------------
-
     @staged
     async def test_l3_a_flooded_lane_leaves_the_others_their_share(self, stage: Stage) -> None:
         await stage.stored(*[stage.put(f"flood {i}") for i in range(3 * MAX_CLAIM_MESSAGES)])
@@ -132,7 +126,9 @@ class DispatchRules(Bench):
             lanes.append(claim.record.envelope.lane)
         assert sorted(lanes[:3]) == sorted(lanes[3:]) == sorted(LANES)
 
-    # --- L2: wake-ups -------------------------------------------------------------------------------------
+
+class WakeUpRules(Bench):
+    """When `wait` ends (L2)."""
 
     @pytest.mark.parametrize("what", ["put", "later put", "fire", "reschedule", "release", "redrive", "again", "rearm"])
     @staged
@@ -198,7 +194,9 @@ class DispatchRules(Bench):
         async with asyncio.timeout(stage.soon_s):
             await stage.work.wait(until_ms=until_ms)
 
-    # --- Late ---------------------------------------------------------------------------------------------
+
+class LatenessRules(Bench):
+    """What becomes of a message that is later than its `Late` allows."""
 
     @pytest.mark.parametrize("attempt", ["first", "retry", "after a lapse"])
     @pytest.mark.parametrize("policy", ["deliver", "drop", "dead letter"])
@@ -269,7 +267,9 @@ class DispatchRules(Bench):
         await stage.store.resume(LANE, address)
         assert (await stage.tidy()).expired == 1
 
-    # --- pauses -------------------------------------------------------------------------------------------
+
+class PauseRules(Bench):
+    """Messages of a paused lane or address are kept and not claimed."""
 
     @pytest.mark.parametrize("address", [None, "held"], ids=["lane", "address"])
     @staged
@@ -341,3 +341,7 @@ class DispatchRules(Bench):
         await stage.store.resume(LANE, "held")
         await stage.claim_one()
         assert await stage.claim() == []
+
+
+class DispatchRules(DemandRules, WakeUpRules, LatenessRules, PauseRules):
+    """Which messages a claim returns, and when `wait` ends."""

@@ -1,7 +1,5 @@
 """`SafetyRules`: the rules S1 to S9 of docs/guarantees.md, and rule R1 as far as a store alone keeps it."""
 
-# ruff: noqa: D102 - the name of a test states its rule
-
 from __future__ import annotations
 
 import asyncio
@@ -18,10 +16,8 @@ __all__ = ["SafetyRules"]
 RULE: Mapping[str, str | int] = {"e": 60_000}
 
 
-class SafetyRules(Bench):
-    """No message is early, lost, changed, or delivered again after its end."""
-
-    # --- S1 -----------------------------------------------------------------------------------------------
+class DueTimeRules(Bench):
+    """No message is early (S1)."""
 
     @pytest.mark.parametrize("kind", ["at", "after"])
     @staged
@@ -73,7 +69,9 @@ class SafetyRules(Bench):
         stage.move(1)
         await stage.claim_one()
 
-    # --- S2 -----------------------------------------------------------------------------------------------
+
+class LossRules(Bench):
+    """No acknowledged message is lost (S2), and a store can be entered again (R1)."""
 
     @staged
     async def test_s2_nothing_acknowledged_is_lost(self, stage: Stage) -> None:
@@ -146,7 +144,9 @@ class SafetyRules(Bench):
         assert [await stage.do(put), await stage.do(cancel)] == answers
         assert await stage.claim() == []
 
-    # --- S3 -----------------------------------------------------------------------------------------------
+
+class HolderRules(Bench):
+    """A message has one holder at a time (S7), and is claimed again once its lease has ended (S3)."""
 
     @staged
     async def test_s3_expired_lease_is_claimable_again(self, stage: Stage) -> None:
@@ -191,7 +191,26 @@ class SafetyRules(Bench):
         await stage.end(done(claim))
         assert await stage.claim() == []
 
-    # --- S4, S5, S6 ---------------------------------------------------------------------------------------
+    @staged
+    async def test_s7_two_workers_never_hold_the_same_message(self, stage: Stage) -> None:
+        await stage.stored(*[stage.put(f"m{i}") for i in range(60)])
+        other = await stage.another_worker("second")
+        held: list[str] = []
+        for _ in range(10):
+            pair = await asyncio.gather(stage.claim(4), stage.claim(4, work=other))
+            held += ids_of([*pair[0], *pair[1]])
+        assert sorted(held) == sorted(f"m{i}" for i in range(60))
+
+    @staged
+    async def test_s7_any_worker_may_settle_with_the_token(self, stage: Stage) -> None:
+        await stage.stored(stage.put())
+        claim = await stage.claim_one()
+        other = await stage.another_worker("second")
+        assert await stage.settle(done(claim), work=other) is SettleOutcome.SETTLED
+
+
+class VersionRules(Bench):
+    """The latest version of a message wins (S4), and nothing ended comes back (S6)."""
 
     @staged
     async def test_s4_the_latest_version_wins(self, stage: Stage) -> None:
@@ -235,26 +254,9 @@ class SafetyRules(Bench):
             await stage.reopen()
             assert await stage.claim() == []
 
-    # --- S7 -----------------------------------------------------------------------------------------------
 
-    @staged
-    async def test_s7_two_workers_never_hold_the_same_message(self, stage: Stage) -> None:
-        await stage.stored(*[stage.put(f"m{i}") for i in range(60)])
-        other = await stage.another_worker("second")
-        held: list[str] = []
-        for _ in range(10):
-            pair = await asyncio.gather(stage.claim(4), stage.claim(4, work=other))
-            held += ids_of([*pair[0], *pair[1]])
-        assert sorted(held) == sorted(f"m{i}" for i in range(60))
-
-    @staged
-    async def test_s7_any_worker_may_settle_with_the_token(self, stage: Stage) -> None:
-        await stage.stored(stage.put())
-        claim = await stage.claim_one()
-        other = await stage.another_worker("second")
-        assert await stage.settle(done(claim), work=other) is SettleOutcome.SETTLED
-
-    # --- S8 -----------------------------------------------------------------------------------------------
+class ContentRules(Bench):
+    """Messages arrive unchanged (S8)."""
 
     @pytest.mark.parametrize(
         "payload", [b"", bytes(range(256)), b"\xff" * 262_144], ids=["empty", "every byte", "256 KiB"]
@@ -301,7 +303,9 @@ class SafetyRules(Bench):
         assert isinstance((await stage.store.redrive([letter.key]))[0], Stored)
         assert (await stage.claim_one()).record.envelope == letter.record.envelope == put.envelope
 
-    # --- S9 -----------------------------------------------------------------------------------------------
+
+class OrderRules(Bench):
+    """Messages of a lane are claimed in order (S9)."""
 
     @staged
     async def test_s9_by_due_time_then_scheduling_order(self, stage: Stage) -> None:
@@ -334,3 +338,7 @@ class SafetyRules(Bench):
         for lane in (LANE, OTHER):
             ids = [claim.record.id for claim in claims if claim.record.envelope.lane == lane]
             assert (len(ids), ids) == (10, sorted(ids))
+
+
+class SafetyRules(DueTimeRules, LossRules, HolderRules, VersionRules, ContentRules, OrderRules):
+    """No message is early, lost, changed, or delivered again after its end."""

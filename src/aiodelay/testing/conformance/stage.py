@@ -136,16 +136,8 @@ def staged(test: Callable[Concatenate[B, Stage, P], Coroutine[Any, Any, None]]) 
     return run
 
 
-class Stage:
-    """An open store with one worker, on a clock that the test moves.
-
-    Args:
-        bench: The suite that makes the store.
-        journal: The most journal entries to keep.
-
-    Raises:
-        ConfigurationError: The store lacks methods of `aiodelay.ports.Store`. The text names them.
-    """
+class OpenStore:
+    """An open store with its clock and its first worker."""
 
     store: Store
     work: Work
@@ -169,10 +161,6 @@ class Stage:
         """Open one more worker. The end of the stage closes it."""
         return await self._opened.enter_async_context(self.store.work(name, lanes))
 
-    async def with_journal(self, journal: int) -> Stage:
-        """Open another empty store that keeps a journal. The end of this stage closes it."""
-        return await self._opened.enter_async_context(Stage(self.bench, journal=journal))
-
     async def reopen(self) -> None:
         """Close the store and its workers, then open the same data with a new store object."""
         if not self.store.traits.durable:
@@ -186,10 +174,25 @@ class Stage:
         await self._opened.aclose()
         await self.__aenter__()
 
-    # --- abilities of the store ---------------------------------------------------------------------------
-
     def _skip(self, reason: str) -> NoReturn:
         pytest.skip(f"{self.store.name} {reason}")
+
+    @property
+    def now(self) -> int:
+        """The time of the clock, in epoch ms."""
+        return self.clock.now_ms()
+
+    def move(self, ms: int) -> None:
+        """Let `ms` milliseconds pass."""
+        self.clock.move(ms)
+
+    def step_back(self, ms: int) -> None:
+        """Set the wall clock back by `ms` milliseconds."""
+        self.clock.step(-timedelta(milliseconds=ms))
+
+
+class Abilities(OpenStore):
+    """What the store of a stage must be able to do for a test."""
 
     def needs_conflict(self, mode: str) -> None:
         """Skip the test if the traits of the store do not name this conflict mode."""
@@ -227,7 +230,14 @@ class Stage:
         if not self.bench.wakes_other_processes:
             self._skip("does not wake other processes")
 
-    # Deprecated names. They are from the time when these abilities were optional.
+    def versioned(self, version: int) -> Conflict:
+        """Return `Conflict.newer(version)`. Skip the test if the store does not support it."""
+        self.needs_conflict("newer")
+        return Conflict.newer(version)
+
+
+class FormerNames(OpenStore):
+    """Deprecated names of the store, from the time when some of its methods were optional."""
 
     @property
     def look(self) -> Store:
@@ -258,27 +268,9 @@ class Stage:
         warnings.warn(f"stage.{name} is deprecated; use stage.store", DeprecationWarning, stacklevel=3)
         return self.store
 
-    def versioned(self, version: int) -> Conflict:
-        """Return `Conflict.newer(version)`. Skip the test if the store does not support it."""
-        self.needs_conflict("newer")
-        return Conflict.newer(version)
 
-    # --- time ---------------------------------------------------------------------------------------------
-
-    @property
-    def now(self) -> int:
-        """The time of the clock, in epoch ms."""
-        return self.clock.now_ms()
-
-    def move(self, ms: int) -> None:
-        """Let `ms` milliseconds pass."""
-        self.clock.move(ms)
-
-    def step_back(self, ms: int) -> None:
-        """Set the wall clock back by `ms` milliseconds."""
-        self.clock.step(-timedelta(milliseconds=ms))
-
-    # --- commands -----------------------------------------------------------------------------------------
+class Commands(OpenStore):
+    """Commands, and how to send them."""
 
     def op(self) -> bytes:
         """Return an op that no command of this test has used."""
@@ -320,7 +312,9 @@ class Stage:
         assert isinstance(outcome, Stored)
         return outcome
 
-    # --- claims -------------------------------------------------------------------------------------------
+
+class Claims(OpenStore):
+    """Claims, and what becomes of them."""
 
     async def claimed(
         self, demand: Mapping[Lane, Demand] | None = None, *, work: Work | None = None, request: str = ""
@@ -385,7 +379,33 @@ class Stage:
         await self.lapse()
         return list(claimed.claims)
 
-    # --- inspection ---------------------------------------------------------------------------------------
+
+class WakeUps(Claims):
+    """What ends the `wait` of a worker."""
+
+    @property
+    def soon_s(self) -> float:
+        """Real seconds within which a wake-up must arrive: at most half the interval of the safety poll."""
+        return min(self.store.traits.safety_poll_ms / 1000 / 2, 5.0)
+
+    async def wakes(self, action: Callable[[], Awaitable[object]], *, work: Work | None = None) -> None:
+        """Check that `action` ends a running `wait`, well before the safety poll would end it."""
+        waiting = work or self.work
+        async with asyncio.timeout(self.soon_s), asyncio.TaskGroup() as tasks:
+            for _ in range(3):  # a late wake-up from the opening of the store may end the first wait
+                waiting.clear()
+                await self.claimed({lane: Demand(0) for lane in LANES}, work=waiting)
+                waiter = tasks.create_task(waiting.wait(until_ms=None))
+                for _ in range(10):
+                    await asyncio.sleep(0)
+                if not waiter.done():
+                    break
+            assert not waiter.done(), "wait() returned although nothing had happened"
+            await action()
+
+
+class Inspection(OpenStore):
+    """What the store holds."""
 
     async def get(self, message_id: str = "m") -> Snapshot | None:
         """Return a message, or None."""
@@ -409,25 +429,21 @@ class Stage:
         """Return all messages and dead letters, to compare the store at two moments."""
         return await self.messages(), await self.dead()
 
-    @property
-    def soon_s(self) -> float:
-        """Real seconds within which a wake-up must arrive: at most half the interval of the safety poll."""
-        return min(self.store.traits.safety_poll_ms / 1000 / 2, 5.0)
 
-    async def wakes(self, action: Callable[[], Awaitable[object]], *, work: Work | None = None) -> None:
-        """Check that `action` ends a running `wait`, well before the safety poll would end it."""
-        waiting = work or self.work
-        async with asyncio.timeout(self.soon_s), asyncio.TaskGroup() as tasks:
-            for _ in range(3):  # a late wake-up from the opening of the store may end the first wait
-                waiting.clear()
-                await self.claimed({lane: Demand(0) for lane in LANES}, work=waiting)
-                waiter = tasks.create_task(waiting.wait(until_ms=None))
-                for _ in range(10):
-                    await asyncio.sleep(0)
-                if not waiter.done():
-                    break
-            assert not waiter.done(), "wait() returned although nothing had happened"
-            await action()
+class Stage(Abilities, FormerNames, Commands, WakeUps, Inspection):
+    """An open store with one worker, on a clock that the test moves.
+
+    Args:
+        bench: The suite that makes the store.
+        journal: The most journal entries to keep.
+
+    Raises:
+        ConfigurationError: The store lacks methods of `aiodelay.ports.Store`. The text names them.
+    """
+
+    async def with_journal(self, journal: int) -> Stage:
+        """Open another empty store that keeps a journal. The end of this stage closes it."""
+        return await self._opened.enter_async_context(Stage(self.bench, journal=journal))
 
 
 def done(
