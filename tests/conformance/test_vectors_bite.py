@@ -360,7 +360,7 @@ LUA: dict[str, Lua] = {
     ),
     "a claim that is not held is remembered": Lua(
         "settle",
-        "byte(ARGV[a]) == 111 or plain_ends[ARGV[a]]",
+        "answers[tonumber(ARGV[a])] == 's'",
         "true",
         ("put", "claim", "put", "cancel", "done", "put"),
     ),

@@ -66,7 +66,8 @@ class Told(NamedTuple):
 
 def taken_apart(lines: list[str]) -> Told:
     first, *middle, summary = lines
-    matches = [(line, EVENT.fullmatch(line)) for line in middle if not SUMMARY.match(line)]
+    told = [line for line in middle if not SUMMARY.match(line) and not line.endswith("the machine is overloaded")]
+    matches = [(line, EVENT.fullmatch(line)) for line in told]
     return Told(
         first, [found for _, found in matches if found], [line for line, found in matches if not found], summary
     )
