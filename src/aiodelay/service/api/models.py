@@ -45,6 +45,7 @@ __all__ = [
     "PausesOut",
     "Problem",
     "PurgedOut",
+    "RecordHeadOut",
     "RecordOut",
     "RedrivenOut",
     "RuleIn",

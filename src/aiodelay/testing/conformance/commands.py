@@ -3,6 +3,8 @@
 The module `cancelling` has the rules for `Cancel`, and for replaced versions that are still in flight.
 """
 
+# ruff: noqa: D102 - the name of a test states its rule
+
 from __future__ import annotations
 
 from typing import Literal
@@ -31,7 +33,7 @@ from .cancelling import CancelRules, OldVersionRules
 from .stage import HOUR_MS, OTHER, Bench, Stage, again, dead, done, ending, staged
 from .table import SAME_ID_TABLE, Cell
 
-__all__ = ["CommandRules"]
+__all__ = ["CommandRules", "DueTimeRules", "PositionRules", "RepetitionRules", "SameIdRules"]
 
 State = Literal["pending", "in flight", "replacing", "retrying", "replacing a retried", "done", "cancelled", "dead"]
 

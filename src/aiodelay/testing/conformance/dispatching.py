@@ -1,5 +1,7 @@
 """`DispatchRules`: rules for demand, fairness between lanes, wake-ups, `Late` and pauses."""
 
+# ruff: noqa: D102 - the name of a test states its rule
+
 from __future__ import annotations
 
 import asyncio
@@ -24,7 +26,7 @@ from aiodelay.core.values import (
 
 from .stage import HOUR_MS, LANE, LANES, OTHER, THIRD, Bench, Stage, again, dead, done, ids_of, staged
 
-__all__ = ["DispatchRules"]
+__all__ = ["DemandRules", "DispatchRules", "LatenessRules", "PauseRules", "WakeUpRules"]
 
 RULE: Mapping[str, str | int] = {"e": 60_000}
 

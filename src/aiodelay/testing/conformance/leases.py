@@ -3,6 +3,8 @@
 The module `trials` has the rules for suspects.
 """
 
+# ruff: noqa: D102 - the name of a test states its rule
+
 from __future__ import annotations
 
 import pytest
@@ -32,7 +34,7 @@ from aiodelay.core.values import (
 from .stage import HOUR_MS, LANE, OTHER, Bench, Stage, again, dead, done, ending, ids_of, staged
 from .trials import KillRules, SilenceRules, TrialRules
 
-__all__ = ["LeaseRules"]
+__all__ = ["AttemptRules", "ClaimRules", "LeaseEndRules", "LeaseRules", "RenewalRules"]
 
 
 class ClaimRules(Bench):

@@ -4,6 +4,8 @@ A series is one record. The step that ends the first attempt of an occurrence al
 The module `recurring_retries` has the rules for the retries that go on beside their series.
 """
 
+# ruff: noqa: D102 - the name of a test states its rule
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -29,7 +31,7 @@ from aiodelay.core.values import (
 from .recurring_retries import MINUTE_MS, OTHER_RULE, RULE, LiveListRules, OldRetryRules, SeriesEndRules
 from .stage import HOUR_MS, Bench, Stage, again, dead, done, ending, staged
 
-__all__ = ["RecurringRules"]
+__all__ = ["DeadOccurrenceRules", "OccurrenceRules", "RearmingRules", "RecurringRules"]
 
 End = Literal["done", "again", "dead"]
 

@@ -1,5 +1,7 @@
 """`SafetyRules`: the rules S1 to S9 of docs/guarantees.md, and rule R1 as far as a store alone keeps it."""
 
+# ruff: noqa: D102 - the name of a test states its rule
+
 from __future__ import annotations
 
 import asyncio
@@ -11,7 +13,7 @@ from aiodelay.core.values import LEASE_MS, After, At, Demand, SettleOutcome, Sou
 
 from .stage import ALL, HOUR_MS, LANE, LANES, OTHER, Bench, Stage, again, dead, done, ids_of, staged
 
-__all__ = ["SafetyRules"]
+__all__ = ["ContentRules", "DueTimeRules", "HolderRules", "LossRules", "OrderRules", "SafetyRules", "VersionRules"]
 
 RULE: Mapping[str, str | int] = {"e": 60_000}
 

@@ -1,5 +1,7 @@
 """`TransferConformance`: the suite for a store that moves messages into its own sinks, such as Redis lists."""
 
+# ruff: noqa: D102 - the name of a test states its rule
+
 from __future__ import annotations
 
 import asyncio
@@ -31,7 +33,7 @@ from .transfer_bench import RULE, TransferBench, ended
 from .transfer_blocked import BlockedRules
 from .transfer_series import SeriesTransferRules
 
-__all__ = ["TransferConformance"]
+__all__ = ["ArrivalRules", "ArrivedContentRules", "ReachRules", "TransferConformance", "TransferDispatchRules"]
 
 
 class ReachRules(TransferBench):
