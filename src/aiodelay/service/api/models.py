@@ -45,7 +45,6 @@ __all__ = [
     "PausesOut",
     "Problem",
     "PurgedOut",
-    "RecordHeadOut",
     "RecordOut",
     "RedrivenOut",
     "RuleIn",
@@ -258,7 +257,7 @@ class OutcomeOut(Struct, frozen=True):
     ]
 
 
-class RecordHeadOut(Struct, frozen=True):
+class _RecordHead(Struct, frozen=True):
     """The first keys of a stored record: what the message is, and what its attempts have come to."""
 
     id: str
@@ -277,7 +276,7 @@ class RecordHeadOut(Struct, frozen=True):
     ]
 
 
-class RecordOut(RecordHeadOut, frozen=True):
+class RecordOut(_RecordHead, frozen=True):
     """The stored record of a message.
 
     A key is in `key` if it is UTF-8 text, and otherwise in `key_base64`. In the same way, a payload is in `payload` or
