@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, Self
+from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -40,6 +40,7 @@ from aiodelay.sqlite import SqliteStore
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.faults import FaultyStore
 from tests.support.disks import IN_MEMORY
+from tests.support.passing import PassingStore
 
 NEVER_LATER = Retry(attempts=1)
 
@@ -545,21 +546,8 @@ async def test_r23_down_over_midnight_and_for_days(bench: Bench) -> None:
     }
 
 
-class DeafStore:
+class DeafStore(PassingStore):
     """A store from which no wake-up arrives: `wait` ends by its time alone."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self._store, name)
-
-    async def __aenter__(self) -> Self:
-        await self._store.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self._store.__aexit__(*exc_info)
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[str]) -> AsyncIterator[Work]:

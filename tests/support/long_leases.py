@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from msgspec.structs import replace
 
@@ -19,6 +19,7 @@ from aiodelay.core.values import (
     SettleOutcome,
 )
 from aiodelay.ports import Store, Work
+from tests.support.passing import PassingStore
 
 __all__ = ["LongLeases"]
 
@@ -26,7 +27,7 @@ LEASE_MS = 15_000
 COUNTERS = 4096
 
 
-class LongLeases:
+class LongLeases(PassingStore):
     """A store whose leases last 15 s, for a scheduler that believes them to be short, and so renews them often.
 
     On a busy machine such a scheduler renews late, and loses no lease.
@@ -40,18 +41,9 @@ class LongLeases:
     """
 
     def __init__(self, store: Store, believed_ms: int) -> None:
-        self._store, self.believed_ms = store, believed_ms
+        super().__init__(store)
+        self.believed_ms = believed_ms
         self.outcomes: Counter[str] = Counter()
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        return getattr(self._store, name)
-
-    async def __aenter__(self) -> Self:
-        await self._store.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self._store.__aexit__(*exc_info)
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[str]) -> AsyncIterator[Work]:

@@ -119,8 +119,10 @@ class HandlerSubscription:
 
     def demand(self) -> Demand:
         """Return how many more messages the handler requests now."""
-        free = 0 if self.is_draining else self.concurrency - self.in_flight
-        if self.claims_ahead and self.concurrency > 1 and not self.is_draining:
+        if self.is_draining:
+            return Demand(0, aliases=self.spec.aliases)
+        free = self.concurrency - self.in_flight
+        if self.claims_ahead and self.concurrency > 1:
             free += self._ahead.wanted(len(self._waiting))
         return Demand(max(0, min(free, MAX_CLAIM_MESSAGES)), aliases=self.spec.aliases)
 

@@ -33,7 +33,7 @@ from .cancelling import CancelRules, OldVersionRules
 from .stage import HOUR_MS, OTHER, Bench, Stage, again, dead, done, ending, staged
 from .table import SAME_ID_TABLE, Cell
 
-__all__ = ["CommandRules", "DueTimeRules", "PositionRules", "RepetitionRules", "SameIdRules"]
+__all__ = ["CommandRules", "MoveRules", "PositionRules", "RepetitionRules", "SameIdRules"]
 
 State = Literal["pending", "in flight", "replacing", "retrying", "replacing a retried", "done", "cancelled", "dead"]
 
@@ -321,7 +321,7 @@ class RepetitionRules(Bench):
         assert await stage.picture() == before
 
 
-class DueTimeRules(Bench):
+class MoveRules(Bench):
     """The rules for `Reschedule` and `Fire`."""
 
     @staged
@@ -419,5 +419,5 @@ class PositionRules(Bench):
         assert await stage.store.position("topic") == 1
 
 
-class CommandRules(SameIdRules, RepetitionRules, DueTimeRules, PositionRules, CancelRules, OldVersionRules):
+class CommandRules(SameIdRules, RepetitionRules, MoveRules, PositionRules, CancelRules, OldVersionRules):
     """The rules for `Store.apply`."""

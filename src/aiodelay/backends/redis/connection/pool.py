@@ -60,7 +60,7 @@ class ConnectionPool:
             await connection.disconnect(nowait=True)
 
     async def close(self) -> None:
-        """Close all connections, also those that calls use now. A second call does nothing."""
+        """Close all connections, also the connections that calls use now. A second call does nothing."""
         self._is_closed = True
         try:
             await self._disconnect()
