@@ -74,8 +74,10 @@ class CommandSender:
             AiodelayError: The command's outcome is an error.
         """
         since_ms = self._clock.monotonic_ms()
-        (outcome,) = await self._sent((command,), size, since_ms)
-        return self._answered(command, outcome, since_ms)
+        outcomes = await self._commit.submit((command,), size)
+        if _is_open(outcomes[0]):
+            outcomes = await self._repeated((command,), outcomes, size, since_ms, since_ms)
+        return self._answered(command, outcomes[0], since_ms)
 
     def _answered(self, command: Command, outcome: Outcome, since_ms: int) -> Stored | Refused:
         answer = self._judged(command, outcome, since_ms)
@@ -94,12 +96,18 @@ class CommandSender:
     async def _sent(
         self, commands: Sequence[Command], size: int, since_ms: int, *, latest_ms: int | None = None
     ) -> Sequence[Outcome]:
-        """Send commands. Repeat each command whose outcome is unknown or that the store has not carried out."""
+        """Send commands, and repeat those whose outcome stays open."""
         starts_ms = self._clock.monotonic_ms()
         outcomes = await self._commit.submit(commands, size, latest_ms=latest_ms)
         if not any(map(_is_open, outcomes)):
             return outcomes
-        outcomes = list(outcomes)
+        return await self._repeated(commands, outcomes, size, since_ms, starts_ms)
+
+    async def _repeated(
+        self, commands: Sequence[Command], answers: Sequence[Outcome], size: int, since_ms: int, starts_ms: int
+    ) -> Sequence[Outcome]:
+        """Repeat each command whose outcome is unknown or that the store has not carried out."""
+        outcomes = list(answers)
         latest_ms = since_ms + LAST_REPEAT_MS
         ends_ms = min(starts_ms + self._timeout_ms, latest_ms)
         pause_s = FIRST_PAUSE_S

@@ -103,7 +103,9 @@ class Commands(Openable):
         message = Message(event, at, delay, every, id, to, key, headers, conflict, late)
         if self._schedule_middleware:
             return await chained(self._schedule_middleware, self._schedule)(message)
-        return await self._schedule(message)
+        commands = self._open_commands()  # As in `_schedule`, without another coroutine: each one takes time.
+        put = self._compose(message)
+        return answer_of(put, await commands.carry_out(put, put.envelope.size))
 
     async def _schedule(self, message: Message) -> Scheduled:
         commands = self._open_commands()

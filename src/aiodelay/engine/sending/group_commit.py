@@ -10,6 +10,8 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
 
+from msgspec import Struct
+
 from aiodelay.core.durations import format_duration
 from aiodelay.core.values import (
     MAX_CLAIM_BYTES,
@@ -39,21 +41,14 @@ COMMAND_BYTES = 100
 """The size that is counted for a command, in addition to its payload."""
 
 
-class _Waiting:
+class _Waiting(Struct, gc=False):
     """The commands of one caller, with the future for their outcomes."""
 
-    __slots__ = ("commands", "future", "latest_ms", "since_ms", "size")
-
-    def __init__(
-        self,
-        commands: Sequence[Command],
-        size: int,
-        since_ms: int,
-        latest_ms: int | None,
-        future: asyncio.Future[Sequence[Outcome]],
-    ) -> None:
-        self.commands, self.size, self.since_ms, self.latest_ms = commands, size, since_ms, latest_ms
-        self.future = future
+    commands: Sequence[Command]
+    size: int
+    since_ms: int
+    latest_ms: int | None
+    future: asyncio.Future[Sequence[Outcome]]
 
 
 class GroupCommit:

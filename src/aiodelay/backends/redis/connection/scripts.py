@@ -124,8 +124,10 @@ def script(name: str) -> Script:
 @cache
 def _put_together(name: str, known: frozenset[str]) -> Script:
     found = _PARTS.search(source_of(name))
-    parts = found[1].split() if found else []
-    text = "\n".join(_part(each, known) for each in [*parts, name]).encode()
+    first, *others = [_part(each, known) for each in [*(found[1].split() if found else []), name]]
+    # A script makes its functions anew in each call. For each variable that a function uses, Lua searches a list of the
+    # variables of the surrounding function. The list is short if the shared part that all others use is outside.
+    text = "\n".join([first, "return (function()", *others, "end)()"] if others else [first]).encode()
     return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
 
 
