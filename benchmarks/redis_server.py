@@ -1,4 +1,4 @@
-"""The server of BP1 to BP9, and plain redis-py for the bare sides."""
+"""The server of BP1 to BP10, and plain redis-py for the bare sides."""
 
 from __future__ import annotations
 
