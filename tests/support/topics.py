@@ -10,6 +10,7 @@ from functools import cache
 from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
+    IsolationLevel,
     KafkaError,
     KafkaException,
     Producer,
@@ -20,6 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    OffsetSpec,
 )
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "committed",
     "delete_topic",
     "fill",
+    "is_committed",
     "lasting_producer",
     "producing",
     "set_config",
@@ -120,6 +123,21 @@ def committed(bootstrap: str, group: str, topic: str, partitions: int = 1) -> li
     """Return the committed offsets of a group, by partition; -1001 for no offset."""
     with closing(Group(bootstrap, group)) as seen:
         return seen.committed(topic, partitions)
+
+
+def is_committed(bootstrap: str, topic: str, partitions: int) -> bool:
+    """Return whether readers of committed records can read every record of the topic.
+
+    A broker confirms a transaction first, and then ends it in each partition.
+    """
+    latest = {TopicPartition(topic, number): OffsetSpec.latest() for number in range(partitions)}
+    levels = (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+    with AdminClient({"bootstrap.servers": bootstrap}) as admin:
+        ends = [
+            [found.result().offset for found in admin.list_offsets(latest, isolation_level=level).values()]
+            for level in levels
+        ]
+    return ends[0] == ends[1]
 
 
 def shared_out(bootstrap: str, group: str) -> dict[str, set[int]]:

@@ -18,7 +18,7 @@ from aiodelay.ports import Store
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import Stage
 from tests.support.kafka import create_topic, new_name
-from tests.support.topics import producing
+from tests.support.topics import is_committed, producing
 from tests.support.waiting import until
 
 from .answers import OldData
@@ -75,6 +75,11 @@ class OldKafka(OldData):
         assert isinstance(stage.store, KafkaStore)
         logs = [each.index.log for each in stage.store.partitions.values()]
         await until(lambda: not any(log.notes or log.under_way for log in logs), "all entries are told")
+
+        async def can_be_read() -> bool:
+            return await asyncio.to_thread(is_committed, self._bootstrap, self.history, PARTITIONS)
+
+        await until(can_be_read, "readers see all entries")
 
     async def settle_down(self, stage: Stage) -> None:
         """Wait until the owner has judged the records that users wrote after the old owner had ended."""
