@@ -256,7 +256,7 @@ LUA: dict[str, Lua] = {
     ),
     "a replacement ends no retries": Lua(
         "apply",
-        "    end_retries(e, true)\n",
+        "    occurrences.end_retries(e, true)\n",
         "",
         ("put series", "claim", "again, then", "put series"),
     ),
@@ -269,8 +269,8 @@ LUA: dict[str, Lua] = {
     ),
     "fire moves what is overdue": Lua(
         "apply",
-        "if e.due > now then move(e, now) end",
-        "move(e, now)",
+        "if e.due > now then attempts.move(e, now) end",
+        "attempts.move(e, now)",
         ("put", "claim", "leases end", "fire"),
     ),
     "put back writes over": Lua("back", "if there then return answer('k', there) end", "", ("put", "put back")),
@@ -282,7 +282,7 @@ LUA: dict[str, Lua] = {
     ),
     "revisions are not remembered": Lua(
         "memory",
-        "remember('r' .. e.id, now + WINDOW, u48(e.revision))",
+        "memory.remember('r' .. e.id, now + memory.WINDOW, u48(e.revision))",
         "do end",
         ("put", "cancel", "put"),
     ),
@@ -299,7 +299,7 @@ LUA: dict[str, Lua] = {
         ("put", "claim", "done", "put"),
     ),
     "series forget their retries": Lua(
-        "moves",
+        "attempts",
         "if retrying then live[#live + 1] = e.due end",
         "",
         ("put series", "claim", "again, then"),
@@ -311,19 +311,19 @@ LUA: dict[str, Lua] = {
         ("put series", "claim", "again, then", "claim", "cancel", "put far", "cancel"),
     ),
     "a lapse retries what was cancelled": Lua(
-        "moves",
+        "lapsing",
         "if has(e, NO_RETRY) then\n",
         "if false then\n",
         ("put", "claim", "cancel", "leases end"),
     ),
     "what is late is dropped": Lua(
         "moves",
-        "if late_of(e) == 2 then bury(e, 'late') else",
+        "if late_of(e) == 2 then dead.bury(e, 'late') else",
         "if false then else",
         ("put, late is dead", "leases end"),
     ),
     "a move keeps the time of being late": Lua(
-        "moves",
+        "attempts",
         "e.expires = e.expires - e.due + due",
         "e.expires = e.expires",
         ("put, late is dead", "reschedule far"),

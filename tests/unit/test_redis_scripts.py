@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodelay.backends.redis.connection import checks
-from aiodelay.backends.redis.connection.scripts import NAMES, STANDALONE, filled, packed, part_of, script, source_of
+from aiodelay.backends.redis.connection.scripts import (
+    MODULES,
+    NAMES,
+    STANDALONE,
+    filled,
+    packed,
+    part_of,
+    script,
+    source_of,
+)
 from aiodelay.backends.redis.records.keys import FIXED, member_of, text_of
 from aiodelay.backends.redis.records.layouts import LAYOUTS, lua_constants, span
 from aiodelay.core import transitions
@@ -26,7 +35,7 @@ FLAGS = {"rule": "RECURRING", "alone": "ALONE", "no_retry": "NO_RETRY"}
 
 def constant(name: str) -> str:
     """Return what a Lua constant is set to, in a script that has been put together."""
-    for part in ("base", "record", "memory", "moves", "claim"):
+    for part in ("base", "record", "moves", "claim"):
         if found := re.search(rf"^local ([\w, ]*\b{name}\b[\w, ]*) = (.+)$", part_of(part), re.MULTILINE):
             names, values = found[1].split(", "), found[2].split(", ")
             return values[names.index(name)].strip("'")
@@ -82,8 +91,6 @@ def test_offsets_of_the_record_in_a_value() -> None:
 
 def test_the_numbers_in_lua_are_those_of_the_model() -> None:
     known = {
-        "WINDOW": model.RETRY_WINDOW_MS,
-        "TOMBSTONE_WINDOW": model.TOMBSTONE_WINDOW_MS,
         "MAX_LEASE": model.MAX_LEASE_MS,
         "SUSPECT_LAPSES": transitions.SUSPECT_LAPSES,
         "KILLS_TO_DEATH": transitions.KILLS_TO_DEATH,
@@ -93,15 +100,18 @@ def test_the_numbers_in_lua_are_those_of_the_model() -> None:
         "MOST_BYTES": model.MAX_CLAIM_BYTES,
     }
     assert {name: int(constant(name)) for name in known} == known
-    in_tables = {
+    in_modules = {
+        "WINDOW": model.RETRY_WINDOW_MS,
+        "TOMBSTONE_WINDOW": model.TOMBSTONE_WINDOW_MS,
         "RIGHTING": transitions.RIGHTING_MS,
         "SILENT_LEASES": transitions.SILENT_LEASES,
         "DEAD_LEASES": transitions.DEAD_LEASES,
         "FIRST": transitions.TRIAL_MS,
         "LONGEST": transitions.LONGEST_TRIAL_MS,
     }
-    found = {name: re.search(rf"\b{name} = (\d+)", source_of("moves")) for name in in_tables}
-    assert {name: each and int(each[1]) for name, each in found.items()} == in_tables
+    text = "\n".join(map(source_of, MODULES))
+    found = {name: re.search(rf"\b{name} = (\d+)", text) for name in in_modules}
+    assert {name: each and int(each[1]) for name, each in found.items()} == in_modules
 
 
 # --- no bare offset ---------------------------------------------------------------------------------------
@@ -183,7 +193,7 @@ def test_every_script_of_lists_and_topics_says_what_it_takes(name: str) -> None:
 
 def test_every_file_is_a_script_or_a_part_of_one() -> None:
     parts = {part for name in NAMES + STANDALONE for part in re.findall(r"\w+", _parts_of(name))}
-    assert {*NAMES, *STANDALONE} | parts == set(LUA)
+    assert {*NAMES, *STANDALONE, *MODULES} | parts == set(LUA)
 
 
 def _parts_of(name: str) -> str:

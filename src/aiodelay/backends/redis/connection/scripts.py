@@ -23,7 +23,7 @@ from aiodelay.backends.redis.records.layouts import NAMESPACES, lua_constants
 from aiodelay.core import features
 from aiodelay.core.record_format import FIELDS
 
-__all__ = ["NAMES", "STANDALONE", "Arg", "Script", "filled", "packed", "part_of", "script", "source_of"]
+__all__ = ["MODULES", "NAMES", "STANDALONE", "Arg", "Script", "filled", "packed", "part_of", "script", "source_of"]
 
 Arg = bytes | str | int
 
@@ -76,6 +76,20 @@ STANDALONE = (
 )
 """The scripts of lists, topics and logs. They do not use the keys of a store."""
 
+MODULES = (
+    "fields",
+    "memory",
+    "tokens",
+    "trials",
+    "parts",
+    "occurrences",
+    "superseded",
+    "dead",
+    "attempts",
+    "lapsing",
+)
+"""The parts whose functions a script makes only if it uses one of them. Each is a table with the name of its file."""
+
 _PARTS = re.compile(r"^--@ (.+)$", re.MULTILINE)
 _CONSTANT = re.compile(rf"\b(?:{'|'.join((*NAMESPACES, 'MARKER'))})\.[A-Z0-9_]+\b")
 _CONSTANTS = lua_constants(FIELDS)
@@ -123,12 +137,31 @@ def script(name: str) -> Script:
 
 @cache
 def _put_together(name: str, known: frozenset[str]) -> Script:
-    found = _PARTS.search(source_of(name))
-    first, *others = [_part(each, known) for each in [*(found[1].split() if found else []), name]]
-    # A script makes its functions anew in each call. For each variable that a function uses, Lua searches a list of the
-    # variables of the surrounding function. The list is short if the shared part that all others use is outside.
-    text = "\n".join([first, "return (function()", *others, "end)()"] if others else [first]).encode()
+    first, *others = [*_parts_of(name), name]
+    lines = [_part(first, known)]
+    if others:
+        # A script makes its functions anew in each call. For each variable that a function uses, Lua searches a list of
+        # the variables of the surrounding function. The list is short if the first part is outside.
+        lines.append("return (function()")
+        lines += [f"local {each} = {{}}" for each in others if each in MODULES]
+        lines += [_module(each, known) if each in MODULES else _part(each, known) for each in others]
+        lines.append("end)()")
+    text = "\n".join(lines).encode()
     return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
+
+
+def _parts_of(name: str) -> list[str]:
+    """Return the names of the shared parts of a script, in order."""
+    found = _PARTS.search(source_of(name))
+    parts = found[1].split() if found else []
+    if "moves" in parts:  # Its functions use all modules.
+        at = parts.index("moves") + 1
+        parts[at:at] = MODULES
+    return parts
+
+
+def _module(name: str, known: frozenset[str]) -> str:
+    return f"lazily({name}, function()\n{_part(name, known)}\nend)"
 
 
 def packed(arguments: Sequence[Arg]) -> bytes:

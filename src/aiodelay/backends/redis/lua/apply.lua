@@ -1,5 +1,5 @@
 -- apply: carries out commands in order. It returns one answer for each command.
---@ base record memory moves
+--@ base record moves
 -- ARGV[4] to ARGV[6] the name of an intake, its position before these commands, and its position after them; '' = no
 --   intake. If the stored position is not the position before the commands, no command is carried out, and every answer
 --   is 'P'.
@@ -99,16 +99,16 @@ end
 local function verdict_on(a, e)
   local mode = sub(ARGV[a], WHAT.VERB_FIRST, WHAT.VERB_LAST)
   if mode == 'n' then
-    local known = recall_version(ARGV[a + 1])
-    if e and e.version and (not known or is_newer(e.version, known)) then known = e.version end
-    if known and not is_newer(sub(ARGV[a], WHAT.OPERAND_FIRST), known) then return outdated(e, known) end
+    local known = memory.recall_version(ARGV[a + 1])
+    if e and e.version and (not known or memory.is_newer(e.version, known)) then known = e.version end
+    if known and not memory.is_newer(sub(ARGV[a], WHAT.OPERAND_FIRST), known) then return outdated(e, known) end
   end
   if mode == 'i' and not (e and u48(e.revision) == sub(ARGV[a], WHAT.OPERAND_FIRST)) then return outdated(e) end
   if not e then return 's' end
   if mode == 'e' then return 'D' end
   local recurs = sub(ARGV[a], WHAT.RECURS_FIRST, WHAT.RECURS_LAST) == '*'
   if mode == 'k' and (not recurs or not has(e, RECURRING)
-      or same_rule(field({ body = ARGV[a + 7] }, BODY.RULE), field(e, BODY.RULE))) then
+      or fields.same_rule(fields.get({ body = ARGV[a + 7] }, BODY.RULE), fields.get(e, BODY.RULE))) then
     return token_of(e) and 'i' or 'k'
   end
   return 'r'
@@ -127,14 +127,14 @@ local function put(a, e)
   local lane = known_lane(ARGV[a + 3]) or new_lane(ARGV[a + 3])
   if not lane then return 'L' end
   if e then
-    end_retries(e, true)
+    occurrences.end_retries(e, true)
     superseded.add(e)
     -- If the new message has a newer version, the store need not remember the old version.
-    if e.version and #ARGV[a + 6] > 0 and is_newer(ARGV[a + 6], e.version) then e.version = nil end
+    if e.version and #ARGV[a + 6] > 0 and memory.is_newer(ARGV[a + 6], e.version) then e.version = nil end
     finish_off(e)
   end
   local id, due = ARGV[a + 1], due_of(ARGV[a + 4])
-  local revision = next_revision(byte(id) ~= ID.OWN and recall_revision(id) or e and byte(id) == ID.OWN and e.revision or nil)
+  local revision = memory.next_revision(byte(id) ~= ID.OWN and memory.recall_revision(id) or e and byte(id) == ID.OWN and e.revision or nil)
   if letter == 's' and not any_holds() then
     put_fresh(a, lane, revision, due)
   else
@@ -151,7 +151,7 @@ local function cancel(a, e)
   if not e then return 'N' end
   local due, revision = tonumber(ARGV[a + 4]), tonumber(ARGV[a + 7])
   if revision and (e.revision ~= revision or (due and e.due ~= due)) then return outdated(e) end
-  local in_flight = end_retries(e) or superseded.is_any(e.id)
+  local in_flight = occurrences.end_retries(e) or superseded.is_any(e.id)
   if token_of(e) then
     in_flight = true
     set(e, NO_RETRY)
@@ -166,15 +166,15 @@ end
 local function change(a, e, letter)
   if not e then return 'N' end
   if token_of(e) then return letter == 'm' and 'T' or 'I' end
-  remember_answer(e)
+  memory.remember_answer(e)
   leave_lane(e)
   local place
   if letter == 'm' then
-    move(e, due_of(ARGV[a + 4]))
+    attempts.move(e, due_of(ARGV[a + 4]))
     place = e.due
   else
     place = math.min(e.place, now)
-    if e.due > now then move(e, now) end
+    if e.due > now then attempts.move(e, now) end
   end
   insert(e, place)
   note(EVENTS[letter], e)
@@ -185,11 +185,11 @@ local function carry_out(a, what_of_op)
   local what, id, op = sub(ARGV[a], WHAT.VERB_FIRST, WHAT.VERB_LAST), ARGV[a + 1], ARGV[a + 2]
   if fresh[id] or what == 'c' or what == 'm' or what == 'f' then flush() end
   local is_remembered = op ~= NO_OP
-  local answer = is_remembered and recall(what_of_op)
+  local answer = is_remembered and memory.recall(what_of_op)
   if answer then return answer end
   local e = load(id)
   cost = cost + (e and CHANGE_COST + floor(#e.value / CHANGE_BYTES) or 1)
-  if e and is_remembered and e.op == op then return first_answer(e) end
+  if e and is_remembered and e.op == op then return memory.first_answer(e) end
   if e then flush() end
   if what == 'c' then
     answer = cancel(a, e)
@@ -199,7 +199,7 @@ local function carry_out(a, what_of_op)
     if sub(ARGV[a], WHAT.RECURS_FIRST, WHAT.RECURS_LAST) == '*' then call('ZADD', TAG .. 'series', 0, id) end
     answer = put(a, e)
   end
-  if is_remembered and byte(answer) ~= 115 then remember(what_of_op, now + WINDOW, answer) end
+  if is_remembered and byte(answer) ~= 115 then memory.remember(what_of_op, now + memory.WINDOW, answer) end
   return answer
 end
 
@@ -224,7 +224,7 @@ local function read_block(from, to)
     if op ~= NO_OP then things[#things + 1] = 'o' .. op end
     if byte(id) ~= ID.OWN then things[#things + 1] = 'r' .. id end
   end
-  if #things > 0 then prefetch(things) end
+  if #things > 0 then memory.prefetch(things) end
   for i, value in ipairs(call('HMGET', MSG, unpack(ids))) do
     loaded[ids[i]] = value and parse(ids[i], value) or false
   end

@@ -1,5 +1,5 @@
 -- back: stores messages that had left the store. Their revisions do not change.
---@ base record memory moves
+--@ base record moves
 -- From ARGV[4] on, 5 arguments for each message: id, lane, place, reason ('' = a retry, else a dead letter), record.
 -- Returns one answer for each message: 's' stored or 'k' kept, with revision u48 and due u48; 'L' too many lanes.
 local answers = {}
@@ -14,14 +14,14 @@ local function put_back(a)
   body_of(e)
   if ARGV[a + 3] ~= '' then
     if call('HEXISTS', DEAD, e.id .. u48(e.revision)) == 1 then return answer('k', e) end
-    bury(e, ARGV[a + 3])
+    dead.bury(e, ARGV[a + 3])
     return answer('s', e)
   end
   local there = load(e.id)
   if there then return answer('k', there) end
   insert(e, math.max(tonumber(ARGV[a + 2]), e.due))
   if byte(e.id) == OCCURRENCE then occurrences.list_apart(e.id) end
-  local error_text = field(e, BODY.LAST_ERROR)
+  local error_text = fields.get(e, BODY.LAST_ERROR)
   note('again', e, error_text and cmsgpack.unpack(error_text))
   return answer('s', e)
 end

@@ -29,6 +29,16 @@ if not now then
   now = time[1] * 1000 + floor(time[2] / 1000)
 end
 
+-- Prepares a module, a table of functions: define() adds the functions when one of them is first used. Each call of a
+-- script makes its functions anew, and most calls need few of them.
+local function lazily(module, define)
+  setmetatable(module, { __index = function(_, name)
+    setmetatable(module, nil)
+    define()
+    return module[name]
+  end })
+end
+
 -- Use this for times and tokens, because tostring() and '..' would round them. redis.call writes a number argument
 -- exactly.
 local function text(n)

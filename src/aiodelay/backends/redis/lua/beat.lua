@@ -1,5 +1,5 @@
 -- beat: records that a worker is alive and holds these suspects. Their leases may have ended.
---@ base record memory moves
+--@ base record moves
 -- ARGV[4] worker
 -- Then the ids of the suspects.
 -- Returns nothing.

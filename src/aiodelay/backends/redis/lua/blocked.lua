@@ -1,5 +1,5 @@
 -- blocked: lists the blocked addresses. It writes nothing.
---@ base record memory moves
+--@ base record moves
 -- Returns {lane, address, reason, number of waiting messages} for each address.
 local answer = {}
 local lanes = call('HGETALL', LANES)

@@ -1,6 +1,6 @@
 -- claim: leases due messages. Each demand first gets an equal share. A second round gives the unused parts of the
 -- shares to the other demands.
---@ base known record memory moves heads
+--@ base known record moves heads
 -- ARGV[4] length of the leases, ms
 -- ARGV[5] worker
 -- ARGV[6] request id. A repetition of the request returns the messages of the first claim that still have its lease.
@@ -245,7 +245,7 @@ if request == ARGV[6] then
   taken = taken_before(token)
 elseif ARGV[7] ~= '1' then
   local left = LAPSED_AT_ONCE
-  for _, lane in ipairs(lanes) do left = left - return_lapsed(lane.n, left) end
+  for _, lane in ipairs(lanes) do left = left - lapsing.return_lapsed(lane.n, left) end
   taken = take()
   if #taken > 0 then
     open_gate()

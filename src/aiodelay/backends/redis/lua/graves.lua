@@ -1,13 +1,13 @@
 -- graves: completes the index of dead letters by id, in steps of 500. Older versions of aiodelay did not write the
 -- index.
---@ base record memory moves
+--@ base record moves
 -- ARGV[4] the result of the previous step; '' = the first step
 -- Returns the argument of the next step; nil if the index is complete.
 local AT_ONCE = 500
 local last = tonumber(ARGV[4])
 if not last then
   local count = call('ZCARD', GRAVES)
-  if call('ZCARD', graves.BY_ID) >= count then return false end
+  if call('ZCARD', dead.BY_ID) >= count then return false end
   last = count - 1
 end
 if last < 0 then return false end
@@ -16,8 +16,8 @@ if last < 0 then return false end
 local first = math.max(last - AT_ONCE + 1, 0)
 local members = {}
 for _, key in ipairs(call('ZRANGE', GRAVES, first, last)) do
-  members[#members + 1], members[#members + 2] = 0, graves.by_id(key)
+  members[#members + 1], members[#members + 2] = 0, dead.by_id(key)
 end
 open_gate()
-if #members > 0 then call('ZADD', graves.BY_ID, unpack(members)) end
+if #members > 0 then call('ZADD', dead.BY_ID, unpack(members)) end
 return first - 1

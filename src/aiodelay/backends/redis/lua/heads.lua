@@ -12,7 +12,7 @@ end
 -- Removes a message from `key` if it must not be claimed or moved: parks it, ends it, or makes it a dead letter.
 -- Returns true if it has removed the message. Otherwise the message stays, and `e.name` is its member.
 local function pass(n, key, name, id, value, e)
-  local held = e and any_holds() and is_held(n, address_of(e))
+  local held = e and any_holds() and is_held(n, fields.address_of(e))
   if e and not held and (e.flags == 0 or not ends_by_itself(e)) and names(name, value, e) then
     e.name = name
     return false
@@ -20,7 +20,7 @@ local function pass(n, key, name, id, value, e)
   open_gate()
   if not e or not names(name, value, e) then
     call('ZREM', key, name)
-    if value and not e then set_aside(n, id, value) end
+    if value and not e then dead.set_aside(n, id, value) end
   elseif held then
     call('ZREM', key, name)
     park(e)

@@ -1,5 +1,5 @@
 -- hold: pauses or resumes a lane or an address.
---@ base record memory moves
+--@ base record moves
 -- ARGV[4] 'hold' pauses, 'release' resumes. 'return' returns up to 500 messages that were parked during the pause, and
 --   up to 500 entries of `late:held`. The caller repeats 'return' until it gets 0.
 -- ARGV[5] lane

@@ -1,5 +1,5 @@
 -- look: reads messages by id. It writes nothing.
---@ base record memory moves
+--@ base record moves
 -- From ARGV[4] on: ids.
 -- Returns now, the members of `holds` and the blocked addresses in the same form, then for each id its value ('' = no
 -- such message) and its token ('' = not leased). If the messages are large, it returns fewer. The caller then asks

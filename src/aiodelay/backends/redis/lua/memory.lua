@@ -4,7 +4,8 @@
 --   done:<k>   deleted at k * 30 s: 'o' + op -> until u48, answer; 'r' + id -> until u48, revision u48
 --   ended:<k>  deleted at k * 1 h: id -> until u48, version u64
 -- The sorted set `done` lists the windows: 'o' or 'v', then k -> the time of the deletion, epoch ms.
-local WINDOW, TOMBSTONE_WINDOW = 30000, 86400000
+memory.WINDOW = 30000
+local TOMBSTONE_WINDOW = 86400000
 local STEP = { o = 30000, v = 3600000 }
 local NAME = { o = 'done:', v = 'ended:' }
 
@@ -21,7 +22,7 @@ local function known_windows()
   return windows
 end
 
-local function forget_past(limit)
+function memory.forget_past(limit)
   for _, name in ipairs(call('ZRANGEBYSCORE', DONE, '-inf', text(now), 'LIMIT', 0, limit)) do
     local kind, k = sub(name, LETTERED.LETTER_FIRST, LETTERED.LETTER_LAST), sub(name, LETTERED.REST_FIRST)
     call('UNLINK', TAG .. NAME[kind] .. k)
@@ -37,7 +38,7 @@ local function window_for(kind, ends)
   if key then return key end
   local name = kind .. k
   if not known_windows().known[name] then
-    forget_past(4)
+    memory.forget_past(4)
     call('ZADD', DONE, k * STEP[kind], name)
     windows = nil
   end
@@ -47,13 +48,13 @@ local function window_for(kind, ends)
 end
 
 local recalled = {} -- A cache: 'o' + op or 'r' + id -> content. The content is false if nothing is remembered.
-local function remember(what, ends, value)
+function memory.remember(what, ends, value)
   call('HSET', window_for('o', ends), what, u48(ends) .. value)
   recalled[what] = nil
 end
 
 -- Reads the entries of many ops and ids into the cache. This needs one call for each window.
-local function prefetch(things)
+function memory.prefetch(things)
   for _, what in ipairs(things) do recalled[what] = false end
   for _, key in ipairs(known_windows().o) do
     for i, value in ipairs(call('HMGET', key, unpack(things))) do
@@ -67,68 +68,68 @@ local function prefetch(things)
   end
 end
 
-local function recall(what)
-  if recalled[what] == nil then prefetch({ what }) end
+function memory.recall(what)
+  if recalled[what] == nil then memory.prefetch({ what }) end
   return recalled[what] or nil
 end
 
-local function recall_revision(id)
-  local known = recall('r' .. id)
+function memory.recall_revision(id)
+  local known = memory.recall('r' .. id)
   return known and unpack_bytes('>I6', known) or nil
 end
 
 -- Returns true if version `a` is newer than version `b`. A Lua number cannot hold a version of 8 bytes exactly.
-local function is_newer(a, b)
+function memory.is_newer(a, b)
   local a1, a2 = unpack_bytes('>I4I4', a)
   local b1, b2 = unpack_bytes('>I4I4', b)
   return a1 > b1 or (a1 == b1 and a2 > b2)
 end
 
-local function recall_version(id)
+function memory.recall_version(id)
   local last = nil
   for _, key in ipairs(known_windows().v) do
     local value = call('HGET', key, id)
     if value and unpack_bytes('>I6', value) > now then
       local version = sub(value, REMEMBERED.CONTENT_FIRST)
-      if not last or is_newer(version, last) then last = version end
+      if not last or memory.is_newer(version, last) then last = version end
     end
   end
   return last
 end
 
-local function next_revision(last)
+function memory.next_revision(last)
   return (not last or last < now) and now or last + 1
 end
 
-local function first_answer(e)
+function memory.first_answer(e)
   return 's' .. u48(e.revision) .. u48(e.due)
 end
 
-local function remember_answer(e)
-  local ends = e.revision + WINDOW
-  if ends > now and e.op ~= NO_OP and not recall('o' .. e.op) then remember('o' .. e.op, ends, first_answer(e)) end
+function memory.remember_answer(e)
+  local ends = e.revision + memory.WINDOW
+  if ends > now and e.op ~= NO_OP and not memory.recall('o' .. e.op) then memory.remember('o' .. e.op, ends, memory.first_answer(e)) end
 end
 
-local function remember_end(e)
-  remember_answer(e)
+function memory.remember_end(e)
+  memory.remember_answer(e)
   -- aiodelay never uses an id again that it made itself. So the revision of such an id need not be remembered.
-  if byte(e.id) ~= ID.OWN then remember('r' .. e.id, now + WINDOW, u48(e.revision)) end
+  if byte(e.id) ~= ID.OWN then memory.remember('r' .. e.id, now + memory.WINDOW, u48(e.revision)) end
   if e.version then
-    local version = recall_version(e.id)
-    if not version or is_newer(e.version, version) then version = e.version end
+    local version = memory.recall_version(e.id)
+    if not version or memory.is_newer(e.version, version) then version = e.version end
     local ends = now + TOMBSTONE_WINDOW
     call('HSET', window_for('v', ends), e.id, u48(ends) .. version)
   end
 end
 
--- Does the work of remember_end() with few calls, for many messages without a version. `memories` has pairs: 'o' + op,
+-- Does the work of memory.remember_end() with few calls, for many messages without a version. `memories` has pairs: 'o' + op,
 -- then until u48 and answer; or 'r' + id, then revision u48.
-local function remember_all(memories)
-  local ops, lists, of_ids = {}, {}, u48(now + WINDOW)
+function memory.remember_all(memories)
+  local ops, lists, of_ids = {}, {}, u48(now + memory.WINDOW)
   for i = 1, #memories, 2 do if byte(memories[i]) == 111 then ops[#ops + 1] = memories[i] end end
-  if #ops > 0 then prefetch(ops) end
+  if #ops > 0 then memory.prefetch(ops) end
   for i = 1, #memories, 2 do
-    local what, value, ends = memories[i], memories[i + 1], now + WINDOW
+    local what, value, ends = memories[i], memories[i + 1], now + memory.WINDOW
     if byte(what) == 111 then
       ends = recalled[what] and now or unpack_bytes('>I6', value)
     else

@@ -17,7 +17,7 @@ local has_blocked = N and call('EXISTS', blocked_key(N)) == 1
 destination.traces, destination.most_traces = {}, 2 * tonumber(ARGV[8])
 
 function destination.tell(e)
-  local is_readable, trace = pcall(field, e, BODY.TRACE)
+  local is_readable, trace = pcall(fields.get, e, BODY.TRACE)
   if is_readable and trace and #destination.traces < destination.most_traces then
     destination.traces[#destination.traces + 1], destination.traces[#destination.traces + 2] = e.id, trace
   end
@@ -68,9 +68,9 @@ do
 
   local function payload_of(e)
     local s, at = e.body or e.value, e.body and 1 or e.body_at
-    at = value_at(s, at, BODY.PAYLOAD_BYTE)
+    at = fields.value_at(s, at, BODY.PAYLOAD_BYTE)
     if not at then return '' end
-    local from, length = blob(s, at)
+    local from, length = fields.blob(s, at)
     return sub(s, from, from + length - 1)
   end
 
@@ -96,7 +96,7 @@ local push
 do
   local function after_end(e)
     if is_due_to_expire(e) then call('ZREM', LATE, e.id) end
-    if byte(e.id) == OCCURRENCE then occurrences.strike(e.id) else remember_end(e) end
+    if byte(e.id) == OCCURRENCE then occurrences.strike(e.id) else memory.remember_end(e) end
   end
 
   -- Removes the messages. All other steps come later: after an error in them, a later call cannot deliver the messages
@@ -109,7 +109,7 @@ do
       note('delivered', e)
       pcall(after_end, e)
     end
-    if #t.memories > 0 then remember_all(t.memories) end
+    if #t.memories > 0 then memory.remember_all(t.memories) end
   end
 
   local function tell_all(ids)
@@ -186,7 +186,7 @@ do
   local function look_at_plain(t, key, name, id, value, size)
     if not has_room(t, size) then return 'stop' end
     take(t, key, name, id, size, t.is_raw and written(t, parse(id, value)) or written_plain(id, value))
-    local memories, until_ms = t.memories, unpack_bytes('>I6', value, VALUE.REVISION_FIRST) + WINDOW
+    local memories, until_ms = t.memories, unpack_bytes('>I6', value, VALUE.REVISION_FIRST) + memory.WINDOW
     if until_ms > now and sub(value, VALUE.OP_FIRST, VALUE.OP_LAST) ~= NO_OP then
       memories[#memories + 1] = 'o' .. sub(value, VALUE.OP_FIRST, VALUE.OP_LAST)
       memories[#memories + 1] = u48(until_ms) .. 's' .. sub(value, VALUE.REVISION_FIRST, VALUE.DUE_MS_LAST)
@@ -212,7 +212,7 @@ do
     if not address then
       e = readable(id, value)
       if pass(N, key, name, id, value, e) then return 'gone' end
-      address = address_of(e)
+      address = fields.address_of(e)
     end
     if not targets[address] and #in_order == MOST_TARGETS then return 'stop' end
     local t = trying or target_of(address)
@@ -280,12 +280,12 @@ local end_occurrence
 do
   -- Delivers an occurrence of a series. Returns true if the occurrence may end as delivered.
   local function push_occurrence(e)
-    local t = target_of(address_of(e))
+    local t = target_of(fields.address_of(e))
     if not why_not(t) then
       local cost = destination.cost + t.cost
       -- The next call returns this series again.
       if cost > t.cost and cost > destination.MOST_COST then return false end
-      t.broken = destination.append(t, { written(t, as_occurrence(e)) })
+      t.broken = destination.append(t, { written(t, occurrences.copy_of(e)) })
       if not t.broken then
         rooms[t.key], t.has_moved, moved, destination.cost = rooms[t.key] - 1, true, moved + 1, cost
         destination.tell(e)
@@ -299,19 +299,19 @@ do
   function end_occurrence(a)
     local e, what = load(ARGV[a]), ARGV[a + 3]
     if not e or e.lane ~= N or e.revision ~= tonumber(ARGV[a + 1]) or e.due ~= tonumber(ARGV[a + 2]) then return end
-    if not has(e, RECURRING) or e.place > now or token_of(e) or is_held(N, address_of(e)) then return end
+    if not has(e, RECURRING) or e.place > now or token_of(e) or is_held(N, fields.address_of(e)) then return end
     if what == 'ddelivered' and not push_occurrence(e) then return end
     local due = tonumber(ARGV[a + 5])
     take_out(e)
     if byte(what) == 120 then
       local failed = copy(e)
       body_of(failed)
-      count_attempt(failed, e.attempt, ARGV[a + 4], '', '', true)
-      bury(failed, sub(what, LETTERED.REST_FIRST))
+      attempts.count(failed, e.attempt, ARGV[a + 4], '', '', true)
+      dead.bury(failed, sub(what, LETTERED.REST_FIRST))
     else
       note(sub(what, LETTERED.REST_FIRST), e)
     end
-    if due then rearm(e, due, false) else forget(e) end
+    if due then attempts.rearm(e, due, false) else forget(e) end
   end
 end
 
@@ -357,7 +357,7 @@ end
 
 if not N or is_held(N) then return { NOW, '0', '', {}, {} } end
 open_gate()
-return_lapsed(N, LAPSED_AT_ONCE)
+lapsing.return_lapsed(N, LAPSED_AT_ONCE)
 for a = 9, #ARGV, 6 do end_occurrence(a) end
 if has_blocked then try_blocked() end
 walk(due_key(N))

@@ -1,5 +1,5 @@
 -- range: lists the ids of messages by place, or dead letters by time. It reads a bounded part, and writes nothing.
---@ base record memory moves
+--@ base record moves
 -- ARGV[4] 'lanes' = messages, 'graves' = dead letters, 'left' = the rest of an earlier answer
 -- ARGV[5] a time in ms. The script also lists all members with this time. '' = none
 -- ARGV[6], ARGV[7] the first and the last ms, in the form of ZRANGEBYSCORE

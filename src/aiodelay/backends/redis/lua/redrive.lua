@@ -1,5 +1,5 @@
 -- redrive: schedules dead letters again so that they are due now, or deletes them.
---@ base record memory moves
+--@ base record moves
 -- ARGV[4] 'redrive' or 'purge'
 -- From ARGV[5] on, 2 arguments for each dead letter: id, revision.
 -- Returns one answer for each dead letter, in order. redrive: 's' + revision u48 + due u48; 'N' not found; 'E' the id
@@ -10,7 +10,7 @@ local answers, bytes = {}, 0
 local function unearth(key, lane)
   call('HDEL', DEAD, key)
   call('ZREM', GRAVES, key)
-  call('ZREM', graves.BY_ID, graves.by_id(key))
+  call('ZREM', dead.BY_ID, dead.by_id(key))
   call('HINCRBY', META, 'dead:' .. text(lane), -1)
 end
 
@@ -34,17 +34,17 @@ local function redrive(id, revision)
   if load(id) or (series and series.due == due) then return 'E' end
   local e = byte(value) ~= UNREADABLE_LETTER.MARK and parse(id, u48(0) .. sub(value, record_at(value))) or nil
   if not e then return 'F' end
-  local known = recall_revision(id)
+  local known = memory.recall_revision(id)
   if known and known > revision then revision = known end
   if e.expires ~= 0 then e.expires = e.expires - e.due + now end
-  e.revision, e.due, e.op = next_revision(revision), now, NO_OP
+  e.revision, e.due, e.op = memory.next_revision(revision), now, NO_OP
   e.attempt, e.lapses, e.kills = 0, 0, 0
   unset(e, ALONE)
   unset(e, NO_RETRY)
-  rewrite(e, { [BODY.FIRST_ERROR] = false, [BODY.LAST_ERROR] = false, [BODY.EARLIER_ERRORS] = false,
+  fields.rewrite(e, { [BODY.FIRST_ERROR] = false, [BODY.LAST_ERROR] = false, [BODY.EARLIER_ERRORS] = false,
     [BODY.TRACEBACK] = false, [BODY.PUT_DUE_MS] = false, [BODY.LIVE] = false })
   if series then
-    local live = live_of(series)
+    local live = fields.live_of(series)
     live[#live + 1] = due
     occurrences.list(series, live)
   elseif byte(id) == OCCURRENCE then

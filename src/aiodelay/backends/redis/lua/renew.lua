@@ -1,5 +1,5 @@
 -- renew: gives leases new tokens. A lease is lost if another worker has claimed its message.
---@ base record memory moves
+--@ base record moves
 -- From ARGV[4] on, 5 arguments for each lease: id, revision, token, new token, '1' if the trial of a suspect is over.
 -- Returns now, and a string with a letter for each lease, in order: 'r' renewed, 'c' renewed but cancelled, 'u'
 -- superseded, 'l' lost. If the messages are large, there are fewer letters than leases. The caller then sends the other

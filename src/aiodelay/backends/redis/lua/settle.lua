@@ -1,5 +1,5 @@
 -- settle: ends claims. In the same step it deletes their messages, schedules retries, or makes dead letters.
---@ base record memory moves
+--@ base record moves
 -- ARGV[4] number of lists of plain claims, followed by the lists. A plain claim is settled as `Done`. Its message does
 --   not recur, is not an occurrence, and has no version. Each list: lane number, token, number of ids, ids.
 -- Then the number of arguments with *memories* of the plain claims, and these arguments in threes. A memory is an entry
@@ -43,7 +43,7 @@ local function remember_plain(from, to)
       memories[#memories + 1], memories[#memories + 2] = ARGV[a + 1], ARGV[a + 2]
     end
   end
-  if #memories > 0 then remember_all(memories) end
+  if #memories > 0 then memory.remember_all(memories) end
 end
 
 local function retry(e, a, beside)
@@ -51,9 +51,9 @@ local function retry(e, a, beside)
   body_of(failed)
   -- A message that is given back without a run keeps its lapses and kills.
   local is_release = ARGV[a + 6] == '' and tonumber(ARGV[a + 5]) == e.attempt and tonumber(ARGV[a + 4]) <= e.due
-  count_attempt(failed, ARGV[a + 5], ARGV[a + 6], ARGV[a + 8], '', not is_release)
+  attempts.count(failed, ARGV[a + 5], ARGV[a + 6], ARGV[a + 8], '', not is_release)
   if beside then
-    failed = as_occurrence(failed)
+    failed = occurrences.copy_of(failed)
     local there = load(failed.id)
     if there then
       superseded.add(there)
@@ -75,8 +75,8 @@ local function end_attempt(e, a, beside)
   elseif what == 'x' then
     local failed = copy(e)
     body_of(failed)
-    count_attempt(failed, ARGV[a + 5], ARGV[a + 6], ARGV[a + 8], ARGV[a + 9], true)
-    bury(failed, sub(ARGV[a + 3], LETTERED.REST_FIRST))
+    attempts.count(failed, ARGV[a + 5], ARGV[a + 6], ARGV[a + 8], ARGV[a + 9], true)
+    dead.bury(failed, sub(ARGV[a + 3], LETTERED.REST_FIRST))
   else
     note(sub(ARGV[a + 3], LETTERED.REST_FIRST), e)
   end
@@ -94,7 +94,7 @@ local function settle(a)
   take_out(e)
   local lives_on = end_attempt(e, a, due ~= nil)
   if due then
-    rearm(e, due, lives_on)
+    attempts.rearm(e, due, lives_on)
   elseif not lives_on then
     forget(e)
   end

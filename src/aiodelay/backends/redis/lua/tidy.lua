@@ -1,5 +1,5 @@
 -- tidy: does one bounded step of housekeeping for all lanes.
---@ base known record memory moves
+--@ base known record moves
 -- ARGV[4] the most messages to change
 -- ARGV[5] worker
 -- ARGV[6] the lanes that the worker serves, as a MessagePack list: a time in ms, which the script replaces by now,
@@ -70,7 +70,7 @@ local function expire_late()
     bytes = bytes + (e and #e.value or 0)
     if not e or token_of(e) or not ends_by_itself(e) or e.place > now then
       call('ZREM', LATE, found[i])
-    elseif any_holds() and (is_held(e.lane) or is_held(e.lane, address_of(e))) then
+    elseif any_holds() and (is_held(e.lane) or is_held(e.lane, fields.address_of(e))) then
       call('ZREM', LATE, found[i])
       call('ZADD', LATE_HELD, found[i + 1], found[i])
     else
@@ -119,11 +119,11 @@ note_worker() -- Call this first, because a lapse of a suspect checks whether it
 local lanes = call('HGETALL', LANES)
 local lapsed = 0
 for i = 2, #lanes, 2 do
-  if lapsed < LIMIT then lapsed = lapsed + return_lapsed(tonumber(lanes[i]), LIMIT - lapsed) end
+  if lapsed < LIMIT then lapsed = lapsed + lapsing.return_lapsed(tonumber(lanes[i]), LIMIT - lapsed) end
 end
 superseded.forget_lapsed(LIMIT)
 local expired = expire_late()
-forget_past(100)
+memory.forget_past(100)
 unpark_released()
 if tonumber(ARGV[2]) > 0 then call('XTRIM', JOURNAL, 'MAXLEN', ARGV[2]) end
 local alive = forget_workers()

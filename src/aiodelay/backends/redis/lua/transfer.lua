@@ -1,6 +1,6 @@
 -- transfer: moves due messages of one lane into lists on this server. It first pushes messages, and then removes them
 -- from the store.
---@ base known record memory moves heads lists moving
+--@ base known record moves heads lists moving
 -- ARGV[4] lane
 -- ARGV[5], ARGV[6] the most messages and bytes to move
 -- ARGV[7] the most elements that a list may hold; 0 = no limit

@@ -1,6 +1,6 @@
 -- transfer_logs: moves due messages of one lane into logs of this namespace. All arguments except ARGV[7] are those of
 -- `transfer`.
---@ base known record memory moves heads log logs moving
+--@ base known record moves heads log logs moving
 -- ARGV[7] three numbers with spaces between them: the most messages that a log keeps, the largest age in ms (0 = no
 --   limit), and 1 if the log drops the entries that all its consumers have passed, else 0
 -- Returns what `transfer` returns.

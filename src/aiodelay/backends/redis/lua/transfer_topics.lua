@@ -1,6 +1,6 @@
 -- transfer_topics: moves due messages of one lane into topics of this namespace. All arguments except ARGV[7] are those
 -- of `transfer`.
---@ base known record memory moves heads topic topics moving
+--@ base known record moves heads topic topics moving
 -- ARGV[7] three numbers with spaces between them: the most messages that a topic keeps, the largest age in ms (0 = no
 --   limit), and the size in bytes below which each consumer gets its own copy of an element
 -- Returns what `transfer` returns.
