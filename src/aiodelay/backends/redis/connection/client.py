@@ -166,21 +166,21 @@ class Client:
     async def _call(self, command: bytes, wait: bytes) -> Any:  # noqa: ANN401 - any reply
         pool, sent = self._pool, False
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s * 2 + WAIT_GRACE_S if wait else self._timeout_s):
                 connection = await pool.take()
-            try:
-                sent = True
-                async with asyncio.timeout(self._timeout_s * 2 + WAIT_GRACE_S if wait else self._timeout_s):
+                try:
+                    sent = True
                     await connection.send_packed_command([command, wait] if wait else [command], check_health=False)
                     reply = await self._read(connection, has_wait=bool(wait))
-            except ResponseError:
-                raise
-            except BaseException:
-                # The connection still has an unread answer, which the next command would take for its own. So close it.
-                await connection.disconnect(nowait=True)
-                raise
-            finally:
-                await pool.give_back(connection)
+                except ResponseError:
+                    raise
+                except BaseException:
+                    # The connection still has an unread answer, which the next command would take for its own. So close
+                    # it.
+                    await connection.disconnect(nowait=True)
+                    raise
+                finally:
+                    await pool.give_back(connection)
         except NoScriptError:
             raise
         except (RedisError, OSError, TimeoutError) as error:
