@@ -140,8 +140,8 @@ def _put_together(name: str, known: frozenset[str]) -> Script:
     first, *others = [*_parts_of(name), name]
     lines = [_part(first, known)]
     if others:
-        # A script makes its functions anew in each call. For each variable that a function uses, Lua searches a list of
-        # the variables of the surrounding function. The list is short if the first part is outside.
+        # A script makes its functions again in each call. For each variable that a function uses, Lua searches the
+        # variables of the surrounding function. They are few if the first part is outside.
         lines.append("return (function()")
         lines += [f"local {each} = {{}}" for each in others if each in MODULES]
         lines += [_module(each, known) if each in MODULES else _part(each, known) for each in others]

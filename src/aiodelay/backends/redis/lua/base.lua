@@ -29,8 +29,8 @@ if not now then
   now = time[1] * 1000 + floor(time[2] / 1000)
 end
 
--- Prepares a module, a table of functions: define() adds the functions when one of them is first used. Each call of a
--- script makes its functions anew, and most calls need few of them.
+-- Prepares a module, a table of functions: define() adds the functions when one of them is first used. A script makes
+-- its functions again in each call, and most calls need few of them.
 local function lazily(module, define)
   setmetatable(module, { __index = function(_, name)
     setmetatable(module, nil)
