@@ -13,6 +13,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from aiodelay.backends.kafka import KafkaStore, records
 from aiodelay.backends.kafka.client import Transactions
+from aiodelay.backends.kafka.store.assignment.partition_factory import PartitionFactory
 from aiodelay.backends.kafka.store.assignment.reader import Reader
 from aiodelay.backends.kafka.store.partition import Partition, change_writer
 from aiodelay.backends.kafka.topics import topic as topics
@@ -106,13 +107,13 @@ async def test_f30_what_was_delivered_while_a_reader_stood_still_is_not_delivere
     kafka: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     schedules, target = await cleaned_topic(kafka, monkeypatch), await create_topic(kafka, new_name())
+    monkeypatch.setattr(PartitionFactory, "_patience_s", lambda *_: 1000.0)  # so no owner begins at the start
     slow = SlowReader(monkeypatch)
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(joined(kafka, schedules))
         await first.apply([put(i, target, now_ms()) for i in range(5)])
         slow.is_on = True
         second = await stack.enter_async_context(not_yet_ready(kafka, schedules, slow))
-        next(iter(second.partitions.values()))._progress._patience_s = 1000
         await moved(first, 5)
         await until_only_the_mark_is_left(kafka, schedules)
         await first.__aexit__()

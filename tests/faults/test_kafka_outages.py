@@ -19,6 +19,7 @@ from aiodelay.core.ids import new_op
 from aiodelay.core.values import After, Envelope, Put, Query, Stored, Unknown
 from aiodelay.kafka import KafkaStore
 from tests.support.kafka import Broker, create_topic, ids_in, new_name
+from tests.support.kafka_stores import opened_patiently
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -273,7 +274,7 @@ async def test_f27_a_command_ends_in_time_although_what_it_wrote_cannot_be_read_
     async with KafkaStore(url):  # which makes the topic, and waits for it longer
         pass
     put = Put(new_op(), Envelope("m", "kafka", "t"), After(3_600_000))
-    async with KafkaStore(f"{url}&timeout_ms=1000") as store, store.work("w", []):
+    async with opened_patiently(f"{url}&timeout_ms=1000") as store, store.work("w", []):
         async with left_open(broker.bootstrap, topic, 6000):
             assert isinstance((await store.apply([put]))[0], Unknown), "when it ends, this is `Stored`"
         async with asyncio.timeout(30):
