@@ -1,4 +1,4 @@
-"""OpenTelemetry traces and metrics of a scheduler. docs/telemetry.md lists them."""
+"""OpenTelemetry traces and metrics of a scheduler, which docs/telemetry.md lists. Begin with `observer`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from aiodelay.ports.carrier import Carrier
 from . import names
 from .instruments import Attributes, now_s
 from .measurements import Measurements
-from .tracing import current_in, destination_of, fail
+from .tracing import current_in, destination_of, fail, sampled_in
 
 __all__ = ["ObservedCommands"]
 
@@ -51,9 +51,12 @@ class ObservedCommands:
         attributes: dict[str, str | int | float] = {names.MESSAGE_ID: put.id}
         if not isinstance(put.due, After):
             attributes[names.DELIVERY_TIMESTAMP] = put.due.ms
-        links = observer.tracing.given_in(envelope.headers)
         span = observer.tracing.start(
-            names.SCHEDULE, destination, SpanKind.PRODUCER, attributes=attributes, links=links
+            names.SCHEDULE,
+            destination,
+            SpanKind.PRODUCER,
+            attributes=lambda: attributes,
+            links=lambda: observer.tracing.given_in(envelope.headers),
         )
         with _Call(observer, span, observer.labels(names.SCHEDULE, destination)) as call, current_in(call.context):
             answer = await self._commands.carry_out(self._observer.carrying(put, span), size)
@@ -65,7 +68,7 @@ class ObservedCommands:
 
     async def _change(self, command: Command) -> Stored | Refused:
         observer, operation = self._observer, _OPERATIONS[type(command)]
-        span = observer.tracing.start(operation, "", SpanKind.CLIENT, attributes={names.MESSAGE_ID: command.id})
+        span = observer.tracing.start(operation, "", SpanKind.CLIENT, attributes=lambda: {names.MESSAGE_ID: command.id})
         with _Call(observer, span, observer.labels(operation)) as call, current_in(call.context):
             answer = await self._commands.carry_out(command, 0)
             if isinstance(command, Cancel):
@@ -93,8 +96,8 @@ class ObservedCommands:
             names.SCHEDULE,
             destination,
             SpanKind.CLIENT if self._create_spans else SpanKind.PRODUCER,
-            attributes={names.MESSAGE_COUNT: len(puts)},
-            links=links,
+            attributes=lambda: {names.MESSAGE_COUNT: len(puts)},
+            links=lambda: links,
         )
         if not self._create_spans:
             puts = [self._observer.carrying(put, span) for put in puts]
@@ -113,8 +116,8 @@ class ObservedCommands:
             names.CREATE,
             observer.named(destination_of(put.envelope)),
             SpanKind.PRODUCER,
-            attributes={names.MESSAGE_ID: put.id},
-            links=observer.tracing.given_in(put.envelope.headers),
+            attributes=lambda: {names.MESSAGE_ID: put.id},
+            links=lambda: observer.tracing.given_in(put.envelope.headers),
         )
         span.end()
         links.append(Link(span.get_span_context(), {names.MESSAGE_ID: put.id}))
@@ -141,5 +144,6 @@ class _Call:
         if self.sent:
             self._observer.instruments.add(names.SENT, self.sent, self._labels)
         took_s = now_s() - self._started_s
-        self._observer.instruments.record(names.OPERATION_DURATION, took_s, self._labels)
+        sampled = sampled_in(self._span, self.context)
+        self._observer.instruments.record(names.OPERATION_DURATION, took_s, self._labels, sampled)
         self._span.end()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import (
@@ -12,7 +11,6 @@ from contextlib import (
 from typing import Protocol, get_args
 
 from msgspec import structs
-from opentelemetry import context as contexts
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, set_span_in_context
 
@@ -37,10 +35,21 @@ from aiodelay.errors import AiodelayError
 from aiodelay.ports import Bounded, Lists, Loads, Sink, Store
 
 from . import names
+from .attempts import Attempt, HandlerMeasures
 from .instruments import Attributes, Instruments, now_s
-from .tracing import NOTHING, QUIET, Tracing, current_in, destination_of, fail, fail_as
+from .tracing import (
+    NOTHING,
+    QUIET,
+    Tracing,
+    current_in,
+    destination_of,
+    fail,
+    fail_as,
+    no_links,
+    sampled_in,
+)
 
-__all__ = ["Attempt", "Measurements"]
+__all__ = ["Measurements"]
 
 log: logging.Logger = logging.getLogger("aiodelay.telemetry")
 
@@ -53,50 +62,6 @@ class _Held(Protocol):
 
     claim: Claim
     attempt: Attempt | None
-
-
-class Attempt:
-    """One attempt to deliver a message: a run of a handler, or one message of a batch for a sink.
-
-    Args:
-        observer: The measurements to which the attempt belongs.
-        context: The context of the attempt's span.
-        span: The span that ends with the attempt. None for a message of a batch: the batch has one span, and ends it.
-        labels: The labels of the attempt's duration.
-    """
-
-    __slots__ = ("_error", "_labels", "_observer", "_span", "_started_s", "context")
-
-    context: Context
-
-    def __init__(
-        self, observer: Measurements, context: Context, span: Span | None = None, labels: Attributes | None = None
-    ) -> None:
-        self._observer, self.context, self._span, self._labels = observer, context, span, labels or {}
-        self._started_s, self._error = now_s(), ""
-
-    def enter(self, variables: contextvars.Context) -> None:
-        """Make the attempt's span the current span of the context in which the handler runs."""
-        variables.run(contexts.attach, self.context)
-
-    def failed(self, error: BaseException) -> None:
-        """Record the error that a handler raised."""
-        if self._span is not None:
-            self._error = fail(self._span, error)
-
-    def end(self, settlement: Settlement | None) -> None:
-        """End the attempt. The settlement is None if the claim was not settled; its lease then ends the claim."""
-        if self._span is None:
-            return
-        if not self._error and not isinstance(settlement, Done):
-            if settlement is None:
-                self._error = fail_as(self._span, "left_to_lease")
-            elif isinstance(settlement, Dead):
-                self._error = fail_as(self._span, settlement.reason)
-        labels = {**self._labels, names.ERROR_TYPE: self._error} if self._error else self._labels
-        self._observer.instruments.record(names.PROCESS_DURATION, now_s() - self._started_s, labels)
-        self._span.end()
-        self._span = None
 
 
 class Measurements:
@@ -120,6 +85,7 @@ class Measurements:
         self.base: Attributes = {names.STORE: store.name, names.NAMESPACE: namespace}
         self._labels: dict[tuple[str, str, str], Attributes] = {}  # bounded, because destination labels are limited
         self._own_labels: dict[str, Attributes] = {}
+        self._handlers: dict[Lane, HandlerMeasures] = {}
         self._loads: Callable[[], Iterable[tuple[Lane, int, int]]] = tuple
         self._tidied: Tidied | None = None
         self._counts: Mapping[Lane, LaneCounts] | None = None
@@ -173,9 +139,9 @@ class Measurements:
             names.PROCESS,
             self.named(f"{names.KAFKA}:{topic}"),
             SpanKind.CONSUMER,
-            attributes={names.MESSAGE_COUNT: len(puts), names.PARTITION: str(partition)},
+            attributes=lambda: {names.MESSAGE_COUNT: len(puts), names.PARTITION: str(partition)},
             context=NOTHING,
-            links=[link for put in puts for link in self.tracing.given_in(put.envelope.headers)],
+            links=lambda: [link for put in puts for link in self.tracing.given_in(put.envelope.headers)],
             system=names.KAFKA,
         )
         try:
@@ -193,21 +159,34 @@ class Measurements:
     def begin(self, held: _Held, lateness_ms: int) -> None:
         """Begin the span and the measurements of a handler's run."""
         claim, record = held.claim, held.claim.record
-        destination = self.named(record.envelope.lane)
-        context, links = self.tracing.origin(record)
+        lane = record.envelope.lane
+        measures = self._handlers.get(lane) or self._measures(lane)
+        context, span = NOTHING, None
+        if self.tracing.is_on:
+            context, span = self._begin_span(claim, measures.destination, lateness_ms)
+        elif record.envelope.trace:
+            context, _ = self.tracing.origin(record)
+        held.attempt = measures.begin(context, span, lateness_ms)
+
+    def _begin_span(self, claim: Claim, destination: str, lateness_ms: int) -> tuple[Context, Span | None]:
+        """Begin the span of a handler's run. Return the context of the run, and the span if it is recorded."""
+        context, links = self.tracing.origin(claim.record)
         span = self.tracing.start(
             names.PROCESS,
             destination,
             SpanKind.CONSUMER,
-            attributes={**_of_one(record, lateness_ms), **_place(claim)},
+            attributes=lambda: {**_of_one(claim.record, lateness_ms), **_place(claim)},
             context=context,
             links=links,
             system=names.SYSTEM if claim.partition is None else names.KAFKA,
         )
-        labels = self.labels(names.PROCESS, destination)
-        held.attempt = Attempt(self, set_span_in_context(span, context), span, labels)
-        self.instruments.add(names.CONSUMED, 1, labels)
-        self.instruments.record(names.DELIVERY_LATENESS, lateness_ms / 1000, self.of_ours(destination))
+        return set_span_in_context(span, context), span if span.is_recording() else None
+
+    def _measures(self, lane: Lane) -> HandlerMeasures:
+        destination = self.named(lane)
+        labels, own_labels = self.labels(names.PROCESS, destination), self.of_ours(destination)
+        made = self._handlers[lane] = HandlerMeasures(self.instruments, destination, labels, own_labels)
+        return made
 
     async def send(self, sink: Sink, held: Sequence[_Held], deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
         """Send a batch in one span. The span has a link for each message. The messages carry the span's context."""
@@ -216,10 +195,12 @@ class Measurements:
         span = self._begin_batch(held, deliveries, destination, system)
         context = set_span_in_context(span, NOTHING)
         for each in held:
-            each.attempt = Attempt(self, context)
-        of_ours = self.of_ours(destination)
+            each.attempt = Attempt(context)
+        sampled = sampled_in(span, context)
         for delivery in deliveries:
-            self.instruments.record(names.DELIVERY_LATENESS, delivery.lateness_ms / 1000, of_ours)
+            self.instruments.record(
+                names.DELIVERY_LATENESS, delivery.lateness_ms / 1000, self.of_ours(destination), sampled
+            )
         carried = self.tracing.carried(span)
         if carried:
             deliveries = [
@@ -244,31 +225,34 @@ class Measurements:
             if error:
                 labels = {**labels, names.ERROR_TYPE: error}
             self.instruments.add(names.SENT, len(deliveries), labels)
-            self.instruments.record(names.OPERATION_DURATION, now_s() - started_s, labels)
+            self.instruments.record(names.OPERATION_DURATION, now_s() - started_s, labels, sampled)
 
     def _begin_batch(
         self, held: Sequence[_Held], deliveries: Sequence[Delivery], destination: str, system: str
     ) -> Span:
-        origins = [self.tracing.origin(each.claim.record) for each in held]
-        context, links = NOTHING, [link for _, links in origins for link in links]
-        attributes: Attributes = {names.MESSAGE_COUNT: len(deliveries)}
-        if len(deliveries) == 1:
-            context, _ = origins[0]
-            attributes = _of_one(held[0].claim.record, deliveries[0].lateness_ms)
+        records = [each.claim.record for each in held]
+        context, _ = self.tracing.origin(records[0]) if len(records) == 1 else (NOTHING, None)
+
+        def attributes() -> Attributes:
+            if len(records) == 1:
+                return _of_one(records[0], deliveries[0].lateness_ms)
+            return {names.MESSAGE_COUNT: len(deliveries)}
+
         return self.tracing.start(
             names.DELIVER,
             destination,
             SpanKind.CLIENT,
             attributes=attributes,
             context=context,
-            links=links,
+            links=lambda: [link for record in records for link in self.tracing.origin(record)[1]()],
             system=system,
         )
 
     def settled(self, held: _Held, settlement: Settlement) -> Settlement:
         """Record the end of an attempt; return the settlement with the trace headers for the next attempt."""
-        attempt, record = held.attempt, held.claim.record
+        attempt, held.attempt = held.attempt, None
         if not isinstance(settlement, Done):
+            record = held.claim.record
             self._given_up_or_back(record, attempt, settlement)
             if attempt is not None:
                 trace = self.tracing.attempted(record.envelope.trace, attempt.context)
@@ -279,8 +263,9 @@ class Measurements:
 
     def left(self, held: _Held) -> None:
         """Record the end of an attempt whose claim ends with its lease, without a settlement."""
-        if held.attempt is not None:
-            held.attempt.end(None)
+        attempt, held.attempt = held.attempt, None
+        if attempt is not None:
+            attempt.end(None)
 
     def _given_up_or_back(self, record: Record, attempt: Attempt | None, settlement: Settlement) -> None:
         is_dead = isinstance(settlement, Dead)
@@ -291,16 +276,19 @@ class Measurements:
         self.instruments.add(names.DEAD_LETTERED if is_dead else names.RELEASED, 1, labels)
         if attempt is None and not is_dead:  # no attempt was made, so there is no span to end
             return
-        context, links = self.tracing.origin(record) if attempt is None else (attempt.context, ())
-        attributes: Attributes = {
-            names.MESSAGE_ID: record.id,
-            names.ATTEMPT: _attempt_of(settlement),
-            names.REASON: reason,
-        }
-        span = self.tracing.start(
-            operation, destination, SpanKind.CLIENT, attributes=attributes, context=context, links=links
-        )
-        span.end()
+        context, links = self.tracing.origin(record) if attempt is None else (attempt.context, no_links)
+        self.tracing.start(
+            operation,
+            destination,
+            SpanKind.CLIENT,
+            attributes=lambda: {
+                names.MESSAGE_ID: record.id,
+                names.ATTEMPT: _attempt_of(settlement),
+                names.REASON: reason,
+            },
+            context=context,
+            links=links,
+        ).end()
 
     # --- labels ---------------------------------------------------------------------------------------------
 
@@ -323,7 +311,7 @@ class Measurements:
         if found is None:
             found = self._own_labels[destination] = {**self.base, names.DESTINATION: destination}
             for reason in get_args(DeadReason):
-                self.instruments.start_at_zero(names.DEAD_LETTERED, {**found, names.REASON: reason})
+                self.instruments.count(names.DEAD_LETTERED, {**found, names.REASON: reason})
         return found
 
     # --- observed metrics -------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from aiodelay.ports import Feed, Store, Transferring, Work
 from . import names
 from .instruments import now_s
 from .measurements import Measurements
-from .tracing import NOTHING, QUIET, current_in
+from .tracing import NOTHING, QUIET, context_of, current_in, sampled_in
 
 __all__ = ["ObservedFeed", "ObservedTransfer", "ObservedWork"]
 
@@ -195,18 +195,22 @@ class ObservedTransfer(_ObservedPolling):
 
     def _note(self, transferred: Transferred, late_ms: int | None, started_s: float, started_ms: int) -> None:
         observer, moved = self._observer, transferred.moved
-        attributes: dict[str, str | int | float] = {names.MESSAGE_COUNT: moved}
-        if late_ms is not None:
-            attributes[names.LATENESS] = late_ms / 1000
-            observer.instruments.record(names.DELIVERY_LATENESS, late_ms / 1000, self._labels)
-        observer.tracing.start(
+        span = observer.tracing.start(
             names.DELIVER,
             self._lane,
             SpanKind.CLIENT,
-            attributes=attributes,
+            attributes=lambda: (
+                {names.MESSAGE_COUNT: moved}
+                if late_ms is None
+                else {names.MESSAGE_COUNT: moved, names.LATENESS: late_ms / 1000}
+            ),
             context=NOTHING,
-            links=[link for each in transferred.traces for link in observer.tracing.creation(*each)],
+            links=lambda: [link for each in transferred.traces for link in observer.tracing.creation(*each)],
             start_ns=started_ms * 1_000_000,
-        ).end()
+        )
+        span.end()
+        if late_ms is not None:
+            sampled = sampled_in(span, context_of(span))
+            observer.instruments.record(names.DELIVERY_LATENESS, late_ms / 1000, self._labels, sampled)
         observer.instruments.add(names.SENT, moved, observer.labels(names.DELIVER, self._lane))
         self._took(names.DELIVER, started_s, self._lane)
