@@ -1,15 +1,16 @@
-"""Values of histograms that are handed to OpenTelemetry's SDK together."""
+"""Values of histograms that are handed to OpenTelemetry's SDK together, and new traces that aiodelay decides about."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.metrics import Histogram
 from opentelemetry.sdk.metrics import Histogram as SdkHistogram
@@ -24,19 +25,29 @@ from opentelemetry.sdk.metrics.view import (
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_OFF,
     ALWAYS_ON,
+    Decision,
+    ParentBased,
+    ParentBasedTraceIdRatio,
+    Sampler,
+    SamplingResult,
+    TraceIdRatioBased,
 )
+from opentelemetry.trace import Link, SpanContext, SpanKind, get_current_span
 
-from aiodelay import Scheduler, Telemetry
+from aiodelay import Message, Retry, Scheduler, Telemetry
 from aiodelay.core.values import Demand, Done
 from aiodelay.memory import MemoryStore
-from aiodelay.telemetry import sdk_histograms
+from aiodelay.telemetry import sdk_histograms, sdk_sampling
 from aiodelay.telemetry.histogram_values import MOST_WAITING, HistogramValues
 from aiodelay.telemetry.instruments import Instruments
 from aiodelay.telemetry.names import DELIVERY_LATENESS, DURATION_BUCKETS, PROCESS_DURATION
 from aiodelay.telemetry.observer import observer_of
-from tests.support.telemetry import Emitted
+from aiodelay.telemetry.sdk_sampling import root_sampling_of
+from tests.support.telemetry import Emitted, id_of, linked
 
 NAME = "messaging.process.duration"
 LABELS = {"messaging.destination.name": "Check", "aiodelay.store": "memory://"}
@@ -297,3 +308,170 @@ async def test_a_run_ends_once() -> None:
         observer.settled(held, Done(claimed.claims[0].record.id, 1, 1))
         observer.left(held)
     assert emitted.total(PROCESS_DURATION.name) == 1
+
+
+# --- new traces -------------------------------------------------------------------------------------------
+
+
+class GivenIds(RandomIdGenerator):
+    """Trace ids whose lower bits are given."""
+
+    def __init__(self, *lower: int) -> None:
+        self._lower = iter(lower)
+
+    def generate_trace_id(self) -> int:
+        return 1 << 100 | next(self._lower)
+
+
+@dataclass
+class Ran:
+    number: int
+    trace_id: int
+    is_valid: bool
+    is_sampled: bool
+    child_is_sampled: bool
+
+
+async def ran(tracers: TracerProvider, n: int) -> list[Ran]:
+    """Schedule and run messages one after another, without a trace of their own. Return what their handlers saw."""
+    runs = list[Ran]()
+    scheduler = Scheduler("memory://", telemetry=Telemetry(tracer_provider=tracers, metrics=False))
+
+    @scheduler.handler(concurrency=1)
+    async def check(event: Check) -> None:
+        current = get_current_span().get_span_context()
+        with tracers.get_tracer("app").start_as_current_span("child") as child:
+            flags = child.get_span_context().trace_flags
+        runs.append(Ran(event.number, current.trace_id, current.is_valid, current.trace_flags.sampled, flags.sampled))
+
+    async with scheduler:
+        with trace.use_span(trace.NonRecordingSpan(UNSAMPLED_CALLER)):
+            await scheduler.schedule_many(Message(Check(i), delay=f"{i}ms") for i in range(n))
+        await scheduler.run_until_idle()
+    return runs
+
+
+UNSAMPLED_CALLER = SpanContext(trace_id=7, span_id=7, is_remote=False, trace_flags=trace.TraceFlags(0))
+HALF = 1 << 63
+
+
+@pytest.mark.parametrize(
+    "sampler", [TraceIdRatioBased(0.5), ParentBased(TraceIdRatioBased(0.5)), ParentBasedTraceIdRatio(0.5)]
+)
+@pytest.mark.asyncio
+async def test_the_trace_id_decides_whether_a_run_is_sampled(sampler: Sampler) -> None:
+    spans, lower = InMemorySpanExporter(), [HALF - 1, HALF, 1, HALF + 1]
+    tracers = TracerProvider(sampler, id_generator=GivenIds(*lower))
+    tracers.add_span_processor(SimpleSpanProcessor(spans))
+    assert root_sampling_of(tracers.get_tracer("t")) is not None, "else it is right but slow: see `sdk_sampling`"
+    runs = await ran(tracers, 4)
+    sampled = [HALF - 1, 1]
+    assert [(each.number, each.trace_id & (HALF * 2 - 1)) for each in runs] == list(enumerate(lower))
+    assert all(each.is_valid for each in runs)
+    assert [each.is_sampled for each in runs] == [each in sampled for each in lower]
+    if isinstance(sampler, ParentBased):
+        assert [each.child_is_sampled for each in runs] == [each.is_sampled for each in runs]
+    recorded = [span for span in spans.get_finished_spans() if span.name == "process Check"]
+    assert [span.context.trace_id for span in recorded] == [each.trace_id for each in runs if each.is_sampled]
+    assert [link.context.trace_id for span in recorded for link in span.links] == [7, 7], "to the span that scheduled"
+    assert [(span.attributes or {})["aiodelay.message.attempt"] for span in recorded] == [1, 1]
+
+
+def test_another_sdk_decides_about_each_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    def given(*_: object) -> None:
+        raise AttributeError("id_generator")
+
+    tracer = TracerProvider(TraceIdRatioBased(0.5)).get_tracer("t")
+    sdk_sampling._is_known.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(sdk_sampling, "_GivenTraceId", given)
+        assert root_sampling_of(tracer) is None
+    sdk_sampling._is_known.cache_clear()
+
+
+@pytest.mark.asyncio
+async def test_no_run_is_sampled_if_nothing_is_ever_sampled() -> None:
+    runs = await ran(TracerProvider(ParentBased(ALWAYS_OFF)), 3)
+    assert [(each.is_valid, each.is_sampled, each.child_is_sampled) for each in runs] == 3 * [(True, False, False)]
+    assert len({each.trace_id for each in runs}) == 3
+
+
+class Asked(Sampler):
+    """A sampler that looks at attributes and links."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, Any, Any]] = []
+
+    def should_sample(  # noqa: PLR0917 - the SDK's own signature
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Mapping[str, object] | None = None,
+        links: Sequence[Link] | None = None,
+        trace_state: object = None,
+    ) -> SamplingResult:
+        self.seen.append((name, dict(attributes or {}), [link.context.trace_id for link in links or ()]))
+        return SamplingResult(Decision.DROP)
+
+    def get_description(self) -> str:
+        return "TraceIdRatioBased{0.5}"
+
+
+class Louder(TraceIdRatioBased):
+    """A sampler that is not the SDK's, although it is made of it."""
+
+    def should_sample(self, *given: object, **named: object) -> SamplingResult:
+        return SamplingResult(Decision.RECORD_AND_SAMPLE)
+
+
+class LouderParent(ParentBased):
+    """As above."""
+
+    def should_sample(self, *given: object, **named: object) -> SamplingResult:
+        return SamplingResult(Decision.RECORD_AND_SAMPLE)
+
+
+@pytest.mark.asyncio
+async def test_a_sampler_of_the_user_s_own_sees_attributes_and_links() -> None:
+    sampler = Asked()
+    await ran(TracerProvider(sampler), 1)
+    ((attributes, links),) = [
+        (attributes, links) for name, attributes, links in sampler.seen if name == "process Check"
+    ]
+    assert attributes["messaging.destination.name"] == "Check"
+    assert attributes["aiodelay.message.attempt"] == 1
+    assert len(links) == 1
+
+
+@pytest.mark.parametrize(
+    "sampler", [ALWAYS_ON, TraceIdRatioBased(1), Louder(0), ParentBased(Louder(0)), LouderParent(ALWAYS_OFF)]
+)
+@pytest.mark.asyncio
+async def test_all_runs_are_sampled_if_the_sampler_says_so(sampler: Sampler) -> None:
+    assert [each.is_sampled for each in await ran(TracerProvider(sampler), 2)] == [True, True]
+
+
+@pytest.mark.asyncio
+async def test_a_retry_is_linked_to_an_attempt_that_was_not_sampled() -> None:
+    spans, ids = InMemorySpanExporter(), GivenIds(5, HALF, 6)
+    tracers = TracerProvider(ParentBased(TraceIdRatioBased(0.5)), id_generator=ids)
+    tracers.add_span_processor(SimpleSpanProcessor(spans))
+    telemetry, tries = Telemetry(tracer_provider=tracers, metrics=False), list[SpanContext]()
+    scheduler = Scheduler("memory://", telemetry=telemetry, retry=Retry(attempts=2, first="1ms"))
+
+    @scheduler.handler
+    async def check(event: Check) -> None:
+        tries.append(get_current_span().get_span_context())
+        if len(tries) == 1:
+            raise ValueError
+
+    async with scheduler:
+        await scheduler.schedule(Check(1), delay="1ms")
+        await scheduler.run_until_idle()
+    (schedule,) = [span for span in spans.get_finished_spans() if span.name == "schedule Check"]
+    (process,) = [span for span in spans.get_finished_spans() if span.name == "process Check"]
+    first, second = tries
+    assert (first.trace_flags.sampled, second.trace_flags.sampled) == (False, True)
+    assert linked(process) == [id_of(schedule), (first.trace_id, first.span_id)]

@@ -12,7 +12,7 @@ from typing import Protocol, get_args
 
 from msgspec import structs
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, set_span_in_context
+from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context
 
 from aiodelay.core.values import (
     After,
@@ -158,17 +158,18 @@ class Measurements:
 
     def begin(self, held: _Held, lateness_ms: int) -> None:
         """Begin the span and the measurements of a handler's run."""
-        claim, record = held.claim, held.claim.record
-        lane = record.envelope.lane
+        lane = held.claim.record.envelope.lane
         measures = self._handlers.get(lane) or self._measures(lane)
-        context, span = NOTHING, None
-        if self.tracing.is_on:
-            context, span = self._begin_span(claim, measures.destination, lateness_ms)
-        elif record.envelope.trace:
-            context, _ = self.tracing.origin(record)
-        held.attempt = measures.begin(context, span, lateness_ms)
+        decided = self.tracing.decide(held.claim.record)
+        if isinstance(decided, Context):
+            held.attempt = measures.begin(decided, None, lateness_ms)
+        else:
+            context, span = self._begin_span(held.claim, decided, measures.destination, lateness_ms)
+            held.attempt = measures.begin(context, span, lateness_ms)
 
-    def _begin_span(self, claim: Claim, destination: str, lateness_ms: int) -> tuple[Context, Span | None]:
+    def _begin_span(
+        self, claim: Claim, tracer: Tracer, destination: str, lateness_ms: int
+    ) -> tuple[Context, Span | None]:
         """Begin the span of a handler's run. Return the context of the run, and the span if it is recorded."""
         context, links = self.tracing.origin(claim.record)
         span = self.tracing.start(
@@ -179,6 +180,7 @@ class Measurements:
             context=context,
             links=links,
             system=names.SYSTEM if claim.partition is None else names.KAFKA,
+            tracer=tracer,
         )
         return set_span_in_context(span, context), span if span.is_recording() else None
 

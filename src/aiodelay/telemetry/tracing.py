@@ -26,6 +26,7 @@ from aiodelay.core.values import ATTEMPTED, CONTINUED, NO_TRACE, Envelope, Recor
 
 from . import names
 from .instruments import Attributes
+from .sdk_sampling import UnsampledSpan, root_sampling_of
 
 __all__ = [
     "NOTHING",
@@ -110,6 +111,7 @@ class Tracing:
     def __init__(self, tracer: Tracer, *, continue_below_ms: int, with_baggage: bool) -> None:
         self._tracer = tracer
         self.is_on: bool = not isinstance(tracer, NoOpTracer)
+        self._roots = root_sampling_of(tracer)
         self._continue_below_ms, self._with_baggage = continue_below_ms, with_baggage
         self._heads: dict[tuple[str, str, str], tuple[str, Attributes]] = {}  # bounded, as destinations are limited
 
@@ -124,6 +126,7 @@ class Tracing:
         links: Callable[[], Sequence[Link]] = no_links,
         system: str = names.SYSTEM,
         start_ns: int | None = None,
+        tracer: Tracer | None = None,
     ) -> Span:
         """Begin a span. All attributes and links are set at the start, so that samplers see them.
 
@@ -131,17 +134,36 @@ class Tracing:
             operation: The name of the operation.
             destination: The name of the destination, from a limited set of names; "" if the destination is not known.
             kind: The kind of the span.
-            attributes: Makes further attributes.
+            attributes: Makes further attributes. Not called if a sampler that needs no attributes drops the span.
             context: The context of the parent; None = the current context; `NOTHING` = the span begins a trace.
             links: Makes links to other spans, like `attributes`.
             system: The messaging system.
             start_ns: The start time, epoch ns; None = now.
+            tracer: The tracer that `decide` has returned; None if nothing is decided yet.
         """
         if not self.is_on:
             return self._tracer.start_span(name=operation, context=context)  # the caller's span, to hand it on
+        if tracer is None:
+            decided = self._tracer if self._roots is None or context is not NOTHING else self._roots.decide()
+            if type(decided) is UnsampledSpan:
+                return decided
+            tracer = decided
         head = operation, destination, system
         name, said = self._heads.get(head) or self._head(*head)
-        return self._tracer.start_span(name, context, kind, {**said, **attributes()}, links(), start_ns)
+        return tracer.start_span(name, context, kind, {**said, **attributes()}, links(), start_ns)
+
+    def decide(self, record: Record) -> Tracer | Context:
+        """Decide whether a delivery has a recorded span, if that does not depend on the span's attributes and links.
+
+        Returns:
+            The context of the delivery, if it has no recorded span. Otherwise the tracer that has to start the span.
+        """
+        if not self.is_on:
+            return self.origin(record)[0] if record.envelope.trace else NOTHING
+        if self._roots is None or not _begins_trace(record.envelope.trace):
+            return self._tracer
+        decided = self._roots.decide()
+        return Context({_SPAN: decided}) if type(decided) is UnsampledSpan else decided
 
     def _head(self, operation: str, destination: str, system: str) -> tuple[str, Attributes]:
         """Return the name and the attributes that spans with this operation and destination share."""
