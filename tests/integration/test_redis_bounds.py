@@ -9,8 +9,25 @@ from typing import Any
 import pytest
 
 from aiodelay.backends.redis.connection.scripts import Arg
-from aiodelay.core.ids import new_op
-from aiodelay.core.values import After, Claim, Dead, Demand, Envelope, Late, Put, Query, Renewal, RenewOutcome, Stored
+from aiodelay.core.ids import new_id, new_op
+from aiodelay.core.values import (
+    After,
+    Again,
+    Claim,
+    Dead,
+    DeadKey,
+    Demand,
+    Done,
+    Envelope,
+    Late,
+    Put,
+    Query,
+    Renewal,
+    RenewOutcome,
+    Reschedule,
+    Stored,
+)
+from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
 from aiodelay.testing.clock import VirtualClock
 from tests.support.servers import Found, redis_servers
@@ -38,6 +55,11 @@ class Watched(RedisStore):
         self.answers.setdefault(script, []).append(reply)
         return reply
 
+    async def _run_parts(self, script: str, parts: Sequence[Sequence[Arg]]) -> list[Any]:
+        replies = await super()._run_parts(script, parts)
+        self.answers.setdefault(script, []).extend(replies)
+        return replies
+
     def most(self, script: str) -> int:
         """Return the length of the longest answer so far, and forget them."""
         return max(map(len, self.answers.pop(script)))
@@ -49,6 +71,50 @@ async def put(store: RedisStore, n: int, size: int, address: str = "") -> None:
         await store.apply(
             [Put(new_op(), Envelope(name, LANE, address, payload=bytes(size)), After(0)) for name in names]
         )
+
+
+async def claim(work: Work, n: int) -> list[Claim]:
+    """Claim due messages, with as many calls as it takes."""
+    claims: list[Claim] = []
+    while len(claims) < n:
+        claims += (await work.claim({LANE: Demand(n - len(claims))}, request=new_id(), lease_ms=15_000)).claims
+    return claims
+
+
+def test_a_call_blocks_the_server_only_for_as_many_messages_as_it_handles_in_some_milliseconds(url: str) -> None:
+    """The more work a message is, the fewer messages a script handles."""
+
+    async def play() -> None:
+        clock = VirtualClock()
+        async with Watched(url, namespace="cost", clock=clock) as store, store.work("w", [LANE]) as work:
+            puts = [Put(new_op(), Envelope(new_id(), LANE, payload=b"x"), After(0)) for _ in range(500)]
+            await store.apply(puts)
+            assert store.most("apply") == 1 + 170
+            await store.apply([Put(new_op(), each.envelope, each.due) for each in puts])
+            assert store.most("apply") == 1 + 57
+            await store.apply([Reschedule(new_op(), each.id, After(0)) for each in puts])
+            assert store.most("apply") == 1 + 56
+            claims = await claim(work, 500)
+            assert store.most("claim") == 5 + 2 * 500
+            await work.settle([Again(*key, clock.now_ms(), 1, "no") for key in keys(claims)])
+            assert store.most("settle") == 41
+            claims = await claim(work, 500)
+            await work.settle([Done(*key) for key in keys(claims)])
+            assert store.most("settle") == 500
+            store.answers.clear()
+            await store.apply([Put(new_op(), each.envelope, After(0), late=Late.drop("1h")) for each in puts])
+            claims = await claim(work, 500)
+            assert store.most("claim") == 5 + 2 * 250
+            await work.settle([Dead(*key, "rejected", 1, "no") for key in keys(claims)])
+            assert store.most("settle") == 41
+            await store.redrive([DeadKey(*key[:2]) for key in keys(claims)])
+            assert store.most("redrive") == 40
+
+    asyncio.run(play())
+
+
+def keys(claims: Sequence[Claim]) -> list[tuple[str, int, int]]:
+    return [(each.record.id, each.record.revision, each.token) for each in claims]
 
 
 def test_large_messages_are_read_few_at_a_time(url: str) -> None:
@@ -144,8 +210,7 @@ def test_what_comes_due_at_one_instant_is_listed_a_part_at_a_time(url: str) -> N
             await put(store, 3_000, 1)
             names = sorted(f"-{i}" for i in range(3_000))
             assert await pages(store, 700) == names
-            for i in range(3):
-                assert len((await work.claim({LANE: Demand(500)}, request=f"r{i}", lease_ms=15_000)).claims) == 500
+            await claim(work, 1_500)
             assert await pages(store, 1_000) == names
             for i in range(20):
                 await store.pause(LANE, f"{i}")
@@ -172,10 +237,9 @@ def test_dead_letters_of_one_instant_are_listed_a_part_at_a_time(url: str) -> No
     async def play() -> None:
         async with Watched(url, namespace="graves", clock=VirtualClock()) as store, store.work("w", [LANE]) as work:
             await put(store, 1_500, 1)
-            for i in range(3):
-                claims = (await work.claim({LANE: Demand(500)}, request=f"r{i}", lease_ms=15_000)).claims
-                key = ((each.record.id, each.record.revision, each.token) for each in claims)
-                await work.settle([Dead(*each, "rejected", 1) for each in key])
+            claims = await claim(work, 1_500)
+            key = ((each.record.id, each.record.revision, each.token) for each in claims)
+            await work.settle([Dead(*each, "rejected", 1) for each in key])
             found: list[str] = []
             after = None
             while letters := await store.dead_letters(after=after, limit=400):
@@ -199,6 +263,6 @@ def test_the_load_of_many_addresses_is_counted_a_part_at_a_time(url: str) -> Non
             load = await store.load(bucket_ms=100, buckets=50)
             assert [each.messages for each in load] == [600] * 10
             assert [each.from_ms for each in load] == [clock.now_ms() + i * 100 for i in range(10)]
-            assert len(store.answers["load"]) == 6
+            assert len(store.answers["load"]) == 15
 
     asyncio.run(play())

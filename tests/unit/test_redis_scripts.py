@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from aiodelay.backends.redis.connection.scripts import (
 )
 from aiodelay.backends.redis.records.keys import FIXED, member_of, text_of
 from aiodelay.backends.redis.records.layouts import LAYOUTS, lua_constants, span
+from aiodelay.backends.redis.store import commands
 from aiodelay.core import transitions
 from aiodelay.core import values as model
 from aiodelay.core.ids import new_id
@@ -33,9 +35,9 @@ WIDTHS = {"u8": "B", "u16": "H", "u48": "I6", "8s": "c8"}
 FLAGS = {"rule": "RECURRING", "alone": "ALONE", "no_retry": "NO_RETRY"}
 
 
-def constant(name: str) -> str:
+def constant(name: str, parts: Sequence[str] = ("base", "record", "moves")) -> str:
     """Return what a Lua constant is set to, in a script that has been put together."""
-    for part in ("base", "record", "moves", "claim"):
+    for part in parts:
         if found := re.search(rf"^local ([\w, ]*\b{name}\b[\w, ]*) = (.+)$", part_of(part), re.MULTILINE):
             names, values = found[1].split(", "), found[2].split(", ")
             return values[names.index(name)].strip("'")
@@ -96,7 +98,6 @@ def test_the_numbers_in_lua_are_those_of_the_model() -> None:
         "KILLS_TO_DEATH": transitions.KILLS_TO_DEATH,
         "TOKEN_EPOCH": transitions.TOKEN_EPOCH_MS,
         "COUNTERS": 4096,
-        "MOST": model.MAX_CLAIM_MESSAGES,
         "MOST_BYTES": model.MAX_CLAIM_BYTES,
     }
     assert {name: int(constant(name)) for name in known} == known
@@ -112,6 +113,11 @@ def test_the_numbers_in_lua_are_those_of_the_model() -> None:
     text = "\n".join(map(source_of, MODULES))
     found = {name: re.search(rf"\b{name} = (\d+)", text) for name in in_modules}
     assert {name: each and int(each[1]) for name, each in found.items()} == in_modules
+
+
+def test_store_and_script_count_the_cost_of_commands_alike() -> None:
+    known = {name: int(constant(name, ["apply"])) for name in ("MOST_COST", "CHANGE_COST")}
+    assert known == {"MOST_COST": commands.MOST_COST, "CHANGE_COST": commands.CHANGE_COST}
 
 
 # --- no bare offset ---------------------------------------------------------------------------------------

@@ -106,8 +106,37 @@ class Client:
             Fault: The call failed.
         """
         common: list[Arg] = ["" if now_ms is None else now_ms, *self._common[1:]]
-        wait = self._wait_command() if durable else b""
-        return await self._evaluate(name, [*self._fixed, *common, *arguments], wait)
+        return await self._evaluate(name, [*self._fixed, *common, *arguments], durable=durable)
+
+    async def run_parts(
+        self, name: str, parts: Sequence[Sequence[Arg]], *, now_ms: int | None, durable: bool = False
+    ) -> list[Any]:
+        """Run a script of the store once for each part, in order. Send all parts in one round trip.
+
+        The server may serve other clients between two parts.
+
+        Args:
+            name: The name of the script.
+            parts: The arguments of each part, from ARGV[4] on.
+            now_ms: The time that the script uses instead of the server's time. With None, it uses the server's time.
+            durable: If True, wait until all parts have reached the durability level of the options.
+
+        Returns:
+            The reply of each part. A `Fault` stands for the reply of a part that the server has refused.
+
+        Raises:
+            Fault: The server did not answer. It may have carried out any of the parts.
+        """
+        common: list[Arg] = ["" if now_ms is None else now_ms, *self._common[1:]]
+        head = ["EVALSHA", script(name).sha, *self._fixed, *common]
+        replies = await self._exchange([packed([*head, *part]) for part in parts], durable=durable)
+        for i, reply in enumerate(replies):
+            if isinstance(reply, NoScriptError):
+                try:
+                    replies[i] = await self.run(name, parts[i], now_ms=now_ms, durable=durable)
+                except Fault as fault:
+                    replies[i] = fault
+        return replies
 
     async def run_on(self, name: str, keys: Sequence[str], arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - what the script returns
         """Run a script of a list, topic or log on the given keys, and return its reply. No key of a store is sent.
@@ -115,16 +144,16 @@ class Client:
         Raises:
             Fault: The call failed.
         """
-        return await self._evaluate(name, [len(keys), *keys, *arguments], b"")
+        return await self._evaluate(name, [len(keys), *keys, *arguments], durable=False)
 
-    async def _evaluate(self, name: str, tail: Sequence[Arg], wait: bytes) -> Any:  # noqa: ANN401 - what the script returns
+    async def _evaluate(self, name: str, tail: Sequence[Arg], *, durable: bool) -> Any:  # noqa: ANN401 - what the script returns
         source = script(name)
         try:
-            return await self._call(packed(["EVALSHA", source.sha, *tail]), wait)
+            return await self._call(packed(["EVALSHA", source.sha, *tail]), durable=durable)
         except NoScriptError:
             pass
         try:
-            return await self._call(packed(["EVAL", source.text, *tail]), wait)
+            return await self._call(packed(["EVAL", source.text, *tail]), durable=durable)
         except NoScriptError as error:
             raise fault_of(error, sent=True) from error
 
@@ -153,7 +182,7 @@ class Client:
             Fault: The command failed.
         """
         try:
-            return await self._call(packed(arguments), b"")
+            return await self._call(packed(arguments), durable=False)
         except NoScriptError as error:
             raise fault_of(error, sent=True) from error
 
@@ -163,17 +192,24 @@ class Client:
             return packed(["WAIT", replicas, self._options.timeout_ms])
         return packed(["WAITAOF", 1, 0, self._options.timeout_ms]) if level == "fsynced" else b""
 
-    async def _call(self, command: bytes, wait: bytes) -> Any:  # noqa: ANN401 - any reply
+    async def _call(self, command: bytes, *, durable: bool) -> Any:  # noqa: ANN401 - any reply
+        (reply,) = await self._exchange([command], durable=durable)
+        if isinstance(reply, Fault | NoScriptError):
+            raise reply
+        return reply
+
+    async def _exchange(self, commands: Sequence[bytes], *, durable: bool) -> list[Any]:
+        """Send commands, and return their replies. A `Fault` or `NoScriptError` stands for a refusal."""
         pool, sent = self._pool, False
+        wait = self._wait_command() if durable else b""
         try:
             async with asyncio.timeout(self._timeout_s * 2 + WAIT_GRACE_S if wait else self._timeout_s):
                 connection = await pool.take()
                 try:
                     sent = True
-                    await connection.send_packed_command([command, wait] if wait else [command], check_health=False)
-                    reply = await self._read(connection, has_wait=bool(wait))
-                except ResponseError:
-                    raise
+                    await connection.send_packed_command([*commands, wait] if wait else commands, check_health=False)
+                    replies = [await _read(connection) for _ in commands]
+                    confirmed = await _read(connection) if wait else None
                 except BaseException:
                     # The connection still has an unread answer, which the next command would take for its own. So close
                     # it.
@@ -181,41 +217,44 @@ class Client:
                     raise
                 finally:
                     await pool.give_back(connection)
-        except NoScriptError:
-            raise
         except (RedisError, OSError, TimeoutError) as error:
             fault = fault_of(error, sent=sent, timeout_ms=self._options.timeout_ms)
+            if sent and len(commands) > 1:  # The server refused one command, and may have carried out another.
+                fault.kind = "unknown"
             await self._failed(fault, pool)
             raise fault from error
         self._failures = 0
-        return reply
+        unconfirmed = self._unconfirmed(confirmed) if wait else None
+        return [
+            await self._refused(reply, pool) if isinstance(reply, ResponseError) else unconfirmed or reply
+            for reply in replies
+        ]
 
-    async def _read(self, connection: Any, *, has_wait: bool) -> Any:  # noqa: ANN401 - redis-py's connection, any reply
-        failure: ResponseError | None = None
-        reply = None
-        try:
-            reply = await connection.read_response()
-        except ResponseError as error:
-            failure = error
-        if has_wait:
-            confirmed = await _read_wait(connection)
-            if failure is None:
-                self._check_wait(confirmed)
-        if failure is not None:
-            raise failure
-        return reply
+    async def _refused(self, error: ResponseError, pool: ConnectionPool) -> Fault | NoScriptError:
+        if isinstance(error, NoScriptError):
+            return error
+        fault = fault_of(error, sent=True)
+        fault.__cause__ = error
+        await self._failed(fault, pool)
+        return fault
 
-    def _check_wait(self, confirmed: Any) -> None:  # noqa: ANN401 - WAIT's number or WAITAOF's two; None = refused
+    def _unconfirmed(self, confirmed: Any) -> Fault | None:  # noqa: ANN401 - WAIT's number or WAITAOF's two, or an error
+        """Return the fault if the level of durability was not reached. A server may refuse to wait for it.
+
+        An example is WAITAOF without an append-only file.
+        """
         level, replicas = self._options.durability
         if level == "fsynced":
             if not isinstance(confirmed, list) or confirmed[0] < 1:
-                raise Fault("unknown", f"the call is done, but is not on disk after {self._options.timeout_ms} ms")
+                return Fault("unknown", f"the call is done, but is not on disk after {self._options.timeout_ms} ms")
         elif not isinstance(confirmed, int) or confirmed < replicas:
-            raise Fault(
+            reached = confirmed if isinstance(confirmed, int) else 0
+            return Fault(
                 "unknown",
-                f"the call is done, but only {confirmed or 0} of {replicas} replicas have it"
+                f"the call is done, but only {reached} of {replicas} replicas have it"
                 f" after {self._options.timeout_ms} ms",
             )
+        return None
 
     async def _failed(self, fault: Fault, pool: ConnectionPool) -> None:
         """Count failed connections. After `RENEW_AFTER` failures in a row, replace the pool by a new one."""
@@ -232,8 +271,9 @@ class Client:
             await pool.close()
 
 
-async def _read_wait(connection: Any) -> Any:  # noqa: ANN401 - redis-py's connection, its reply
+async def _read(connection: Any) -> Any:  # noqa: ANN401 - redis-py's connection, its reply
+    """Return the next reply, or the error with which the server refused the command."""
     try:
         return await connection.read_response()
-    except ResponseError:  # The server refuses to wait. An example is WAITAOF without an append-only file.
-        return None
+    except ResponseError as error:
+        return error

@@ -3,7 +3,9 @@
 -- ARGV[4] to ARGV[6] the name of an intake, its position before these commands, and its position after them; '' = no
 --   intake. If the stored position is not the position before the commands, no command is carried out, and every answer
 --   is 'P'.
--- From ARGV[7] on, 8 arguments for each command: what, id, op (8 bytes), lane, due, late, version, body. An argument
+-- ARGV[7] a name for this call and the calls that the caller sends together with it, in order; '' = the call is alone.
+--   If an earlier one of these calls has not carried out all its commands, this call carries out none.
+-- From ARGV[8] on, 8 arguments for each command: what, id, op (8 bytes), lane, due, late, version, body. An argument
 -- that a command does not use is ''.
 --   what    for a put: 'r' replace, 'k' keep, 'e' error, 'n' newer, 'i' if_revision. Then '*' if the message recurs,
 --           '-' if not. Then for 'n' the version to compare, u64, and for 'i' the revision, u48. For other commands:
@@ -21,10 +23,10 @@
 --   'k' kept, 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired.
 --   Refused: a letter. 'D' duplicate, 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' too many lanes. 'O'
 --   outdated, then revision u48 and due u48 of the stored message (0 = none), and for 'n' its version u64.
-local FIRST, STRIDE = 7, 8
+local FIRST, STRIDE = 8, 8
 local BLOCK = 32 -- The number of records to read in one call. The records of a whole batch may be too large.
--- A put with a new id costs 1. A change costs 6, and more for a large record.
-local MOST_COST, CHANGE_COST, CHANGE_BYTES = 500, 6, 4096
+-- A put with a new id costs 1. A change takes three times as long, and longer for a large record.
+local MOST_COST, CHANGE_COST, CHANGE_BYTES = 170, 3, 4096
 local count = (#ARGV - FIRST + 1) / STRIDE
 local answers, cost = { text(now) }, 0
 
@@ -236,15 +238,25 @@ local function has_passed()
   return position and position ~= ARGV[5]
 end
 
+local CUT = TAG .. 'cut:' .. ARGV[7]
+local CUT_KEPT = 60000 -- The caller waits for its answers for a shorter time.
+local function cut_short()
+  flush()
+  if ARGV[7] ~= '' then call('SET', CUT, 1, 'PX', CUT_KEPT) end
+end
+
 local function carry_all_out()
   if ARGV[4] ~= '' and call('HSET', SRC, ARGV[4], ARGV[6]) == 1 then
     call('HSET', META, 'sources', call('HLEN', SRC)) -- The script `present` compares this count.
   end
+  local most_cost = ARGV[4] == '' and MOST_COST or math.huge
   for from = 0, count - 1, BLOCK do
-    if cost >= MOST_COST and ARGV[4] == '' then break end
     local to = math.min(from + BLOCK, count) - 1
-    local ops = read_block(from, to)
-    for i = from, to do answers[i + 2] = carry_out(FIRST + i * STRIDE, ops[i - from + 1]) end
+    local ops = cost < most_cost and read_block(from, to)
+    for i = from, to do
+      if cost >= most_cost then return cut_short() end
+      answers[i + 2] = carry_out(FIRST + i * STRIDE, ops[i - from + 1])
+    end
   end
   flush()
 end
@@ -261,7 +273,7 @@ end
 check()
 if has_passed() then
   for i = 1, count do answers[i + 1] = 'P' end
-else
+elseif ARGV[7] == '' or call('EXISTS', CUT) == 0 then
   carry_all_out()
 end
 write_something()

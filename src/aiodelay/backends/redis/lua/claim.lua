@@ -15,10 +15,11 @@
 --   the numbers of the demanded lanes, in the order of the arguments; 0 = the lane does not exist
 --   the time of the next possible move in the watched lanes
 --   then id and value of each message
-local MOST, MOST_PASSED = 500, 100
+-- A message in the most frequent form costs 1. Any other message takes twice as long.
+local MOST_COST, OTHER_COST, MOST_PASSED = 500, 2, 100
 local BLOCK = 32 -- The number of values to read in one call. More values could exceed the bytes of a claim.
 local groups, lanes, numbers = {}, {}, {}
-local messages, bytes, passed = 0, 0, 0
+local messages, bytes, passed, cost = 0, 0, 0, 0
 -- is_on: true if this claim takes only suspects. most: the largest number of suspects. aside: the number of messages
 -- that the claim has skipped.
 local trial = { is_on = false, most = nil, aside = 0, MOST_ASIDE = 2000, MOST_LAPSES = tonumber(ARGV[8]) }
@@ -26,7 +27,8 @@ local trial = { is_on = false, most = nil, aside = 0, MOST_ASIDE = 2000, MOST_LA
 local function read_demands()
   local a = 10 + tonumber(ARGV[9])
   while a <= #ARGV do
-    local group = { most = tonumber(ARGV[a]), bytes = tonumber(ARGV[a + 1]), lanes = {}, taken = {}, size = 0 }
+    local group = { most = tonumber(ARGV[a]), bytes = tonumber(ARGV[a + 1]), lanes = {}, taken = {}, size = 0,
+      cost = 0 }
     for i = 1, tonumber(ARGV[a + 2]) do
       local n = known_lane(ARGV[a + 2 + i])
       numbers[#numbers + 1] = n or 0
@@ -55,7 +57,7 @@ end
 local function next_member(lane, wanted)
   if lane.at > #lane.members then
     if lane.is_last then return nil end
-    local limit = math.min(MOST, math.max(16, wanted + 1))
+    local limit = math.min(MOST_COST, math.max(16, wanted + 1))
     lane.members = call('ZRANGEBYSCORE', due_key(lane.n), '-inf', text(now), 'LIMIT', lane.kept, limit)
     lane.at, lane.ids, lane.values, lane.is_last = 1, {}, {}, #lane.members < limit
     if #lane.members == 0 then return nil end
@@ -74,9 +76,8 @@ local function as_most_are(lane, name, id, value)
   if byte(value) >= VALUE.PLACED_BYTE then return nil end
   local sequence = sub(value, VALUE.SEQUENCE_FIRST, VALUE.SEQUENCE_LAST)
   if sub(name, MEMBER.SEQUENCE_FIRST, MEMBER.SEQUENCE_LAST) ~= sequence then return nil end
-  local e = { id = id, name = name, value = value, lane = lane.n, flags = 0, lapses = 0, body_at = VALUE.BODY_FIRST }
-  e.size = size_of(e)
-  return e.size and e
+  local size = size_of(value, VALUE.BODY_FIRST)
+  return size and { id = id, name = name, value = value, lane = lane.n, flags = 0, lapses = 0, size = size, cost = 1 }
 end
 
 -- Returns the first message of the lane that may be claimed. The message stays in the lane.
@@ -95,7 +96,7 @@ local function first_of(lane, wanted)
       if pass(lane.n, due_key(lane.n), name, id, value, e) then
         passed = passed + 1
       else
-        lane.first = e
+        e.cost, lane.first = OTHER_COST, e
       end
     end
   end
@@ -142,8 +143,8 @@ function trial.takes(e)
 end
 
 local function fill(group, parts)
-  local most = math.min(group.most, math.max(1, floor(MOST / parts)))
-  while #group.taken < most and messages < MOST do
+  local share = math.max(1, floor(MOST_COST / parts))
+  while #group.taken < group.most and group.cost < share and cost < MOST_COST do
     local lane = first_due(group)
     if not lane then return end
     local e = lane.first
@@ -156,8 +157,8 @@ local function fill(group, parts)
       if messages > 0 and not fits(size, group, floor(MOST_BYTES / parts)) then return end
       keep(lane)
       group.taken[#group.taken + 1] = e
-      group.size = group.size + size
-      messages, bytes = messages + 1, bytes + size
+      group.size, group.cost = group.size + size, group.cost + e.cost
+      messages, bytes, cost = messages + 1, bytes + size, cost + e.cost
     end
   end
 end

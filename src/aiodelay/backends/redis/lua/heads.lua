@@ -34,7 +34,7 @@ end
 -- or changed the message, returns this newer state.
 local function readable(id, value)
   local e = loaded[id] or value and parse(id, value) or nil
-  if e then e.size = size_of(e) end
+  if e then e.size = size_of(e.value, e.body_at) end
   if e and not e.size then e = nil end
   loaded[id] = e or false
   return e

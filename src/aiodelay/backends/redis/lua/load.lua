@@ -6,7 +6,7 @@
 -- ARGV[7] number of spans
 -- From ARGV[8] on: the sets that the previous call has left for later; none = all sets.
 -- Returns {the sets that are left for later}, then index (from 0) and count of each span with messages, in no order.
-local MOST_COST = 500
+local MOST_COST = 200
 local FROM, SPAN, SPANS = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local found, left, cost = {}, {}, 0
 

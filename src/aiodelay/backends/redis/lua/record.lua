@@ -60,9 +60,8 @@ end
 local function member(e) return u48(e.sequence) .. e.id end
 
 local ENCODINGS = { [BODY.ENCODING_KEY .. '\164json'] = true, [BODY.ENCODING_KEY .. '\167msgpack'] = true }
--- Returns the size of a message as fields.measured() does, or nil if the body is unreadable.
-local function size_of(e)
-  local s, at = e.value, e.body_at
+-- Returns the size of the body that begins at `at`, as fields.measured() does, or nil if the body is unreadable.
+local function size_of(s, at)
   local map, a1, p, c4, length = byte(s, at, at + 4)
   -- The fast way is for a body with a short payload, and with an encoding or nothing else.
   if a1 == 0xa1 and p == BODY.PAYLOAD_BYTE and c4 == 0xc4 then

@@ -153,6 +153,20 @@ class Base:
             await self._name_damage(client, fault)
             raise
 
+    async def _run_parts(self, script: str, parts: Sequence[Sequence[Arg]]) -> list[Any]:
+        """Run a script once for each part, durably. Return a reply or a `Fault` for each part."""
+        now_ms = None if self._clock is None else self._clock.now_ms()
+        client = self._checked().client
+        replies: list[Any]
+        try:
+            replies = await client.run_parts(script, parts, now_ms=now_ms, durable=True)
+        except Fault as fault:
+            replies = [fault] * len(parts)
+        for reply in replies:
+            if isinstance(reply, Fault):
+                await self._name_damage(client, reply)
+        return replies
+
     async def _name_damage(self, client: Client, fault: Fault) -> None:
         """If a key of the wrong type caused the fault, name the key in the fault's reason."""
         if fault.is_damage:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Literal, TypeAlias
+
+from msgspec import structs
 
 from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.scripts import Arg
@@ -22,11 +25,22 @@ from aiodelay.core.values import (
     Put,
     Refused,
     Reschedule,
+    SourcePosition,
     Stored,
     Unknown,
 )
 
-__all__ = ["BAD_VALUE", "CHANGE_COST", "MOST_MS", "Answer", "answer_of", "arguments_of", "chunk_size", "outcome_of"]
+__all__ = [
+    "BAD_VALUE",
+    "CHANGE_COST",
+    "MOST_COST",
+    "MOST_MS",
+    "Answer",
+    "Batch",
+    "answer_of",
+    "arguments_of",
+    "outcome_of",
+]
 
 
 class _TooFarError(Exception):
@@ -42,10 +56,11 @@ The store refuses only the command with such a value. If the commands come from 
 MOST_MS = (1 << 47) - 1
 """The largest time or duration that a command may have, in ms. A record stores a time in 6 bytes."""
 _COMMAND_BYTES = 100
-CHANGE_COST = 6
-"""The cost of a cancel, reschedule or fire. The unit is the cost of a put with a new id.
+MOST_COST, CHANGE_COST = 170, 3
+"""The most that the commands of one script call may cost, and the cost of a cancel, reschedule or fire.
 
-`chunk_size` limits the sum of the costs, and so the time that one script takes. It counts each put as 1.
+The unit is the cost of a put with a new id. The limit bounds the time for which one call blocks the server. Each put
+counts as 1 here. If a put finds a stored message, `apply.lua` itself counts it as a change, and may end the call early.
 """
 _MODES = {"replace": b"r", "keep": b"k", "error": b"e", "newer": b"n", "if_revision": b"i"}
 
@@ -140,13 +155,83 @@ def outcome_of(fault: Fault) -> Outcome:
     return Unknown(fault.reason) if fault.kind == "unknown" else Refused(fault.kind, fault.reason)
 
 
-def chunk_size(commands: Iterable[Command]) -> int:
-    """Return how many of the commands one script call may take, counted from the first command."""
-    size = cost = n = 0
-    for command in commands:
-        size += _COMMAND_BYTES + (command.envelope.size if isinstance(command, Put) else 0)
-        cost += 1 if isinstance(command, Put) else CHANGE_COST
-        if cost > MAX_CLAIM_MESSAGES or (n and size > MAX_CLAIM_BYTES):
-            break
-        n += 1
-    return n
+class Batch:
+    """Commands on their way to the server, and their outcomes so far.
+
+    The calls of one round trip are sent together. Between two calls, the server may serve other clients.
+
+    Args:
+        commands: The commands, in order.
+        source: The position of an intake to write in the same step, or None. With a position, there is only one call.
+    """
+
+    def __init__(self, commands: Sequence[Command], source: SourcePosition | None) -> None:
+        self._commands, self._source = commands, source
+        self.outcomes: list[Outcome] = [_NOT_SENT] * len(commands)
+        self._written: dict[int, list[Arg]] = {}
+        for i, command in enumerate(commands):
+            try:
+                self._written[i] = arguments_of(command)
+            except BAD_VALUE as error:
+                reason = f"the command holds a value that cannot be stored ({type(error).__name__})"
+                self.outcomes[i] = Refused("unavailable", reason)
+        self._left = list(self._written)
+        self._chunks: list[list[int]] = []
+        self.is_open: bool = bool(self._left)
+        """True while commands have to be sent."""
+        if source is not None:
+            self.is_open = len(self._left) == len(commands)
+
+    def parts(self, name: str) -> list[list[Arg]]:
+        """Return the arguments of `apply.lua` for each call of the next round trip.
+
+        Args:
+            name: A name for this round trip.
+        """
+        if self._source is not None:
+            self._chunks, head = [self._left], [*structs.astuple(self._source), ""]
+        else:
+            self._chunks = self._cut()
+            head = ["", "", "", name if len(self._chunks) > 1 else ""]
+        return [[*head, *chain.from_iterable(self._written[i] for i in chunk)] for chunk in self._chunks]
+
+    def _cut(self) -> list[list[int]]:
+        chunks: list[list[int]] = [[]]
+        size = cost = 0
+        for n, i in enumerate(self._left):
+            command = self._commands[i]
+            size += _COMMAND_BYTES + (command.envelope.size if isinstance(command, Put) else 0)
+            own_cost = 1 if isinstance(command, Put) else CHANGE_COST
+            if n == MAX_CLAIM_MESSAGES or (n and size > MAX_CLAIM_BYTES):
+                break
+            if cost + own_cost > MOST_COST:
+                chunks.append([])
+                cost = 0
+            chunks[-1].append(i)
+            cost += own_cost
+        return chunks
+
+    def take(self, replies: Sequence[Any]) -> None:
+        """Note the outcomes in the replies to the calls of a round trip. A reply may be a `Fault`.
+
+        A script stops early if its commands would block the server for long. It then returns fewer answers.
+        """
+        for chunk, reply in zip(self._chunks, replies, strict=True):
+            if isinstance(reply, Fault):
+                self.is_open = False
+                for i in chunk:
+                    self.outcomes[i] = outcome_of(reply)
+            else:
+                for i, answer in zip(chunk, reply[1:], strict=False):
+                    self.outcomes[i] = answer_of(answer, self._commands[i])
+        sent = sum(map(len, self._chunks))
+        unanswered = (
+            chunk[len(reply) - 1 :]
+            for chunk, reply in zip(self._chunks, replies, strict=True)
+            if not isinstance(reply, Fault)
+        )
+        self._left = [*chain.from_iterable(unanswered), *self._left[sent:]]
+        self.is_open = self.is_open and bool(self._left) and self._source is None
+
+
+_NOT_SENT = Refused("unavailable", "not sent, because another command of the same batch failed")

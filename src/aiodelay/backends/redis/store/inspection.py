@@ -50,10 +50,12 @@ AT_ONCE = 100
 """The largest number of records to read in one call."""
 LETTERS_AT_ONCE = 20
 """The largest number of dead letters to fetch in one call."""
-REDRIVEN_AT_ONCE = 80
+REDRIVEN_AT_ONCE = 40
+LISTED_AT_ONCE = 400
+"""The largest number of ids of messages or dead letters to list in one call."""
 REVISION_BYTES = size_of("LETTER_KEY")
 """The number of bytes of the revision at the end of a field name in `dead`."""
-SPANS_AT_ONCE = 200
+SPANS_AT_ONCE = 120
 
 
 class Inspection(Base):
@@ -96,17 +98,18 @@ class Inspection(Base):
         the last message of this page.
         """
         found: list[Snapshot] = []
+        part = structs.replace(query, limit=min(query.limit, LISTED_AT_ONCE))
         while len(found) < query.limit:
-            places = await self._places(query)
+            places = await self._places(part)
             snapshots = await self._look(list(places.values()))
             found += [
                 structs.replace(snapshots[member], next_attempt_ms=place[0])
                 for place, member in places.items()
                 if member in snapshots
             ]
-            if len(places) < query.limit:
+            if len(places) < part.limit:
                 break
-            query = structs.replace(query, after=max(places))
+            part = structs.replace(part, after=max(places))
         return found[: query.limit]
 
     async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
@@ -226,14 +229,15 @@ class Inspection(Base):
     ) -> Sequence[DeadLetter]:
         """List dead letters, oldest first."""
         found: list[DeadLetter] = []
+        most = min(limit, LISTED_AT_ONCE)
         while len(found) < limit:
             if message_id is None:
-                places = await self._dead_places(after, limit)
+                places = await self._dead_places(after, most)
             else:
-                places = await self._dead_places_of(message_id, after, limit)
+                places = await self._dead_places_of(message_id, after, most)
             letters = await self._letters(places)
             found += [letter for letter in letters if lane in (None, letter.record.envelope.lane)]
-            if len(places) < limit:
+            if len(places) < most:
                 break
             after = max(places)
         return found[:limit]

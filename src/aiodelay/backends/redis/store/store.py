@@ -8,24 +8,22 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import Self
 
 import msgspec
-from msgspec import structs
 
 from aiodelay.backends.redis.connection.checks import info_of
 from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.options import read_url
-from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.connection.wakeup_listener import WakeupListener, listening
 from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, keys_of
 from aiodelay.core.features import check_known
 from aiodelay.core.table_scan import Columns, Scan
 from aiodelay.core.transitions import loads_of
-from aiodelay.core.values import Command, Lane, Outcome, Put, Refused, SourcePosition
+from aiodelay.core.values import Command, Lane, Outcome, Put, SourcePosition
 from aiodelay.core.version import __version__
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.ports import StoreTraits, Work
 from aiodelay.ports.clock import Clock
 
-from .commands import BAD_VALUE, answer_of, arguments_of, chunk_size, outcome_of
+from .commands import Batch
 from .journal_reader import RedisJournalReader, open_journal
 from .table_scan import Part, Scanner
 from .transfer import Transfers
@@ -69,6 +67,7 @@ class RedisStore(Transfers):
 
     def __init__(self, url: str, *, namespace: str = DEFAULT_NAMESPACE, clock: Clock | None = None) -> None:
         super().__init__(read_url(url), keys_of(namespace), clock)
+        self._calls = 0
 
     async def __aenter__(self) -> Self:
         await self._open()
@@ -81,37 +80,17 @@ class RedisStore(Transfers):
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         """Carry out commands in order. Return one outcome for each command."""
-        self._checked()
-        outcomes: list[Outcome] = [_NOT_SENT] * len(commands)
-        written: dict[int, list[Arg]] = {}
-        for i, command in enumerate(commands):
-            try:
-                written[i] = arguments_of(command)
-            except BAD_VALUE as error:
-                reason = f"the command holds a value that cannot be stored ({type(error).__name__})"
-                outcomes[i] = Refused("unavailable", reason)
-        if source is not None and len(written) < len(commands):
-            return [each if isinstance(each, Refused) else _NOT_SENT for each in outcomes]
-        left = list(written)
-        while left or source is not None:
-            chunk = left if source is not None else left[: chunk_size(commands[i] for i in left)]
-            arguments: list[Arg] = ["", "", ""] if source is None else [*structs.astuple(source)]
-            for i in chunk:
-                arguments += written[i]
+        opened = self._checked()
+        batch = Batch(commands, source)
+        while batch.is_open:
+            self._calls += 1
             asked_s = asyncio.get_running_loop().time()
-            try:
-                now, *answers = await self._run("apply", arguments, durable=True)
-            except Fault as fault:
-                for i in chunk:
-                    outcomes[i] = outcome_of(fault)
-                break
-            self.heard(now, asked_s)
-            # The script stops early if the commands would block the server for long. It then returns fewer answers.
-            for i, answer in zip(chunk, answers, strict=False):
-                outcomes[i] = answer_of(answer, commands[i])
-            left = left[len(answers) :]
-            if source is not None:  # The commands of an intake and its position change in one step: nothing is left.
-                break
+            replies = await self._run_parts("apply", batch.parts(f"{opened.writer}-{self._calls}"))
+            for reply in replies:
+                if not isinstance(reply, Fault):
+                    self.heard(reply[0], asked_s)
+            batch.take(replies)
+        outcomes = batch.outcomes
         dues = first_dues(commands, outcomes) if self.waiters else {}  # A process that only writes has no waiters.
         if dues is None:
             self.waiters.wake()
@@ -207,9 +186,6 @@ class RedisStore(Transfers):
                 with suppress(StoreUnavailableError, TimeoutError):  # If this fails, the worker's entry expires.
                     async with asyncio.timeout(LEAVE_S):
                         await self.command("HDEL", workers, worker)
-
-
-_NOT_SENT = Refused("unavailable", "not sent, because another command of the same batch failed")
 
 
 def open_store(url: str, *, namespace: str, clock: Clock | None) -> RedisStore:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import zip_longest
 
 import msgspec
 
@@ -17,7 +16,6 @@ from aiodelay.core.features import VersionCheck
 from aiodelay.core.record_codec import encode_trace, storable_text
 from aiodelay.core.values import (
     MAX_CLAIM_BYTES,
-    MAX_CLAIM_MESSAGES,
     Again,
     Claim,
     Claimed,
@@ -44,13 +42,13 @@ __all__ = ["RedisWork"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
-_COST = MAX_CLAIM_BYTES // 80
-"""The cost of a settlement that is not plain, in bytes. A call has room for at most 80 such settlements.
+MOST_COST, CHANGE_COST = 500, 12
+"""The most that the settlements of one call may cost, and the cost of a settlement that is not plain.
 
-A settlement is plain if the server only has to delete the message. For any other settlement, the script reads and
-rewrites the record.
+The unit is the cost of a plain settlement: the server only has to delete the message. For any other settlement, the
+script reads and rewrites the record. The limit bounds the time for which one call blocks the server.
 """
-RENEWED_AT_ONCE, TIDIED_AT_ONCE = 200, 60
+RENEWED_AT_ONCE, TIDIED_AT_ONCE = 150, 40
 _SETTLED = {ord("s"): SettleOutcome.SETTLED, ord("u"): SettleOutcome.SUPERSEDED, ord("g"): SettleOutcome.GONE}
 _NOT_HELD = ord("n")
 _RENEWED = {
@@ -139,13 +137,13 @@ class RedisWork:
             if held is not None and not has_journal and held.is_plain(settlement):
                 plain.append((i, held))
             else:
-                others.append((i, settlement, _COST + (held.claim.record.envelope.size if held else 0)))
+                others.append((i, settlement, _cost_of_change(held)))
         letters: dict[int, int] = {}
-        for of_plain, of_others in zip_longest(_cut(plain), _cut_by_cost(others), fillvalue=()):
+        for of_plain, of_others in _cut(plain, others):
             letters |= await self._settle(of_plain, of_others)
-        not_held = [(i, settlements[i], _COST) for i, letter in letters.items() if letter == _NOT_HELD]
-        for chunk in _cut_by_cost(not_held):
-            letters |= await self._settle((), chunk)
+        not_held = [(i, settlements[i], CHANGE_COST) for i, letter in letters.items() if letter == _NOT_HELD]
+        for _, of_others in _cut((), not_held):
+            letters |= await self._settle((), of_others)
         if others:
             self._store.waiters.wake()
         return [_SETTLED[letters[i]] for i in range(len(settlements))]
@@ -226,20 +224,26 @@ class RedisWork:
         return self._version.status()
 
 
-def _cut(plain: Sequence[tuple[int, Held]]) -> Iterator[Sequence[tuple[int, Held]]]:
-    for start in range(0, len(plain), MAX_CLAIM_MESSAGES):
-        yield plain[start : start + MAX_CLAIM_MESSAGES]
+def _cost_of_change(held: Held | None) -> int:
+    size = held.claim.record.envelope.size if held else 0
+    return CHANGE_COST + size * MOST_COST // MAX_CLAIM_BYTES
 
 
-def _cut_by_cost(others: Sequence[tuple[int, Settlement, int]]) -> Iterator[Sequence[tuple[int, Settlement, int]]]:
-    start = cost = 0
+def _cut(
+    plain: Sequence[tuple[int, Held]], others: Sequence[tuple[int, Settlement, int]]
+) -> Iterator[tuple[Sequence[tuple[int, Held]], Sequence[tuple[int, Settlement, int]]]]:
+    """Divide settlements between calls of at most `MOST_COST`. A single settlement may cost more."""
+    last = len(plain) // MOST_COST * MOST_COST
+    for start in range(0, last, MOST_COST):
+        yield plain[start : start + MOST_COST], ()
+    of_plain, start, cost = plain[last:], 0, len(plain) - last
     for i, (_, _, own) in enumerate(others):
-        if i > start and cost + own > MAX_CLAIM_BYTES:
-            yield others[start:i]
-            start, cost = i, 0
+        if cost and cost + own > MOST_COST:
+            yield of_plain, others[start:i]
+            of_plain, start, cost = (), i, 0
         cost += own
-    if others:
-        yield others[start:]
+    if cost:
+        yield of_plain, others[start:]
 
 
 def _settlement_arguments(settlement: Settlement) -> list[Arg]:
