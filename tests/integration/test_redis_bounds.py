@@ -95,7 +95,7 @@ def test_a_call_blocks_the_server_only_for_as_many_messages_as_it_handles_in_som
             await store.apply([Reschedule(new_op(), each.id, After(0)) for each in puts])
             assert store.most("apply") == 1 + 56
             claims = await claim(work, 500)
-            assert store.most("claim") == 5 + 2 * 500
+            assert store.most("claim") == 6 + 2 * 500
             await work.settle([Again(*key, clock.now_ms(), 1, "no") for key in keys(claims)])
             assert store.most("settle") == 41
             claims = await claim(work, 500)
@@ -104,11 +104,33 @@ def test_a_call_blocks_the_server_only_for_as_many_messages_as_it_handles_in_som
             store.answers.clear()
             await store.apply([Put(new_op(), each.envelope, After(0), late=Late.drop("1h")) for each in puts])
             claims = await claim(work, 500)
-            assert store.most("claim") == 5 + 2 * 250
+            assert store.most("claim") == 6 + 2 * 250
             await work.settle([Dead(*key, "rejected", 1, "no") for key in keys(claims)])
             assert store.most("settle") == 41
             await store.redrive([DeadKey(*key[:2]) for key in keys(claims)])
             assert store.most("redrive") == 40
+
+    asyncio.run(play())
+
+
+def test_s9_commands_behind_a_part_that_was_cut_short_wait_for_its_rest(url: str) -> None:
+    async def play() -> None:
+        async with Watched(url, namespace="order", clock=VirtualClock()) as store, store.work("w", [LANE]) as work:
+            names = [new_id() for _ in range(500)]
+            await store.apply([Put(new_op(), Envelope(name, LANE), After(60_000)) for name in names[:150]])
+            outcomes = await store.apply([Put(new_op(), Envelope(name, LANE), After(0)) for name in names])
+            assert [type(each) for each in outcomes] == [Stored] * 500
+            assert [each.record.id for each in await claim(work, 500)] == names
+
+    asyncio.run(play())
+
+
+def test_a_batch_is_stored_although_the_server_has_forgotten_the_script(url: str) -> None:
+    async def play() -> None:
+        async with Watched(url, namespace="forgotten") as store:
+            await store.command("SCRIPT", "FLUSH")
+            await put(store, 500, 1)
+            assert (await store.counts())[LANE].overdue == 500
 
     asyncio.run(play())
 

@@ -122,7 +122,7 @@ class Client:
             durable: If True, wait until all parts have reached the durability level of the options.
 
         Returns:
-            The reply of each part. A `Fault` stands for the reply of a part that the server has refused.
+            The reply of each part, or a `Fault` if the server has refused the part.
 
         Raises:
             Fault: The server did not answer. It may have carried out any of the parts.
@@ -186,6 +186,18 @@ class Client:
         except NoScriptError as error:
             raise fault_of(error, sent=True) from error
 
+    async def commands(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+        """Send commands in one round trip, and return their replies.
+
+        Raises:
+            Fault: A command failed.
+        """
+        replies = await self._exchange([packed(each) for each in commands], durable=False)
+        for reply in replies:
+            if isinstance(reply, Fault):
+                raise reply
+        return replies
+
     def _wait_command(self) -> bytes:
         level, replicas = self._options.durability
         if level == "replicated":
@@ -199,7 +211,7 @@ class Client:
         return reply
 
     async def _exchange(self, commands: Sequence[bytes], *, durable: bool) -> list[Any]:
-        """Send commands, and return their replies. A `Fault` or `NoScriptError` stands for a refusal."""
+        """Send commands. Return the reply to each command, or a `Fault` or `NoScriptError` if the server refused it."""
         pool, sent = self._pool, False
         wait = self._wait_command() if durable else b""
         try:

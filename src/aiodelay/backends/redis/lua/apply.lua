@@ -263,11 +263,12 @@ end
 
 -- Writes something even if no command has written. WAIT and WAITAOF wait only for the last write of their own
 -- connection. The answer to a repeated command depends on a write of another connection. Without a write here, WAIT
--- would return at once.
+-- would return at once. The write also changes the marks of the store: an earlier call may have failed after it stored a
+-- message, so other processes have to look for it.
 local function write_something()
   if counted.sequence then return end
   open_gate()
-  counted.last_sequence()
+  next_sequence(false)
 end
 
 check()

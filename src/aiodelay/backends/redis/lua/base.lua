@@ -15,10 +15,8 @@ local WORKERS, WAKE, JOURNAL, META = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local TAG = sub(LANES, 1, -#'lanes' - 1)
 
 -- Race: a newer version may have changed the layout of the keys after the caller opened the namespace.
-do
-  local layout = call('HGET', META, 'schema')
-  if layout and layout ~= MARKER.LAYOUT then return redis.error_reply('NEWER layout ' .. layout) end
-end
+local layout, features = unpack(call('HMGET', META, 'schema', 'features'))
+if layout and layout ~= MARKER.LAYOUT then return redis.error_reply('NEWER layout ' .. layout) end
 
 local MOST_LANES = 65535
 local WAKE_KEPT = 64
@@ -131,6 +129,14 @@ local function note(event, e, detail)
   call('XADD', JOURNAL, 'MAXLEN', '~', ARGV[2], text(counted.entries) .. '-0', 'at', text(now), 'event', event,
     'id', e.id, 'revision', text(e.revision), 'lane', text(e.lane), 'due', text(e.due), 'attempt', text(e.attempt),
     'detail', detail or '')
+end
+
+-- Returns the marks of the store: values that change whenever a message is scheduled or returns to its lane, a lease
+-- begins, a feature is switched on, or the data are lost. While they stay the same, no message can become claimable
+-- earlier. See store/glance.py.
+local MARK = { UUID = 3, HOLDS = 4, SOURCES = 5 } -- Positions in the list of marks.
+local function marks()
+  return call('HMGET', META, 'schema', 'features', 'uuid', 'holds', 'sources', 'seq', 'claims')
 end
 
 local function finish()

@@ -14,6 +14,7 @@
 --   the token
 --   the numbers of the demanded lanes, in the order of the arguments; 0 = the lane does not exist
 --   the time of the next possible move in the watched lanes
+--   the marks of the store, if the claim took nothing, and if only a change of the marks can make the two times earlier
 --   then id and value of each message
 -- A message in the most frequent form costs 1. Any other message takes twice as long.
 local MOST_COST, OTHER_COST, MOST_PASSED = 500, 2, 100
@@ -255,8 +256,14 @@ elseif ARGV[7] ~= '1' then
     call('SET', request_key, token .. ' ' .. ARGV[6], 'PX', 2 * MAX_LEASE)
   end
 end
+-- Messages that wait beside their lanes, and suspects, may return to their lanes although the marks stay the same.
+local function marks_that_hold()
+  if #taken > 0 or any_holds() or call('EXISTS', PARKED, trials.KEY) > 0 then return {} end
+  return marks()
+end
+
 local own, watched = next_looks()
-local answer = { text(now), own, token or '', table.concat(numbers, ' '), watched }
+local answer = { text(now), own, token or '', table.concat(numbers, ' '), watched, marks_that_hold() }
 for _, e in ipairs(taken) do
   answer[#answer + 1] = e.id
   answer[#answer + 1] = e.value

@@ -3,7 +3,7 @@
 -- version of aiodelay that switched the feature on.
 do
   local known, unknown = MARKER.KNOWN, {}
-  for name, version in string.gmatch(call('HGET', META, 'features') or '', '(%S+)=(%S+)') do
+  for name, version in string.gmatch(features or '', '(%S+)=(%S+)') do
     if not known[name] then unknown[#unknown + 1] = name .. '=' .. version end
   end
   if #unknown > 0 then return redis.error_reply('NEWER features ' .. table.concat(unknown, ' ')) end

@@ -3,7 +3,7 @@
 -- ARGV[4] the version of aiodelay that switches the features on
 -- From ARGV[5] on: the names of the features.
 -- Returns all features that are now in use, in the form of the field `features` of `meta`.
-local features = call('HGET', META, 'features') or ''
+features = features or ''
 local recorded = {}
 for name in string.gmatch(features, '(%S+)=') do recorded[name] = true end
 for a = 5, #ARGV do

@@ -8,7 +8,7 @@
 -- Returns now, the number of lapsed messages, the number of expired messages, {worker, its MessagePack list, ...} of
 -- the live workers, {lane, place of its first overdue message or '', ...} of every lane that has messages.
 local LIMIT = tonumber(ARGV[4])
-local MOST_MOVED, MOST_PARKED, MOST_UNTRIED, MOST_BLOCKED = 500, 100, 60000, 100
+local MOST_MOVED, MOST_PARKED, MOST_UNTRIED, MOST_BLOCKED, MOST_QUIET = 500, 100, 60000, 100, 1000
 
 local function note_worker()
   local serves = cmsgpack.unpack(ARGV[6])
@@ -29,6 +29,15 @@ local function forget_workers()
     end
   end
   return alive
+end
+
+-- Returns true if there is nothing that a step could end or return: no leases, no `Late` policies, no pauses, no parked
+-- messages, and nothing to forget.
+local function is_quiet(lanes)
+  if #lanes > 2 * MOST_QUIET then return false end
+  local keys = { superseded.CLAIMS, LATE, DONE, HOLDS, PARKED }
+  for i = 2, #lanes, 2 do keys[#keys + 1] = leased_key(lanes[i]) end
+  return call('EXISTS', unpack(keys)) == 0
 end
 
 -- Returns true if a transfer still tries this blocked address regularly. Such a transfer itself returns the parked
@@ -97,10 +106,13 @@ local function oldest_of(n)
   return blocked and (not first or blocked < first) and blocked or first
 end
 
-local function lane_states(lanes)
+local function lane_states(lanes, quiet)
   local parked, states, oldest = {}, {}, {}
-  for i = 2, #lanes, 2 do oldest[i] = oldest_of(tonumber(lanes[i])) end
-  for _, name in ipairs(call('SMEMBERS', PARKED)) do
+  for i = 2, #lanes, 2 do
+    local n = tonumber(lanes[i])
+    oldest[i] = quiet and head_of(n, MOST_PARKED) or not quiet and oldest_of(n)
+  end
+  for _, name in ipairs(quiet and {} or call('SMEMBERS', PARKED)) do
     if call('EXISTS', TAG .. 'parked:' .. name) == 1 then parked[tonumber(string.match(name, '^(%d+):'))] = true end
   end
   for i = 1, #lanes, 2 do
@@ -117,16 +129,20 @@ end
 open_gate()
 note_worker() -- Call this first, because a lapse of a suspect checks whether its worker is alive.
 local lanes = call('HGETALL', LANES)
-local lapsed = 0
-for i = 2, #lanes, 2 do
-  if lapsed < LIMIT then lapsed = lapsed + lapsing.return_lapsed(tonumber(lanes[i]), LIMIT - lapsed) end
+local lapsed, expired, quiet = 0, 0, is_quiet(lanes)
+if quiet then
+  has_holds = false
+else
+  for i = 2, #lanes, 2 do
+    if lapsed < LIMIT then lapsed = lapsed + lapsing.return_lapsed(tonumber(lanes[i]), LIMIT - lapsed) end
+  end
+  superseded.forget_lapsed(LIMIT)
+  expired = expire_late()
+  memory.forget_past(100)
+  unpark_released()
 end
-superseded.forget_lapsed(LIMIT)
-local expired = expire_late()
-memory.forget_past(100)
-unpark_released()
 if tonumber(ARGV[2]) > 0 then call('XTRIM', JOURNAL, 'MAXLEN', ARGV[2]) end
 local alive = forget_workers()
-local answer = { text(now), text(lapsed), text(expired), alive, lane_states(lanes) }
+local answer = { text(now), text(lapsed), text(expired), alive, lane_states(lanes, quiet) }
 finish()
 return answer

@@ -27,6 +27,7 @@ from aiodelay.errors import (
 )
 from aiodelay.ports.clock import Clock, SystemClock
 
+from .glance import Glance
 from .waiting import Waiters
 
 __all__ = ["Base"]
@@ -78,6 +79,7 @@ class Base:
         self._options, self._keys, self._clock = options, keys, clock
         self._opened: _Opened | None = None
         self.waiters: Waiters = Waiters()
+        self.glance: Glance = Glance(self._commands, keys)
 
     @property
     def name(self) -> str:
@@ -108,6 +110,7 @@ class Base:
             await opened.client.aclose()
             raise
         self._opened = opened
+        self.glance.found_damaged()
 
     async def _close(self) -> None:
         opened, self._opened = self._opened, None
@@ -207,6 +210,17 @@ class Base:
             await self._name_damage(client, fault)
             raise self.unavailable(fault) from fault
 
+    async def _commands(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+        """Send commands in one round trip, and return their replies.
+
+        Raises:
+            StoreUnavailableError: The server may or may not have carried out the commands.
+        """
+        try:
+            return await self._checked().client.commands(commands)
+        except Fault as fault:
+            raise self.unavailable(fault) from fault
+
     async def lanes_of(self, values: Sequence[object]) -> Lanes:
         """Read the names of the lanes from the server.
 
@@ -220,6 +234,11 @@ class Base:
         if not values:
             return Lanes({})
         return lanes_in(await self.command("HGETALL", self._keys.key("lanes")))
+
+    @property
+    def has_own_clock(self) -> bool:
+        """True if the store does not use the server's time."""
+        return self._clock is not None
 
     # --- time ---------------------------------------------------------------------------------------------
 

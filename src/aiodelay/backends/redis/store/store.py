@@ -112,11 +112,21 @@ class RedisStore(Transfers):
     async def vanished(self) -> str:
         """Describe which data of the namespace have disappeared since this store opened, or return "" if none have."""
         opened = self._checked()
-        _, uuid, *counts = await self.run("present", [opened.uuid])
+        if await self.glance.is_whole():
+            return ""
+        _, uuid, *counts, marks, counted = await self.run("present", [opened.uuid])
+        missing = self._missing(opened.uuid, uuid, counts)
+        if missing:
+            self.glance.found_damaged()
+        else:
+            self.glance.found_whole(marks, counted)
+        return missing
+
+    def _missing(self, opened_uuid: bytes, uuid: bytes, counts: Sequence[int]) -> str:
         keys = f"{self._keys.tag}*"
         if not uuid:
             return f"the keys {keys} of this store are gone: somebody deleted them, or the server lost its data"
-        if uuid != opened.uuid:
+        if uuid != opened_uuid:
             return f"the keys {keys} of this store are gone, and other keys have taken their place"
         for what, stored, listed in zip(COMPARED, counts[::2], counts[1::2], strict=True):
             if stored != listed:

@@ -31,8 +31,9 @@ from aiodelay.core.values import (
     Tidied,
     WorkStatus,
 )
-from aiodelay.errors import RecordFormatError
+from aiodelay.errors import RecordFormatError, StoreError
 
+from .glance import Marks
 from .lease_cache import Held, LeaseCache, plain_arguments
 from .transfer import Transfers
 from .waiting import Waiter
@@ -49,6 +50,8 @@ The unit is the cost of a plain settlement: the server only has to delete the me
 script reads and rewrites the record. The limit bounds the time for which one call blocks the server.
 """
 RENEWED_AT_ONCE, TIDIED_AT_ONCE = 150, 40
+CLOCK_STEP_MS = 1_000
+"""If the server's clock differs from this process's estimate by more, it has stepped. Leases may then end earlier."""
 _SETTLED = {ord("s"): SettleOutcome.SETTLED, ord("u"): SettleOutcome.SUPERSEDED, ord("g"): SettleOutcome.GONE}
 _NOT_HELD = ord("n")
 _RENEWED = {
@@ -75,6 +78,8 @@ class RedisWork:
         self._last = ""
         self._is_answered = False
         self._version = VersionCheck()
+        self._marks: Marks = ()
+        self._moved_look_ms: int | None = None
 
     # --- claims -------------------------------------------------------------------------------------------
 
@@ -83,6 +88,7 @@ class RedisWork:
         if request != self._last:
             self._last, self._is_answered = request, False
             self._turn += 1
+        self._marks = ()
         watched = self._store.moved_lanes()
         arguments: list[Arg] = [lease_ms, self._worker, request, int(self._is_answered)]
         arguments += [min((each.max_lapses for each in demand.values()), default=0), len(watched), *watched]
@@ -96,8 +102,9 @@ class RedisWork:
         self._is_answered = True
         now_ms = self._store.heard(reply[0], asked_s)
         numbers = dict(zip(names, map(int, reply[3].split()), strict=True))
-        self._store.looked_at_moved(int(reply[4]) if reply[4] else None)
-        claims = await self._read(reply[5:], int(reply[2] or 0), numbers)
+        self._moved_look_ms, self._marks = int(reply[4]) if reply[4] else None, reply[5]
+        self._store.looked_at_moved(self._moved_look_ms)
+        claims = await self._read(reply[6:], int(reply[2] or 0), numbers)
         return Claimed(claims, now_ms, int(reply[1]) if reply[1] else None)
 
     def _in_turn(self, demand: Mapping[Lane, Demand]) -> list[tuple[Lane, Demand]]:
@@ -176,11 +183,32 @@ class RedisWork:
     # --- waiting ------------------------------------------------------------------------------------------
 
     async def wait(self, *, until_ms: int | None) -> None:
-        """Wait until there may be a message to claim, but at most until `until_ms` or the next safety poll."""
-        seconds = self._store.traits.safety_poll_ms / 1000 * random.uniform(0.75, 0.95)
-        if until_ms is not None:
-            seconds = min(seconds, self._store.seconds_until(until_ms))
-        await self.waiter.wait(seconds, until_ms)
+        """Wait until there may be a message to claim, but at most until `until_ms`.
+
+        A safety poll ends the wait only if the marks of the store are no longer the same as at the last claim.
+        """
+        while True:
+            poll_s = self._store.traits.safety_poll_ms / 1000 * random.uniform(0.85, 0.97)
+            until_s = poll_s if until_ms is None else self._store.seconds_until(until_ms)
+            if await self.waiter.wait(min(poll_s, until_s), until_ms) or until_s < poll_s or await self._has_changed():
+                return
+
+    async def _has_changed(self) -> bool:
+        """Return False if a claim would surely find nothing, and the same next times as the last claim."""
+        if not self._marks:
+            return True
+        expected_ms, asked_s = self._store.now_ms(), asyncio.get_running_loop().time()
+        try:
+            now_ms, marks = await self._store.glance.look()
+        except StoreError:
+            return True  # The next claim raises the error.
+        if self._store.has_own_clock:
+            now_ms = expected_ms
+        self._store.heard(b"%d" % now_ms, asked_s)
+        if list(marks) != list(self._marks) or abs(now_ms - expected_ms) > CLOCK_STEP_MS:
+            return True
+        self._store.looked_at_moved(self._moved_look_ms)
+        return False
 
     def wake(self) -> None:
         """End the current `wait` of this worker, or its next `wait`."""
@@ -213,6 +241,8 @@ class RedisWork:
             LaneState(name, int(oldest) if oldest else None, name in served)
             for name, oldest in zip(map(bytes.decode, reply[4][::2]), reply[4][1::2], strict=True)
         ]
+        if any(state.oldest_due_ms is not None and state.lane in lanes for state in states):
+            self._store.waiters.wake()  # A script that failed may have stored a message without changing the marks.
         return Tidied(now_ms, lapsed, expired, states)
 
     def beat(self, ids: Collection[str]) -> None:
