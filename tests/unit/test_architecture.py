@@ -107,6 +107,7 @@ LOOP_TIMES = {
     "engine.subscriptions": "how long draining takes",
     "engine.patience": "how long opening takes",
     "backends.redis.store.base": "how far the server's clock is ahead of ours",
+    "backends.redis.store.glance": "how long ago the keys of the store were looked up",
     "backends.redis.store.transfer": "how long ago the lanes that are moved were looked at",
     "telemetry.instruments": "how long calls and runs take",
     "cli.crew": "how long a worker ran",
