@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from aiodelay import Late, Message
 from aiodelay.backends.kafka import records
+from aiodelay.backends.kafka.murmur2 import murmur2, murmur2_of_each
 from aiodelay.core.transitions import NO_OP, delivery_id
 from aiodelay.core.values import ATTEMPTED, CONTINUED, DeadLetter, Envelope, LateAction, Record
 from aiodelay.errors import InputError, RecordFormatError
@@ -382,6 +383,16 @@ def test_encode_writes_the_late_policy() -> None:
 def test_murmur2_is_that_of_javas_own_tests(key: bytes, hashed: int) -> None:
     for partitions in (1, 3, 12, 1000):
         assert records.partition_of(key, partitions) == (hashed & 0x7FFFFFFF) % partitions
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 500])
+@pytest.mark.parametrize("length", [*range(1, 41), 255, 256, 257, 300])
+def test_murmur2_of_many_keys_at_once_is_that_of_each_key(length: int, n: int) -> None:
+    keys = {
+        ((n + i) * 0x9E3779B97F4A7C15 % (1 << 64)).to_bytes(8, "big").ljust(length, b"\xff")[:length] for i in range(n)
+    }
+    keys |= {b"", b"a", bytes(length), b"\xff" * length}
+    assert murmur2_of_each(keys) == {key: murmur2(key) for key in keys}
 
 
 def test_murmur2_is_not_crc32() -> None:

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum, auto
 from functools import lru_cache
-from struct import unpack_from
 from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
 import msgspec
@@ -48,6 +47,7 @@ from aiodelay.core.values import (
 )
 from aiodelay.errors import PayloadTypeError, RecordFormatError, ScheduleTimeError, TargetError, kind_of, shortened
 
+from .murmur2 import murmur2, partition_at
 from .watermark import Watermark
 
 __all__ = [
@@ -534,16 +534,22 @@ def delivered(envelope: Envelope, delivery_id: str, attempt: int, *, now_ms: int
         now_ms: The time of the delivery.
         schedules: The schedules topic of the message; "" if another store delivers it.
     """
-    headers: list[tuple[str, bytes]] = list(envelope.headers.items())
-    if envelope.trace and envelope.headers.keys().isdisjoint(envelope.trace):
-        headers += ((name, text.encode()) for name, text in envelope.trace.items() if not name.startswith(_PREFIX))
-    headers += _delivered_headers(now_ms // 1000, schedules, attempt)
-    headers += ((SCHEDULE_KEY, key_of(base_id(envelope.id))), (DELIVERY_ID, delivery_id.encode()))
+    shared = _delivered_headers(now_ms // 1000, schedules, attempt)
+    own = (SCHEDULE_KEY, key_of(base_id(envelope.id))), (DELIVERY_ID, delivery_id.encode())
+    headers = [*_users_headers(envelope), *shared, *own] if envelope.headers or envelope.trace else [*shared, *own]
     if envelope.type:
         headers.append((HEADER["type"], envelope.type.encode()))
     if envelope.encoding in ("json", "msgpack"):
         headers.append((HEADER["encoding"], envelope.encoding.encode()))
     return _new(Wire, (envelope.key, None if envelope.encoding == "null" else envelope.payload, headers))
+
+
+def _users_headers(envelope: Envelope) -> Iterable[tuple[str, bytes]]:
+    """Return the message's own headers, and its trace, unless the headers have a trace already."""
+    headers = envelope.headers.items()
+    if not envelope.trace or not envelope.headers.keys().isdisjoint(envelope.trace):
+        return headers
+    return (*headers, *((name, text.encode()) for name, text in envelope.trace.items() if not name.startswith(_PREFIX)))
 
 
 @lru_cache(maxsize=64)
@@ -623,21 +629,7 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 def java_partition(key: bytes, partitions: int) -> int:
     """Return the partition that Java's producer chooses for a key."""
-    return (_murmur2(key) & 0x7FFFFFFF) % partitions
-
-
-def _murmur2(data: bytes) -> int:
-    """Return the hash of a key as Java's `org.apache.kafka.common.utils.Utils.murmur2` computes it, unsigned."""
-    length, m, mask = len(data), 0x5BD1E995, 0xFFFFFFFF
-    h = 0x9747B28C ^ length
-    for word in unpack_from(f"<{length // 4}I", data):
-        k = word * m & mask
-        h = (h * m ^ (k ^ k >> 24) * m) & mask
-    rest = data[length & ~3 :]
-    if rest:
-        h = ((h ^ int.from_bytes(rest, "little")) * m) & mask
-    h = ((h ^ (h >> 13)) * m) & mask
-    return h ^ (h >> 15)
+    return partition_at(murmur2(key), partitions)
 
 
 # --- reading ----------------------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
+from msgspec import Struct, field
 
-from aiodelay.backends.kafka.records import java_partition
+from aiodelay.backends.kafka.murmur2 import murmur2_of_each, partition_at
 from aiodelay.core.completion import run_to_completion
 
 from ._overrides.producer import OwnProducer, note
@@ -132,36 +133,39 @@ class Producer:
     async def _batches(self, records: Sequence[Outgoing]) -> tuple[list[Written], list[_Batch]]:
         """Put records into batches by partition. Return failed results for records that no batch can take."""
         refused: list[Written] = []
-        counts: dict[str, int | Exception] = {}
-        limits: dict[str, int] = {}  # only for topics that take smaller batches than `BATCH_BYTES`
-        open_batches: dict[tuple[str, int], _Batch] = {}
+        topics: dict[str, _Topic] = {}
         batches: list[_Batch] = []
         unkeyed = random.getrandbits(31)
+        hashes = murmur2_of_each({each.key for each in records if each.partition is None and each.key is not None})
         for index, record in enumerate(records):
-            topic, key, value, headers = record.topic, record.key, record.value, record.headers
-            count = counts.get(topic)
-            if count is None:
-                count = counts[topic] = await self._count(topic)
-                if self._batch_bytes is not None and (limit := self._batch_bytes(topic)) < BATCH_BYTES:
-                    limits[topic] = limit
-            if isinstance(count, Exception):
-                refused.append(Written([index], count))
+            topic = topics.get(record.topic)
+            if topic is None:
+                topic = topics[record.topic] = await self._topic(record.topic)
+            if topic.problem is not None:
+                refused.append(Written([index], topic.problem))
                 continue
-            partition = record.partition
+            key, value, headers, partition = record.key, record.value, record.headers, record.partition
             if partition is None:
-                partition = unkeyed % count if key is None else java_partition(key, count)
-            batch = open_batches.get((topic, partition))
-            if batch is not None and topic in limits and batch.builder.size() + record.size > limits[topic]:
+                partition = partition_at(unkeyed if key is None else hashes[key], topic.partitions)
+            batch = topic.batches.get(partition)
+            if batch is not None and topic.limit and batch.builder.size() + record.size > topic.limit:
                 batch = None
             if batch is None or batch.builder.append(key=key, value=value, headers=headers, timestamp=None) is None:
                 if record.size > REQUEST_BYTES:
                     refused.append(Written([index], MessageSizeTooLargeError()))
                     continue
-                batch = open_batches[topic, partition] = _Batch(topic, partition, self._client.create_batch(), [])
+                batch = topic.batches[partition] = _Batch(record.topic, partition, self._client.create_batch(), [])
                 batch.builder.append(key=key, value=value, headers=headers, timestamp=None)  # an empty batch has room
                 batches.append(batch)
             batch.indices.append(index)
         return refused, batches
+
+    async def _topic(self, name: str) -> _Topic:
+        count = await self._count(name)
+        if isinstance(count, Exception):
+            return _Topic(problem=count)
+        limit = BATCH_BYTES if self._batch_bytes is None else self._batch_bytes(name)
+        return _Topic(count, limit if limit < BATCH_BYTES else 0)
 
     async def _count(self, topic: str) -> int | Exception:
         try:
@@ -177,6 +181,22 @@ class _Batch(NamedTuple):
     partition: int
     builder: Any
     indices: list[int]
+
+
+class _Topic(Struct):
+    """A topic to which a call writes.
+
+    Attributes:
+        partitions: The number of its partitions.
+        limit: The most bytes of a batch; 0 = `BATCH_BYTES`.
+        problem: The reason why nothing can be written; None = the topic is there.
+        batches: The last batch of each partition.
+    """
+
+    partitions: int = 0
+    limit: int = 0
+    problem: Exception | None = None
+    batches: dict[int, _Batch] = field(default_factory=dict)
 
 
 def _outcome(batch: _Batch, sent: asyncio.Future[Any]) -> Written:

@@ -10,6 +10,7 @@ from typing import Any
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.client import ConnectionGroup
 from aiokafka.errors import ConcurrentTransactions, KafkaConnectionError, NodeNotReadyError
+from aiokafka.producer.message_accumulator import BatchBuilder, MessageAccumulator
 from aiokafka.producer.sender import Sender, SendProduceReqHandler
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
 
@@ -47,6 +48,25 @@ class _Batches(set[Any]):
     remove = set.discard
 
 
+class _Builder(BatchBuilder):  # type: ignore[misc]  # aiokafka has no types
+    """aiokafka's builder of a batch, for keys and values that are bytes already."""
+
+    def append(self, *, timestamp: int | None, key: bytes | None, value: bytes | None, headers: Any) -> Any:  # noqa: ANN401
+        """Add a record. Return None if the batch is full or closed."""
+        if self._closed:
+            return None
+        added = self._builder.append(self._relative_offset, timestamp, key, value, headers)
+        if added is None:
+            self.close()
+        else:
+            self._relative_offset += 1
+        return added
+
+
+class _Accumulator(MessageAccumulator):  # type: ignore[misc]  # aiokafka has no types
+    create_builder = rebound(MessageAccumulator.create_builder, BatchBuilder=_Builder)
+
+
 class OwnProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no types
     """aiokafka's producer, with an `OwnClient`.
 
@@ -57,7 +77,9 @@ class OwnProducer(AIOKafkaProducer):  # type: ignore[misc]  # aiokafka has no ty
         ConfigurationError: This version of aiokafka was not tested.
     """
 
-    __init__ = rebound(AIOKafkaProducer.__init__, AIOKafkaClient=OwnClient, Sender=_Sender)
+    __init__ = rebound(
+        AIOKafkaProducer.__init__, AIOKafkaClient=OwnClient, Sender=_Sender, MessageAccumulator=_Accumulator
+    )
 
     async def end(self, *, within_s: float) -> None:
         """Fail unsent batches, close the connections, and stop the producer, within twice `within_s` (K6)."""
@@ -127,7 +149,9 @@ class _WatchedClient(OwnClient):
 class OwnTransactions(OwnProducer):
     """aiokafka's producer of transactions, with a client that reports a lost request."""
 
-    __init__ = rebound(AIOKafkaProducer.__init__, AIOKafkaClient=_WatchedClient, Sender=_Sender)
+    __init__ = rebound(
+        AIOKafkaProducer.__init__, AIOKafkaClient=_WatchedClient, Sender=_Sender, MessageAccumulator=_Accumulator
+    )
 
 
 def _is_too_early(request: Any, response: Any) -> bool:  # noqa: ANN401 - aiokafka's
