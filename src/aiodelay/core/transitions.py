@@ -100,6 +100,7 @@ If a process has not confirmed a suspect for `SILENT_LEASES` leases (a minute wi
 take the suspect. If it has given no sign of life for `DEAD_LEASES` leases, it counts as ended.
 """
 NO_OP = bytes(8)
+_DELIVER = LateAction.DELIVER  # each look-up in the enum takes as long as a call
 """The op of a record that no command wrote (a retried occurrence, a redriven dead letter), or whose op is not kept."""
 RIGHTING_MS = MAX_LEASE_MS // 3
 """The time in which holders correct their leases after the clock has stepped back: the longest renewal interval."""
@@ -442,12 +443,12 @@ def after_trial(record: Record) -> Record:
 
 def is_late(record: Record, now_ms: int) -> bool:
     """Return whether the record's `Late` policy applies to a claim now."""
-    return record.late is not LateAction.DELIVER and now_ms > record.expires_ms
+    return record.late is not _DELIVER and now_ms > record.expires_ms
 
 
 def ends_by_itself(record: Record, now_ms: int) -> bool:
     """Return whether the store itself ends this late message. If the message recurs, its worker settles it instead."""
-    return is_late(record, now_ms) and record.envelope.rule is None
+    return record.late is not _DELIVER and is_late(record, now_ms) and record.envelope.rule is None
 
 
 def retry_place(record: Record, due_ms: int) -> int:

@@ -14,7 +14,7 @@ from aiodelay.core.fair_share import FairShare
 from aiodelay.core.rules import Rules
 from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Claimed, Demand, Lane, LaneState, Tidied
 
-from .entries import Entry, EntryState
+from .entries import LEASED, Entry
 from .table import DictTable, Trial, Worker
 
 __all__ = ["DictClaiming", "LaneHeads", "LaneOrder"]
@@ -157,7 +157,7 @@ class DictClaiming:
         return min(next_ms or MAX_MS, now + t.TRIAL_MS) if heads.aside else next_ms
 
     def _lease(self, entry: Entry, token: int, now: int) -> Claim:
-        entry.token, entry.state = token, EntryState.LEASED
+        entry.token, entry.state = token, LEASED
         self._table.leased[entry.record.id] = entry
         self._rules.table.note("claimed", entry.record, now)
         return Claim(entry.record, token)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from enum import Enum, auto
 from itertools import chain, islice, takewhile
 from typing import Generic, TypeVar
 
+from msgspec import Struct
+
 from aiodelay.core.values import Record
 
-__all__ = ["Entry", "EntryHeap", "EntryState", "ExpiringDict", "LaneQueue"]
+__all__ = ["GONE", "IN_LANE", "LEASED", "PARKED", "Entry", "EntryHeap", "EntryState", "ExpiringDict", "LaneQueue"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -28,7 +30,10 @@ class EntryState(Enum):
     GONE = auto()
 
 
-class Entry:
+IN_LANE, PARKED, LEASED, GONE = EntryState  # each look-up in the enum takes as long as a call
+
+
+class Entry(Struct, eq=False, gc=False):
     """A message of a table, from its insertion to its removal.
 
     Attributes:
@@ -39,18 +44,11 @@ class Entry:
         token: The token of the claim on the message; 0 = not claimed.
     """
 
-    __slots__ = ("place_ms", "record", "sequence", "state", "token")
-
     record: Record
     place_ms: int
     sequence: int
-    state: EntryState
-    token: int
-
-    def __init__(self, record: Record, place_ms: int, sequence: int) -> None:
-        self.record, self.place_ms, self.sequence = record, place_ms, sequence
-        self.state = EntryState.IN_LANE
-        self.token = 0
+    state: EntryState = IN_LANE
+    token: int = 0
 
     @property
     def order(self) -> tuple[int, int]:
@@ -69,12 +67,12 @@ class Entry:
 class EntryHeap:
     """A heap of entries, ordered by time, then by sequence.
 
-    An entry counts as long as `counts` returns True for it. The heap skips entries that do not count. It removes them
-    from time to time: when it holds twice as many entries as after the last removal, and more than `_SWEEP_AT`.
+    An entry counts as long as it is in one of the given states. The heap skips entries that do not count. It removes
+    them from time to time: when it holds twice as many entries as after the last removal, and more than `_SWEEP_AT`.
     """
 
-    def __init__(self, counts: Callable[[Entry], bool]) -> None:
-        self._counts = counts
+    def __init__(self, *states: EntryState) -> None:
+        self._states = states
         self._heap: list[tuple[int, int, Entry]] = []
         self._sweep_at = _SWEEP_AT
 
@@ -90,16 +88,17 @@ class EntryHeap:
 
         Call this before such an entry is pushed again. Otherwise the heap would hold that entry twice.
         """
-        self._heap = [item for item in self._heap if self._counts(item[2])]
+        self._heap = [item for item in self._heap if item[2].state in self._states]
         heapq.heapify(self._heap)
 
     def first(self) -> Entry | None:
         """Return the first entry that counts; None if no entry counts."""
-        while self._heap:
-            entry = self._heap[0][2]
-            if self._counts(entry):
+        heap, states = self._heap, self._states
+        while heap:
+            entry = heap[0][2]
+            if entry.state in states:
                 return entry
-            heapq.heappop(self._heap)
+            heapq.heappop(heap)
         return None
 
     def pop(self) -> Entry:
@@ -118,12 +117,12 @@ class LaneQueue:
         self.is_held = False
         self.held: set[str] = set()
         self.blocked: set[str] = set()
-        self._waiting = EntryHeap(lambda entry: entry.state is EntryState.IN_LANE)
+        self._waiting = EntryHeap(IN_LANE)
         self._parked: dict[str, dict[int, Entry]] = {}
 
     def add(self, entry: Entry) -> None:
         """Add an entry to the lane, at the entry's place."""
-        entry.state = EntryState.IN_LANE
+        entry.state = IN_LANE
         self._waiting.push(entry.place_ms, entry)
 
     def sweep(self) -> None:
@@ -134,9 +133,11 @@ class LaneQueue:
         """Return the first message that can be claimed. Park messages of paused or blocked addresses on the way."""
         if self.is_held:
             return None
+        if not (self.held or self.blocked):
+            return self._waiting.first()
         while (entry := self._waiting.first()) is not None and self.parks(entry):
             self._waiting.pop()
-            entry.state = EntryState.PARKED
+            entry.state = PARKED
             self._parked.setdefault(entry.record.envelope.address, {})[entry.sequence] = entry
         return entry
 

@@ -21,7 +21,7 @@ from aiodelay.core.values import (
 )
 from aiodelay.core.wakeup import WakeUp
 
-from .entries import Entry, EntryHeap, EntryState, ExpiringDict, LaneQueue
+from .entries import GONE, IN_LANE, PARKED, Entry, EntryHeap, ExpiringDict, LaneQueue
 
 __all__ = [
     "SERVED_WINDOW_MS",
@@ -250,7 +250,8 @@ class DictTrials:
         self._search = search
 
     def end(self, row: Entry) -> None:
-        self._trials.pop(row.record.id, None)
+        if self._trials:
+            self._trials.pop(row.record.id, None)
 
 
 class DictTable:
@@ -274,7 +275,7 @@ class DictTable:
         self.leased: dict[str, Entry] = {}
         self.occurrences: dict[str, dict[str, None]] = {}  # series id -> ids of the series' retried occurrences
         self.lanes: defaultdict[Lane, LaneQueue] = defaultdict(LaneQueue)
-        self.expiring = EntryHeap(lambda entry: entry.state in (EntryState.IN_LANE, EntryState.PARKED))
+        self.expiring = EntryHeap(IN_LANE, PARKED)
         self.answers = DictAnswers()
         self.superseded = DictClaims()
         self.letters = DictLetters()
@@ -319,10 +320,10 @@ class DictTable:
     def remove(self, row: Entry) -> None:
         lane = self.lanes[row.record.envelope.lane]
         lane.messages -= 1
-        if row.state is EntryState.PARKED:
+        if row.state is PARKED:
             lane.unpark(row)
-        row.state = EntryState.GONE
-        message_id = row.record.id
+        row.state = GONE
+        message_id = row.record.envelope.id
         self.entries.pop(message_id, None)
         self.recurring.pop(message_id, None)
         self.leased.pop(message_id, None)

@@ -187,10 +187,11 @@ class ChangeTable:
             return
         if change.entry is not row:
             return
-        self._stop_lease(row)
-        if occurrence_of(record.id) is None:
-            answers.revisions.add(record.id, record.revision, until_ms=now + RETRY_WINDOW_MS)
-        version = answers.versions.get(record.id, now) if answers.versions.is_any else None
+        message_id = record.envelope.id
+        self._near.leased.pop(message_id, None)  # the lease must not lapse while the change is written
+        if occurrence_of(message_id) is None:
+            answers.revisions.add(message_id, record.revision, until_ms=now + RETRY_WINDOW_MS)
+        version = answers.versions.get(message_id, now) if answers.versions.is_any else None
         if version is not None:
             change.remembering().version = version, now + TOMBSTONE_WINDOW_MS
 

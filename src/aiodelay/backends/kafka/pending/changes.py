@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from msgspec import Struct
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from aiodelay.backends.kafka import records
 from aiodelay.backends.kafka.client import Outgoing
 from aiodelay.backends.kafka.records import Memory, Wire
-from aiodelay.core.dict_table.entries import Entry, EntryState
+from aiodelay.core.dict_table.entries import GONE, LEASED, PARKED, Entry
 from aiodelay.core.dict_table.table import DictTable
 from aiodelay.core.values import DeadKey, DeadLetter, JournalEntry, Record
 
@@ -87,7 +87,7 @@ class Change(Struct, eq=False, gc=False):
     @property
     def is_stale(self) -> bool:
         """Whether the change moves a message that a user has replaced or cancelled."""
-        return bool(self.targets) and self.entry is not None and self.entry.state is EntryState.GONE
+        return self.entry is not None and self.entry.state is GONE and bool(self.targets)
 
     def tell(self, *, written: bool) -> None:
         """Note whether the change was written, and wake the task that waits for it."""
@@ -103,13 +103,8 @@ class Change(Struct, eq=False, gc=False):
             await asyncio.shield(self.waiter)
         return bool(self.is_written)
 
-    def wires(self) -> Iterable[Wire]:
-        """Return the records of the change, in order."""
-        if self.is_end:
-            return (records.encode_end(self.key, read_to=self.read_to, outcome=self.outcome, memory=self.memory),)
-        return self._all_wires()
-
-    def _all_wires(self) -> Iterator[Wire]:
+    def wires(self) -> Iterator[Wire]:
+        """Yield the records of the change, in order."""
         for letter in self.letters:
             yield records.encode_dead(letter)
         for record, place_ms in self.others:
@@ -217,9 +212,9 @@ class ChangeLog:
 
     def reserve(self, entry: Entry) -> None:
         """Take an entry out of its lane, so that nobody claims it while its change is written."""
-        if entry.state is EntryState.PARKED:
+        if entry.state is PARKED:
             self.table.lanes[entry.record.envelope.lane].unpark(entry)
-        entry.state = EntryState.LEASED
+        entry.state = LEASED
 
     # --- beginning and ending a change --------------------------------------------------------------------
 
@@ -270,7 +265,7 @@ class ChangeLog:
 
     def is_left(self, entry: Entry) -> bool:
         """Say whether the table still has exactly this entry."""
-        return self.table.entries.get(entry.record.id) is entry
+        return self.table.entries.get(entry.record.envelope.id) is entry
 
     def drop_stale(self, change: Change) -> bool:
         """Drop a change if a user has replaced or cancelled the message that it moves. Say whether it was dropped."""
@@ -298,7 +293,7 @@ class ChangeLog:
             if entry.token:
                 self.table.leased[entry.record.id] = entry
                 self.table.superseded.end(entry.record.id, entry.record.revision, entry.token)
-            elif entry.state is EntryState.LEASED:
+            elif entry.state is LEASED:
                 self.table.lanes[entry.record.envelope.lane].add(entry)
         return changes
 

@@ -6,7 +6,7 @@ All stores share the rules. On Kafka, a decision counts only when its records we
 from __future__ import annotations
 
 from aiodelay.backends.kafka import records
-from aiodelay.core.dict_table.entries import Entry, EntryState
+from aiodelay.core.dict_table.entries import IN_LANE, Entry
 from aiodelay.core.rules import Rules, keep_answer, known_answer
 from aiodelay.core.values import (
     RETRY_WINDOW_MS,
@@ -95,7 +95,7 @@ class Decisions:
 
     def end(self, entry: Entry, settlement: Settlement) -> Change | None:
         """Decide how a due, unclaimed message ends. Return None if the message has changed or ended already."""
-        if not self._log.is_left(entry) or entry.state is not EntryState.IN_LANE:
+        if not self._log.is_left(entry) or entry.state is not IN_LANE:
             return None
         self._log.reserve(entry)
         return self.settle(settlement)[1]

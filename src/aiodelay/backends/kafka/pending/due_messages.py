@@ -10,7 +10,7 @@ from typing import NamedTuple
 from aiodelay.backends.kafka import records
 from aiodelay.backends.kafka.client import Outgoing
 from aiodelay.core.dict_table.claims import DictClaiming
-from aiodelay.core.dict_table.entries import Entry, EntryState
+from aiodelay.core.dict_table.entries import IN_LANE, Entry
 from aiodelay.core.rules import Rules
 from aiodelay.core.values import MAX_CLAIM_MESSAGES, Demand, Lane, Record, Settlement
 
@@ -88,18 +88,23 @@ class DueMessages:
 
     def move(self, key: bytes, entry: Entry, target: Outgoing, now: int) -> Change:
         """Decide the move of a message that `take` has just returned. The move ends the message."""
+        log = self._changes
         change = Change(key, self._state.read_to, entry, outcome="delivered", targets=(target,))
-        with self._changes.deciding(change):
-            self._changes.reserve(entry)
-            self._rules.table.note(change.outcome, entry.record, now)
+        outer, log.current = log.current, change  # as `deciding` does, which takes as long as the rules of a move
+        try:
+            log.reserve(entry)
+            if log.keeps_history:
+                self._rules.table.note(change.outcome, entry.record, now)
             self._rules.end(entry, now)
-        self._changes.hold_back(change)
+        finally:
+            log.current = outer
+        log.hold_back(change)
         return change
 
     def series_at(self, settlement: Settlement) -> Entry | None:
         """Return the series whose occurrence a settlement ends, or None if it has changed, is not due, or is held."""
         entry = self._table.find(settlement.id)
-        if entry is None or entry.state is not EntryState.IN_LANE or entry.record.envelope.rule is None:
+        if entry is None or entry.state is not IN_LANE or entry.record.envelope.rule is None:
             return None
         record, queue = entry.record, self._table.lanes[entry.record.envelope.lane]
         is_same = (record.revision, record.due_ms) == (settlement.revision, settlement.token)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from aiodelay.backends.kafka import records
 from aiodelay.backends.kafka.records import Read
-from aiodelay.core.dict_table.entries import Entry, EntryState
+from aiodelay.core.dict_table.entries import IN_LANE, Entry
 from aiodelay.core.dict_table.inspection import DictInspection
 from aiodelay.core.transitions import occurrence_of
 from aiodelay.core.values import Lane, LaneCounts, Query, Snapshot
@@ -56,7 +56,7 @@ class FarMessages:
         record, key = entry.record, records.key_of(entry.record.id)
         standing = self._state.standings.get(key)
         return (
-            entry.state is EntryState.IN_LANE
+            entry.state is IN_LANE
             and entry.place_ms > self._state.near_until_ms
             and record.envelope.rule is None
             and occurrence_of(record.id) is None

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from aiodelay.core.dict_table.claims import LaneHeads
-from aiodelay.core.dict_table.entries import Entry, EntryHeap, EntryState
+from aiodelay.core.dict_table.entries import IN_LANE, Entry, EntryHeap
 from aiodelay.core.dict_table.table import DictTable
 from aiodelay.core.values import Lane
 
@@ -26,7 +26,7 @@ class PacedLanes:
 
     def __init__(self, table: DictTable, heads: LaneHeads, pace: RateLimit) -> None:
         self._table, self._heads, self._pace = table, heads, pace
-        self._backlog: defaultdict[Lane, EntryHeap] = defaultdict(lambda: EntryHeap(_is_in_lane))
+        self._backlog: defaultdict[Lane, EntryHeap] = defaultdict(lambda: EntryHeap(IN_LANE))
         self._released: set[Entry] = set()
 
     def first_due(self, lanes: Sequence[Lane], now: int) -> Entry | None:
@@ -48,7 +48,7 @@ class PacedLanes:
         first = self.overdue()
         if first is None:
             return
-        self._released = {entry for entry in self._released if entry.state is EntryState.IN_LANE}
+        self._released = {entry for entry in self._released if entry.state is IN_LANE}
         left = self._pace.take(now)
         while left and first is not None:
             self._put_back(first)
@@ -82,7 +82,3 @@ class PacedLanes:
     def oldest_ms(self, lane: Lane, now: int) -> int | None:
         oldest_ms, first = self._heads.oldest_ms(lane, now), self._backlog[lane].first()
         return oldest_ms if first is None else min(oldest_ms or now, first.place_ms)
-
-
-def _is_in_lane(entry: Entry) -> bool:
-    return entry.state is EntryState.IN_LANE

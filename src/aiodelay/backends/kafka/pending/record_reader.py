@@ -154,7 +154,10 @@ class RecordReader:
         if change is None or change.offset != offset or change.is_users or change.entry is None:
             return False
         entry, standing = change.entry, state.standings.get(key)
-        if standing is None or is_unread(standing.seen, change.read_to) or not self._changes.is_left(entry):
+        message_id = entry.record.envelope.id
+        if self._table.entries.get(message_id) is not entry:
+            return False
+        if standing is None or is_unread(standing.seen, change.read_to):
             return False
         change.counted = True
         del state.standings[key]  # nothing needs to be known of a message that an owner has ended
@@ -162,8 +165,10 @@ class RecordReader:
         state.over.pop(key, None)
         self._table.remove(entry)
         state.ended_at = offset
-        self._forget_cancels(change.read_to)
-        self._remember(entry.record.id, change.memory)  # not in the command: its caller may have stopped waiting
+        if self._cancels:
+            self._forget_cancels(change.read_to)
+        if change.memory is not None:
+            self._remember(message_id, change.memory)  # not in the command: its caller may have stopped waiting
         return True
 
     def _read_message(self, read: Read, key: bytes, glance: Glance) -> None:

@@ -26,7 +26,9 @@ class Batch:
         """Add a change with its records."""
         self.changes.append(change)
         self.outgoing += outgoing
-        self.size += sum(len(each.value or b"") for each in outgoing)
+        for each in outgoing:
+            if each.value is not None:
+                self.size += len(each.value)
         self._ends.append(len(self.outgoing))
 
     def add_others(self, outgoing: Iterable[Outgoing]) -> None:

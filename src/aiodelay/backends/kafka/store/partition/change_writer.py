@@ -166,7 +166,11 @@ class ChangeWriter:
 
     def _records(self, change: Change) -> list[Outgoing]:
         """Return a change's records: first those for target topics, then those for the partition."""
-        return [*change.targets, *(Outgoing(self._place.topic, *wire, self._place.number) for wire in change.wires())]
+        topic, number = self._place.topic, self._place.number
+        if change.is_end:
+            end = records.encode_end(change.key, read_to=change.read_to, outcome=change.outcome, memory=change.memory)
+            return [*change.targets, Outgoing(topic, end.key, None, end.headers, number)]
+        return [*change.targets, *(Outgoing(topic, *wire, number) for wire in change.wires())]
 
     async def _commit(self, transactions: Transactions, batch: Batch) -> bool:
         """Write a transaction. Return False if it was aborted because a user has changed one of its messages."""

@@ -104,7 +104,10 @@ class Refusals:
 
     def excess(self, change: Change) -> str:
         """Return why a message is too large for its topic. Return "" if it is not, or if the limit is unknown."""
-        return next((excess for record in change.targets if (excess := self._targets.excess(record))), "")
+        for record in change.targets:
+            if excess := self._targets.excess(record):
+                return excess
+        return ""
 
     def _give_up(self, change: Change, why: str) -> None:
         """Make a dead letter of a message that its topic never takes."""
