@@ -25,7 +25,7 @@ from aiodelay.core.values import (
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.kafka import KafkaSource
 from aiodelay.memory import MemoryStore
-from aiodelay.ports import Feed
+from aiodelay.ports import Feed, LocalFeed
 from tests.support.kafka import create_topic, new_name
 from tests.support.topics import committed, fill, lasting_producer
 
@@ -177,3 +177,31 @@ async def test_a_claim_or_wait_that_is_cancelled_anywhere_loses_and_doubles_noth
                 await feed.settle([done(each) for each in claims])
         assert sorted(found) == list(range(900))
     assert await at.committed(3) == [300] * 3
+
+
+async def test_records_that_were_read_are_claimed_and_settled_without_a_wait(kafka: str) -> None:
+    async with scene(kafka, 20) as at:
+        async with at.feed() as feed:
+            assert isinstance(feed, LocalFeed)
+            first = await take(feed, 1)
+            claims = feed.claim_nowait({LANE: Demand(5)}, lease_ms=15_000).claims
+            assert payloads([*first, *claims]) == [0, 1, 2, 3, 4, 5]
+            assert feed.settle_nowait([done(first[0]), failed(claims[0])]) is None, "a retry waits for the store"
+            assert feed.settle_nowait([done(first[0])]) == [SettleOutcome.SETTLED]
+            assert feed.settle_nowait([done(first[0])]) == [SettleOutcome.GONE]
+            assert feed.settle_nowait([release(claims[1])]) == [SettleOutcome.SETTLED]
+            assert payloads(feed.claim_nowait({LANE: Demand(2)}, lease_ms=15_000).claims) == [2, 6]
+        assert await at.committed() == [1]
+
+
+async def test_s7_after_a_rebalance_nothing_is_claimed_before_the_partitions_are_taken_over(kafka: str) -> None:
+    async with scene(kafka, 50, partitions=2) as at, at.feed() as first:
+        assert isinstance(first, LocalFeed)
+        first.settle_nowait([release(each) for each in await take(first, 2)])
+        assert first.claim_nowait({LANE: Demand(1)}, lease_ms=15_000).claims
+        async with at.feed() as second:
+            theirs = await take(second, 50)
+            assert first.claim_nowait({LANE: Demand(5)}, lease_ms=15_000).claims == []
+            found = await take(first, 40)
+            assert not set(payloads(found)) & set(payloads(theirs))
+            assert first.claim_nowait({LANE: Demand(1)}, lease_ms=15_000).claims

@@ -21,6 +21,7 @@ from .delivery.heartbeat import Heartbeat
 from .delivery.lease_book import LeaseBook
 from .delivery.source_loop import SourceLoop
 from .delivery.subscription import HandlerSubscription
+from .delivery.turns import Turns
 from .housekeeping import Housekeeping, LoopLag
 from .observer import Observer
 
@@ -90,8 +91,15 @@ class Loops:
             observer=options.observer,
             heartbeat=self._heartbeat,
         )
+        self._turns: dict[Lane, Turns] = {}
         self._dispatcher = Dispatcher(
-            work, self.book, subscriptions, options.lease_ms, may_claim=self._may_claim, max_lapses=self._max_lapses
+            work,
+            self.book,
+            subscriptions,
+            options.lease_ms,
+            may_claim=self._may_claim,
+            max_lapses=self._max_lapses,
+            turns=self._turns,
         )
         self.housekeeping: Housekeeping = Housekeeping(work, options.clock, lanes, options.alarm_ms, options.on_alarm)
         self._book_task = tasks.create_task(self.book.run(), name="aiodelay lease book")
@@ -146,6 +154,7 @@ class Loops:
         options = self._options
         if options.observer is not None:
             feed = options.observer.feed(feed, subscription.lane)
+        turns = self._turns[subscription.lane] = Turns(self.freed)
         loop = SourceLoop(
             feed,
             subscription,
@@ -155,6 +164,7 @@ class Loops:
             may_claim=self._may_claim,
             max_lapses=self._max_lapses,
             on_change=self.freed,
+            turns=turns,
             observer=options.observer,
         )
         task = self._tasks.create_task(loop.run(), name=f"aiodelay source of {subscription.lane}")
@@ -172,6 +182,7 @@ class Loops:
             loop, task = self._sources[subscription]
             loop.stop()
             await ended_by(by_s, [task])
+            self._turns.pop(subscription.lane, None)
             self._sources.pop(subscription, None)  # after the wait: a close that begins meanwhile must also wait
 
     # --- stop in order ------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ Begin with `store`: every process uses `Store`, and a process that dispatches al
 from .bulk import BulkLoad, Scannable
 from .control import DeadLetters, Pauses, PutsBack
 from .endpoints import Endpoints
-from .feed import Feed
+from .feed import Feed, LocalFeed
 from .inspection import Inspectable, Instances, Recurring
 from .journal import Followed, Journal, JournalReader
 from .optional import Bounded, Guarded, Identified, Lists, Loads, Registry, Restricted, Upgradable
@@ -30,6 +30,7 @@ __all__ = [
     "JournalReader",
     "Lists",
     "Loads",
+    "LocalFeed",
     "Pauses",
     "PutsBack",
     "Recurring",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from aiodelay.core.values import Claimed, Demand, Lane, Renewal, RenewOutcome, Settlement, SettleOutcome
 
-__all__ = ["Feed"]
+__all__ = ["Feed", "LocalFeed"]
 
 
 class Feed(Protocol):
@@ -91,4 +91,26 @@ class Feed(Protocol):
 
     def clear(self) -> None:
         """Forget earlier wake-ups. Call this before a claim: then a wake-up during the claim is not lost."""
+        ...
+
+
+@runtime_checkable
+class LocalFeed(Feed, Protocol):
+    """A feed that has its next messages in this process. It gives them out, and ends their claims, without a wait.
+
+    The engine calls both methods between two runs: `claim_nowait` only while no `claim` is under way, `settle_nowait`
+    only while no `settle` and no `renew` is under way. The feed gives out no suspects.
+    """
+
+    def claim_nowait(self, demand: Mapping[Lane, Demand], *, lease_ms: int) -> Claimed:
+        """Lease messages that are in this process already, as `claim` does. There may be none."""
+        ...
+
+    def settle_nowait(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome] | None:
+        """End claims, as `settle` does.
+
+        Returns:
+            One outcome for each settlement, in order. None if a settlement has to wait, for example for a store: then
+            no claim has ended.
+        """
         ...

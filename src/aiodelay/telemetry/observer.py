@@ -11,7 +11,7 @@ from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
 from aiodelay.core.values import Lane
 from aiodelay.core.version import __version__
-from aiodelay.ports import Feed, Loads, Store, Transferring, Work
+from aiodelay.ports import Feed, Loads, LocalFeed, Store, Transferring, Work
 from aiodelay.ports.carrier import Carrier
 
 from . import names
@@ -20,7 +20,7 @@ from .instruments import Instruments, instruments_of
 from .measurements import Measurements
 from .settings import Telemetry
 from .tracing import Tracing
-from .work import ObservedFeed, ObservedTransfer, ObservedWork
+from .work import ObservedFeed, ObservedLocalFeed, ObservedTransfer, ObservedWork
 
 __all__ = ["Observer", "observer_of"]
 
@@ -52,7 +52,10 @@ class Observer(Measurements):
         async with AsyncExitStack() as stack:
             with self.apart(silent=True):
                 feed = await stack.enter_async_context(opening)
-            yield ObservedFeed(feed, self, self._store, lane)
+            if isinstance(feed, LocalFeed):
+                yield ObservedLocalFeed(feed, self, self._store, lane)
+            else:
+                yield ObservedFeed(feed, self, self._store, lane)
 
     def transfer(self, moves: Transferring, lane: Lane) -> Transferring:
         """Return a wrapper that observes the transfer of one sink's messages."""

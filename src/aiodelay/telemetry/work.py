@@ -23,14 +23,14 @@ from aiodelay.core.values import (
     WorkStatus,
 )
 from aiodelay.errors import AiodelayError
-from aiodelay.ports import Feed, Store, Transferring, Work
+from aiodelay.ports import Feed, LocalFeed, Store, Transferring, Work
 
 from . import names
 from .instruments import now_s
 from .measurements import Measurements
 from .tracing import NOTHING, QUIET, context_of, current_in, sampled_in
 
-__all__ = ["ObservedFeed", "ObservedTransfer", "ObservedWork"]
+__all__ = ["ObservedFeed", "ObservedLocalFeed", "ObservedTransfer", "ObservedWork"]
 
 MOST_LINKS = 128
 """The most links of a transfer's span. OpenTelemetry's SDK keeps no more links by default."""
@@ -146,6 +146,31 @@ class ObservedFeed(_ObservedPolling):
     def _note_lost(self, n: int) -> None:
         if n:
             self._observer.instruments.add(names.LEASES_LOST, n, self._labels)
+
+
+class ObservedLocalFeed(ObservedFeed):
+    """A `LocalFeed` whose calls are observed."""
+
+    def __init__(self, feed: LocalFeed, observer: Measurements, store: Store, lane: Lane) -> None:
+        super().__init__(feed, observer, store, lane)
+        self._local = feed
+
+    def claim_nowait(self, demand: Mapping[Lane, Demand], *, lease_ms: int) -> Claimed:
+        """Claim messages without a wait, and measure the call."""
+        started_s = now_s()
+        claimed = self._local.claim_nowait(demand, lease_ms=lease_ms)
+        self._next_due_ms = claimed.next_due_ms
+        self._took(names.CLAIM, started_s)
+        return claimed
+
+    def settle_nowait(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome] | None:
+        """Settle claims without a wait, measure the call, and count lost leases."""
+        started_s = now_s()
+        outcomes = self._local.settle_nowait(settlements)
+        if outcomes is not None:
+            self._took(names.SETTLE, started_s)
+            self._note_lost(sum(each is SettleOutcome.GONE for each in outcomes))
+        return outcomes
 
 
 class ObservedWork(ObservedFeed):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
 from typing import Protocol
@@ -13,14 +14,15 @@ from msgspec.structs import replace
 
 from aiodelay.core.ids import new_id
 from aiodelay.core.transitions import SUSPECT_LAPSES, is_suspect
-from aiodelay.core.values import MAX_LAPSES, Claimed, Demand, Lane, SettleOutcome
+from aiodelay.core.values import MAX_LAPSES, Claim, Claimed, Demand, Lane, SettleOutcome
 from aiodelay.engine.backoff import Backoff
 from aiodelay.errors import StoreError
-from aiodelay.ports import Feed
+from aiodelay.ports import Feed, LocalFeed
 
 from . import settling
 from .lease_book import Held, LeaseBook, Taker
 from .runners import Runners
+from .turns import Turns
 
 __all__ = ["Dispatcher", "Subscriber", "Subscription"]
 
@@ -99,6 +101,7 @@ class Dispatcher:
             loop lags, or while a trial begins.
         max_lapses: A function that returns the most lapses of a message that may be claimed now; see
             `LeaseBook.max_lapses`.
+        turns: For each lane that gets messages from a source too: whose turn it is to claim.
     """
 
     def __init__(
@@ -110,10 +113,12 @@ class Dispatcher:
         *,
         may_claim: Callable[[], bool],
         max_lapses: Callable[[], int],
+        turns: Mapping[Lane, Turns],
     ) -> None:
         self._work, self._book, self._subscriptions = work, book, subscriptions
         self._lease_ms, self._may_claim, self._max_lapses = lease_ms, may_claim, max_lapses
-        self._is_draining = self._has_tried = False
+        self._turns = turns
+        self._is_draining = self._is_claiming = self._has_tried = False
         self._lanes: dict[Lane, Subscription] = {}
 
     def drain(self) -> None:
@@ -148,6 +153,7 @@ class Dispatcher:
             until_ms = claimed.next_due_ms
             had_tried = self._has_tried
             self._note_trial(demand, claimed)
+            self._note_turns(demand, claimed.claims)
             if claimed.claims:
                 self._deliver(claimed)
                 if until_ms is not None and until_ms <= claimed.now_ms:
@@ -165,13 +171,24 @@ class Dispatcher:
         max_lapses = min(self._max_lapses(), SUSPECT_LAPSES - 1 if self._has_tried else MAX_LAPSES)
         for subscription in self._subscriptions.values():
             demand = subscription.demand()
-            if demand.messages > 0:
+            if demand.messages > 0 and self._has_turn(subscription.lane):
                 if max_lapses < MAX_LAPSES:
                     demand = replace(demand, max_lapses=max_lapses)
                 wanted[subscription.lane] = demand
                 for lane in (subscription.lane, *demand.aliases):
                     self._lanes[lane] = subscription
         return wanted
+
+    def _has_turn(self, lane: Lane) -> bool:
+        turns = self._turns.get(lane)
+        return turns is None or turns.may_claim(self._book)
+
+    def _note_turns(self, demand: Mapping[Lane, Demand], claims: Sequence[Claim]) -> None:
+        turns = [(lane, self._turns[lane]) for lane in demand if lane in self._turns]
+        if turns:
+            given = {self._lanes[lane].lane for lane in set(map(LANE_OF, claims))}
+            for lane, each in turns:
+                each.answered(self._book, has_given=lane in given)
 
     def _note_trial(self, demand: Mapping[Lane, Demand], claimed: Claimed) -> None:
         """Remember whether the claim took suspects. If so, the next claim excludes them: other messages get a turn."""
@@ -182,6 +199,13 @@ class Dispatcher:
 
     async def _claim(self, demand: Mapping[Lane, Demand]) -> Claimed:
         """Claim messages. If the answer is lost, repeat the same request: the store returns the same messages."""
+        self._is_claiming = True
+        try:
+            return await self._answered(demand)
+        finally:
+            self._is_claiming = False
+
+    async def _answered(self, demand: Mapping[Lane, Demand]) -> Claimed:
         request = new_id()
         backoff = Backoff()
         while True:
@@ -191,11 +215,29 @@ class Dispatcher:
             except StoreError as error:
                 if self._is_draining:
                     raise
+                self._note_turns(demand, ())
                 await backoff.failed(log, "claiming", error)
             else:
                 backoff.succeeded(log, "claiming")
                 self._book.read(asked_at_ms)
                 return claimed
+
+    def refill(self, feed: LocalFeed) -> None:
+        """Settle ended claims and claim the next messages, both at once. A runner calls this between two runs.
+
+        If it cannot be done at once, `run` and the lease book do it in their own tasks, and report its errors.
+        """
+        if self._is_claiming:
+            return
+        with suppress(Exception):
+            self._book.settle_nowait(feed)
+            demand = self._demand()
+            if demand:
+                self._book.read(self._book.local_ms())
+                claimed = feed.claim_nowait(demand, lease_ms=self._lease_ms)
+                self._note_turns(demand, claimed.claims)
+                if claimed.claims:
+                    self._deliver(claimed)
 
     def _deliver(self, claimed: Claimed) -> None:
         if is_suspect(claimed.claims[0].record) and self._max_lapses() < SUSPECT_LAPSES:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from asyncio import CancelledError
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -32,7 +32,7 @@ from aiodelay.core.wakeup import WakeUp
 from aiodelay.engine.backoff import Backoff
 from aiodelay.engine.observer import Attempt, Observer
 from aiodelay.errors import StoreError
-from aiodelay.ports import Feed
+from aiodelay.ports import Feed, LocalFeed
 from aiodelay.ports.clock import Clock
 
 from .heartbeat import Heartbeat
@@ -122,6 +122,7 @@ class LeaseBook:
         self._least: dict[str, tuple[int, int]] = {}  # by message id: the oldest wanted revision, and when it was noted
         self._ended: deque[Held] = deque()
         self._most_settled = MAX_CLAIM_MESSAGES  # most settlements in one call
+        self._is_settling = False  # whether a call with settlements is under way
         self._unanswered: list[tuple[Held, Renewal]] = []
         self._wakeup = WakeUp()
         self._asked_at_ms = clock.monotonic_ms()
@@ -268,7 +269,7 @@ class LeaseBook:
                 elif self._is_closing:
                     return
                 else:
-                    await self._wakeup.wait(self._seconds_to_renewal())
+                    await self._wakeup.wait(_seconds_to_renewal(self._held.values(), self._clock.monotonic_ms()))
                     continue
             except StoreError as error:
                 await backoff.failed(log, "settling", error)
@@ -279,6 +280,7 @@ class LeaseBook:
 
     async def _settle(self) -> None:
         batch = list(islice(self._ended, self._most_settled))
+        self._is_settling = True
         try:
             outcomes = await self._work.settle([_current(held) for held in batch])
             answered = list(zip(batch, outcomes, strict=True))
@@ -287,7 +289,20 @@ class LeaseBook:
             if len(batch) == 1:
                 self._ended.rotate(-1)
             raise
+        finally:
+            self._is_settling = False
         self._most_settled = min(2 * self._most_settled, MAX_CLAIM_MESSAGES)
+        self._note_ended(answered)
+
+    def settle_nowait(self, feed: LocalFeed) -> None:
+        """Settle ended claims at once, if no call is under way and the feed need not wait. Else `run` settles them."""
+        batch = list(islice(self._ended, self._most_settled))
+        if batch and not self._is_settling and not self._unanswered:
+            outcomes = feed.settle_nowait([_current(held) for held in batch])
+            if outcomes is not None:
+                self._note_ended(list(zip(batch, outcomes, strict=True)))
+
+    def _note_ended(self, answered: Sequence[tuple[Held, SettleOutcome]]) -> None:
         for held, outcome in answered:
             self._ended.popleft()
             self._drop(held, outcome)
@@ -361,11 +376,11 @@ class LeaseBook:
             self._forget_doubt(held)
             held.taker.lost(held)
 
-    def _seconds_to_renewal(self) -> float | None:
-        now = self._clock.monotonic_ms()
-        for held in self._held.values():
-            return max(held.renew_at_ms - now, 0) / 1000
-        return None
+
+def _seconds_to_renewal(held: Iterable[Held], now_ms: int) -> float | None:
+    """Return the seconds to the renewal of the first claim; None if there is no claim."""
+    first = next(iter(held), None)
+    return None if first is None else max(first.renew_at_ms - now_ms, 0) / 1000
 
 
 def _current(held: Held) -> Settlement:

@@ -17,7 +17,8 @@ from aiodelay.ports.reactive import Subscriber
 from . import settling
 from .lease_book import Held
 from .run_settlements import RunSettlements
-from .subscription import HandlerSubscription, Run
+from .runs import Run
+from .subscription import HandlerSubscription
 
 __all__ = ["Publication"]
 

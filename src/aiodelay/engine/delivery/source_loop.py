@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from aiodelay.engine.observer import Observer
-from aiodelay.ports import Feed
+from aiodelay.ports import Feed, LocalFeed
 from aiodelay.ports.clock import Clock
 
 from .dispatcher import Dispatcher
 from .heartbeat import Heartbeat
 from .lease_book import LeaseBook
 from .subscription import HandlerSubscription
+from .turns import Turns
 
 __all__ = ["SourceLoop"]
 
@@ -30,6 +32,7 @@ class SourceLoop:
         may_claim: A function that returns whether messages may be claimed now.
         max_lapses: A function that returns the most lapses of a message that may be claimed now.
         on_change: Called after a claim has ended or was renewed.
+        turns: Whose turn it is to claim: the store's or the source's.
         observer: Receives the end of each claim.
     """
 
@@ -44,9 +47,10 @@ class SourceLoop:
         may_claim: Callable[[], bool],
         max_lapses: Callable[[], int],
         on_change: Callable[[], None],
+        turns: Turns,
         observer: Observer | None,
     ) -> None:
-        self._observer = observer
+        self._observer, self._turns = observer, turns
         self._opening, self._subscription = feed, subscription
         self._clock, self._now_ms, self._lease_ms = clock, now_ms, lease_ms
         self._may_claim, self._max_lapses, self._on_change = may_claim, max_lapses, on_change
@@ -69,10 +73,18 @@ class SourceLoop:
                 observer=self._observer,
                 heartbeat=heartbeat,
             )
-            lanes = {self._subscription.lane: self._subscription}
+            lane = self._subscription.lane
             dispatcher = Dispatcher(
-                feed, self.book, lanes, self._lease_ms, may_claim=self._may_claim, max_lapses=self._max_lapses
+                feed,
+                self.book,
+                {lane: self._subscription},
+                self._lease_ms,
+                may_claim=self._may_claim,
+                max_lapses=self._max_lapses,
+                turns={lane: self._turns},
             )
+            if isinstance(feed, LocalFeed):
+                self._subscription.refill = partial(dispatcher.refill, feed)
             tasks.create_task(self.book.run(), name=f"aiodelay lease book of {self._subscription.lane}")
             claiming = tasks.create_task(dispatcher.run(), name=f"aiodelay source of {self._subscription.lane}")
             try:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from aiodelay.core.transitions import base_id, token_deadline_ms
 from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Demand, Lane, Settlement, SettleOutcome
@@ -26,47 +25,17 @@ from .drive import rest_of
 from .lease_book import Held
 from .run_settlements import RunSettlements
 from .runners import Runners
+from .runs import Run, Runs
 from .threads import Threads
 
-__all__ = ["HandlerSubscription", "Run"]
+__all__ = ["HandlerSubscription"]
 
 log: logging.Logger = logging.getLogger("aiodelay.handlers")
 
 SLICE_S = 0.005
 """If the handlers of a runner never wait, the runner yields to the event loop after this many seconds."""
-
-
-@dataclass(slots=True)
-class Run:
-    """A run of a handler that has begun and now waits.
-
-    Attributes:
-        held: The claim of the message.
-        started_s: The start of the run, in the time of the event loop.
-        rest: The rest of the run, to await.
-        task: The runner that awaits the rest; None until a runner does.
-        timed_out: Whether the run has exceeded the handler's time limit.
-        cancels: How often this object has cancelled the run.
-    """
-
-    held: Held
-    started_s: float
-    rest: Awaitable[Any]
-    task: asyncio.Task[None] | None = None
-    timed_out: bool = False
-    cancels: int = 0
-
-    def cancel(self) -> None:
-        """Cancel the coroutine where it waits. If the handler runs in a thread, cancel only the wait for the thread."""
-        assert self.task is not None
-        self.cancels += 1
-        self.task.cancel()
-
-    def leave(self) -> None:
-        """Close a coroutine that ignores cancellation. A thread or a task for which the coroutine waits may go on."""
-        with contextlib.suppress(Exception):
-            cast("Generator[Any, Any, Any]", self.rest).close()
-        self.cancel()
+MOST_REFILLS = 32
+"""A runner ends after so many calls of `refill`. Then the dispatch loops claim, so the store's messages get a turn."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -83,6 +52,10 @@ class HandlerSubscription:
         observer: Receives the beginning of each run.
         hooks: Receive each message that is given up.
         claims_ahead: Whether messages may be claimed before there is room to run them.
+
+    Attributes:
+        refill: Settles ended runs and delivers the next messages of a source, both without a wait; None if no source
+            can. A runner calls it when no message waits.
     """
 
     spec: HandlerSpec
@@ -97,10 +70,10 @@ class HandlerSubscription:
     concurrency: int = 0
     in_flight: int = 0
     is_draining: bool = False
+    refill: Callable[[], None] | None = None
     _waiting: deque[Held] = field(default_factory=deque)
     _runner_count: int = 0
-    _running: dict[int, Run] = field(default_factory=dict)
-    _timer: asyncio.TimerHandle | None = None
+    _running: Runs = field(init=False)
     _threads: Threads = field(init=False)
     _settlements: RunSettlements = field(init=False)
     _ahead: ClaimAhead = field(init=False)
@@ -108,6 +81,7 @@ class HandlerSubscription:
 
     def __post_init__(self) -> None:
         self.concurrency = self.spec.concurrency
+        self._running = Runs(self.spec)
         self._ahead = ClaimAhead(self._give_back)
         self._threads = Threads(f"aiodelay {self.lane}")
         self._settlements = self._settlements_type(self.spec, self.now_ms)
@@ -153,7 +127,7 @@ class HandlerSubscription:
 
     def lost(self, held: Held) -> None:
         """Cancel the run of a message whose lease was lost. A run in a thread cannot be cancelled."""
-        run = self._running.get(id(held))
+        run = self._running.of(held)
         if run is not None and self.spec.is_coroutine:
             run.cancel()
 
@@ -198,7 +172,7 @@ class HandlerSubscription:
     def stop(self) -> None:
         """Cancel all runs. Their messages go back to the store."""
         self.drain()
-        for run in self._running.values():
+        for run in self._running:
             if not self.spec.is_coroutine and not run.cancels:
                 text = "%s: the run of %s is in a thread, which cannot be stopped; the message may be delivered again"
                 log.warning(text, self.lane, run.held.claim.record.id)
@@ -206,7 +180,7 @@ class HandlerSubscription:
 
     def close(self) -> None:
         """Abandon runs that did not stop, so that their leases lapse, and end the threads."""
-        for run in list(self._running.values()):
+        for run in self._running:
             text = "%s: message %s is delivered again when its lease ends: its handler did not stop in time"
             log.error(text, self.lane, run.held.claim.record.id)
             run.held.book.forget(run.held)
@@ -233,8 +207,13 @@ class HandlerSubscription:
         assert task is not None
         now_s = loop.time()
         slice_ends = now_s + SLICE_S
+        refills = 0 if self.refill is None else MOST_REFILLS
         try:
-            while self._waiting and self._runner_count <= self.concurrency and not task.cancelling():
+            while (
+                (self._waiting or ((refills := refills - 1) >= 0 and self._refilled()))
+                and self._runner_count <= self.concurrency
+                and not task.cancelling()
+            ):
                 held = self._waiting.popleft()
                 if held.is_lost:
                     self.settled(held, SettleOutcome.GONE)
@@ -245,7 +224,10 @@ class HandlerSubscription:
                     continue
                 try:
                     begun = self._begin(held, loop, now_s)
-                    settlement = await self._go_on(begun, loop) if isinstance(begun, Run) else begun
+                    if isinstance(begun, Run):  # other runs may end beside it: the loops settle and claim for all
+                        refills, settlement = 0, await self._go_on(begun, loop)
+                    else:
+                        settlement = begun
                 except asyncio.CancelledError as error:  # the scheduler ends, or user code cancels this task
                     if self.is_draining:
                         self._release(held)
@@ -266,6 +248,12 @@ class HandlerSubscription:
                     slice_ends = now_s + SLICE_S
         finally:
             self._runner_count -= 1
+
+    def _refilled(self) -> bool:
+        """Return whether a source has delivered messages at once."""
+        if self.refill is not None:
+            self.refill()
+        return bool(self._waiting)
 
     def _begin(self, held: Held, loop: asyncio.AbstractEventLoop, started_s: float) -> Settlement | Run:
         """Run a handler until it ends or waits for the first time. No `await` is here: most handlers end at once."""
@@ -332,9 +320,7 @@ class HandlerSubscription:
     async def _go_on(self, run: Run, loop: asyncio.AbstractEventLoop) -> Settlement:
         """Wait for the rest of a run. Meanwhile other messages run beside it, and the run can be cancelled."""
         held, run.task = run.held, asyncio.current_task()
-        self._running[id(held)] = run
-        if self.spec.timeout_ms is not None and self._timer is None:
-            self._timer = loop.call_at(run.started_s + self.spec.timeout_ms / 1000, self._time_out)
+        self._running.add(run, loop)
         if self._waiting:
             self._start_runners(most=len(self._waiting))
         try:
@@ -344,34 +330,8 @@ class HandlerSubscription:
         except Exception as error:  # noqa: BLE001 - a handler's exception is data for its retry policy
             return self._settlements.after_failure(held, error)
         finally:
-            del self._running[id(held)]
+            self._running.remove(run)
         return self._settlements.after_return(held, result)
-
-    def _time_out(self) -> None:
-        """End the runs whose time is up. The runs are in the order of their starts, and all have the same limit."""
-        self._timer = None
-        assert self.spec.timeout_ms is not None
-        loop = asyncio.get_running_loop()
-        for run in self._running.values():
-            ends = run.started_s + self.spec.timeout_ms / 1000
-            if ends > loop.time():
-                self._timer = loop.call_at(ends, self._time_out)
-                return
-            if not run.timed_out:
-                self._end_late_run(run)
-
-    def _end_late_run(self, run: Run) -> None:
-        run.timed_out = True
-        if self.spec.is_coroutine:
-            run.cancel()
-        else:
-            log.warning(
-                "%s exceeded its timeout of %d ms in a thread, which cannot be stopped: "
-                "message %s stays in flight until the handler returns",
-                self.lane,
-                self.spec.timeout_ms,
-                run.held.claim.record.id,
-            )
 
     # --- the end of a run ---------------------------------------------------------------------------------
 

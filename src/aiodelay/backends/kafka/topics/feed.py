@@ -117,9 +117,16 @@ class TopicFeed:
         asked_ms = self._now_ms()
         missing = min(wanted.messages, MAX_CLAIM_MESSAGES) - sum(part.ready for part in self._reader.parts.values())
         if missing > 0 or self._reader.is_behind:
-            await self._reader.poll(0, max(missing, 1))
+            await self._reader.poll(0, MAX_CLAIM_MESSAGES)
         now_ms = self._now_ms()
         claims = self._give_out(lane, wanted, asked_ms + lease_ms, now_ms)
+        return Claimed(claims, now_ms, now_ms if claims else None)
+
+    def claim_nowait(self, demand: Mapping[str, Demand], *, lease_ms: int) -> Claimed:
+        """Take records that were read before. None after a rebalance: `claim` must first take the partitions over."""
+        ((lane, wanted),) = demand.items()
+        now_ms = self._now_ms()
+        claims = [] if self._reader.is_behind else self._give_out(lane, wanted, now_ms + lease_ms, now_ms)
         return Claimed(claims, now_ms, now_ms if claims else None)
 
     def _give_out(self, lane: str, wanted: Demand, ends_ms: int, now_ms: int) -> list[Claim]:
@@ -170,6 +177,18 @@ class TopicFeed:
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         """End claims, after the store has taken retries and dead letters. For claims of lost partitions, do nothing."""
+        found, leaving = self._found(settlements)
+        if leaving:
+            await self._put_back(leaving)
+        return self._ended(settlements, found)
+
+    def settle_nowait(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome] | None:
+        """End claims, unless the store must first take a retry or a dead letter."""
+        found, leaving = self._found(settlements)
+        return None if leaving else self._ended(settlements, found)
+
+    def _found(self, settlements: Sequence[Settlement]) -> tuple[list[_Taken | None], list[PutBack]]:
+        """Return the records of the claims, and the messages that the store must take first."""
         found: list[_Taken | None] = []
         leaving: list[PutBack] = []
         for settlement in settlements:
@@ -178,8 +197,9 @@ class TopicFeed:
             if taken is None or isinstance(settlement, Done) or is_release(taken.record, settlement):
                 continue
             leaving.append(returned(taken.record, settlement))
-        if leaving:
-            await self._put_back(leaving)
+        return found, leaving
+
+    def _ended(self, settlements: Sequence[Settlement], found: Sequence[_Taken | None]) -> list[SettleOutcome]:
         for settlement, taken in zip(settlements, found, strict=True):
             if taken is None or self._taken.pop(taken.key, None) is None:
                 continue
