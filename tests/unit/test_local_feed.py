@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -33,6 +34,7 @@ from aiodelay.core.values import (
     Stored,
 )
 from aiodelay.core.wakeup import WakeUp
+from aiodelay.errors import StoreUnavailableError
 from aiodelay.ports import Feed, LocalFeed
 from aiodelay.testing.clock import VirtualClock
 from tests.support.noted import NotedStore
@@ -53,6 +55,7 @@ class LocalSource:
         calls: How often each method was called.
         most_taken: The largest number of records that were in flight at once.
         fails: Names of the methods whose next calls raise.
+        answers_s: The time that each `claim` and `settle` takes.
     """
 
     name = "local"
@@ -63,6 +66,7 @@ class LocalSource:
         self.calls: Counter[str] = Counter()
         self.fails: Counter[str] = Counter()
         self.most_taken = self._number = 0
+        self.answers_s = 0.0
         self._wakeup = WakeUp()
 
     def check(self, address: str) -> None: ...
@@ -96,6 +100,7 @@ class LocalSource:
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         self._note("claim")
+        await asyncio.sleep(self.answers_s)
         return self._give_out(demand, lease_ms)
 
     def claim_nowait(self, demand: Mapping[Lane, Demand], *, lease_ms: int) -> Claimed:
@@ -115,6 +120,7 @@ class LocalSource:
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         self._note("settle")
+        await asyncio.sleep(self.answers_s)
         await self._put_back(self._leaving(settlements))
         return self._end(settlements)
 
@@ -229,6 +235,20 @@ async def test_a_retry_goes_through_the_store_and_the_runs_beside_it_go_on(clock
     assert stage.source.most_taken <= LIMIT
 
 
+async def test_s7_nothing_is_claimed_or_settled_twice_while_a_call_is_under_way(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage, ids = Stage(clock), numbered(2_000)
+    stage.fail_once, stage.source.answers_s = set(ids[::9]), 0.003
+    stage.takes_s = dict.fromkeys(ids[::5], 0.002)
+    stage.source.push(*ids)
+    async with stage.scheduler:
+        await stage.ended()
+    assert sorted(set(stage.began)) == ids
+    assert stage.source.most_taken <= LIMIT
+    assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
 @pytest.mark.parametrize("name", ["claim_nowait", "settle_nowait"])
 async def test_after_an_error_of_the_feed_nothing_is_lost_and_nothing_runs_twice(
     clock: VirtualClock, name: str
@@ -265,6 +285,23 @@ async def test_b2_the_store_and_a_source_get_turns_while_both_have_messages(
     assert max(after - before for before, after in pairwise(sorted(at))) <= 40 * concurrency
     between = [stage.began.index(each) for each in ids if min(at) < stage.began.index(each) < max(at)]
     assert len(between) >= 100, "nor does the source wait until the store is empty"
+
+
+async def test_l4_a_source_goes_on_while_the_store_whose_turn_it_is_does_not_answer(clock: VirtualClock) -> None:
+    stage, ids = Stage(clock), numbered(2_000)
+    stage.takes_s = dict.fromkeys(ids, 0.001)
+
+    async def put() -> None:
+        await stage.store.memory.apply([Put(new_op(), Envelope(f"retry {i}", LANE), After(0)) for i in range(200)])
+
+    async def go_away() -> None:
+        stage.store.errors["claim"] = [StoreUnavailableError("memory", "it is away")] * 100_000
+
+    stage.hooks = {ids[100]: put, ids[200]: go_away}
+    stage.source.push(*ids)
+    async with stage.scheduler:
+        await stage.ended()
+        assert sum(each.startswith("retry") for each in stage.began) < 200, "the store was away before it was empty"
 
 
 async def test_no_message_is_taken_once_the_scheduler_closes(clock: VirtualClock) -> None:
