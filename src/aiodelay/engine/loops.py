@@ -78,6 +78,7 @@ class Loops:
         on_change: Callable[[], None],
     ) -> None:
         self._work, self._now_ms, self._options, self._tasks, self._on_change = work, now_ms, options, tasks, on_change
+        self._subscriptions = subscriptions
         self._sources: dict[Subscriber, tuple[SourceLoop, asyncio.Task[None]]] = {}
         self._pauses = 0
         self._lag = LoopLag(LAG_LIMIT_S, lambda: any(map(len, self._books())), self.freed)
@@ -100,6 +101,7 @@ class Loops:
             may_claim=self._may_claim,
             max_lapses=self._max_lapses,
             turns=self._turns,
+            give_back=self._give_back,
         )
         self.housekeeping: Housekeeping = Housekeeping(work, options.clock, lanes, options.alarm_ms, options.on_alarm)
         self._book_task = tasks.create_task(self.book.run(), name="aiodelay lease book")
@@ -125,6 +127,11 @@ class Loops:
     def _may_claim(self) -> bool:
         """Return whether to claim now. False inside `no_claims`, while the event loop lags, and as a trial begins."""
         return not self._pauses and self._lag.may_claim() and not any(book.is_trying for book in self._books())
+
+    def _give_back(self) -> None:
+        """Give back all messages whose runs have not begun."""
+        for subscription in self._subscriptions.values():
+            subscription.give_back()
 
     def _max_lapses(self) -> int:
         """Return the most lapses that a message may have, if it is claimed beside the messages in all books."""
@@ -165,6 +172,7 @@ class Loops:
             max_lapses=self._max_lapses,
             on_change=self.freed,
             turns=turns,
+            give_back=self._give_back,
             observer=options.observer,
         )
         task = self._tasks.create_task(loop.run(), name=f"aiodelay source of {subscription.lane}")

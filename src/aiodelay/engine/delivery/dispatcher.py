@@ -101,6 +101,7 @@ class Dispatcher:
             loop lags, or while a trial begins.
         max_lapses: A function that returns the most lapses of a message that may be claimed now; see
             `LeaseBook.max_lapses`.
+        give_back: Gives back all messages of this process whose runs have not begun.
         turns: For each lane that gets messages from a source too: whose turn it is to claim.
     """
 
@@ -114,10 +115,11 @@ class Dispatcher:
         may_claim: Callable[[], bool],
         max_lapses: Callable[[], int],
         turns: Mapping[Lane, Turns],
+        give_back: Callable[[], None],
     ) -> None:
         self._work, self._book, self._subscriptions = work, book, subscriptions
         self._lease_ms, self._may_claim, self._max_lapses = lease_ms, may_claim, max_lapses
-        self._turns = turns
+        self._turns, self._give_back = turns, give_back
         self._is_draining = self._is_claiming = self._has_tried = False
         self._lanes: dict[Lane, Subscription] = {}
 
@@ -245,8 +247,7 @@ class Dispatcher:
                 self._book.settle(held, settling.release(held.claim.record, held.claim.token))
             return
         if is_suspect(claimed.claims[0].record):  # no other message begins while suspects are tried alone
-            for other in self._subscriptions.values():
-                other.give_back()
+            self._give_back()
         for lane, claims in groupby(claimed.claims, LANE_OF):
             subscription = self._lanes[lane]
             subscription.deliver(self._book.add(list(claims), subscription))

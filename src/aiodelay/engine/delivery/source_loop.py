@@ -33,6 +33,7 @@ class SourceLoop:
         max_lapses: A function that returns the most lapses of a message that may be claimed now.
         on_change: Called after a claim has ended or was renewed.
         turns: Whose turn it is to claim: the store's or the source's.
+        give_back: Gives back all messages of this process whose runs have not begun.
         observer: Receives the end of each claim.
     """
 
@@ -48,9 +49,10 @@ class SourceLoop:
         max_lapses: Callable[[], int],
         on_change: Callable[[], None],
         turns: Turns,
+        give_back: Callable[[], None],
         observer: Observer | None,
     ) -> None:
-        self._observer, self._turns = observer, turns
+        self._observer, self._turns, self._give_back = observer, turns, give_back
         self._opening, self._subscription = feed, subscription
         self._clock, self._now_ms, self._lease_ms = clock, now_ms, lease_ms
         self._may_claim, self._max_lapses, self._on_change = may_claim, max_lapses, on_change
@@ -82,9 +84,10 @@ class SourceLoop:
                 may_claim=self._may_claim,
                 max_lapses=self._max_lapses,
                 turns={lane: self._turns},
+                give_back=self._give_back,
             )
             if isinstance(feed, LocalFeed):
-                self._subscription.refill = partial(dispatcher.refill, feed)
+                self._subscription.take_directly(partial(dispatcher.refill, feed))
             tasks.create_task(self.book.run(), name=f"aiodelay lease book of {self._subscription.lane}")
             claiming = tasks.create_task(dispatcher.run(), name=f"aiodelay source of {self._subscription.lane}")
             try:

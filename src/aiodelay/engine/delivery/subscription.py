@@ -110,6 +110,10 @@ class HandlerSubscription:
             self._give_back()
         self._start_runner()
 
+    def take_directly(self, refill: Callable[[], None]) -> None:
+        """Take messages from a `LocalFeed` between two runs, and claim nothing ahead: a part's messages would wait."""
+        self.refill, self.claims_ahead = refill, False
+
     def set_concurrency(self, concurrency: int) -> None:
         """Change how many messages may run at once. Runs under way go on."""
         self.concurrency = concurrency
