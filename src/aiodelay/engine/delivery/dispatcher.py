@@ -214,10 +214,10 @@ class Dispatcher:
             try:
                 asked_at_ms = self._book.local_ms()
                 claimed = await self._work.claim(demand, request=request, lease_ms=self._lease_ms)
-            except StoreError as error:
-                if self._is_draining:
-                    raise
+            except Exception as error:
                 self._note_turns(demand, ())
+                if self._is_draining or not isinstance(error, StoreError):
+                    raise
                 await backoff.failed(log, "claiming", error)
             else:
                 backoff.succeeded(log, "claiming")
