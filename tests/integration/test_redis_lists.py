@@ -583,6 +583,29 @@ async def test_closing_gives_back_what_has_not_begun(scene: Scene) -> None:
 
 
 @on_lists
+async def test_b1_elements_that_were_claimed_ahead_go_back_in_their_order(scene: Scene) -> None:
+    elements, waiting = [b"%05d" % i for i in range(4_000)], 0
+    for start in range(0, len(elements), 500):
+        await scene.direct.command("RPUSH", scene.key, *elements[start : start + 500])
+    scheduler = scene.scheduler(drain="0s")
+
+    @scheduler.handler(name="raw", source=f"{scene.source}?format=raw")
+    async def work(payload: bytes) -> None:
+        nonlocal waiting
+        if int(payload) >= 2_000:
+            waiting += 1
+            await asyncio.Event().wait()
+
+    async def is_busy() -> bool:
+        return waiting == 16
+
+    async with scheduler:
+        await scene.until(is_busy)
+    assert await scene.elements() == elements[2_000:]
+    assert await scene.direct.command("KEYS", f"*{scene.key}*") == [scene.key.encode()]
+
+
+@on_lists
 async def test_handlers_with_sources_come_and_go_while_open(scene: Scene) -> None:
     scheduler = await scene.open(scene.scheduler())
     await scheduler.schedule(CheckPayment(1), to=scene.to, delay="0s", id="m1")
