@@ -38,7 +38,7 @@ CONCURRENCY = 1_500
 DEFAULT_CONCURRENCY = 16
 MOST_RECORDS = 2_000
 AT_ONCE = 5_000
-GOAL = Goal("at least", 0.7)
+GOAL, OF_TUNED = Goal("at least", 0.7), Goal("at least", 0.7)
 
 
 def run(plan: Plan) -> list[Row]:
@@ -52,12 +52,26 @@ def run(plan: Plan) -> list[Row]:
         },
     )
 
+    of = f"Kafka: {n:,} records of a topic, to an empty handler, concurrency"
+
     def row(ours: str, concurrency: str, goal: Goal | None) -> Row:
-        what = f"Kafka: {n:,} records of a topic, to an empty handler, concurrency {concurrency}"
+        what = f"{of} {concurrency}"
         beside = f"{per_message_us(times[ours], n)} a record, bare {per_message_us(times['bare'], n)}"
         return Row("BK8", what, "x bare speed", ratios(times["bare"], times[ours]), goal, beside)
 
-    return [row("ours", f"{CONCURRENCY:,}", GOAL), row("default", f"{DEFAULT_CONCURRENCY} (default)", None)]
+    beside_tuned = Row(
+        "BK8",
+        f"{of} {DEFAULT_CONCURRENCY} (default)",
+        f"x speed with concurrency {CONCURRENCY:,}",
+        ratios(times["ours"], times["default"]),
+        OF_TUNED,
+        f"{per_message_us(times['default'], n)} a record",
+    )
+    return [
+        row("ours", f"{CONCURRENCY:,}", GOAL),
+        row("default", f"{DEFAULT_CONCURRENCY} (default)", None),
+        beside_tuned,
+    ]
 
 
 @asynccontextmanager

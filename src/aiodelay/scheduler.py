@@ -117,8 +117,7 @@ class Scheduler(Control, Registration):
         drain: How long closing waits for messages in flight. After that, closing cancels their runs and gives the
             messages back.
         claim_ahead: Whether a handler may claim messages before it has room to run them: as many as it has run in the
-            last 20 ms, at most 1,000. A handler with a source never does. False = only messages whose runs can begin at
-            once.
+            last 20 ms, at most 1,000. False = only messages whose runs can begin at once.
         overdue_alarm: The scheduler raises an alarm when a message has been overdue for this long.
         on_alarm: A plain function. The scheduler calls it with each `Alarm`, and again when the alarm is over. Alarms
             are logged in any case.

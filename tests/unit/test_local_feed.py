@@ -12,7 +12,7 @@ from typing import Self
 
 import pytest
 
-from aiodelay import Context, Retry, Scheduler
+from aiodelay import Context, Retry, Scheduler, Telemetry
 from aiodelay.core.ids import new_op
 from aiodelay.core.transitions import NO_OP, is_release, returned, token_counter, token_for
 from aiodelay.core.values import (
@@ -38,6 +38,7 @@ from aiodelay.errors import StoreUnavailableError
 from aiodelay.ports import Feed, LocalFeed
 from aiodelay.testing.clock import VirtualClock
 from tests.support.noted import NotedStore
+from tests.support.telemetry import Emitted
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -58,9 +59,8 @@ class LocalSource:
         answers_s: The time that each `claim` and `settle` takes.
     """
 
-    name = "local"
-
-    def __init__(self) -> None:
+    def __init__(self, name: str = "local") -> None:
+        self.name = name
         self.left: deque[str] = deque()
         self.taken: dict[str, Record] = {}
         self.calls: Counter[str] = Counter()
@@ -165,11 +165,13 @@ class Stage:
         takes_s: How long the runs of some ids take. Other runs end at once.
         fail_once: The ids whose first runs raise.
         hooks: Functions that runs of some ids call.
+        next: Another source, which no handler has yet.
     """
 
-    def __init__(self, clock: VirtualClock, *, concurrency: int = LIMIT) -> None:
-        self.store, self.source = NotedStore(clock), LocalSource()
-        self.scheduler = Scheduler(self.store, sources=[self.source], clock=clock)
+    def __init__(self, clock: VirtualClock, *, concurrency: int = LIMIT, telemetry: Telemetry | None = None) -> None:
+        self.store, self.source, self.next = NotedStore(clock), LocalSource(), LocalSource("next")
+        sources = [self.source, self.next]
+        self.scheduler = Scheduler(self.store, sources=sources, clock=clock, telemetry=telemetry)
         self.takes_s: dict[str, float] = {}
         self.fail_once: set[str] = set()
         self.hooks: dict[str, Callable[[], Awaitable[None]]] = {}
@@ -302,6 +304,44 @@ async def test_l4_a_source_goes_on_while_the_store_whose_turn_it_is_does_not_ans
     async with stage.scheduler:
         await stage.ended()
         assert sum(each.startswith("retry") for each in stage.began) < 200, "the store was away before it was empty"
+
+
+async def test_l4_turns_go_on_when_a_lane_gets_another_handler_while_the_first_ends(clock: VirtualClock) -> None:
+    stage, ids = Stage(clock), numbered(5_000)
+    stage.takes_s = {"long": 5}
+    stage.source.push("long")
+    stage.next.push(*ids)
+    retries = [f"retry {i:04}" for i in range(5_000)]
+    began: list[str] = []
+
+    async def work(payload: bytes, context: Context) -> None:
+        began.append(context.id)
+        await asyncio.sleep(0.02)
+
+    async with stage.scheduler as scheduler, asyncio.TaskGroup() as tasks:
+        await until(lambda: stage.running, "the long run has begun")
+        tasks.create_task(scheduler.remove_handler(LANE))
+        await asyncio.sleep(0.1)
+        for start in range(0, len(retries), 500):
+            puts = [Put(new_op(), Envelope(each, LANE), After(0)) for each in retries[start : start + 500]]
+            await stage.store.memory.apply(puts)
+        scheduler.add_handler(work, name=LANE, source="next:x", concurrency=LIMIT)
+        await until(lambda: not stage.next.left and not stage.next.taken, "the source has given all out")
+        await scheduler.run_until_idle()
+    assert sorted(began) == sorted(ids + retries)
+
+
+async def test_calls_without_a_wait_are_measured(clock: VirtualClock) -> None:
+    emitted = Emitted()
+    stage = Stage(clock, telemetry=emitted.telemetry(tracing=False))
+    stage.source.push(*numbered(500))
+    async with stage.scheduler:
+        await stage.ended()
+        points = emitted.points()["messaging.client.operation.duration"]
+    calls = Counter({labels["messaging.operation.name"]: value[0] for labels, value in points})
+    assert stage.source.calls["claim_nowait"] > 20
+    assert calls["claim"] >= stage.source.calls["claim_nowait"] + stage.source.calls["claim"]
+    assert calls["settle"] == stage.source.calls["settle_nowait"] + stage.source.calls["settle"]
 
 
 async def test_no_message_is_taken_once_the_scheduler_closes(clock: VirtualClock) -> None:

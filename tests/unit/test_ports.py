@@ -30,6 +30,7 @@ PUBLIC = [
     "JournalReader",
     "Lists",
     "Loads",
+    "LocalFeed",
     "Pauses",
     "PutsBack",
     "Recurring",

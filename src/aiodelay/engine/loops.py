@@ -190,7 +190,8 @@ class Loops:
             loop, task = self._sources[subscription]
             loop.stop()
             await ended_by(by_s, [task])
-            self._turns.pop(subscription.lane, None)
+            if self._turns.get(subscription.lane) is loop.turns:  # else another handler has this lane already
+                del self._turns[subscription.lane]
             self._sources.pop(subscription, None)  # after the wait: a close that begins meanwhile must also wait
 
     # --- stop in order ------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class Runs:
         return iter(list(self._runs.values()))
 
     def of(self, held: Held) -> Run | None:
-        """Return the run of a message that waits; None if there is none."""
+        """Return the waiting run of a message, or None."""
         return self._runs.get(id(held))
 
     def add(self, run: Run, loop: asyncio.AbstractEventLoop) -> None:

@@ -52,7 +52,8 @@ class SourceLoop:
         give_back: Callable[[], None],
         observer: Observer | None,
     ) -> None:
-        self._observer, self._turns, self._give_back = observer, turns, give_back
+        self._observer, self._give_back = observer, give_back
+        self.turns: Turns = turns
         self._opening, self._subscription = feed, subscription
         self._clock, self._now_ms, self._lease_ms = clock, now_ms, lease_ms
         self._may_claim, self._max_lapses, self._on_change = may_claim, max_lapses, on_change
@@ -83,7 +84,7 @@ class SourceLoop:
                 self._lease_ms,
                 may_claim=self._may_claim,
                 max_lapses=self._max_lapses,
-                turns={lane: self._turns},
+                turns={lane: self.turns},
                 give_back=self._give_back,
             )
             if isinstance(feed, LocalFeed):

@@ -35,7 +35,7 @@ log: logging.Logger = logging.getLogger("aiodelay.handlers")
 SLICE_S = 0.005
 """If the handlers of a runner never wait, the runner yields to the event loop after this many seconds."""
 MOST_REFILLS = 32
-"""A runner ends after so many calls of `refill`. Then the dispatch loops claim, so the store's messages get a turn."""
+"""A runner ends after this number of refills. Then the dispatch loops claim, so the store's messages get a turn."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
