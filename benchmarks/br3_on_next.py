@@ -105,7 +105,14 @@ async def in_batches(n: int) -> float:
             book = LeaseBook(work, clock, clock.now_ms, LEASE_MS, work.wake)
             batches = Batches(Runners(tasks), all_delivered, n, delivered)
             dispatcher = Dispatcher(
-                work, book, {LANE: batches}, LEASE_MS, may_claim=lambda: True, max_lapses=lambda: MAX_LAPSES
+                work,
+                book,
+                {LANE: batches},
+                LEASE_MS,
+                may_claim=lambda: True,
+                max_lapses=lambda: MAX_LAPSES,
+                turns={},
+                give_back=batches.give_back,
             )
             tasks.create_task(dispatcher.run())
             tasks.create_task(book.run())
