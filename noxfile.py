@@ -129,6 +129,16 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def peers(session: nox.Session) -> None:
+    """How fast is aiodelay, beside other libraries? Without arguments, write the tables of docs/performance.md."""
+    install(session, "bench")
+    add_redis(session)
+    cache = Path(session.cache_dir, "peers").resolve()
+    page = ["--markdown", "docs/performance.md"]
+    session.run("python", "-m", "benchmarks.peers", "--cache", f"{cache}", *(session.posargs or page))
+
+
+@nox.session
 def package(session: nox.Session) -> None:
     """Does the wheel contain the right files, and does it work outside this tree?"""
     session.install(*group("package"))

@@ -1,0 +1,109 @@
+"""`python -m benchmarks.peers [arq ...]`: measure aiodelay and its peers, and write their tables.
+
+Each peer is installed into an environment of its own, in a cache folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+from benchmarks.harness import Plan, WrongResultError
+from benchmarks.redis_server import running_server
+from benchmarks.report import put_between_markers, surroundings
+
+from .environments import CACHE, Environment, MissingPeerError, environment
+from .measures import Measured, drain, idle, kill, late
+from .sides import AIODELAY, PEERS, SETTINGS, Peer, Side, requirements
+from .tables import as_markdown
+
+T = TypeVar("T")
+MARKERS = "peers"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the named peers (default: all) beside aiodelay."""
+    options = _parser().parse_args(arguments)
+    by_name = {peer.name: peer for peer in PEERS}
+    unknown = sorted(set(options.names) - set(by_name))
+    if unknown:
+        print(f"no such peer: {', '.join(unknown)}; there are {', '.join(by_name)}", file=sys.stderr)
+        return 2
+    wanted = [peer for peer in PEERS if not options.names or peer == AIODELAY or peer.name in options.names]
+    environments, left_out = _environments(wanted, options.cache)
+    with ExitStack() as stack:
+        directory = tempfile.TemporaryDirectory(prefix="aiodelay-peers-", dir=options.directory)
+        url = stack.enter_context(running_server(options.redis))
+        plan = Plan(Path(stack.enter_context(directory)), options.runs, options.scale, redis=url)
+        around = surroundings(plan)
+        measured = _measure_all(
+            plan, {Side(peer, each): environments[peer] for each in SETTINGS for peer in environments}
+        )
+    around["peers"] = " ".join(package for peer in environments for package in requirements(peer))
+    text = as_markdown(measured, left_out, around)
+    print(text)
+    if options.markdown is not None:
+        document = options.markdown.read_text(encoding="utf-8")
+        options.markdown.write_text(put_between_markers(document, MARKERS, text), encoding="utf-8")
+    return 0
+
+
+def _environments(peers: Sequence[Peer], cache: Path) -> tuple[dict[Peer, Environment], dict[Peer, str]]:
+    environments, left_out = dict[Peer, Environment](), dict[Peer, str]()
+    for peer in peers:
+        try:
+            environments[peer] = environment(peer, cache)
+        except MissingPeerError as error:
+            left_out[peer] = f"{error}"
+            print(f"{peer.name} is left out: {error}", file=sys.stderr)
+    return environments, left_out
+
+
+def _measure_all(plan: Plan, environments: dict[Side, Environment]) -> dict[Side, Measured]:
+    """Measure the sides in turn, each round another side first. Memory, idle and kills are measured once."""
+    sides = list(environments)
+    measured = {side: Measured() for side in sides}
+
+    def measure(side: Side, how: Callable[[Plan, Side, Environment], T], into: dict[int, T], number: int) -> None:
+        try:
+            into[number] = how(plan, side, environments[side])
+        except WrongResultError as error:
+            if side.peer == AIODELAY:
+                raise
+            measured[side].failures.append(f"{how.__name__}: {error}")
+            print(f"{side}, {how.__name__} failed: {error}", flush=True)
+        else:
+            print(f"{side}, {how.__name__}: {into[number]}", flush=True)
+
+    for number in range(plan.runs):
+        first = number % len(sides)
+        for side in sides[first:] + sides[:first]:
+            measure(side, drain, measured[side].drains, number)
+            measure(side, late, measured[side].lates, number)
+    for side in sides:
+        measure(side, idle, measured[side].idles, 0)
+        measure(side, kill, measured[side].kills, 0)
+    return measured
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="arq", help="names of peers (default: all)")
+    parser.add_argument("--runs", type=int, default=3, help="number of rounds of drain and lateness (default: 3)")
+    parser.add_argument("--scale", type=float, default=1.0, help="part of the full size, to try a peer out")
+    parser.add_argument("--redis", metavar="URL", help="a Redis server with an empty database (default: start one)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help=f"folder for environments (default: {CACHE})")
+    parser.add_argument("--directory", type=Path, help="folder for files (default: of the system, often /tmp)")
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write the tables between their markers in this file"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
