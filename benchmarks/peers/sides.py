@@ -43,7 +43,7 @@ class Side(NamedTuple):
         return f"{self.peer.name}, {self.settings}"
 
 
-AIODELAY = Peer("aiodelay", "concurrency 1,500", "yes", "after its lease, 15 s")
+AIODELAY = Peer("aiodelay", "concurrency 1,500", "yes", "after its lease (15 s)")
 BASE = Side(AIODELAY, "default")
 """The side to which all ratios are."""
 
@@ -77,7 +77,7 @@ PEERS: tuple[Peer, ...] = (
         "celery",
         "prefetch 128, late acknowledgement, no results",
         "yes, but only workers that run at that time know of it",
-        "default: never, a task is acknowledged before it runs; best: after the visibility timeout, 1 h",
+        "after the visibility timeout, 1 h; by default, a task is acknowledged before it runs, so never",
     ),
     Peer(
         "dramatiq",

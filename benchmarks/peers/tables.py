@@ -1,9 +1,9 @@
-"""The tables of the peers in docs/performance.md."""
+"""The tables of "Beside peers" in docs/performance.md."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .measures import BACK_WITHIN_S, Measured
@@ -12,10 +12,19 @@ from .sides import BASE, Peer, Side
 __all__ = ["as_markdown"]
 
 MIB = 2**20
+DELIVERING = (
+    *("speed of a drain", "processor time of the worker", "processor time of the server"),
+    *("lateness p50", "lateness p99", "messages delivered"),
+)
+WAITING = (
+    *("server's memory for a message", "worker's memory"),
+    *("commands a second", "processor load of the worker", "processor load of the server"),
+)
+KILLED = ("interrupted by the kill", "run again after", "ended twice", f"not back in {BACK_WITHIN_S:g} s")
 
 
 def as_markdown(measured: Mapping[Side, Measured], left_out: Mapping[Peer, str], around: Mapping[str, str]) -> str:
-    """Return three tables, the failures, the peers that were left out, and the conditions.
+    """Return the tables, the failures, the peers that were left out, and the conditions.
 
     Args:
         measured: The figures of each side. The base is one of them.
@@ -25,25 +34,10 @@ def as_markdown(measured: Mapping[Side, Measured], left_out: Mapping[Peer, str],
     base = measured[BASE]
     failures = [f"{side}: {failure}" for side, figures in measured.items() for failure in figures.failures]
     parts = [
-        _table(
-            (
-                "drain",
-                "worker's processor time",
-                "server's processor time",
-                "lateness p50",
-                "lateness p99",
-                "delivered",
-            ),
-            {side: _delivering(figures, base) for side, figures in measured.items()},
-        ),
-        _table(
-            ("server's memory a message", "worker's memory", "commands a second", "worker's load", "server's load"),
-            {side: _idle(figures, base) for side, figures in measured.items()},
-        ),
-        _table(
-            ("interrupted", "run again after", "doubled", f"not back in {BACK_WITHIN_S:g} s", "redelivery", "cancel"),
-            {side: _killed(side, figures) for side, figures in measured.items()},
-        ),
+        _table(DELIVERING, {side: _delivering(figures, base) for side, figures in measured.items()}),
+        _table(WAITING, {side: _waiting(figures, base) for side, figures in measured.items()}),
+        _table(KILLED, {side: _killed(figures) for side, figures in measured.items()}),
+        _descriptions(dict.fromkeys(side.peer for side in measured)),
         *([f"Failed: {'; '.join(failures)}."] if failures else []),
         *(f"Left out: {peer.name}, because {why}." for peer, why in left_out.items()),
         "Conditions: " + ", ".join(f"{name} {value}" for name, value in around.items()) + ".",
@@ -52,9 +46,18 @@ def as_markdown(measured: Mapping[Side, Measured], left_out: Mapping[Peer, str],
 
 
 def _table(columns: Sequence[str], rows: Mapping[Side, Sequence[str]]) -> str:
-    lines = [("peer", "settings", *columns), ("---",) * (len(columns) + 2)]
-    lines += [(side.peer.name, side.settings, *cells) for side, cells in rows.items()]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return _lines(("peer", "settings", *columns), [(side.peer.name, side.settings, *row) for side, row in rows.items()])
+
+
+def _descriptions(peers: Iterable[Peer]) -> str:
+    return _lines(
+        ("peer", "best settings", "a message runs again after a kill", "cancel of a pending message"),
+        [(peer.name, peer.best, peer.redelivery, peer.cancel) for peer in peers],
+    )
+
+
+def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ("---",) * len(head), *rows))
 
 
 def _ratio(
@@ -78,12 +81,13 @@ def _ratio(
     if not ratios:
         return own
     spread = f" [{min(ratios):.3g}-{max(ratios):.3g}]" if len(ratios) > 1 else ""
-    return f"{statistics.median(ratios):.3g}{spread} x, {own}"
+    return f"{statistics.median(ratios):.3g}{spread} x ({own})"
 
 
 def _delivering(figures: Measured, base: Measured) -> tuple[str, ...]:
     drains, lates = (figures.drains, base.drains), (figures.lates, base.lates)
-    deliveries = {f"{each.delivery}" for each in (*figures.drains.values(), *figures.lates.values())}
+    deliveries = {f"{each.delivery}" for each in figures.drains.values()}
+    deliveries |= {f"{each.delivery}" for each in figures.lates.values()}
     return (
         _ratio(*drains, "message_us", "µs", is_speed=True),
         _ratio(*drains, "worker_us", "µs"),
@@ -94,26 +98,20 @@ def _delivering(figures: Measured, base: Measured) -> tuple[str, ...]:
     )
 
 
-def _idle(figures: Measured, base: Measured) -> tuple[str, ...]:
+def _waiting(figures: Measured, base: Measured) -> tuple[str, ...]:
     idles = (figures.idles, base.idles)
     return (
         _ratio(*idles, "server_bytes", "B"),
         _ratio(*idles, "worker_bytes", "MiB", per=MIB),
-        _ratio(*idles, "commands_per_s", ""),
+        _ratio(*idles, "commands_per_s", "/s"),
         _ratio(*idles, "worker_load", "%"),
         _ratio(*idles, "server_load", "%"),
     )
 
 
-def _killed(side: Side, figures: Measured) -> tuple[str, ...]:
-    words = (side.peer.redelivery, side.peer.cancel)
+def _killed(figures: Measured) -> tuple[str, ...]:
     if not figures.kills:
-        return ("failed",) * 4 + words
+        return ("failed",) * len(KILLED)
     of = figures.kills[0]
-    return (
-        f"{of.interrupted} of {of.messages}",
-        "not run again" if of.back_s is None else f"{of.back_s:.1f} s",
-        f"{of.doubled}",
-        f"{of.not_back}",
-        *words,
-    )
+    again = "not run again" if of.back_s is None else f"{of.back_s:.1f} s"
+    return f"{of.interrupted} of {of.messages}", again, f"{of.doubled}", f"{of.not_back}"

@@ -50,7 +50,7 @@ def test_a_message_that_nobody_scheduled_fails_the_benchmark() -> None:
 def test_a_ratio_is_the_median_of_the_rounds_that_both_sides_measured() -> None:
     ours = Measured(drains={number: Drain(each, each, 1.0, NO_FAULT) for number, each in ((1, 40.0), (2, 90.0))})
     text = as_markdown({BASE: drained(100.0, 10.0, 30.0), ARQ: ours}, {}, {})
-    assert "| arq | default | 0.292 [0.25-0.333] x, 65 µs | 3.5 [3-4] x, 65 µs |" in text
+    assert "| arq | default | 0.292 [0.25-0.333] x (65 µs) | 3.5 [3-4] x (65 µs) |" in text
 
 
 def test_a_failure_is_named_and_is_no_zero() -> None:
