@@ -133,9 +133,8 @@ def peers(session: nox.Session) -> None:
     """How fast is aiodelay, beside other libraries? Without arguments, write the tables of docs/performance.md."""
     install(session, "bench")
     add_redis(session)
-    cache = Path(session.cache_dir, "peers").resolve()
-    page = ["--markdown", "docs/performance.md"]
-    session.run("python", "-m", "benchmarks.peers", "--cache", f"{cache}", *(session.posargs or page))
+    keep_peers(session)
+    session.run("python", "-m", "benchmarks.peers", *(session.posargs or ["--markdown", "docs/performance.md"]))
 
 
 @nox.session
@@ -156,6 +155,7 @@ def package(session: nox.Session) -> None:
 def products(session: nox.Session) -> None:
     """Do the tests of the rules pass on more Redis and Valkey servers, protocol versions and sizes?"""
     prepare(session, requirements(spark=PYSPARK))
+    keep_peers(session)
     at_night(session, "nightly")
 
 
@@ -250,6 +250,11 @@ def add_redis(session: nox.Session) -> None:
         session.warn("apt provides no redis-server; the tests use the servers from installed wheels")
         return
     session.env["AIODELAY_REDIS_SERVER"] = f"{program}"
+
+
+def keep_peers(session: nox.Session) -> None:
+    """Keep the environments of the peers in a cache. At night, a test measures one of those that `peers` installed."""
+    session.env["AIODELAY_PEERS"] = f"{Path(session.cache_dir, 'peers').resolve()}"
 
 
 def add_promtool(session: nox.Session) -> None:

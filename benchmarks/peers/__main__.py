@@ -18,9 +18,9 @@ from benchmarks.harness import Plan, WrongResultError
 from benchmarks.redis_server import running_server
 from benchmarks.report import put_between_markers, surroundings
 
-from .environments import CACHE, Environment, MissingPeerError, environment
+from .environments import CACHE, Environment, MissingPeerError, environment, versions
 from .measures import Measured, drain, idle, kill, late
-from .sides import AIODELAY, PEERS, SETTINGS, Peer, Side, requirements
+from .sides import AIODELAY, PEERS, SETTINGS, Peer, Side
 from .tables import as_markdown
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measured = _measure_all(
             plan, {Side(peer, each): environments[peer] for each in SETTINGS for peer in environments}
         )
-    around["peers"] = " ".join(package for peer in environments for package in requirements(peer))
+    around |= versions(environments)
     text = as_markdown(measured, left_out, around)
     print(text)
     if options.markdown is not None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import aiodelay
 
 from .sides import AIODELAY, Peer, requirements
 
-__all__ = ["CACHE", "Environment", "MissingPeerError", "environment", "is_installed"]
+__all__ = ["CACHE", "Environment", "MissingPeerError", "environment", "is_installed", "versions"]
 
 CACHE = Path(os.environ.get("AIODELAY_PEERS") or Path.home() / ".cache" / "aiodelay-peers")
 """The folder for environments, if the command names no other."""
@@ -59,6 +60,15 @@ def environment(peer: Peer, cache: Path) -> Environment:
         folder_of_aiodelay = Path(aiodelay.__file__).parents[1]
         return Environment((sys.executable, *module), {"PYTHONPATH": f"{_ROOT}{os.pathsep}{folder_of_aiodelay}"})
     return Environment((f"{folder / 'bin' / 'python'}", *module), {"PYTHONPATH": f"{_ROOT}"})
+
+
+def versions(peers: Collection[Peer]) -> dict[str, str]:
+    """Return the pinned packages of the peers, and the version of Node.js if a peer runs on it."""
+    pinned = {"peers": " ".join(package for peer in peers for package in requirements(peer))}
+    if not any(peer.is_node for peer in peers):
+        return pinned
+    node = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True)
+    return {**pinned, "Node.js": node.stdout.strip()}
 
 
 def _text(peer: Peer) -> str:

@@ -1,4 +1,4 @@
-"""Measure one side: how fast it drains, how late it is, what it keeps and does while idle, and what a kill costs."""
+"""Measure one side: drain, lateness, memory and load while idle, and the cost of a kill."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = ["Delivery", "Drain", "Idle", "Kill", "Late", "Measured", "delivery_of
 
 DRAINED = 20_000
 PER_S, LATE_S = 100, 20.0
-LEADS, LEAD_A_MESSAGE_MS = 4, 2
-"""The time to schedule messages: this many times the time of one, and so many ms a message."""
 PENDING, IDLE_S, LEAST_IDLE_S = 20_000, 20.0, 2.0
 KILLED, RUN_S, INTO_RUN_S, BACK_WITHIN_S = 10, 1.0, 0.3, 90.0
 START_S, STALLED_S = 90.0, 90.0
 STARTED_S = 2.0
 """The time for all processes of a worker to start, after the first of them has handled a message."""
 SETTLE_S = 20.0
-"""The time for a worker to fetch what it fetches ahead."""
+"""The time for a worker to fetch messages ahead, if it does."""
+LEADS, LEAD_A_MESSAGE_MS = 4, 2
+"""The time allowed for scheduling: the time of one message, times the first number, plus some ms for each message."""
 HOUR_MS = 3_600_000
 PROBE = -1
 """The number of the message that shows that a worker handles messages."""
@@ -81,7 +81,7 @@ class Late(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """What a side keeps and does while it waits.
+    """The memory and the load of a side while nothing is due.
 
     Attributes:
         pending: Number of pending messages.
@@ -101,7 +101,7 @@ class Idle(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """What came of messages when their worker was killed and another one was started.
+    """The outcome of messages whose worker was killed while it ran them.
 
     Attributes:
         messages: Number of messages.

@@ -1,4 +1,4 @@
-"""The processes of a side: one that schedules, and those of a worker. Linux only, because it reads /proc."""
+"""The processes of a side: a scheduling process, and a worker's processes. Linux only, because it reads /proc."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Worker:
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """Kill all processes (kill -9), also those that start meanwhile."""
+        """Kill all processes (kill -9), and the processes that they start meanwhile."""
         while pids := self._pids():
             for pid in pids:
                 with suppress(ProcessLookupError):

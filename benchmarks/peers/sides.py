@@ -76,7 +76,7 @@ PEERS: tuple[Peer, ...] = (
     Peer(
         "celery",
         "prefetch 128, late acknowledgement, no results",
-        "yes, but only workers that run at that time know of it",
+        "yes, but only workers that run at that time learn about it",
         "after the visibility timeout, 1 h; by default, a task is acknowledged before it runs, so never",
     ),
     Peer(
