@@ -85,7 +85,7 @@ def _measure_all(plan: Plan, environments: dict[Side, Environment]) -> dict[Side
         first = number % len(sides)
         for side in sides[first:] + sides[:first]:
             measure(side, drain, measured[side].drains, number)
-            measure(side, late, measured[side].lates, number)
+            measure(side, late, measured[side].lateness, number)
     for side in sides:
         measure(side, idle, measured[side].idles, 0)
         measure(side, kill, measured[side].kills, 0)

@@ -26,7 +26,8 @@ __all__ = ["Delivery", "Drain", "Idle", "Kill", "Late", "Measured", "delivery_of
 DRAINED = 20_000
 PER_S, LATE_S = 100, 20.0
 PENDING, IDLE_S, LEAST_IDLE_S = 20_000, 20.0, 2.0
-KILLED, RUN_S, INTO_RUN_S, BACK_WITHIN_S = 10, 1.0, 0.3, 90.0
+KILLED, RUN_S, INTO_RUN_S, BACK_WITHIN_S = 10, 1.0, 0.3, 120.0
+TRAFFIC, TRAFFIC_EVERY_MS = 40, 5_000
 START_S, STALLED_S = 90.0, 90.0
 STARTED_S = 2.0
 """The time for all processes of a worker to start, after the first of them has handled a message."""
@@ -123,7 +124,7 @@ class Measured:
     """The figures of one side by round, and its failures in words."""
 
     drains: dict[int, Drain] = field(default_factory=dict)
-    lates: dict[int, Late] = field(default_factory=dict)
+    lateness: dict[int, Late] = field(default_factory=dict)
     idles: dict[int, Idle] = field(default_factory=dict)
     kills: dict[int, Kill] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -285,25 +286,29 @@ def idle(plan: Plan, side: Side, environment: Environment) -> Idle:
 
 
 def kill(plan: Plan, side: Side, environment: Environment) -> Kill:
-    """Kill a worker while it runs messages, and start another one at once."""
+    """Kill a worker while it runs messages, and start another one at once.
+
+    Other messages come due meanwhile: some peers look for interrupted messages only when there is a new message.
+    """
     with _stage(plan, side, environment, RUN_S) as stage:
-        due_ms = dict.fromkeys(range(KILLED), _now_ms() + 1_000)
-        stage.schedule(due_ms)
+        now_ms = _now_ms()
+        messages = set(range(KILLED))
+        later = {KILLED + n: now_ms + n * TRAFFIC_EVERY_MS for n in range(1, TRAFFIC)}
+        stage.schedule({**dict.fromkeys(messages, now_ms + 1_000), **later})
         with stage.working() as worker:
             stage.wait_for_first(worker)
             time.sleep(INTO_RUN_S)
             worker.kill()
         killed_ns = time.time_ns()
-        ended = {run.number for run in stage.ended()}
-        interrupted = {run.number for run in stage.began()} - ended
+        interrupted = messages & ({run.number for run in stage.began()} - {run.number for run in stage.ended()})
         with stage.working():
-            wait_until(lambda: {run.number for run in stage.ended()} >= set(due_ms), BACK_WITHIN_S)
+            wait_until(lambda: {run.number for run in stage.ended()} >= messages, BACK_WITHIN_S)
         began, times = stage.began(), Counter(run.number for run in stage.ended())
     back = [run.at_ns for run in began if run.number in interrupted and run.number in times and run.at_ns > killed_ns]
     return Kill(
-        len(due_ms),
+        KILLED,
         len(interrupted),
         (max(back) - killed_ns) / 1e9 if back else None,
-        len(due_ms) - len(times),
-        sum(count > 1 for count in times.values()),
+        sum(1 for number in messages if not times[number]),
+        sum(1 for number in messages if times[number] > 1),
     )

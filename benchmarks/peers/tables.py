@@ -76,24 +76,29 @@ def _ratio(
     if not ours:
         return "failed"
     pairs = [(getattr(ours[number], name), getattr(base[number], name)) for number in ours]
-    own = f"{statistics.median(value for value, _ in pairs) / per:.3g} {unit}"
+    own = f"{_short(statistics.median(value for value, _ in pairs) / per)} {unit}"
     ratios = [of_base / value if is_speed else value / of_base for value, of_base in pairs if value and of_base]
     if not ratios:
         return own
-    spread = f" [{min(ratios):.3g}-{max(ratios):.3g}]" if len(ratios) > 1 else ""
-    return f"{statistics.median(ratios):.3g}{spread} x ({own})"
+    spread = f" [{_short(min(ratios))}-{_short(max(ratios))}]" if len(ratios) > 1 else ""
+    return f"{_short(statistics.median(ratios))}{spread} x ({own})"
+
+
+def _short(value: float) -> str:
+    """Return a number with three significant digits, or all digits before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _delivering(figures: Measured, base: Measured) -> tuple[str, ...]:
-    drains, lates = (figures.drains, base.drains), (figures.lates, base.lates)
+    drains, lateness = (figures.drains, base.drains), (figures.lateness, base.lateness)
     deliveries = {f"{each.delivery}" for each in figures.drains.values()}
-    deliveries |= {f"{each.delivery}" for each in figures.lates.values()}
+    deliveries |= {f"{each.delivery}" for each in figures.lateness.values()}
     return (
         _ratio(*drains, "message_us", "µs", is_speed=True),
         _ratio(*drains, "worker_us", "µs"),
         _ratio(*drains, "server_us", "µs"),
-        _ratio(*lates, "p50_ms", "ms"),
-        _ratio(*lates, "p99_ms", "ms"),
+        _ratio(*lateness, "p50_ms", "ms"),
+        _ratio(*lateness, "p99_ms", "ms"),
         "; ".join(sorted(deliveries)) or "failed",
     )
 

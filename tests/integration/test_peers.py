@@ -60,7 +60,7 @@ def test_a_failure_is_named_and_is_no_zero() -> None:
 
 
 def test_a_message_that_is_not_back_is_no_zero() -> None:
-    killed = Measured(kills={0: Kill(10, 2, None, 3, 0)}, lates={0: Late(1.0, 2.0, Delivery(0, 0, 4))})
+    killed = Measured(kills={0: Kill(10, 2, None, 3, 0)}, lateness={0: Late(1.0, 2.0, Delivery(0, 0, 4))})
     text = as_markdown({BASE: killed, ARQ: killed}, {}, {})
     assert "| arq | default | 2 of 10 | not run again | 0 | 3 |" in text
     assert "4 early |" in text

@@ -21,8 +21,8 @@ const handlerMs = Number(process.env.PEER_HANDLER_S) * 1000;
 const record = fs.openSync(process.env.PEER_RECORD, "a");
 
 function note(event, number) {
-  const nowNs = BigInt(Math.round((performance.timeOrigin + performance.now()) * 1000)) * 1000n;
-  fs.writeSync(record, `${event} ${number} ${nowNs}\n`);
+  const instant = BigInt(Math.round((performance.timeOrigin + performance.now()) * 1000)) * 1000n;
+  fs.writeSync(record, `${event} ${number} ${instant}\n`);
 }
 
 async function handle(job) {
