@@ -71,13 +71,13 @@ PEERS: tuple[Peer, ...] = (
         "taskiq",
         "1,000 tasks at once and prefetched in each of 2 processes, schedules read each 1 s, no log of each task",
         "yes, until the scheduler has sent the message",
-        "after `idle_timeout` (10 min; best 5 s)",
+        "after `idle_timeout` (10 min; best 5 s), when a worker gets a new message",
     ),
     Peer(
         "celery",
         "prefetch 128, late acknowledgement, no results",
         "yes, but only workers that run at that time learn about it",
-        "after the visibility timeout, 1 h; by default, a task is acknowledged before it runs, so never",
+        "after the visibility timeout, 1 h; by default never, if its run had begun",
     ),
     Peer(
         "dramatiq",

@@ -2,7 +2,8 @@
 
 The broker is the one with acknowledgements (`RedisStreamBroker`), the source of schedules is the recommended one
 (`ListRedisScheduleSource`). A scheduler, a process beside the workers, sends due tasks once a second, and reads new
-schedules once every `--update-interval`. After a kill, a task runs again when it has been idle for `idle_timeout`.
+schedules once every `--update-interval`. After a kill, a task runs again when it has been idle for `idle_timeout` and
+a worker has received a new task.
 """
 
 from __future__ import annotations
