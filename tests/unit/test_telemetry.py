@@ -384,6 +384,25 @@ async def test_baggage_is_kept_only_if_asked_for(emitted: Emitted, with_baggage:
     assert seen == [{"who": "me"} if with_baggage else {}]
 
 
+@pytest.mark.parametrize(("delayed", "goes_on"), [("continue", True), ("new_trace", False)])
+@pytest.mark.asyncio
+async def test_a_process_without_tracing_hands_a_continued_trace_on(
+    emitted: Emitted, delayed: str, goes_on: bool
+) -> None:
+    store, seen = MemoryStore(), list[int]()
+    worker = Scheduler(store, telemetry=emitted.telemetry(tracing=False))
+
+    @worker.handler
+    async def check(event: Check) -> None:
+        seen.append(trace.get_current_span().get_span_context().trace_id)
+
+    async with Scheduler(store, telemetry=emitted.telemetry(delayed=delayed), dispatch=False) as producer:
+        await producer.schedule(Check(1), delay="5ms", to="handler:Check")
+        async with worker:
+            await worker.run_until_idle()
+    assert seen == [emitted.one("schedule Check").context.trace_id if goes_on else 0]
+
+
 @pytest.mark.asyncio
 async def test_a_handler_is_not_within_the_span_that_opened_its_scheduler(emitted: Emitted) -> None:
     scheduler, parents = Scheduler("memory://", telemetry=emitted.telemetry()), []
