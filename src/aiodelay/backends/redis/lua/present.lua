@@ -20,10 +20,11 @@ end
 
 local stored, placed = counted_by('HLEN', MSG) + counted_by('HLEN', DEAD), counted_by('ZCARD', GRAVES)
 local lanes = call('HGETALL', LANES)
+if #lanes > 0 then keys[#keys + 1] = LANES end
 for i = 2, #lanes, 2 do
   placed = placed + counted_by('ZCARD', due_key(lanes[i])) + counted_by('ZCARD', leased_key(lanes[i]))
 end
-if call('SCARD', PARKED) <= MOST_PARKED then
+if counted_by('SCARD', PARKED) <= MOST_PARKED then
   for _, name in ipairs(call('SMEMBERS', PARKED)) do
     placed = placed + counted_by('ZCARD', TAG .. 'parked:' .. name)
   end
