@@ -253,7 +253,7 @@ def add_redis(session: nox.Session) -> None:
 
 
 def keep_peers(session: nox.Session) -> None:
-    """Keep the environments of the peers in a cache. At night, a test measures one of those that `peers` installed."""
+    """Keep the environments of the peers in a cache. At night, a test measures an installed peer."""
     session.env["AIODELAY_PEERS"] = f"{Path(session.cache_dir, 'peers').resolve()}"
 
 
