@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.kafka import KafkaStore
@@ -17,11 +17,12 @@ __all__ = ["opened_patiently"]
 async def opened_patiently(url: str) -> AsyncIterator[KafkaStore]:
     """Open the store of a URL. If the broker does not answer within the limit of the URL, try again."""
     async with AsyncExitStack() as stack:
+        stores: list[KafkaStore] = []
 
-        async def opened() -> KafkaStore | None:
-            try:
-                return await stack.enter_async_context(KafkaStore(url))
-            except StoreUnavailableError:
-                return None
+        async def is_open() -> bool:
+            with suppress(StoreUnavailableError):
+                stores.append(await stack.enter_async_context(KafkaStore(url)))
+            return bool(stores)
 
-        yield await until(opened, "the store is open")
+        await until(is_open, "the store is open")
+        yield stores[0]

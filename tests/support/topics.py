@@ -130,7 +130,7 @@ def is_committed(bootstrap: str, topic: str, partitions: int) -> bool:
 
     A broker confirms a transaction first, and then ends it in each partition.
     """
-    latest = {TopicPartition(topic, number): OffsetSpec.latest() for number in range(partitions)}
+    latest = {TopicPartition(topic, number): OffsetSpec.latest() for number in range(partitions)}  # type: ignore[no-untyped-call]
     levels = (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
     with AdminClient({"bootstrap.servers": bootstrap}) as admin:
         ends = [
