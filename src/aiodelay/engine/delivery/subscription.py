@@ -142,7 +142,7 @@ class HandlerSubscription:
         self._give_back()
 
     def _give_back(self, ahead: int = 0) -> bool:
-        """Give back waiting messages for which there is no room, the last first. Return whether messages still wait.
+        """Give back waiting messages for which there is no room. Return whether messages still wait.
 
         Too many messages may wait for three reasons: the demand shrank while a claim was under way, the store and a
         source both delivered the requested number, or runs last longer than when the messages were claimed ahead.
@@ -151,8 +151,9 @@ class HandlerSubscription:
             ahead: The number of messages that may wait without room.
         """
         room = 0 if self.is_draining else max(self._room(), 0) + ahead
-        while len(self._waiting) > room:
-            self._release(self._waiting.pop())
+        without_room = [self._waiting.pop() for _ in range(len(self._waiting) - room)]
+        for held in reversed(without_room):
+            self._release(held)
         return bool(self._waiting)
 
     def take_out(self, message_id: str) -> list[Held]:
@@ -164,9 +165,9 @@ class HandlerSubscription:
         return found
 
     def give_back(self) -> None:
-        """Give back messages whose runs have not begun, the last first: a list puts each at its head."""
+        """Give back messages whose runs have not begun."""
         while self._waiting:
-            self._release(self._waiting.pop())
+            self._release(self._waiting.popleft())
 
     def _room(self) -> int:
         """Return how many more runs may begin."""
