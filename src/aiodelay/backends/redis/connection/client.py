@@ -235,7 +235,8 @@ class Client:
                 fault.kind = "unknown"
             await self._failed(fault, pool)
             raise fault from error
-        self._failures = 0
+        if not any(isinstance(reply, ResponseError) for reply in replies):
+            self._failures = 0
         unconfirmed = self._unconfirmed(confirmed) if wait else None
         return [
             await self._refused(reply, pool) if isinstance(reply, ResponseError) else unconfirmed or reply

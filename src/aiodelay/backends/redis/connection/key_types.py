@@ -43,7 +43,6 @@ KEY_TYPES: Final[Mapping[str, KeyType]] = {
     "why:<lane>": "hash",
     "parked:<lane>:<address>": "zset",
     "req:<worker>": "string",
-    "cut:<call>": "string",
 }
 """The type of each key. The names leave out the namespace. `<lane>` stands for the number of a lane."""
 _READS: Final[Mapping[KeyType, tuple[str, tuple[Arg, ...]]]] = {
