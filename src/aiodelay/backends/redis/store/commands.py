@@ -177,6 +177,7 @@ class Batch:
                 self.outcomes[i] = Refused("unavailable", reason)
         self._left = list(self._written)
         self._chunks: list[list[int]] = []
+        self._put_cost = 1
         self.is_open: bool = bool(self._left)
         """True while commands have to be sent."""
         if source is not None:
@@ -201,7 +202,7 @@ class Batch:
         for n, i in enumerate(self._left):
             command = self._commands[i]
             size += _COMMAND_BYTES + (command.envelope.size if isinstance(command, Put) else 0)
-            own_cost = 1 if isinstance(command, Put) else CHANGE_COST
+            own_cost = self._put_cost if isinstance(command, Put) else CHANGE_COST
             if n == MAX_CLAIM_MESSAGES or (n and size > MAX_CLAIM_BYTES):
                 break
             if cost + own_cost > MOST_COST:
@@ -231,6 +232,7 @@ class Batch:
             if not isinstance(reply, Fault)
         )
         self._left = [*chain.from_iterable(unanswered), *self._left[sent:]]
+        self._put_cost = CHANGE_COST  # A script that stopped early has replaced messages, and the others may too.
         self.is_open = self.is_open and bool(self._left) and self._source is None
 
 
