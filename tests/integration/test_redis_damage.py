@@ -21,7 +21,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.asyncio
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
-EXAMPLES = {"<lane>:<address>": "1:a", "<lane>": "1", "<worker>": "w"}
+EXAMPLES = {"<lane>:<address>": "1:a", "<lane>": "1", "<worker>": "w", "<incarnation>": "i"}
 
 
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
@@ -51,6 +51,7 @@ async def test_the_key_that_holds_another_type_is_found(url: str, keys: Keys, na
     async with connected(url) as client:
         await client.command("HSET", keys.key("lanes"), "work", 1)
         await client.command("HSET", keys.key("workers"), "w", b"")
+        await client.command("HSET", keys.key("pulses"), "i", 1)
         await client.command("SADD", keys.key("parked"), "1:a")
         assert await overwritten_key(client, keys) is None
         await client.command("DEL", keys.key(shown))

@@ -22,6 +22,12 @@ from .story import NEVER, Attempt, Lease, Operation, Story
 
 __all__ = ["RULES", "Limits", "Report", "Violation", "check"]
 
+LEAST_DEATH_NS = 1_000_000_000
+"""The shortest time from the end or the stop of a process until other processes declare it dead.
+
+They do so 3 s after its last sign of life, which was a little earlier.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Violation:
@@ -241,7 +247,14 @@ def s7_one_live_owner(story: Story, limits: Limits) -> Iterator[str]:
             continue
         for older, newer in map(_in_order, pairwise(owners)):
             if not older.is_in_doubt:
-                yield from (f"{message_id}: {text}" for text in _overlap(older, newer))
+                is_early_allowed = _may_be_dead(story, older.process, newer.answered_ns)
+                yield from (f"{message_id}: {text}" for text in _overlap(older, newer, is_early_allowed))
+
+
+def _may_be_dead(story: Story, process: str, at_ns: int) -> bool:
+    """Return whether other processes may have declared a process dead, because it had ended or stood still."""
+    faults = (each for each in story.faults if each.process == process and each.what != "blocked")
+    return any(at_ns - each.at_ns >= LEAST_DEATH_NS for each in faults)
 
 
 def _in_order(pair: tuple[Lease, Lease]) -> tuple[Lease, Lease]:
@@ -251,11 +264,11 @@ def _in_order(pair: tuple[Lease, Lease]) -> tuple[Lease, Lease]:
     return (second, first) if overlap and second.note.token < first.note.token else pair
 
 
-def _overlap(older: Lease, newer: Lease) -> Iterator[str]:
+def _overlap(older: Lease, newer: Lease, is_early_allowed: bool) -> Iterator[str]:
     held_until_ms = older.deadline_ms(newer.asked_ns)
     if token_deadline_ms(newer.note.token) < token_deadline_ms(older.note.token):
         yield f"the token of {newer.process} is older than that of {older.process}, who had it before"
-    if older.is_open(newer.answered_ns) and newer.now_ms < held_until_ms:
+    if not is_early_allowed and older.is_open(newer.answered_ns) and newer.now_ms < held_until_ms:
         early_ms = held_until_ms - newer.now_ms
         yield f"claimed by {newer.process} {early_ms} ms before the lease of {older.process} ended"
     for settlement in older.settlements:

@@ -35,7 +35,7 @@ from aiodelay.core.values import (
     Tidied,
     WorkStatus,
 )
-from aiodelay.ports import Feed, Source, Store, Work
+from aiodelay.ports import Feed, Pulse, Pulsing, Source, Store, Work
 from aiodelay.testing.forwarding import ForwardingStore
 
 from . import history as h
@@ -222,6 +222,10 @@ class _ObservedFeed:
 
 class _ObservedWork(_ObservedFeed):
     _work: Work
+
+    @property
+    def pulse(self) -> Pulse | None:
+        return self._work.pulse if isinstance(self._work, Pulsing) else None
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         with self._points.around("tidy"):

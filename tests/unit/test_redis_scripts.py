@@ -25,7 +25,7 @@ from aiodelay.backends.redis.connection.scripts import (
 from aiodelay.backends.redis.records.keys import FIXED, member_of, text_of
 from aiodelay.backends.redis.records.layouts import LAYOUTS, lua_constants, span
 from aiodelay.backends.redis.store import commands
-from aiodelay.core import transitions
+from aiodelay.core import pulse, transitions
 from aiodelay.core import values as model
 from aiodelay.core.ids import new_id
 from tests.support.lua_code import LUA, calls, code_of
@@ -109,6 +109,7 @@ def test_the_numbers_in_lua_are_those_of_the_model() -> None:
         "DEAD_LEASES": transitions.DEAD_LEASES,
         "FIRST": transitions.TRIAL_MS,
         "LONGEST": transitions.LONGEST_TRIAL_MS,
+        "MOST_UNANSWERED": pulse.MOST_UNANSWERED,
     }
     text = "\n".join(map(source_of, MODULES))
     found = {name: re.search(rf"\b{name} = (\d+)", text) for name in in_modules}

@@ -13,12 +13,13 @@ from msgspec import Struct
 from aiodelay.core.retry import Retry
 from aiodelay.core.values import LEASE_MS, Alarm, DeadLetter, Lane, WorkStatus
 from aiodelay.handlers.middleware import Middleware
-from aiodelay.ports import Feed, Work
+from aiodelay.ports import Feed, Pulsing, Work
 from aiodelay.ports.clock import Clock
 
 from .delivery.dispatcher import Dispatcher, Subscriber, Subscription
 from .delivery.heartbeat import Heartbeat
-from .delivery.lease_book import LeaseBook
+from .delivery.lease_book import LeaseBook, always
+from .delivery.pulse_thread import PulseThread
 from .delivery.source_loop import SourceLoop
 from .delivery.subscription import HandlerSubscription
 from .delivery.turns import Turns
@@ -30,6 +31,8 @@ __all__ = ["Loops", "RuntimeOptions", "ended_by"]
 log: logging.Logger = logging.getLogger("aiodelay")
 
 LAG_LIMIT_S = 1.0
+REFUSED_AGAIN_S = 0.05
+"""The wait for the calls under way, in seconds, before this process takes a new incarnation."""
 
 
 class RuntimeOptions(Struct, frozen=True):
@@ -83,6 +86,7 @@ class Loops:
         self._pauses = 0
         self._lag = LoopLag(LAG_LIMIT_S, lambda: any(map(len, self._books())), self.freed)
         self._heartbeat = Heartbeat(work, interval_s=options.lease_ms / 3000)
+        self._pulse = work.pulse if isinstance(work, Pulsing) else None
         self.book: LeaseBook = LeaseBook(
             work,
             options.clock,
@@ -91,8 +95,10 @@ class Loops:
             self.freed,
             observer=options.observer,
             heartbeat=self._heartbeat,
+            may_begin=self._pulse.may_begin if self._pulse is not None else always,
         )
         self._turns: dict[Lane, Turns] = {}
+        self._pulse_thread = self._start_pulse()
         self._dispatcher = Dispatcher(
             work,
             self.book,
@@ -126,7 +132,8 @@ class Loops:
 
     def _may_claim(self) -> bool:
         """Return whether to claim now. False inside `no_claims`, while the event loop lags, and as a trial begins."""
-        return not self._pauses and self._lag.may_claim() and not any(book.is_trying for book in self._books())
+        may_claim = not self._pauses and self._lag.may_claim() and self.book.may_begin()
+        return may_claim and not any(book.is_trying for book in self._books())
 
     def _give_back(self) -> None:
         """Give back all messages whose runs have not begun."""
@@ -153,6 +160,33 @@ class Loops:
         for loop, _ in self._sources.values():
             loop.wake()
         self._on_change()
+
+    # --- the pulse ----------------------------------------------------------------------------------------
+
+    def _start_pulse(self) -> PulseThread | None:
+        if self._pulse is None:
+            return None
+        return PulseThread(self._pulse, self.book.tokens, on_refused=self._refused, on_resumed=self._resumed)
+
+    def _resumed(self) -> None:
+        """Record the claims of a time without a pulse under the present incarnation, and claim again."""
+        self.book.renew_all()
+        self.freed()
+
+    def _refused(self) -> None:
+        """Take a new incarnation after others may have declared this process dead.
+
+        Give back all messages whose runs have not begun, and ask the store which claims this process still has. First
+        wait for the calls under way: a claim may return messages that others have got meanwhile.
+        """
+        assert self._pulse is not None
+        if self._pulse.is_calling:
+            asyncio.get_running_loop().call_later(REFUSED_AGAIN_S, self._refused)
+            return
+        self._give_back()
+        self.book.renew_all()
+        self._pulse.restart()
+        self.freed()
 
     # --- sources ------------------------------------------------------------------------------------------
 
@@ -211,6 +245,8 @@ class Loops:
         sources = [task for _, task in self._sources.values()]
         await ended_by(by_s, [self._dispatch_task, *sources, self._book_task])
         self._heartbeat.stop()
+        if self._pulse_thread is not None:
+            await _done_by(by_s, [self._pulse_thread.stop()])
 
     async def stop_housekeeping(self, by_s: float) -> None:
         """End housekeeping after the step under way, or at `by_s` in the time of the event loop."""

@@ -10,6 +10,7 @@ from .feed import Feed, LocalFeed
 from .inspection import Inspectable, Instances, Recurring
 from .journal import Followed, Journal, JournalReader
 from .optional import Bounded, Guarded, Identified, Lists, Loads, Registry, Restricted, Upgradable
+from .pulse import Pulse, Pulsing
 from .sink import Sink
 from .source import Source
 from .store import Store, StoreTraits, Work
@@ -32,6 +33,8 @@ __all__ = [
     "Loads",
     "LocalFeed",
     "Pauses",
+    "Pulse",
+    "Pulsing",
     "PutsBack",
     "Recurring",
     "Registry",

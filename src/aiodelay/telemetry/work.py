@@ -23,7 +23,7 @@ from aiodelay.core.values import (
     WorkStatus,
 )
 from aiodelay.errors import AiodelayError
-from aiodelay.ports import Feed, LocalFeed, Store, Transferring, Work
+from aiodelay.ports import Feed, LocalFeed, Pulse, Pulsing, Store, Transferring, Work
 
 from . import names
 from .instruments import now_s
@@ -179,6 +179,11 @@ class ObservedWork(ObservedFeed):
     def __init__(self, work: Work, observer: Measurements, store: Store) -> None:
         super().__init__(work, observer, store)
         self._work = work
+
+    @property
+    def pulse(self) -> Pulse | None:
+        """The worker's sign of life, if its store has one. Its steps are not observed."""
+        return self._work.pulse if isinstance(self._work, Pulsing) else None
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         """Do housekeeping without spans of client instrumentation, and pass the results to the observer."""

@@ -37,12 +37,17 @@ from aiodelay.ports.clock import Clock
 
 from .heartbeat import Heartbeat
 
-__all__ = ["Held", "LeaseBook", "Taker"]
+__all__ = ["Held", "LeaseBook", "Taker", "always"]
 
 log: logging.Logger = logging.getLogger("aiodelay.leases")
 
 IDS_NAMED = 5
 """Most ids that a log line about lost leases names."""
+
+
+def always() -> bool:
+    """Return True: without a pulse, nobody declares this process dead."""
+    return True
 
 
 class Taker(Protocol):
@@ -102,6 +107,7 @@ class LeaseBook:
         on_change: Called after a claim has ended or was renewed.
         observer: Receives the end of each claim.
         heartbeat: Reports to the store that this process lives. It starts when the book holds suspects.
+        may_begin: A function that returns whether a run may begin. If not, others may have declared this process dead.
     """
 
     def __init__(
@@ -114,10 +120,12 @@ class LeaseBook:
         *,
         observer: Observer | None = None,
         heartbeat: Heartbeat | None = None,
+        may_begin: Callable[[], bool] = always,
     ) -> None:
         self._work, self._clock, self._now_ms = work, clock, now_ms
         self._lease_ms, self._on_change = lease_ms, on_change
         self._observer, self._heartbeat = observer, heartbeat
+        self.may_begin: Callable[[], bool] = may_begin
         self._held: dict[int, Held] = {}  # by id(held), ordered by the time of the next renewal
         self._least: dict[str, tuple[int, int]] = {}  # by message id: the oldest wanted revision, and when it was noted
         self._ended: deque[Held] = deque()
@@ -147,23 +155,25 @@ class LeaseBook:
         Beside suspects, this process runs only messages that have never lapsed. If a suspect ends the process, these
         messages lapse for the first time. Only a second lapse would make them suspects.
         """
-        if self._may_kill(self._suspects):
-            return 0
-        return SUSPECT_LAPSES - 1 if self._may_kill(self._lapsed) else MAX_LAPSES
-
-    def _may_kill(self, doubtful: dict[int, Held]) -> bool:
-        """Return whether any of the claims may still end this process. Forget claims that have run for a minute."""
         now = self._clock.monotonic_ms()
-        while doubtful:
-            key, first = next(iter(doubtful.items()))
-            if first.may_kill_until_ms > now:
-                return True
-            del doubtful[key]
-        return False
+        if _may_kill(self._suspects, now):
+            return 0
+        return SUSPECT_LAPSES - 1 if _may_kill(self._lapsed, now) else MAX_LAPSES
 
     def suspects(self) -> list[str]:
         """Return the ids of the suspects whose trials are not over. Any thread may call this."""
         return [held.claim.record.id for held in list(self._tried.values())]
+
+    def tokens(self) -> list[int]:
+        """Return the tokens of all claims. Any thread may call this."""
+        return [held.claim.token for held in list(self._held.values())]
+
+    def renew_all(self) -> None:
+        """Renew all leases now. The answers name the claims that others have taken from this process."""
+        now = self._clock.monotonic_ms()
+        for held in self._held.values():
+            held.renew_at_ms = min(held.renew_at_ms, now)
+        self._wakeup.set()
 
     def local_ms(self) -> int:
         """Return this process's monotonic time in ms, for `read`."""
@@ -323,21 +333,11 @@ class LeaseBook:
                 break
             if held.settlement is None:
                 ends_trial = id(held) in self._tried and held.trial_ends_ms <= now
-                held.renew_at_ms = self._next_renewal_ms(held, now)
+                held.renew_at_ms = _next_renewal_ms(held, now, self._lease_ms)
                 claim = held.claim
                 to = token_for(store_now + self._lease_ms, token_counter(claim.token))
                 due.append((held, Renewal(claim.record.id, claim.record.revision, claim.token, to, ends_trial)))
         return due
-
-    def _next_renewal_ms(self, held: Held, now: int) -> int:
-        """Return the time of the next renewal of a claim that is renewed at `now`.
-
-        It is a third of a lease after `now`, the time of the request, because the answer may be late. The claim of a
-        suspect has two more renewals: at `alone_until_ms`, from which on this process may claim other messages; and at
-        `trial_ends_ms`, to report the end of the trial to the store.
-        """
-        ahead = [each for each in (held.alone_until_ms, held.trial_ends_ms) if each > now]
-        return min([now + self._lease_ms // 3, *ahead])
 
     async def _renew(self, due: list[tuple[Held, Renewal]]) -> None:
         self._unanswered = due
@@ -381,6 +381,27 @@ def _seconds_to_renewal(held: Iterable[Held], now_ms: int) -> float | None:
     """Return the seconds to the renewal of the first claim; None if there is no claim."""
     first = next(iter(held), None)
     return None if first is None else max(first.renew_at_ms - now_ms, 0) / 1000
+
+
+def _next_renewal_ms(held: Held, now: int, lease_ms: int) -> int:
+    """Return the time of the next renewal of a claim that is renewed at `now`.
+
+    It is a third of a lease after `now`, the time of the request, because the answer may be late. The claim of a
+    suspect has two more renewals: at `alone_until_ms`, from which on this process may claim other messages; and at
+    `trial_ends_ms`, to report the end of the trial to the store.
+    """
+    ahead = [each for each in (held.alone_until_ms, held.trial_ends_ms) if each > now]
+    return min([now + lease_ms // 3, *ahead])
+
+
+def _may_kill(doubtful: dict[int, Held], now: int) -> bool:
+    """Return whether any of the claims may still end this process. Forget claims that have run for a minute."""
+    while doubtful:
+        key, first = next(iter(doubtful.items()))
+        if first.may_kill_until_ms > now:
+            return True
+        del doubtful[key]
+    return False
 
 
 def _current(held: Held) -> Settlement:

@@ -204,7 +204,7 @@ class SinkSubscription:
     def _settled_unsent(self, held: Held, now: int) -> bool:
         record = held.claim.record
         settlement = settling.without_running(record, held.claim.token, now)
-        if held.is_unwanted:
+        if held.is_unwanted or not held.book.may_begin():
             settlement = settling.release(record, held.claim.token)
         if settlement is not None:
             held.book.settle(held, settlement)

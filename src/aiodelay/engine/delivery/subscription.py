@@ -223,7 +223,7 @@ class HandlerSubscription:
                     self.settled(held, SettleOutcome.GONE)
                     self.on_free()
                     continue
-                if held.is_unwanted:
+                if held.is_unwanted or not held.book.may_begin():
                     self._release(held)
                     continue
                 try:

@@ -36,6 +36,7 @@ KEY_TYPES: Final[Mapping[str, KeyType]] = {
     "superseded": "zset",
     "superseded:ids": "hash",
     "retries": "hash",
+    "pulses": "hash",
     "logs": "set",
     "due:<lane>": "zset",
     "leased:<lane>": "zset",
@@ -43,6 +44,7 @@ KEY_TYPES: Final[Mapping[str, KeyType]] = {
     "why:<lane>": "hash",
     "parked:<lane>:<address>": "zset",
     "req:<worker>": "string",
+    "held:<incarnation>": "zset",
 }
 """The type of each key. The names leave out the namespace. `<lane>` stands for the number of a lane."""
 _READS: Final[Mapping[KeyType, tuple[str, tuple[Arg, ...]]]] = {
@@ -77,8 +79,8 @@ async def overwritten_key(client: Client, keys: Keys) -> str | None:
 async def _names(client: Client, keys: Keys) -> AsyncIterator[tuple[str, KeyType]]:
     """Yield the names and types of all keys that may exist.
 
-    The names without `<` come first. Three of these keys, `lanes`, `workers` and `parked`, list the lanes, workers and
-    addresses in the other names.
+    The names without `<` come first. Four of these keys, `lanes`, `workers`, `pulses` and `parked`, list the lanes,
+    workers, incarnations and addresses in the other names.
     """
     for name, kind in KEY_TYPES.items():
         if "<" not in name:
@@ -87,6 +89,7 @@ async def _names(client: Client, keys: Keys) -> AsyncIterator[tuple[str, KeyType
     known = {
         "<lane>": list(lanes.values()) if isinstance(lanes, dict) else lanes[1::2],
         "<worker>": await client.command("HKEYS", keys.key("workers")),
+        "<incarnation>": await client.command("HKEYS", keys.key("pulses")),
         "<lane>:<address>": await client.command("SMEMBERS", keys.key("parked")),
     }
     for name, kind in KEY_TYPES.items():

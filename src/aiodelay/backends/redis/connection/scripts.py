@@ -32,6 +32,7 @@ NAMES = (
     "back",
     "beat",
     "blocked",
+    "bury",
     "claim",
     "counts",
     "graves",
@@ -39,6 +40,7 @@ NAMES = (
     "load",
     "look",
     "present",
+    "pulse",
     "range",
     "redrive",
     "renew",
@@ -87,6 +89,7 @@ MODULES = (
     "dead",
     "attempts",
     "lapsing",
+    "pulses",
 )
 """The parts whose functions a script makes only if it uses one of them. Each is a table with the name of its file."""
 

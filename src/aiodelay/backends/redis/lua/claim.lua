@@ -6,7 +6,9 @@
 -- ARGV[6] request id. A repetition of the request returns the messages of the first claim that still have its lease.
 -- ARGV[7] '1' if the caller has already received an answer to this request. The script then leases no new messages.
 -- ARGV[8] the most lapses that a claimed message may have
--- ARGV[9] number of lanes that the caller only watches, followed by their names
+-- ARGV[9] incarnation of the worker, under which the claim is recorded; '' = others do not notice the worker's end
+-- ARGV[10] '1' if the worker knows that the store holds a number for the incarnation
+-- ARGV[11] number of lanes that the caller only watches, followed by their names
 -- Then the demands, in the order of their turn: messages, bytes, number of lanes, names of the lanes.
 -- Returns these values, in this order:
 --   now
@@ -15,6 +17,8 @@
 --   the numbers of the demanded lanes, in the order of the arguments; 0 = the lane does not exist
 --   the time of the next possible move in the watched lanes
 --   the marks of the store, if the claim took nothing, and if only a change of the marks can make the two times earlier
+--   the new number of the incarnation; 0 = it was registered before, or nothing was claimed; -1 = it was declared dead,
+--     so nothing is claimed
 --   then id and value of each message
 -- A message in the most frequent form costs 1. Any other message takes twice as long.
 local MOST_COST, OTHER_COST, MOST_PASSED = 500, 2, 100
@@ -26,7 +30,7 @@ local messages, bytes, passed, cost = 0, 0, 0, 0
 local trial = { is_on = false, most = nil, aside = 0, MOST_ASIDE = 2000, MOST_LAPSES = tonumber(ARGV[8]) }
 
 local function read_demands()
-  local a = 10 + tonumber(ARGV[9])
+  local a = 12 + tonumber(ARGV[11])
   while a <= #ARGV do
     local group = { most = tonumber(ARGV[a]), bytes = tonumber(ARGV[a + 1]), lanes = {}, taken = {}, size = 0,
       cost = 0 }
@@ -232,7 +236,7 @@ local function next_looks()
       own = sooner(own, next_claim(lane.n, MOST_PASSED))
     end
   end
-  for a = 10, 9 + tonumber(ARGV[9]) do
+  for a = 12, 11 + tonumber(ARGV[11]) do
     local n = known_lane(ARGV[a])
     if n then watched = sooner(watched, next_move(n, MOST_PASSED)) end
   end
@@ -242,9 +246,21 @@ end
 read_demands()
 local request_key = TAG .. 'req:' .. ARGV[5]
 local token, request = string.match(call('GET', request_key) or '', '^(%d+) (.*)$')
-local taken = {}
-if request == ARGV[6] then
+local taken, number = {}, 0
+
+-- Records the claims under the incarnation of the worker.
+local function hold()
+  if ARGV[9] == '' or #taken == 0 then return end
+  local held = {}
+  for _, e in ipairs(taken) do held[e.lane] = { [token] = true } end
+  number = pulses.hold(ARGV[9], ARGV[10], held)
+end
+
+if ARGV[9] ~= '' and not pulses.is_open(ARGV[9], ARGV[10]) then
+  number = pulses.DEAD
+elseif request == ARGV[6] then
   taken = taken_before(token)
+  hold()
 elseif ARGV[7] ~= '1' then
   local left = LAPSED_AT_ONCE
   for _, lane in ipairs(lanes) do left = left - lapsing.return_lapsed(lane.n, left) end
@@ -254,16 +270,17 @@ elseif ARGV[7] ~= '1' then
     if trial.is_on then trials.begin(taken, ARGV[4], ARGV[5]) end
     token = lease(taken)
     call('SET', request_key, token .. ' ' .. ARGV[6], 'PX', 2 * MAX_LEASE)
+    hold()
   end
 end
 -- Messages that wait beside their lanes, and suspects, may return to their lanes although the marks stay the same.
 local function marks_that_hold()
-  if #taken > 0 or any_holds() or call('EXISTS', PARKED, trials.KEY) > 0 then return {} end
+  if #taken > 0 or number == pulses.DEAD or any_holds() or call('EXISTS', PARKED, trials.KEY) > 0 then return {} end
   return marks()
 end
 
 local own, watched = next_looks()
-local answer = { text(now), own, token or '', table.concat(numbers, ' '), watched, marks_that_hold() }
+local answer = { text(now), own, token or '', table.concat(numbers, ' '), watched, marks_that_hold(), number }
 for _, e in ipairs(taken) do
   answer[#answer + 1] = e.id
   answer[#answer + 1] = e.value

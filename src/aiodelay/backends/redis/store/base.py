@@ -28,6 +28,7 @@ from aiodelay.errors import (
 from aiodelay.ports.clock import Clock, SystemClock
 
 from .glance import Glance
+from .pulse import RedisPulse
 from .waiting import Waiters
 
 __all__ = ["Base"]
@@ -148,10 +149,9 @@ class Base:
             raise self.unavailable(fault) from fault
 
     async def _run(self, script: str, arguments: Sequence[Arg], *, durable: bool = False) -> Any:  # noqa: ANN401 - as run
-        now_ms = None if self._clock is None else self._clock.now_ms()
         client = self._checked().client
         try:
-            return await client.run(script, arguments, now_ms=now_ms, durable=durable)
+            return await client.run(script, arguments, now_ms=self.script_time_ms(), durable=durable)
         except Fault as fault:
             await self._name_damage(client, fault)
             raise
@@ -190,11 +190,14 @@ class Base:
             Fault: The script may or may not have run.
         """
         client = Client(self._options, self._keys)
-        now_ms = None if self._clock is None else self._clock.now_ms()
         try:
-            await client.run(script, arguments, now_ms=now_ms)
+            await client.run(script, arguments, now_ms=self.script_time_ms())
         finally:
             await client.aclose()
+
+    def new_pulse(self) -> RedisPulse:
+        """Return a pulse with a client of its own, which connects at the first step."""
+        return RedisPulse(Client(self._options, self._keys), self._keys, self.script_time_ms)
 
     async def command(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
         """Send one command and return its reply.
@@ -264,6 +267,10 @@ class Base:
         opened = self._opened or self._checked()
         assert opened.time is not None
         return int(opened.time.now_ms())
+
+    def script_time_ms(self) -> int | None:
+        """Return the time that scripts use, in epoch ms. None = the server's time."""
+        return None if self._clock is None else self._clock.now_ms()
 
     def seconds_until(self, at_ms: int) -> float:
         """Return the seconds until an instant of the store's time. The result is negative after that instant."""

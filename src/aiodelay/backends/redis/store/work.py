@@ -35,6 +35,7 @@ from aiodelay.errors import RecordFormatError, StoreError
 
 from .glance import Marks
 from .lease_cache import Held, LeaseCache, plain_arguments
+from .pulse import RedisPulse
 from .transfer import Transfers
 from .waiting import Waiter
 from .workers import SERVED_WINDOW_MS, served_lanes
@@ -68,10 +69,14 @@ class RedisWork:
     Args:
         store: The store that holds the messages.
         worker: The worker id.
+
+    Attributes:
+        pulse: The worker's sign of life.
     """
 
     def __init__(self, store: Transfers, worker: str) -> None:
         self._store, self._worker = store, worker
+        self.pulse: RedisPulse = store.new_pulse()
         self.waiter: Waiter = Waiter()
         self._held = LeaseCache()
         self._turn = 0
@@ -91,20 +96,22 @@ class RedisWork:
         self._marks = ()
         watched = self._store.moved_lanes()
         arguments: list[Arg] = [lease_ms, self._worker, request, int(self._is_answered)]
-        arguments += [min((each.max_lapses for each in demand.values()), default=0), len(watched), *watched]
+        arguments.append(min((each.max_lapses for each in demand.values()), default=0))
+        demanded: list[Arg] = [len(watched), *watched]
         names: list[Lane] = []
         for lane, each in self._in_turn(demand):
-            arguments += [each.messages, each.max_bytes, 1 + len(each.aliases), lane, *each.aliases]
+            demanded += [each.messages, each.max_bytes, 1 + len(each.aliases), lane, *each.aliases]
             names += [lane, *each.aliases]
         asked_s = asyncio.get_running_loop().time()
-        with self._version.noted():
-            reply = await self._store.run("claim", arguments)
+        with self._version.noted(), self.pulse.call() as call:
+            reply = await self._store.run("claim", [*arguments, *call.arguments, *demanded])
+            call.answered(reply[6])
         self._is_answered = True
         now_ms = self._store.heard(reply[0], asked_s)
         numbers = dict(zip(names, map(int, reply[3].split()), strict=True))
         self._moved_look_ms, self._marks = int(reply[4]) if reply[4] else None, reply[5]
         self._store.looked_at_moved(self._moved_look_ms)
-        claims = await self._read(reply[6:], int(reply[2] or 0), numbers)
+        claims = await self._read(reply[7:], int(reply[2] or 0), numbers)
         return Claimed(claims, now_ms, int(reply[1]) if reply[1] else None)
 
     def _in_turn(self, demand: Mapping[Lane, Demand]) -> list[tuple[Lane, Demand]]:
@@ -173,7 +180,9 @@ class RedisWork:
             for each in left:
                 arguments += [member_of(each.id), each.revision, each.token, each.to, int(each.ends_trial)]
             asked_s = asyncio.get_running_loop().time()
-            now, letters = await self._store.run("renew", arguments)
+            with self.pulse.call() as call:
+                now, letters, number = await self._store.run("renew", [*call.arguments, *arguments])
+                call.answered(number)
             self._store.heard(now, asked_s)
             found = [_RENEWED[letter] for letter in letters]
             self._held.renewed(left[: len(found)], found)

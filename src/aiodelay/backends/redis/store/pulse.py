@@ -1,0 +1,227 @@
+"""`RedisPulse`: the pulse of one worker. It has an event loop and a connection of its own, for a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from uuid import uuid4
+
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.faults import Fault
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.records.keys import Keys
+from aiodelay.core import pulse
+from aiodelay.ports.clock import SystemClock
+from aiodelay.ports.pulse import Step
+
+__all__ = ["RedisPulse"]
+
+log: logging.Logger = logging.getLogger("aiodelay.redis")
+
+FRESH_MS = 2 * pulse.PULSE_MS
+"""Claims name the incarnation only if the last step is not older. A process whose steps fail relies on its leases."""
+RETURNED_AT_ONCE = 60
+IDLE_STEPS = 2
+"""After this many steps without claims, the process deletes its number. After one step, claims may be on their way."""
+
+
+class _Call:
+    """A claim or renewal that names the incarnation of its time.
+
+    Attributes:
+        arguments: The incarnation, and whether the store is known to hold its number.
+    """
+
+    def __init__(self, owner: RedisPulse, incarnation: str, *, is_registered: bool, sent_ms: int) -> None:
+        self._owner, self._incarnation, self._sent_ms = owner, incarnation, sent_ms
+        self.arguments: tuple[str, int] = incarnation, int(is_registered)
+
+    def answered(self, number: int) -> None:
+        """Note the number in the answer: 0 = the store holds an earlier one; -1 = it has refused the incarnation."""
+        self._owner.note(self._incarnation, number, self._sent_ms)
+
+
+class RedisPulse:
+    """The pulse of one worker at one opening of the store.
+
+    Args:
+        client: A client that only this object uses.
+        keys: The keys of the namespace.
+        now_ms: The time that scripts use; None = the server's time.
+    """
+
+    def __init__(self, client: Client, keys: Keys, now_ms: Callable[[], int | None]) -> None:
+        self._client, self._keys, self._now_ms = client, keys, now_ms
+        self._clock, self._lock = SystemClock(), threading.Lock()
+        self._incarnation, self._life = _new_incarnation(), pulse.Life()
+        self._watch = pulse.Watch()
+        self._runner: asyncio.Runner | None = None
+        self._heard_ms: float = pulse.NEVER
+        self._calls = self._idle_steps = 0
+        self._is_proven = False  # whether the server lets this process run the script, by its last answer
+        self._has_unnamed = False  # whether this process may hold claims that no incarnation is recorded for
+
+    # --- on the event loop of the store -------------------------------------------------------------------
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether a claim or renewal is on its way that names the present incarnation."""
+        return self._calls > 0
+
+    @contextmanager
+    def call(self) -> Iterator[_Call]:
+        """Return a context manager around one claim or renewal, with the arguments of its script."""
+        with self._lock:
+            life = self._life
+            is_named = (life.is_registered or self._is_fresh()) and not self._is_refused()
+            incarnation = self._incarnation if is_named else ""
+            sent_ms = self._clock.monotonic_ms()
+            call = _Call(self, incarnation, is_registered=life.is_registered, sent_ms=sent_ms)
+            self._calls += 1
+            self._idle_steps = 0
+        try:
+            yield call
+        finally:
+            with self._lock:
+                self._calls -= 1
+
+    def note(self, incarnation: str, number: int, sent_ms: int) -> None:
+        """Note the number in the answer to a call that was sent at `sent_ms`, unless the incarnation is over."""
+        with self._lock:
+            if not incarnation:
+                self._has_unnamed = True
+            elif incarnation == self._incarnation and number:
+                self._note(number, sent_ms)
+
+    def may_begin(self) -> bool:
+        """Return whether a run may begin now: nobody can have declared this process dead."""
+        return pulse.may_begin(self._life, self._clock.monotonic_ms())
+
+    def restart(self) -> None:
+        """Take a new incarnation after a refusal."""
+        with self._lock:
+            self._begin_again()
+
+    # --- on the thread ------------------------------------------------------------------------------------
+
+    def step(self, tokens: Collection[int]) -> Step:
+        """Increase the number, read the numbers of others, and declare processes dead whose numbers stand still."""
+        could_begin = self.may_begin()
+        self._leave_if_idle(tokens)
+        asked_ms = self._clock.monotonic_ms()
+        incarnation = self._incarnation
+        try:
+            number, numbers = self._run(self._ask(incarnation, tokens))
+        except (Fault, TimeoutError) as error:
+            log.debug("a pulse failed: %r", error)
+            self._watch, self._is_proven = pulse.Watch(), False
+            self._refuse_if_silent()
+            wait_ms = pulse.AGAIN_MS
+        else:
+            self._is_proven = True
+            answered_ms = self._heard_ms = self._clock.monotonic_ms()
+            self.note(incarnation, number, asked_ms)
+            numbers.pop(incarnation, None)
+            self._watch = pulse.answered(self._watch, numbers, asked_ms, answered_ms)
+            self._bury_stopped(asked_ms + pulse.PULSE_MS)
+            wait_ms = self._watch.wait_ms(self._clock.monotonic_ms())
+        has_resumed = self._is_fresh() and self.may_begin() and (self._has_unnamed or not could_begin)
+        if has_resumed:
+            self._has_unnamed = False
+        return Step(wait_ms, self._is_refused(), has_resumed)
+
+    def leave(self) -> None:
+        """Delete the number, and close the connection."""
+        with self._lock:
+            incarnation, is_registered = self._incarnation, self._life.is_registered
+            self._begin_again()
+        if is_registered:
+            self._forget(incarnation)
+        if self._runner is not None:
+            with suppress(Fault, TimeoutError):
+                self._run(self._client.aclose())
+            self._runner.close()
+
+    def _is_fresh(self) -> bool:
+        return self._clock.monotonic_ms() - self._heard_ms <= FRESH_MS
+
+    def _is_refused(self) -> bool:
+        return self._life.begin_until_ms == pulse.NEVER
+
+    def _run(self, call: Awaitable[Any]) -> Any:  # noqa: ANN401 - what the call returns
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(_in_time(call))
+
+    async def _ask(self, incarnation: str, tokens: Collection[int]) -> tuple[int, dict[str, int]]:
+        """Return the new number of the incarnation, 0 if it has none, and the numbers of all incarnations."""
+        is_registered = self._life.is_registered
+        if is_registered or not self._is_proven:
+            arguments: list[Arg] = [incarnation, self._life.number, str(min(tokens, default=""))]
+            number, found = await self._client.run("pulse", arguments, now_ms=self._now_ms())
+            number = number if is_registered else 0
+        else:
+            number, found = 0, await self._client.command("HGETALL", self._keys.key("pulses"))
+        if isinstance(found, dict):  # protocol 3
+            return number, {name.decode(): int(each) for name, each in found.items()}
+        return number, {name.decode(): int(each) for name, each in zip(found[::2], found[1::2], strict=True)}
+
+    def _note(self, number: int, sent_ms: int) -> None:
+        if number == pulse.DEAD:
+            log.warning("this process was declared dead: it stood still, or did not reach the server for 3 s")
+            self._life = pulse.refused(self._life)
+        elif not self._is_refused():
+            self._life = pulse.registered(self._life, number, sent_ms)
+
+    def _refuse_if_silent(self) -> None:
+        """Give up the incarnation if others may have declared it dead. Its process then relies on its leases."""
+        with self._lock:
+            if self._life.is_registered and not self.may_begin():
+                self._life = pulse.refused(self._life)
+
+    def _leave_if_idle(self, tokens: Collection[int]) -> None:
+        """Delete the number of a process that holds no claims: an idle process only reads."""
+        with self._lock:
+            self._idle_steps = 0 if tokens or self._calls else self._idle_steps + 1
+            if self._idle_steps < IDLE_STEPS or not self._life.is_registered or not self.may_begin():
+                return
+            incarnation = self._incarnation
+            self._begin_again()
+        self._forget(incarnation)
+
+    def _begin_again(self) -> None:
+        self._incarnation, self._life, self._idle_steps = _new_incarnation(), pulse.Life(), 0
+
+    def _forget(self, incarnation: str) -> None:
+        """Delete the keys of an incarnation. If this fails, another process declares it dead and deletes them."""
+        with suppress(Fault, TimeoutError):
+            self._run(self._client.command("HDEL", self._keys.key("pulses"), incarnation))
+            self._run(self._client.command("UNLINK", self._keys.key(f"held:{incarnation}")))
+
+    def _bury_stopped(self, by_ms: int) -> None:
+        """Declare processes dead, and return their messages, until a time. The next step goes on."""
+        for incarnation, number in self._watch.stopped():
+            returned, is_left = 0, True
+            try:
+                while is_left and self._clock.monotonic_ms() < by_ms:
+                    arguments: list[Arg] = [incarnation, number, RETURNED_AT_ONCE]
+                    count, is_left = self._run(self._client.run("bury", arguments, now_ms=self._now_ms()))
+                    returned += count
+            except (Fault, TimeoutError) as error:
+                log.debug("returning the messages of a process that has ended failed: %r", error)
+                return
+            if returned:
+                log.warning("a process has ended or stands still; %d of its messages were returned", returned)
+
+
+async def _in_time(call: Awaitable[Any]) -> Any:  # noqa: ANN401 - what the call returns
+    async with asyncio.timeout(pulse.ANSWER_MS / 1000):
+        return await call
+
+
+def _new_incarnation() -> str:
+    return uuid4().hex[:16]

@@ -1,0 +1,115 @@
+"""B1, B2 on Redis: the claims of a process that ends or stands still return before their leases end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import closing
+from typing import Any
+
+import pytest
+import redis
+
+from tests.faults.programs.worker import Burst
+from tests.faults.scene import RedisScene
+from tests.support.checker import Limits
+from tests.support.processes import PATIENCE_S, Worker
+from tests.support.waiting import until_sync
+
+LEASE_MS = 15_000
+RETURNED = "of its messages were returned"
+PULSES = "{default:00}:pulses"
+ENDLESS_MS = 600_000
+RUN_MS = 10_000
+STALL_S = 5.0
+"""Longer than the time after which a process is declared dead, and shorter than a lease."""
+
+
+@pytest.fixture
+def scene(redis_scene: RedisScene) -> RedisScene:
+    return redis_scene
+
+
+def start(scene: RedisScene, name: str, **settings: Any) -> Worker:  # noqa: ANN401 - the fields of a plan
+    worker = scene.start(name, serve=("work",), lease_ms=LEASE_MS, until="sigterm", **settings)
+    worker.line("ready")
+    return worker
+
+
+def recorded(scene: RedisScene) -> int:
+    """Return the number of claimed messages that return when their process is declared dead."""
+    client: Any
+    with closing(redis.Redis.from_url(scene.server.url, decode_responses=True)) as client:
+        marks = [mark for name in client.hkeys(PULSES) for mark in client.zrange(f"{{default:00}}:held:{name}", 0, -1)]
+        held = [mark.split(" ") for mark in marks]
+        return sum(client.zcount(f"{{default:00}}:leased:{lane}", token, token) for lane, token in held)
+
+
+def produce(scene: RedisScene, name: str, burst: Burst) -> None:
+    scene.start(name, burst=burst, until="produced").ended_well()
+
+
+def begun(scene: RedisScene, process: str) -> set[str]:
+    return {each.start.id for each in scene.story().attempts if each.start.process == process}
+
+
+def end(*workers: Worker) -> None:
+    for worker in workers:
+        worker.terminate()
+    for worker in workers:
+        worker.ended_well()
+
+
+def holding_one(scene: RedisScene, name: str, **settings: Any) -> Worker:  # noqa: ANN401 - the fields of a plan
+    """Start a worker that holds a message, and is known to the store: so its next claims are recorded too."""
+    victim = start(scene, name, **settings)
+    produce(scene, "first", Burst(messages=1, prefix="first", spread_ms=0))
+    until_sync(lambda: recorded(scene) == 1, "the store has recorded the claim", PATIENCE_S)
+    return victim
+
+
+def test_b1_b2_the_messages_of_a_killed_process_return_before_their_leases_end(scene: RedisScene) -> None:
+    victim = start(scene, "victim", run_ms=ENDLESS_MS, concurrency=8)
+    produce(scene, "producer", Burst(messages=20, spread_ms=0))
+    until_sync(lambda: recorded(scene) == 8, "the store has recorded the claims", PATIENCE_S)
+    held = begun(scene, "victim")
+    heir = start(scene, "heir")
+    until_sync(lambda: len(begun(scene, "heir")) == 12, "the other worker runs what is left", PATIENCE_S)
+    victim.kill()
+    until_sync(lambda: begun(scene, "heir") >= held, "the other worker runs the messages", PATIENCE_S)
+    assert f"8 {RETURNED}" in heir.errors
+    end(heir)
+    assert scene.judge(Limits(lapses=False)).duplicates == 8
+    assert scene.server.command("EXISTS", PULSES) == b":0\r\n", "an idle worker has no number, nor has a dead one"
+
+
+def test_b1_a_process_that_stood_still_begins_nothing_that_others_have_got(scene: RedisScene) -> None:
+    victim = holding_one(scene, "victim", run_ms=ENDLESS_MS, concurrency=8, blocks=True)
+    produce(scene, "producer", Burst(messages=8, spread_ms=0, special={0: b"block"}))
+    victim.line("blocking")
+    heir = start(scene, "heir")
+    victim.stop()
+    begun_before = begun(scene, "victim")
+    claimed = {each.note.id for each in scene.story().leases if each.process == "victim"}
+    assert claimed - begun_before, "everything had begun, so nothing is tested"
+    until_sync(lambda: begun(scene, "heir") >= claimed, "the other worker runs the messages", PATIENCE_S)
+    assert RETURNED in heir.errors
+    victim.continue_()
+    victim.tell("go")
+    until_sync(lambda: "declared dead" in victim.errors, "the stopped process notices", PATIENCE_S)
+    end(victim, heir)
+    assert begun(scene, "victim") == begun_before
+    assert scene.judge(Limits(lapses=False)).duplicates <= len(begun_before)
+
+
+def test_b1_a_server_that_stood_still_costs_no_process_its_claims(scene: RedisScene) -> None:
+    workers = [start(scene, f"w{i}", run_ms=RUN_MS, concurrency=4) for i in range(2)]
+    produce(scene, "producer", Burst(messages=8, spread_ms=0))
+    until_sync(lambda: recorded(scene) == 8, "the store has recorded the claims", PATIENCE_S)
+    os.kill(scene.server.pid, signal.SIGSTOP)
+    time.sleep(STALL_S)  # the fault
+    os.kill(scene.server.pid, signal.SIGCONT)
+    end(*workers)
+    assert scene.judge(Limits(lapses=False)).duplicates == 0
+    assert all(RETURNED not in each.errors for each in workers)
