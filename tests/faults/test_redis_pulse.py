@@ -97,7 +97,7 @@ def test_b1_a_process_that_stood_still_begins_nothing_that_others_have_got(scene
     assert RETURNED in heir.errors
     victim.continue_()
     victim.tell("go")
-    until_sync(lambda: "declared dead" in victim.errors, "the stopped process notices", PATIENCE_S)
+    until_sync(lambda: "declared" in victim.errors, "the stopped process notices", PATIENCE_S)
     end(victim, heir)
     assert begun(scene, "victim") == begun_before
     assert scene.judge(Limits(lapses=False)).duplicates <= len(begun_before)

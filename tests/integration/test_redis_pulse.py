@@ -203,3 +203,33 @@ def test_b2_a_worker_that_holds_nothing_has_no_number(url: str) -> None:
             assert held == []
 
     asyncio.run(play())
+
+
+def test_b2_a_process_asks_nothing_while_nobody_holds_claims_and_its_first_claim_has_a_pulse(url: str) -> None:
+    async def play() -> None:
+        async with stage(url) as there:
+            await there.put(1)
+            step = await asyncio.to_thread(there.work.pulse.step, ())
+            assert step.wait_ms == pulse.QUIET_MS
+            waiting = asyncio.create_task(asyncio.to_thread(there.work.pulse.wait, pulse.QUIET_MS))
+            [claim] = await there.claim()
+            async with asyncio.timeout(pulse.QUIET_MS / 2000):
+                await waiting
+            assert len(await there.numbers()) == 1
+            step = await asyncio.to_thread(there.work.pulse.step, (claim.token,))
+            assert step.wait_ms <= pulse.PULSE_MS
+            assert not step.has_resumed, "the claim has named the incarnation"
+
+    asyncio.run(play())
+
+
+def test_b2_a_process_that_holds_nothing_watches_the_others(url: str) -> None:
+    async def play() -> None:
+        async with stage(url) as there, there.store.work("other", [LANE]) as other:
+            assert isinstance(other, RedisWork)
+            await there.put(1)
+            await there.claim()
+            assert (await asyncio.to_thread(other.pulse.step, ())).wait_ms <= pulse.PULSE_MS
+            await asyncio.to_thread(other.pulse.leave)
+
+    asyncio.run(play())

@@ -28,6 +28,7 @@ __all__ = [
     "MOST_UNANSWERED",
     "NEVER",
     "PULSE_MS",
+    "QUIET_MS",
     "Life",
     "Sighting",
     "Watch",
@@ -40,6 +41,8 @@ __all__ = [
 
 PULSE_MS = 750
 """The interval at which a process increases its number and reads the numbers of others."""
+QUIET_MS = 30_000
+"""The interval while a process holds no claims, and knows of no other process that does. A claim ends the wait."""
 DEATH_MS = 3_000
 """A process whose number has not changed for this time is declared dead."""
 BEGIN_MS = DEATH_MS - 50

@@ -53,6 +53,14 @@ class Pulse(Protocol):
         """
         ...
 
+    def wait(self, ms: int) -> None:
+        """Wait for the next step, at most `ms`. A claim or `wake` may end the wait. The thread calls this method."""
+        ...
+
+    def wake(self) -> None:
+        """End the current or the next `wait`. Any thread may call this."""
+        ...
+
     def restart(self) -> None:
         """Take a new incarnation after a refusal. Call this once no message waits that the old one had claimed."""
         ...

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from threading import Event, Thread
+from threading import Thread
 
 from aiodelay.core.pulse import PULSE_MS
 from aiodelay.ports.pulse import Pulse, Step
@@ -17,7 +17,7 @@ log: logging.Logger = logging.getLogger("aiodelay.pulse")
 
 
 class PulseThread:
-    """Takes a step of a pulse about once a second, from its creation to `stop`.
+    """Takes a step of a pulse about once a second, from its creation to `stop`. While nobody holds claims, it waits.
 
     Args:
         pulse: The pulse of this process in its store.
@@ -37,7 +37,7 @@ class PulseThread:
         self._pulse, self._tokens = pulse, tokens
         self._on_refused, self._on_resumed = on_refused, on_resumed
         self._loop = asyncio.get_running_loop()
-        self._stop = Event()
+        self._is_stopping = False
         self._has_left: asyncio.Future[None] = self._loop.create_future()
         Thread(target=self._run, name="aiodelay pulse", daemon=True).start()
 
@@ -46,13 +46,13 @@ class PulseThread:
 
         From then on, the store ends the claims of this process by their leases alone.
         """
-        self._stop.set()
+        self._is_stopping = True
+        self._pulse.wake()
         return self._has_left
 
     def _run(self) -> None:
-        wait_ms = 0
         was_refused = False
-        while not self._stop.wait(wait_ms / 1000):
+        while not self._is_stopping:
             try:
                 step = self._pulse.step(self._tokens())
             except Exception:
@@ -62,7 +62,8 @@ class PulseThread:
                 self._call(self._on_refused)
             if step.has_resumed:
                 self._call(self._on_resumed)
-            wait_ms, was_refused = step.wait_ms, step.is_refused
+            was_refused = step.is_refused
+            self._pulse.wait(step.wait_ms)
         try:
             self._pulse.leave()
         finally:

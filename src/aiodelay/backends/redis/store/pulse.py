@@ -62,6 +62,8 @@ class RedisPulse:
         self._runner: asyncio.Runner | None = None
         self._heard_ms: float = pulse.NEVER
         self._calls = self._idle_steps = 0
+        self._wake = threading.Event()
+        self._is_quiet = False  # whether the next step is far ahead, because nobody holds claims
         self._is_proven = False  # whether the server lets this process run the script, by its last answer
         self._has_unnamed = False  # whether this process may hold claims that no incarnation is recorded for
 
@@ -77,6 +79,7 @@ class RedisPulse:
         """Return a context manager around one claim or renewal, with the arguments of its script."""
         with self._lock:
             life = self._life
+            self._end_quiet()
             is_named = (life.is_registered or self._is_fresh()) and not self._is_refused()
             incarnation = self._incarnation if is_named else ""
             sent_ms = self._clock.monotonic_ms()
@@ -106,6 +109,16 @@ class RedisPulse:
         with self._lock:
             self._begin_again()
 
+    def wake(self) -> None:
+        """End the current or the next `wait`."""
+        self._wake.set()
+
+    def _end_quiet(self) -> None:
+        """Let the thread take a step now, so that a claim may name the incarnation."""
+        if self._is_quiet:
+            self._is_quiet, self._heard_ms = False, self._clock.monotonic_ms()
+            self._wake.set()
+
     # --- on the thread ------------------------------------------------------------------------------------
 
     def step(self, tokens: Collection[int]) -> Step:
@@ -128,11 +141,22 @@ class RedisPulse:
             numbers.pop(incarnation, None)
             self._watch = pulse.answered(self._watch, numbers, asked_ms, answered_ms)
             self._bury_stopped(asked_ms + pulse.PULSE_MS)
-            wait_ms = self._watch.wait_ms(self._clock.monotonic_ms())
+            wait_ms = pulse.QUIET_MS if self._falls_quiet(tokens) else self._watch.wait_ms(self._clock.monotonic_ms())
         has_resumed = self._is_fresh() and self.may_begin() and (self._has_unnamed or not could_begin)
         if has_resumed:
             self._has_unnamed = False
         return Step(wait_ms, self._is_refused(), has_resumed)
+
+    def wait(self, ms: int) -> None:
+        """Wait for the next step, at most `ms`. A claim ends a long wait."""
+        self._wake.wait(ms / 1000)
+        self._wake.clear()
+
+    def _falls_quiet(self, tokens: Collection[int]) -> bool:
+        with self._lock:
+            is_busy = tokens or self._calls or self._life.is_registered or self._watch.seen or self._has_unnamed
+            self._is_quiet = not is_busy
+            return self._is_quiet
 
     def leave(self) -> None:
         """Delete the number, and close the connection."""
@@ -172,7 +196,7 @@ class RedisPulse:
 
     def _note(self, number: int, sent_ms: int) -> None:
         if number == pulse.DEAD:
-            log.warning("this process was declared dead: it stood still, or did not reach the server for 3 s")
+            log.warning("others have declared this process dead: it stood still, or did not reach the server for 3 s")
             self._life = pulse.refused(self._life)
         elif not self._is_refused():
             self._life = pulse.registered(self._life, number, sent_ms)
@@ -180,7 +204,8 @@ class RedisPulse:
     def _refuse_if_silent(self) -> None:
         """Give up the incarnation if others may have declared it dead. Its process then relies on its leases."""
         with self._lock:
-            if self._life.is_registered and not self.may_begin():
+            if self._life.is_registered and not self.may_begin() and not self._is_refused():
+                log.warning("this process did not reach the server for 3 s; others may have declared it dead")
                 self._life = pulse.refused(self._life)
 
     def _leave_if_idle(self, tokens: Collection[int]) -> None:
