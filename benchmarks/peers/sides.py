@@ -43,7 +43,9 @@ class Side(NamedTuple):
         return f"{self.peer.name}, {self.settings}"
 
 
-AIODELAY = Peer("aiodelay", "concurrency 1,500", "yes", "3 s after the next worker has started, or after its lease (15 s)")
+AIODELAY = Peer(
+    "aiodelay", "concurrency 1,500", "yes", "3 s after the next worker has started, or after its lease (15 s)"
+)
 BASE = Side(AIODELAY, "default")
 """The side to which all ratios are."""
 
