@@ -39,10 +39,11 @@ class PulseThread:
         self._loop = asyncio.get_running_loop()
         self._is_stopping = False
         self._has_left: asyncio.Future[None] = self._loop.create_future()
-        Thread(target=self._run, name="aiodelay pulse", daemon=True).start()
+        self._thread = Thread(target=self._run, name="aiodelay pulse", daemon=True)
+        self._thread.start()
 
     def stop(self) -> asyncio.Future[None]:
-        """End the thread. The future is done after its last call to the store.
+        """End the thread. The future is done when the thread has ended.
 
         From then on, the store ends the claims of this process by their leases alone.
         """
@@ -67,7 +68,11 @@ class PulseThread:
         try:
             self._pulse.leave()
         finally:
-            self._call(lambda: self._has_left.set_result(None))
+            self._call(self._left)
+
+    def _left(self) -> None:
+        self._thread.join()  # the thread has nothing left to do
+        self._has_left.set_result(None)
 
     def _call(self, callback: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the event loop is closed

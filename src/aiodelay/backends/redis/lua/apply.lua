@@ -1,11 +1,11 @@
 -- apply: carries out commands in order. It returns one answer for each command.
 --@ base record moves
--- ARGV[4] to ARGV[6] the name of an intake, its position before these commands, and its position after them; '' = no
---   intake. If the stored position is not the position before the commands, no command is carried out, and every answer
---   is 'P'.
--- ARGV[7] a name for this call and the calls that the caller sends together with it, in order; '' = the call is alone.
---   If an earlier one of these calls has not carried out all its commands, this call carries out none.
--- From ARGV[8] on, 8 arguments for each command: what, id, op (8 bytes), lane, due, late, version, body. An argument
+-- ARGV[4] to ARGV[6] the name of an intake, its position before these commands, and its position after them. If the
+--   stored position is not the position before the commands, no command is carried out, and every answer is 'P'.
+--   Without an intake: '', then a name for this call and the calls that the caller sends together with it, in order, or
+--   '' if the call is alone; then ''. If an earlier one of these calls has not carried out all its commands, this call
+--   carries out none.
+-- From ARGV[7] on, 8 arguments for each command: what, id, op (8 bytes), lane, due, late, version, body. An argument
 -- that a command does not use is ''.
 --   what    for a put: 'r' replace, 'k' keep, 'e' error, 'n' newer, 'i' if_revision. Then '*' if the message recurs,
 --           '-' if not. Then for 'n' the version to compare, u64, and for 'i' the revision, u48. For other commands:
@@ -23,7 +23,7 @@
 --   'k' kept, 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired.
 --   Refused: a letter. 'D' duplicate, 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' too many lanes. 'O'
 --   outdated, then revision u48 and due u48 of the stored message (0 = none), and for 'n' its version u64.
-local FIRST, STRIDE = 8, 8
+local FIRST, STRIDE = 7, 8
 local BLOCK = 32 -- The number of records to read in one call. The records of a whole batch may be too large.
 -- A put with a new id costs 1. A change takes three times as long, and longer for a large record.
 local MOST_COST, CHANGE_COST, CHANGE_BYTES = 170, 3, 4096
@@ -183,15 +183,22 @@ local function change(a, e, letter)
   return letter .. u48(e.revision) .. u48(e.due)
 end
 
+local has_repeated = false -- True if a command was a repetition.
 local function carry_out(a, what_of_op)
   local what, id, op = sub(ARGV[a], WHAT.VERB_FIRST, WHAT.VERB_LAST), ARGV[a + 1], ARGV[a + 2]
   if fresh[id] or what == 'c' or what == 'm' or what == 'f' then flush() end
   local is_remembered = op ~= NO_OP
   local answer = is_remembered and memory.recall(what_of_op)
-  if answer then return answer end
+  if answer then
+    has_repeated = true
+    return answer
+  end
   local e = load(id)
   cost = cost + (e and CHANGE_COST + floor(#e.value / CHANGE_BYTES) or 1)
-  if e and is_remembered and e.op == op then return memory.first_answer(e) end
+  if e and is_remembered and e.op == op then
+    has_repeated = true
+    return memory.first_answer(e)
+  end
   if e then flush() end
   if what == 'c' then
     answer = cancel(a, e)
@@ -238,11 +245,12 @@ local function has_passed()
   return position and position ~= ARGV[5]
 end
 
-local CUT = TAG .. 'cut:' .. ARGV[7]
+local is_together = ARGV[4] == '' and ARGV[5] ~= ''
+local CUT = TAG .. 'cut:' .. ARGV[5]
 local CUT_KEPT = 60000 -- The caller waits for its answers for a shorter time.
 local function cut_short()
   flush()
-  if ARGV[7] ~= '' then call('SET', CUT, 1, 'PX', CUT_KEPT) end
+  if is_together then call('SET', CUT, 1, 'PX', CUT_KEPT) end
 end
 
 local function carry_all_out()
@@ -263,18 +271,18 @@ end
 
 -- Writes something even if no command has written. WAIT and WAITAOF wait only for the last write of their own
 -- connection. The answer to a repeated command depends on a write of another connection. Without a write here, WAIT
--- would return at once. The write also changes the marks of the store: an earlier call may have failed after it stored a
--- message, so other processes have to look for it.
+-- would return at once. After a repetition, the write also changes the marks of the store: an earlier call may have
+-- failed after it stored a message, so other processes have to look for it.
 local function write_something()
   if counted.sequence then return end
   open_gate()
-  next_sequence(false)
+  if has_repeated then next_sequence(false) else counted.last_sequence() end
 end
 
 check()
 if has_passed() then
   for i = 1, count do answers[i + 1] = 'P' end
-elseif ARGV[7] == '' or call('EXISTS', CUT) == 0 then
+elseif not is_together or call('EXISTS', CUT) == 0 then
   carry_all_out()
 end
 write_something()

@@ -190,10 +190,10 @@ class Batch:
             name: A name for this round trip.
         """
         if self._source is not None:
-            self._chunks, head = [self._left], [*structs.astuple(self._source), ""]
+            self._chunks, head = [self._left], [*structs.astuple(self._source)]
         else:
             self._chunks = self._cut()
-            head = ["", "", "", name if len(self._chunks) > 1 else ""]
+            head = ["", name if len(self._chunks) > 1 else "", ""]
         return [[*head, *chain.from_iterable(self._written[i] for i in chunk)] for chunk in self._chunks]
 
     def _cut(self) -> list[list[int]]:
