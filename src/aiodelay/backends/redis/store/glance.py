@@ -26,7 +26,7 @@ check of the data makes a look of its own."""
 
 
 class Glance:
-    """Compares the marks of a store, and the existence of its keys, with those of the last full looks.
+    """Finds out whether the marks of a store are the same as at the last full looks, and whether its keys still exist.
 
     Args:
         ask: Sends commands in one round trip, and returns their replies.
