@@ -78,7 +78,7 @@ def test_b1_b2_the_messages_of_a_killed_process_return_before_their_leases_end(s
     until_sync(lambda: len(begun(scene, "heir")) == 12, "the other worker runs what is left", PATIENCE_S)
     victim.kill()
     until_sync(lambda: begun(scene, "heir") >= held, "the other worker runs the messages", PATIENCE_S)
-    assert f"8 {RETURNED}" in heir.errors
+    until_sync(lambda: f"8 {RETURNED}" in heir.errors, "the other worker has logged the return", PATIENCE_S)
     end(heir)
     assert scene.judge(Limits(lapses=False)).duplicates == 8
     assert scene.server.command("EXISTS", PULSES) == b":0\r\n", "an idle worker has no number, nor has a dead one"
@@ -94,7 +94,7 @@ def test_b1_a_process_that_stood_still_begins_nothing_that_others_have_got(scene
     claimed = {each.note.id for each in scene.story().leases if each.process == "victim"}
     assert claimed - begun_before, "everything had begun, so nothing is tested"
     until_sync(lambda: begun(scene, "heir") >= claimed, "the other worker runs the messages", PATIENCE_S)
-    assert RETURNED in heir.errors
+    until_sync(lambda: RETURNED in heir.errors, "the other worker has logged the return", PATIENCE_S)
     victim.continue_()
     victim.tell("go")
     until_sync(lambda: "declared" in victim.errors, "the stopped process notices", PATIENCE_S)
