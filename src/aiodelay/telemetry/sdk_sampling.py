@@ -32,7 +32,8 @@ class RootSampling:
     """
 
     def __init__(self, tracer: Any, bound: int, flags: TraceFlags) -> None:  # noqa: ANN401 - the SDK may be missing
-        self._tracer, self._ids, self._bound, self.flags = tracer, tracer.id_generator, bound, flags
+        self._tracer, self._ids, self._bound = tracer, tracer.id_generator, bound
+        self.flags: TraceFlags = flags
         self._new_trace_id: Callable[[], int] = self._ids.generate_trace_id
 
     def decide(self) -> Tracer | UnsampledSpan:
