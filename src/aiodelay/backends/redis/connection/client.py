@@ -53,7 +53,7 @@ class Client:
         self._failures = 0
         self._timeout_s = options.timeout_ms / 1000
         self._fixed: list[Arg] = [] if keys is None else [len(keys.fixed), *keys.fixed]
-        self._common: list[Arg] = ["", options.journal, writer]
+        self._writer = writer
         self._pool = self._new_pool()
 
     def _new_pool(self) -> ConnectionPool:
@@ -105,8 +105,7 @@ class Client:
         Raises:
             Fault: The call failed.
         """
-        common: list[Arg] = ["" if now_ms is None else now_ms, *self._common[1:]]
-        return await self._evaluate(name, [*self._fixed, *common, *arguments], durable=durable)
+        return await self._evaluate(name, [*self._common(now_ms), *arguments], durable=durable)
 
     async def run_parts(
         self, name: str, parts: Sequence[Sequence[Arg]], *, now_ms: int | None, durable: bool = False
@@ -127,8 +126,7 @@ class Client:
         Raises:
             Fault: The server did not answer. It may have carried out any of the parts.
         """
-        common: list[Arg] = ["" if now_ms is None else now_ms, *self._common[1:]]
-        head = ["EVALSHA", script(name).sha, *self._fixed, *common]
+        head = ["EVALSHA", script(name).sha, *self._common(now_ms)]
         replies = await self._exchange([packed([*head, *part]) for part in parts], durable=durable)
         for i, reply in enumerate(replies):
             if isinstance(reply, NoScriptError):
@@ -137,6 +135,10 @@ class Client:
                 except Fault as fault:
                     replies[i] = fault
         return replies
+
+    def _common(self, now_ms: int | None) -> list[Arg]:
+        """Return the keys, and the arguments up to ARGV[3], of every script of the store."""
+        return [*self._fixed, "" if now_ms is None else now_ms, self._options.journal, self._writer]
 
     async def run_on(self, name: str, keys: Sequence[str], arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - what the script returns
         """Run a script of a list, topic or log on the given keys, and return its reply. No key of a store is sent.

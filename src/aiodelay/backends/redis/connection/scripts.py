@@ -4,8 +4,8 @@ Each script has a Lua file with its name. A line `--@` in the Lua file names the
 the script's own code. In all these files, values replace two kinds of names:
 
 - Layout constants, such as `VALUE.DUE_MS_FIRST`, become the numbers and strings of the module `layouts`.
-- `MARKER` constants become the layout and the features that this version knows. So a script itself can refuse newer
-  data.
+- `MARKER` constants become the layout and the features that this version knows, and the marks of a store. So a script
+  itself can refuse newer data.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from importlib.resources import files
 import hiredis
 from msgspec import Struct
 
+from aiodelay.backends.redis.records.keys import MARKS
 from aiodelay.backends.redis.records.layouts import NAMESPACES, lua_constants
 from aiodelay.core import features
 from aiodelay.core.record_format import FIELDS
@@ -129,6 +130,7 @@ def _part(name: str, known: frozenset[str]) -> str:
     marker = {
         "MARKER.LAYOUT": f"'{features.REDIS_LAYOUT}'",
         "MARKER.KNOWN": "{" + ", ".join(f"['{each}'] = true" for each in sorted(known)) + "}",
+        "MARKER.MARKS": ", ".join(f"'{each}'" for each in MARKS),
     }
     return filled(source_of(name), _CONSTANTS | marker)
 

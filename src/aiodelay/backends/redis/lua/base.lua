@@ -136,7 +136,7 @@ end
 -- earlier. See store/glance.py.
 local MARK = { UUID = 3, HOLDS = 4, SOURCES = 5 } -- Positions in the list of marks.
 local function marks()
-  return call('HMGET', META, 'schema', 'features', 'uuid', 'holds', 'sources', 'seq', 'claims')
+  return call('HMGET', META, MARKER.MARKS)
 end
 
 local function finish()

@@ -9,7 +9,7 @@ from aiodelay.errors import ConfigurationError, shortened
 
 from .layouts import OCCURRENCE, OWN, TEXT, span
 
-__all__ = ["DEFAULT_NAMESPACE", "DERIVED", "FIXED", "Keys", "keys_of", "member_of", "text_of"]
+__all__ = ["DEFAULT_NAMESPACE", "DERIVED", "FIXED", "MARKS", "Keys", "keys_of", "member_of", "text_of"]
 
 DEFAULT_NAMESPACE = "default"
 
@@ -35,6 +35,9 @@ DERIVED = (
     *("graves:ids", "superseded", "superseded:ids", "retries", "series", "trials", "pulses", "held:"),
 )
 """Other keys. Names that end with `:` are beginnings: a script adds a lane, address, time window, worker or topic."""
+
+MARKS = ("schema", "features", "uuid", "holds", "sources", "seq", "claims")
+"""The fields of `meta` that are the marks of a store, in order. `marks` in `base.lua` says what they tell."""
 
 _UUID7 = re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}")
 _OCCURRENCE = re.compile(r"(.*)~(\d{10,15})", re.DOTALL)

@@ -158,11 +158,10 @@ class Base:
 
     async def _run_parts(self, script: str, parts: Sequence[Sequence[Arg]]) -> list[Any]:
         """Run a script once for each part, durably. Return a reply or a `Fault` for each part."""
-        now_ms = None if self._clock is None else self._clock.now_ms()
         client = self._checked().client
         replies: list[Any]
         try:
-            replies = await client.run_parts(script, parts, now_ms=now_ms, durable=True)
+            replies = await client.run_parts(script, parts, now_ms=self.script_time_ms(), durable=True)
         except Fault as fault:
             replies = [fault] * len(parts)
         for reply in replies:

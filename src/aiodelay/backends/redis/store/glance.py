@@ -12,14 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
 from aiodelay.backends.redis.connection.scripts import Arg
-from aiodelay.backends.redis.records.keys import Keys
+from aiodelay.backends.redis.records.keys import MARKS, Keys
 
 __all__ = ["Glance", "Marks"]
 
 Marks: TypeAlias = Sequence[bytes | None]
 """The values that the function `marks` in `base.lua` returns. Empty: the marks alone do not tell enough."""
 
-FIELDS = ("schema", "features", "uuid", "holds", "sources", "seq", "claims")
 KEYS_S, LONGEST_S = 3.0, 4.0
 """Ages of the last look for keys in seconds: from the first on, the next look includes the keys. From the second on, a
 check of the data makes a look of its own."""
@@ -56,7 +55,7 @@ class Glance:
     async def look(self) -> tuple[int, Marks]:
         """Return the server's time in epoch ms, and the marks. Look for the keys too, if the last look was long ago."""
         loop = asyncio.get_running_loop()
-        commands: list[Sequence[Arg]] = [("TIME",), ("HMGET", self._meta, *FIELDS)]
+        commands: list[Sequence[Arg]] = [("TIME",), ("HMGET", self._meta, *MARKS)]
         has_keys = bool(self._whole_marks) and loop.time() - self._whole_s >= KEYS_S
         asked_keys = self._whole_keys
         if has_keys:
