@@ -11,6 +11,7 @@ from aiodelay import Context, Message, Scheduler
 from aiodelay.memory import MemoryStore
 
 from .harness import (
+    DEFAULT_CONCURRENCY,
     Benchmark,
     Goal,
     Order,
@@ -31,7 +32,6 @@ __all__ = ["BENCHMARK"]
 
 MESSAGES = 100_000
 CONCURRENCY = 500
-DEFAULT_CONCURRENCY = 16
 BARE_SLICE = 500
 GOAL = Goal("at least", 0.5)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 __all__ = [
+    "DEFAULT_CONCURRENCY",
     "PAYLOAD_BYTES",
     "Benchmark",
     "Goal",
@@ -29,6 +30,7 @@ __all__ = [
     "Row",
     "Stopwatch",
     "WrongResultError",
+    "beside_tuned",
     "check",
     "check_once_each",
     "in_turn",
@@ -44,6 +46,8 @@ __all__ = [
 T = TypeVar("T")
 
 PAYLOAD_BYTES = 200
+DEFAULT_CONCURRENCY = 16
+"""The concurrency of a handler that sets none."""
 LONGEST_S = 1800
 """A part of a benchmark that takes longer than this counts as hanging."""
 
@@ -110,6 +114,9 @@ class Goal:
 
     def __str__(self) -> str:
         return f"{'≥' if self.sense == 'at least' else '≤'} {self.limit:g}"
+
+
+_OF_TUNED = Goal("at least", 0.7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +187,23 @@ def in_turn(
 def ratios(bare: Sequence[float], ours: Sequence[float]) -> tuple[float, ...]:
     """Return the speed of our side divided by the speed of the bare side, for each round, from the times."""
     return tuple(b / o for b, o in zip(bare, ours, strict=True))
+
+
+def beside_tuned(
+    id_: str, what: str, concurrency: int, tuned: Sequence[float], default: Sequence[float], *, beside: str
+) -> Row:
+    """Return the row that compares a handler at its defaults with the same handler at a tuned concurrency.
+
+    Args:
+        id_: The id of the benchmark.
+        what: The measured quantity, up to the concurrency.
+        concurrency: The tuned concurrency.
+        tuned: The times of the rounds with it.
+        default: The times of the rounds at the defaults.
+        beside: The figures in words.
+    """
+    what = f"{what} {DEFAULT_CONCURRENCY} (default)"
+    return Row(id_, what, f"x speed with concurrency {concurrency:,}", ratios(tuned, default), _OF_TUNED, beside)
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:

@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Self
 
 import pytest
 
@@ -18,6 +17,7 @@ from aiodelay.engine.delivery.claim_ahead import MOST_AHEAD
 from aiodelay.ports import Feed
 from aiodelay.testing.clock import VirtualClock
 from tests.support.noted import NotedStore
+from tests.support.sources import PlainSource
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -26,20 +26,13 @@ LANE, OTHER = "work", "other"
 LIMIT = 16
 
 
-class OtherStore:
+class OtherStore(PlainSource):
     """A source that gives out the messages of a store of its own."""
 
     name = "other"
 
     def __init__(self, store: NotedStore) -> None:
         self._store = store
-
-    def check(self, address: str) -> None: ...
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None: ...
 
     @asynccontextmanager
     async def feed(self, *arguments: object) -> AsyncIterator[Feed]:

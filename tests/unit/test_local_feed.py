@@ -8,7 +8,6 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
-from typing import Self
 
 import pytest
 
@@ -38,6 +37,7 @@ from aiodelay.errors import StoreUnavailableError
 from aiodelay.ports import Feed, LocalFeed
 from aiodelay.testing.clock import VirtualClock
 from tests.support.noted import NotedStore
+from tests.support.sources import PlainSource
 from tests.support.telemetry import Emitted
 from tests.support.waiting import until
 
@@ -47,7 +47,7 @@ LANE, OTHER, LIMIT = "work", "other", 16
 SOON = Retry(attempts=3, first="100ms", jitter=0)
 
 
-class LocalSource:
+class LocalSource(PlainSource):
     """A source that holds its messages in this process.
 
     Attributes:
@@ -68,13 +68,6 @@ class LocalSource:
         self.most_taken = self._number = 0
         self.answers_s = 0.0
         self._wakeup = WakeUp()
-
-    def check(self, address: str) -> None: ...
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None: ...
 
     @asynccontextmanager
     async def feed(

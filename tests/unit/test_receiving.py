@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -31,6 +31,7 @@ from aiodelay.ports import Feed
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import Probe
 from tests.support.noted import NotedStore
+from tests.support.sources import PlainSource
 
 pytestmark = pytest.mark.asyncio
 
@@ -297,20 +298,13 @@ async def test_what_was_lost_before_it_was_seen_is_not_seen(stage: Stage) -> Non
         await anext(messages)
 
 
-class SlowToEnd:
+class SlowToEnd(PlainSource):
     """A source that holds nothing, and takes its time to end."""
 
     name, has_ended = "slow", False
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
-
-    def check(self, address: str) -> None: ...
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None: ...
 
     @asynccontextmanager
     async def feed(self, *arguments: object) -> AsyncIterator[Feed]:
