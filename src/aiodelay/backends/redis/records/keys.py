@@ -37,7 +37,7 @@ DERIVED = (
 """Other keys. Names that end with `:` are beginnings: a script adds a lane, address, time window, worker or topic."""
 
 MARKS = ("schema", "features", "uuid", "holds", "sources", "seq", "claims")
-"""The fields of `meta` that are the marks of a store, in order. `marks` in `base.lua` says what they tell."""
+"""The fields of `meta` that are the marks of a store, in order. The function `marks` in `base.lua` explains them."""
 
 _UUID7 = re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}")
 _OCCURRENCE = re.compile(r"(.*)~(\d{10,15})", re.DOTALL)
