@@ -18,9 +18,10 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 __all__ = [
+    "CERTAIN_ROUNDS",
     "DEFAULT_CONCURRENCY",
     "PAYLOAD_BYTES",
     "Benchmark",
@@ -29,6 +30,7 @@ __all__ = [
     "Plan",
     "Row",
     "Stopwatch",
+    "Times",
     "WrongResultError",
     "beside_tuned",
     "check",
@@ -48,6 +50,8 @@ T = TypeVar("T")
 PAYLOAD_BYTES = 200
 DEFAULT_CONCURRENCY = 16
 """The concurrency of a handler that sets none."""
+CERTAIN_ROUNDS = 30
+"""With this many rounds, a row is judged by the 95 % interval of its median."""
 LONGEST_S = 1800
 """A part of a benchmark that takes longer than this counts as hanging."""
 
@@ -150,8 +154,15 @@ class Row:
 
     @property
     def is_met(self) -> bool | None:
-        """Return whether the median reaches the goal; None without a goal."""
-        return None if self.goal is None else self.goal.is_met(self.median)
+        """Return whether the median reaches the goal; None without a goal.
+
+        From `CERTAIN_ROUNDS` rounds on, the whole 95 % interval of the median must reach the goal.
+        """
+        if self.goal is None:
+            return None
+        if len(self.values) < CERTAIN_ROUNDS:
+            return self.goal.is_met(self.median)
+        return all(map(self.goal.is_met, median_interval(self.values)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +175,19 @@ class Benchmark:
     needs_spark: bool = False
 
 
-def in_turn(
-    plan: Plan, sides: Mapping[str, Callable[[], float]], *, rounds: int | None = None
-) -> dict[str, list[float]]:
+class Times(list[float]):
+    """The times of one side in seconds, round by round.
+
+    Attributes:
+        processor: The processor times of this process in the same rounds, for sides that use a `Stopwatch`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processor: list[float] = []
+
+
+def in_turn(plan: Plan, sides: Mapping[str, Callable[[], float]], *, rounds: int | None = None) -> dict[str, Times]:
     """Measure each side once a round, each time another side first. Return the times, round by round.
 
     Args:
@@ -174,13 +195,16 @@ def in_turn(
         sides: The sides by name: functions that measure themselves and return seconds.
         rounds: Number of rounds; None = the number of the plan.
     """
-    figures: dict[str, list[float]] = {name: [] for name in sides}
+    figures = {name: Times() for name in sides}
     names = list(sides)
     for number in range(plan.runs if rounds is None else rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             gc.collect()
+            Stopwatch.last_processor_s = None
             figures[name].append(sides[name]())
+            if Stopwatch.last_processor_s is not None:
+                figures[name].processor.append(Stopwatch.last_processor_s)
     return figures
 
 
@@ -216,8 +240,11 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def per_message_us(seconds: Sequence[float], n: int) -> str:
-    """Return the median time of one message, in words."""
-    return f"{statistics.median(seconds) / n * 1e6:.1f} µs"
+    """Return the median time of one message in words, with the processor time if it is known."""
+    text = f"{statistics.median(seconds) / n * 1e6:.1f} µs"
+    if not isinstance(seconds, Times) or not seconds.processor:
+        return text
+    return f"{text} (processor {statistics.median(seconds.processor) / n * 1e6:.1f} µs)"
 
 
 def quantile(values: Iterable[float], part: float) -> float:
@@ -247,16 +274,23 @@ def check_once_each(delivered: Iterable[int], n: int) -> None:
 
 
 class Stopwatch:
-    """The seconds from the start to the end of a block."""
+    """The seconds from the start to the end of a block.
+
+    Attributes:
+        seconds: The time that passed.
+        last_processor_s: The processor time of this process in the last block that ended.
+    """
 
     seconds: float
+    last_processor_s: ClassVar[float | None] = None
 
     def __enter__(self) -> Self:
-        self._since = time.perf_counter()
+        self._since, self._processor_since = time.perf_counter(), time.process_time()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.seconds = time.perf_counter() - self._since
+        Stopwatch.last_processor_s = time.process_time() - self._processor_since
 
 
 # --- the scheduled messages -------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import msgspec
 import aiodelay
 from tests.support import kafka
 
-from .harness import Plan, Row
+from .harness import CERTAIN_ROUNDS, Plan, Row, median_interval
 from .redis_server import names_of_build
 
 __all__ = ["as_json", "as_line", "as_markdown", "by_family", "put_between_markers", "surroundings"]
@@ -127,6 +127,9 @@ def as_markdown(rows: Sequence[Row], around: dict[str, str]) -> str:
         goal = "" if row.goal is None else f"{row.goal}"
         met = {True: "yes", False: "**no**", None: ""}[row.is_met]
         value = f"{row.median:.2f} [{low:.2f}-{high:.2f}]"
+        if len(row.values) >= CERTAIN_ROUNDS:
+            least, greatest = median_interval(row.values)
+            value += f", 95 % {least:.2f}-{greatest:.2f}"
         lines.append(f"| {row.id} | {row.what} | {value} | {row.unit} | {goal} | {met} | {row.beside} |")
     return "\n".join(
         [*lines, "", "Conditions: " + ", ".join(f"{name} {value}" for name, value in around.items()) + "."]

@@ -19,6 +19,7 @@ from benchmarks.harness import (
     Goal,
     Plan,
     Row,
+    Stopwatch,
     WrongResultError,
     check,
     check_once_each,
@@ -26,6 +27,7 @@ from benchmarks.harness import (
     median_interval,
     number_of,
     order,
+    per_message_us,
     quantile,
     ratios,
     raw_payload,
@@ -69,6 +71,27 @@ def test_a_row_shows_the_median_and_the_spread_of_its_rounds() -> None:
 )
 def test_a_goal_is_met_by_the_median(goal: Goal | None, median: float, met: bool | None) -> None:
     assert row(median - 0.1, median, median + 0.1, goal=goal).is_met is met
+
+
+def test_a_goal_is_met_by_the_whole_interval_of_many_rounds() -> None:
+    surely, perhaps = [0.4] * 9 + [0.6] * 21, [0.4] * 10 + [0.6] * 20
+    assert row(*surely, goal=Goal("at least", 0.5)).is_met
+    assert not row(*perhaps, goal=Goal("at least", 0.5)).is_met
+    assert row(*perhaps[:-1], goal=Goal("at least", 0.5)).is_met  # 29 rounds: the median alone counts
+    assert "0.60 [0.40-0.60], 95 % 0.40-0.60" in as_markdown([row(*perhaps, goal=None)], {})
+
+
+def test_the_times_of_a_stopwatch_come_with_its_processor_time(tmp_path: Path) -> None:
+    def timed() -> float:
+        with Stopwatch() as watch:
+            sum(range(10_000))
+        return watch.seconds
+
+    figures = in_turn(Plan(tmp_path, runs=2), {"timed": timed, "untimed": lambda: 0.5})
+    assert len(figures["timed"].processor) == 2
+    assert not figures["untimed"].processor
+    assert "(processor " in per_message_us(figures["timed"], 1)
+    assert per_message_us(figures["untimed"], 1) == "500000.0 µs"
 
 
 def test_ratios_compare_the_times_of_one_round() -> None:
