@@ -164,11 +164,20 @@ def delete_topic(bootstrap: str, topic: str) -> None:
 
 
 def set_config(kafka: str, topic: str, **settings: object) -> None:
-    """Change settings of a topic. Names of settings have `_` instead of `.`, as in `create_topic`."""
-    entries = [
-        ConfigEntry(name.replace("_", "."), str(value), incremental_operation=AlterConfigOpType.SET)
-        for name, value in settings.items()
-    ]
+    """Change settings of a topic, and wait until the broker applies them.
+
+    Names of settings have `_` instead of `.`, as in `create_topic`.
+    """
+    wanted = {name.replace("_", "."): str(value) for name, value in settings.items()}
+    entries = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in wanted.items()]
     where = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+    asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
     with AdminClient({"bootstrap.servers": kafka}) as admin:
-        admin.incremental_alter_configs([where])[where].result(10)
+        admin.incremental_alter_configs([where])[where].result(PATIENCE_S)
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
+            told = admin.describe_configs([asked])[asked].result(PATIENCE_S)
+            if all(told[name].value == value for name, value in wanted.items()):
+                return
+            time.sleep(0.05)
+    raise AssertionError(f"topic {topic} does not get {wanted}")
