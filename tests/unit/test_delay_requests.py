@@ -133,6 +133,38 @@ def test_any_json_is_a_request_or_refused(value: object) -> None:
         read(json.dumps(value))
 
 
+@given(
+    st.fixed_dictionaries(
+        {"topic": st.just("T") | st.text(), "message": st.text(), "countdown": st.integers(-1, 10**9) | st.none()},
+        optional={
+            "id": st.text() | st.none(),
+            "key": st.text() | st.integers(),
+            "at": st.none() | st.text(),
+            '"': st.none(),
+        },
+    ),
+    st.booleans(),
+)
+def test_a_request_of_texts_and_numbers_is_read_as_one_with_an_object(
+    request: dict[str, object], is_ascii: bool
+) -> None:
+    text = json.dumps(request, ensure_ascii=is_ascii)
+    assert _outcome(text) == _outcome(f'{text[:-1]}, "headers": {{}}}}')
+
+
+def _outcome(text: str) -> Put | str:
+    try:
+        return read(text.encode("utf-8", "surrogatepass"))
+    except BadRequestError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", ["topic", "\\u0074opic"])
+def test_a_repeated_name_is_noticed_however_it_is_written(name: str) -> None:
+    with pytest.raises(BadRequestError, match="the field 'topic' more than once"):
+        read(f'{{"{name}": "T", "message": "\\"", "countdown": 1, "topic": "T"}}')
+
+
 @given(st.binary(max_size=50))
 def test_any_bytes_are_a_request_or_refused(value: bytes) -> None:
     with suppress(BadRequestError):

@@ -129,7 +129,7 @@ def encode_body(
         l=live,
         f=storable_text(first_error),
         g=storable_text(last_error),
-        j=storable_texts(earlier_errors),
+        j=storable_texts(earlier_errors) if earlier_errors else (),
         b=storable_text(traceback),
         d=put_due_ms,
     )

@@ -73,6 +73,7 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SINK_NAME = re.compile(r"[a-z][a-z0-9.+-]{0,63}")
 _TYPE_NAME = re.compile(r"[^\s\x00-\x1f\x7f-\x9f:{}]{1,128}")
+_HEADER_NAMES = f"1 to {MAX_HEADER_NAME} characters of A-Z a-z 0-9 . _ -"
 _NO_CONTROL = "no control characters or line breaks"
 _UTF8 = "text that can be written as UTF-8 (no lone surrogates)"
 
@@ -177,10 +178,15 @@ def check_headers(headers: object) -> Mapping[str, bytes]:
 
 
 def _checked_header_name(name: object) -> str:
-    if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-        allowed = f"1 to {MAX_HEADER_NAME} characters of A-Z a-z 0-9 . _ -"
-        raise HeaderError("header name", shortened(name), allowed)
-    name = _plain(name)
+    if not isinstance(name, str):
+        raise HeaderError("header name", shortened(name), _HEADER_NAMES)
+    return _known_header_name(_plain(name))
+
+
+@lru_cache(maxsize=1024)  # programs use few names, each many times; a refused name is not kept
+def _known_header_name(name: str) -> str:
+    if not _HEADER_NAME.fullmatch(name):
+        raise HeaderError("header name", shortened(name), _HEADER_NAMES)
     if name.lower().startswith(RESERVED_HEADER_PREFIX):
         raise HeaderError(f"header {name!r}", "reserved", f"names that do not begin with {RESERVED_HEADER_PREFIX!r}")
     return name

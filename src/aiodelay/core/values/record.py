@@ -139,8 +139,8 @@ class Envelope(Struct, frozen=True, gc=False, omit_defaults=True):
         size = len(self.payload)
         if self.key is not None:
             size += len(self.key)
-        if self.headers:
-            size += sum(len(name) + len(value) for name, value in self.headers.items())
+        for name, value in self.headers.items():
+            size += len(name) + len(value)
         return size
 
 

@@ -24,6 +24,7 @@ from aiodelay.errors import InputError, RecordFormatError, cut, shortened
 __all__ = ["FIELDS", "BadRequestError", "Rules", "read_request"]
 
 FIELDS = ("topic", "message", "countdown", "at", "id", "key", "headers")
+_KNOWN = frozenset(FIELDS)
 _MOST_S = MAX_HORIZON_MS // 1000
 
 
@@ -83,7 +84,7 @@ def read_request(
         check_payload_size(payload, rules.max_payload)
         message_id = own_id if given.get("id") is None else _id(given["id"])
         check_names(headers)
-        travelling = check_headers({**dict(user_headers(headers)), **_headers(given)})
+        travelling = check_headers(dict(user_headers(headers)) | _headers(given))
         envelope = Envelope(message_id, SINK, topic, payload=payload, key=_key(given), headers=travelling)
     except (InputError, RecordFormatError) as error:
         raise BadRequestError(str(error)) from error
@@ -95,22 +96,39 @@ def read_request(
 def _fields(value: bytes | None) -> Mapping[str, Any]:
     if value is None:
         raise BadRequestError("it has no value")
-    try:
-        found = _decoder.decode(value.decode())
-    except (ValueError, RecursionError) as error:  # errors of JSON and of UTF-8
-        raise BadRequestError(f"its value is no JSON text: {_in_words(error)}") from None
-    if not isinstance(found, _Object):
-        raise BadRequestError(f"its value is {_kind(found)}, not a JSON object")
-    names = _once(found, "it")
-    for name in names.keys() - set(FIELDS):
+    names = _flat_fields(value)
+    if names is None:
+        try:
+            found = _decoder.decode(value.decode())
+        except (ValueError, RecursionError) as error:  # errors of JSON and of UTF-8
+            raise BadRequestError(f"its value is no JSON text: {_in_words(error)}") from None
+        if not isinstance(found, _Object):
+            raise BadRequestError(f"its value is {_kind(found)}, not a JSON object")
+        names = _once(found, "it")
+    for name in names.keys() - _KNOWN:
         raise BadRequestError(f"it has a field {shortened(name)}; the known fields are {', '.join(FIELDS)}")
     return names
+
+
+def _flat_fields(value: bytes) -> Mapping[str, Any] | None:
+    """Return the fields if each value is a text, a whole number or null. Return None for any other JSON.
+
+    Most requests have this form, and msgspec reads it several times as fast. msgspec does not notice a repeated name.
+    But then the value has more quotation marks than the names and texts that msgspec returns.
+    """
+    try:
+        found = _flat_decoder.decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    texts = len(found) + [*map(type, found.values())].count(str)
+    return found if value.count(b'"') == 2 * texts else None
 
 
 def _refuse_constant(name: str) -> None:
     raise BadRequestError(f"its value is no JSON text: it contains {name}")
 
 
+_flat_decoder = msgspec.json.Decoder(dict[str, str | int | None])
 _decoder = json.JSONDecoder(object_pairs_hook=_Object, parse_float=Decimal, parse_constant=_refuse_constant)
 
 
@@ -141,11 +159,11 @@ def _topic(given: Mapping[str, Any], allowed: Collection[str]) -> str:
     topic = given.get("topic")
     if not isinstance(topic, str):
         raise BadRequestError("it has no topic" if topic is None else f"its topic is {_kind(topic)}, not a text")
+    if topic in allowed:
+        return topic
     if not is_topic(topic):
         raise BadRequestError(f"its topic {shortened(topic)} cannot be the name of a topic")
-    if topic not in allowed:
-        raise BadRequestError(f"its topic {topic} is not allowed")
-    return topic
+    raise BadRequestError(f"its topic {topic} is not allowed")
 
 
 def _due(given: Mapping[str, Any], *, from_arrival: bool, written_ms: int, now_ms: int) -> At | After:
