@@ -201,10 +201,9 @@ def in_turn(plan: Plan, sides: Mapping[str, Callable[[], float]], *, rounds: int
         first = number % len(names)
         for name in names[first:] + names[:first]:
             gc.collect()
-            Stopwatch.last_processor_s = None
+            Stopwatch.processor_s.clear()
             figures[name].append(sides[name]())
-            if Stopwatch.last_processor_s is not None:
-                figures[name].processor.append(Stopwatch.last_processor_s)
+            figures[name].processor += Stopwatch.processor_s[-1:]
     return figures
 
 
@@ -278,11 +277,11 @@ class Stopwatch:
 
     Attributes:
         seconds: The time that passed.
-        last_processor_s: The processor time of this process in the last block that ended.
+        processor_s: The processor times of this process in all blocks that have ended.
     """
 
     seconds: float
-    last_processor_s: ClassVar[float | None] = None
+    processor_s: ClassVar[list[float]] = []
 
     def __enter__(self) -> Self:
         self._since, self._processor_since = time.perf_counter(), time.process_time()
@@ -290,7 +289,7 @@ class Stopwatch:
 
     def __exit__(self, *exc_info: object) -> None:
         self.seconds = time.perf_counter() - self._since
-        Stopwatch.last_processor_s = time.process_time() - self._processor_since
+        Stopwatch.processor_s.append(time.process_time() - self._processor_since)
 
 
 # --- the scheduled messages -------------------------------------------------------------------------------
