@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
+
+from aiodelay.core.values import Renewal, RenewOutcome, Settlement, SettleOutcome
 
 __all__ = ["Pulse", "Pulsing", "Step"]
 
@@ -50,6 +52,41 @@ class Pulse(Protocol):
 
         Args:
             tokens: The tokens of all claims that this process holds.
+        """
+        ...
+
+    def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
+        """Extend leases as `Feed.renew` does, while the event loop is blocked (L1).
+
+        The thread that calls `step` calls this method. It blocks. A call of `Feed.renew` or `Feed.settle` may be under
+        way, also with the same renewals.
+
+        Args:
+            renewals: At most `MAX_CLAIM_MESSAGES`.
+
+        Returns:
+            One outcome for each renewal, in order.
+
+        Raises:
+            StoreUnavailableError: The store did not answer within about a second. Repeating is safe.
+        """
+        ...
+
+    def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
+        """End claims as `Feed.settle` does, while the event loop is blocked (B1).
+
+        The thread that calls `step` calls this method. It blocks. A call of `Feed.renew` or `Feed.settle` may be under
+        way, also with the same settlements.
+
+        Args:
+            settlements: At most `MAX_CLAIM_MESSAGES`.
+
+        Returns:
+            One outcome for each settlement, in order.
+
+        Raises:
+            StoreUnavailableError: The store did not answer within about a second. Repeating is safe: settlements that
+                the store has already written answer `gone`.
         """
         ...
 
