@@ -113,6 +113,30 @@ def test_b2_renewed_claims_return_too_and_settled_claims_do_not(url: str) -> Non
     asyncio.run(play())
 
 
+def test_l1_a_thread_renews_leases_and_ends_claims_with_the_connection_of_the_pulse(url: str) -> None:
+    async def play() -> None:
+        async with stage(url) as there:
+            await there.put(200)
+            claims = await there.claim()
+            ends_ms = there.store.now_ms() + 2 * LEASE_MS
+            renewals = [
+                Renewal(each.record.id, each.record.revision, each.token, token_for(ends_ms, token_counter(each.token)))
+                for each in claims
+            ]
+            for _ in range(2):  # a repetition answers the same
+                outcomes = await asyncio.to_thread(there.work.pulse.renew, renewals)
+                assert outcomes == [RenewOutcome.RENEWED] * 200
+            old = [Done(each.id, each.revision, each.token) for each in renewals]
+            assert set(await asyncio.to_thread(there.work.pulse.settle, old)) == {SettleOutcome.GONE}
+            done = [Done(each.id, each.revision, each.to) for each in renewals[:150]]
+            assert set(await asyncio.to_thread(there.work.pulse.settle, done)) == {SettleOutcome.SETTLED}
+            assert set(await asyncio.to_thread(there.work.pulse.settle, done)) == {SettleOutcome.GONE}
+            assert not await there.step(renewals[-1].to)
+            assert await there.bury() == 50, "the store has recorded the renewed claims under the incarnation"
+
+    asyncio.run(play())
+
+
 def test_b1_a_process_is_not_declared_dead_once_its_number_has_changed(url: str) -> None:
     async def play() -> None:
         async with stage(url) as there:

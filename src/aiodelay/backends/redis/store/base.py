@@ -196,7 +196,7 @@ class Base:
 
     def new_pulse(self) -> RedisPulse:
         """Return a pulse with a client of its own, which connects at the first step."""
-        return RedisPulse(Client(self._options, self._keys), self._keys, self.script_time_ms)
+        return RedisPulse(Client(self._options, self._keys), self._keys, self.name, self.script_time_ms)
 
     async def command(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
         """Send one command and return its reply.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from aiodelay.backends.redis.connection.client import Client
@@ -15,10 +15,24 @@ from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.core import pulse
+from aiodelay.core.values import Renewal, RenewOutcome, Settlement, SettleOutcome
+from aiodelay.errors import StoreUnavailableError
 from aiodelay.ports.clock import SystemClock
 from aiodelay.ports.pulse import Step
 
+from .lease_arguments import (
+    RENEWED,
+    RENEWED_AT_ONCE,
+    SETTLED,
+    cost_of_change,
+    divided,
+    renewal_arguments,
+    settlement_arguments,
+)
+
 __all__ = ["RedisPulse"]
+
+T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
@@ -51,11 +65,12 @@ class RedisPulse:
     Args:
         client: A client that only this object uses.
         keys: The keys of the namespace.
+        name: The name of the store in errors.
         now_ms: The time that scripts use; None = the server's time.
     """
 
-    def __init__(self, client: Client, keys: Keys, now_ms: Callable[[], int | None]) -> None:
-        self._client, self._keys, self._now_ms = client, keys, now_ms
+    def __init__(self, client: Client, keys: Keys, name: str, now_ms: Callable[[], int | None]) -> None:
+        self._client, self._keys, self._name, self._now_ms = client, keys, name, now_ms
         self._clock, self._lock = SystemClock(), threading.Lock()
         self._incarnation, self._life = _new_incarnation(), pulse.Life()
         self._watch = pulse.Watch()
@@ -146,6 +161,42 @@ class RedisPulse:
         if has_resumed:
             self._has_unnamed = False
         return Step(wait_ms, self._is_refused(), has_resumed)
+
+    def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
+        """Renew leases while the event loop is blocked. Return one outcome for each renewal, in order."""
+        return self._answered(self._renew(renewals))
+
+    def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
+        """End claims while the event loop is blocked. Return one outcome for each settlement, in order."""
+        return self._answered(self._settle(settlements))
+
+    def _answered(self, call: Coroutine[Any, Any, T]) -> T:
+        try:
+            answer: T = self._run(call)
+        except (Fault, TimeoutError) as error:
+            reason = error.reason if isinstance(error, Fault) else f"no answer in {pulse.ANSWER_MS} ms"
+            raise StoreUnavailableError(self._name, reason) from error
+        return answer
+
+    async def _renew(self, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
+        outcomes: list[RenewOutcome] = []
+        while left := renewals[len(outcomes) : len(outcomes) + RENEWED_AT_ONCE]:
+            with self.call() as call:
+                arguments: list[Arg] = [*call.arguments, *renewal_arguments(left)]
+                _, letters, number = await self._client.run("renew", arguments, now_ms=self._now_ms())
+                call.answered(number)
+            outcomes += [RENEWED[letter] for letter in letters]
+        return outcomes
+
+    async def _settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
+        outcomes: list[SettleOutcome] = []
+        for _, part in divided((), [(i, each, cost_of_change(None)) for i, each in enumerate(settlements)]):
+            arguments: list[Arg] = [0, 0]  # no plain claims, and so no memories of them
+            for _, settlement, _ in part:
+                arguments += settlement_arguments(settlement)
+            letters = await self._client.run("settle", arguments, now_ms=self._now_ms())
+            outcomes += [SETTLED[letter] for letter in letters]
+        return outcomes
 
     def wait(self, ms: int) -> None:
         """Wait for the next step, at most `ms`. A claim ends a long wait."""

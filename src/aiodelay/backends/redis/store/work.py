@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -13,15 +13,11 @@ from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.keys import member_of, text_of
 from aiodelay.backends.redis.records.reading import Lanes, read_record
 from aiodelay.core.features import VersionCheck
-from aiodelay.core.record_codec import encode_trace, storable_text
 from aiodelay.core.values import (
-    MAX_CLAIM_BYTES,
-    Again,
     Claim,
     Claimed,
     Dead,
     Demand,
-    Done,
     Lane,
     LaneState,
     Renewal,
@@ -34,6 +30,17 @@ from aiodelay.core.values import (
 from aiodelay.errors import RecordFormatError, StoreError
 
 from .glance import Marks
+from .lease_arguments import (
+    CHANGE_COST,
+    NOT_HELD,
+    RENEWED,
+    RENEWED_AT_ONCE,
+    SETTLED,
+    cost_of_change,
+    divided,
+    renewal_arguments,
+    settlement_arguments,
+)
 from .lease_cache import Held, LeaseCache, plain_arguments
 from .pulse import RedisPulse
 from .transfer import Transfers
@@ -44,23 +51,9 @@ __all__ = ["RedisWork"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
-MOST_COST, CHANGE_COST = 500, 12
-"""The most that the settlements of one call may cost, and the cost of a settlement that is not plain.
-
-The unit is the cost of a plain settlement: the server only has to delete the message. For any other settlement, the
-script reads and rewrites the record. The limit bounds the time for which one call blocks the server.
-"""
-RENEWED_AT_ONCE, TIDIED_AT_ONCE = 150, 40
+TIDIED_AT_ONCE = 40
 CLOCK_STEP_MS = 1_000
 """If the server's clock differs from this process's estimate by more, it has stepped. Leases may then end earlier."""
-_SETTLED = {ord("s"): SettleOutcome.SETTLED, ord("u"): SettleOutcome.SUPERSEDED, ord("g"): SettleOutcome.GONE}
-_NOT_HELD = ord("n")
-_RENEWED = {
-    ord("r"): RenewOutcome.RENEWED,
-    ord("c"): RenewOutcome.CANCELLED,
-    ord("u"): RenewOutcome.SUPERSEDED,
-    ord("l"): RenewOutcome.LOST,
-}
 
 
 class RedisWork:
@@ -151,23 +144,23 @@ class RedisWork:
             if held is not None and not has_journal and held.is_plain(settlement):
                 plain.append((i, held))
             else:
-                others.append((i, settlement, _cost_of_change(held)))
+                others.append((i, settlement, cost_of_change(held)))
         letters: dict[int, int] = {}
-        for of_plain, of_others in _cut(plain, others):
+        for of_plain, of_others in divided(plain, others):
             letters |= await self._settle(of_plain, of_others)
-        not_held = [(i, settlements[i], CHANGE_COST) for i, letter in letters.items() if letter == _NOT_HELD]
-        for _, of_others in _cut((), not_held):
+        not_held = [(i, settlements[i], CHANGE_COST) for i, letter in letters.items() if letter == NOT_HELD]
+        for _, of_others in divided((), not_held):
             letters |= await self._settle((), of_others)
         if others:
             self._store.waiters.wake()
-        return [_SETTLED[letters[i]] for i in range(len(settlements))]
+        return [SETTLED[letters[i]] for i in range(len(settlements))]
 
     async def _settle(
         self, plain: Sequence[tuple[int, Held]], others: Sequence[tuple[int, Settlement, int]]
     ) -> dict[int, int]:
         arguments, order = plain_arguments([held for _, held in plain], self._store.now_ms())
         for _, settlement, _ in others:
-            arguments += _settlement_arguments(settlement)
+            arguments += settlement_arguments(settlement)
         letters = await self._store.run("settle", arguments)
         indexes = [plain[i][0] for i in order] + [i for i, _, _ in others]
         return dict(zip(indexes, letters, strict=True))
@@ -176,15 +169,12 @@ class RedisWork:
         """Renew leases. Return one outcome for each renewal, in order."""
         outcomes: list[RenewOutcome] = []
         while left := renewals[len(outcomes) : len(outcomes) + RENEWED_AT_ONCE]:
-            arguments: list[Arg] = []
-            for each in left:
-                arguments += [member_of(each.id), each.revision, each.token, each.to, int(each.ends_trial)]
             asked_s = asyncio.get_running_loop().time()
             with self.pulse.call() as call:
-                now, letters, number = await self._store.run("renew", [*call.arguments, *arguments])
+                now, letters, number = await self._store.run("renew", [*call.arguments, *renewal_arguments(left)])
                 call.answered(number)
             self._store.heard(now, asked_s)
-            found = [_RENEWED[letter] for letter in letters]
+            found = [RENEWED[letter] for letter in letters]
             self._held.renewed(left[: len(found)], found)
             outcomes += found
         return outcomes
@@ -261,47 +251,3 @@ class RedisWork:
     def status(self) -> WorkStatus:
         """Return whether this version of aiodelay can still claim from the store."""
         return self._version.status()
-
-
-def _cost_of_change(held: Held | None) -> int:
-    size = held.claim.record.envelope.size if held else 0
-    return CHANGE_COST + size * MOST_COST // MAX_CLAIM_BYTES
-
-
-def _cut(
-    plain: Sequence[tuple[int, Held]], others: Sequence[tuple[int, Settlement, int]]
-) -> Iterator[tuple[Sequence[tuple[int, Held]], Sequence[tuple[int, Settlement, int]]]]:
-    """Divide settlements between calls of at most `MOST_COST`. A single settlement may cost more."""
-    last = len(plain) // MOST_COST * MOST_COST
-    for start in range(0, last, MOST_COST):
-        yield plain[start : start + MOST_COST], ()
-    of_plain, start, cost = plain[last:], 0, len(plain) - last
-    for i, (_, _, own) in enumerate(others):
-        if cost and cost + own > MOST_COST:
-            yield of_plain, others[start:i]
-            of_plain, start, cost = (), i, 0
-        cost += own
-    if cost:
-        yield of_plain, others[start:]
-
-
-def _settlement_arguments(settlement: Settlement) -> list[Arg]:
-    head: list[Arg] = [member_of(settlement.id), settlement.revision, settlement.token]
-    then: Arg = "" if settlement.then_due_ms is None else max(settlement.then_due_ms, 0)
-    match settlement:
-        case Done(outcome=outcome):
-            return [*head, f"d{outcome}", "", 0, "", then, "", ""]
-        case Again(due_ms=due_ms, attempt=attempt, error=error, trace=trace):
-            return [*head, "a", max(due_ms, 0), attempt, _error(error), then, _trace(trace), ""]
-        case Dead(reason=reason, attempt=attempt, error=error, trace=trace, traceback=traceback):
-            lines = (storable_text(traceback) or "").encode()
-            return [*head, f"x{reason}", "", attempt, _error(error), then, _trace(trace), lines]
-
-
-def _trace(trace: Mapping[str, str] | None) -> bytes:
-    return encode_trace(trace) if trace else b""
-
-
-def _error(text: str | None) -> bytes:
-    """Encode an error's text. A character that UTF-8 cannot encode becomes an escape and does no harm."""
-    return b"" if text is None else b"e" + text.encode("utf-8", "backslashreplace")
