@@ -89,6 +89,9 @@ class Batches:
 
     def give_back(self) -> None: ...
 
+    def take_unbegun(self, book: LeaseBook) -> Sequence[Held]:
+        return ()
+
     def drain(self) -> None: ...
 
     def stop(self) -> None: ...

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 
+from aiodelay.backends.redis.records.keys import text_of
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import RedisScene
 from tests.support.checker import Limits
@@ -22,6 +23,10 @@ RETURNED = "of its messages were returned"
 PULSES = "{default:00}:pulses"
 ENDLESS_MS = 600_000
 RUN_MS = 10_000
+KEPT_MS = 6_000
+"""The length of a lease that a blocked process keeps. It is renewed after a third of this time."""
+RENEWALS = 6
+"""So many renewals take two leases."""
 STALL_S = 5.0
 """Longer than the time after which a process is declared dead, and shorter than a lease."""
 
@@ -32,7 +37,7 @@ def scene(redis_scene: RedisScene) -> RedisScene:
 
 
 def start(scene: RedisScene, name: str, **settings: Any) -> Worker:  # noqa: ANN401 - the fields of a plan
-    worker = scene.start(name, serve=("work",), lease_ms=LEASE_MS, until="sigterm", **settings)
+    worker = scene.start(name, serve=("work",), until="sigterm", **{"lease_ms": LEASE_MS} | settings)
     worker.line("ready")
     return worker
 
@@ -48,6 +53,14 @@ def recorded(scene: RedisScene) -> int:
 
 def produce(scene: RedisScene, name: str, burst: Burst) -> None:
     scene.start(name, burst=burst, until="produced").ended_well()
+
+
+def leases(scene: RedisScene) -> dict[str, int]:
+    """Return the tokens of all leases, by message id."""
+    client: Any
+    with closing(redis.Redis.from_url(scene.server.url)) as client:
+        found = [client.zrange(key, 0, -1, withscores=True) for key in client.scan_iter("{default:00}:leased:*")]
+        return {text_of(member): int(token) for each in found for member, token in each}
 
 
 def begun(scene: RedisScene, process: str) -> set[str]:
@@ -113,3 +126,50 @@ def test_b1_a_server_that_stood_still_costs_no_process_its_claims(scene: RedisSc
     end(*workers)
     assert scene.judge(Limits(lapses=False)).duplicates == 0
     assert all(RETURNED not in each.errors for each in workers)
+
+
+@pytest.mark.parametrize("way", ["block", "spin"])
+def test_l1_b1_a_process_whose_loop_is_blocked_keeps_what_it_runs_and_gives_back_the_rest(
+    scene: RedisScene, way: str
+) -> None:
+    times = {"lease_ms": KEPT_MS, "run_ms": 0, "concurrency": 8}
+    victim = start(scene, "victim", blocks=True, **times)
+    produce(scene, "first", Burst(messages=1, prefix="first", spread_ms=0, special={0: b"sleep:5000"}))
+    until_sync(lambda: recorded(scene) == 1, "the store has recorded the claim", PATIENCE_S)
+    produce(scene, "producer", Burst(messages=20, spread_ms=0, special={0: way.encode()}))
+    victim.line("blocking")
+    heir = start(scene, "heir", **times)
+    kept = begun(scene, "victim")
+    others = {f"m-{i}" for i in range(20)} - kept
+    assert others, "everything had begun, so nothing is tested"
+    until_sync(lambda: begun(scene, "heir") >= others, "the other worker runs the rest", PATIENCE_S)
+    tokens: dict[str, set[int]] = {each: set() for each in leases(scene)}
+    assert tokens.keys() <= kept
+    assert "m-0" in tokens
+
+    def is_renewed() -> bool:
+        for each, token in leases(scene).items():
+            tokens[each].add(token)
+        return all(len(each) > RENEWALS for each in tokens.values())
+
+    until_sync(is_renewed, "the leases are renewed while the loop is blocked", PATIENCE_S)
+    victim.tell("go")
+    end(victim, heir)
+    assert begun(scene, "heir") == others
+    assert scene.judge(Limits(lapses=False)).duplicates == 0
+
+
+def test_b2_others_get_the_messages_of_a_process_whose_loop_is_blocked_for_too_long(scene: RedisScene) -> None:
+    victim = start(scene, "victim", run_ms=ENDLESS_MS, concurrency=8, blocks=True, stuck_after_ms=3_000)
+    produce(scene, "producer", Burst(messages=8, spread_ms=0, special={0: b"block"}))
+    victim.line("blocking")
+    heir = start(scene, "heir", run_ms=0)
+    until_sync(lambda: len(begun(scene, "heir")) == 8, "the other worker runs the messages", PATIENCE_S)
+    assert "the event loop has been blocked for" in victim.errors
+    assert "block_until_told" in victim.errors, "the log says where"
+    begun_before = begun(scene, "victim")
+    victim.tell("go")
+    until_sync(lambda: "declared" in victim.errors, "the blocked process notices", PATIENCE_S)
+    end(victim, heir)
+    assert begun(scene, "victim") == begun_before
+    assert victim.errors.count("the event loop has been blocked for") == 1

@@ -12,6 +12,7 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -236,7 +237,7 @@ class History:
         self.process = process
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._encode = msgspec.json.Encoder().encode
-        self._calls = 0
+        self._calls = count(1)  # threads share it
 
     def write(self, event: Event) -> None:
         """Append an event. Unless the event names another process, it belongs to this process."""
@@ -247,8 +248,7 @@ class History:
 
     def next_call(self) -> int:
         """Return a number for a call. Its beginning and its end are two events with this number."""
-        self._calls += 1
-        return self._calls
+        return next(self._calls)
 
     def close(self) -> None:
         """Close the file."""

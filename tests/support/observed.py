@@ -36,6 +36,7 @@ from aiodelay.core.values import (
     WorkStatus,
 )
 from aiodelay.ports import Feed, Pulse, Pulsing, Source, Store, Work
+from aiodelay.ports.pulse import Step
 from aiodelay.testing.forwarding import ForwardingStore
 
 from . import history as h
@@ -193,7 +194,7 @@ class _ObservedFeed:
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         call = self._history.next_call()
-        self._history.write(h.Settling(call=call, batch=[_settling_note(each) for each in settlements]))
+        self._history.write(_settling(call, settlements))
         with self._points.around("settle"):
             outcomes = await self._work.settle(settlements)
         self._history.write(h.Settled(call=call, outcomes=list(outcomes)))
@@ -201,7 +202,7 @@ class _ObservedFeed:
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
         call = self._history.next_call()
-        self._history.write(h.Renewing(call=call, batch=[(each.id, each.token, each.to) for each in renewals]))
+        self._history.write(_renewing(call, renewals))
         with self._points.around("renew"):
             outcomes = await self._work.renew(renewals)
         self._history.write(h.Renewed(call=call, outcomes=list(outcomes)))
@@ -220,12 +221,56 @@ class _ObservedFeed:
         self._work.clear()
 
 
+class _ObservedPulse:
+    """Records the calls that the thread of the pulse makes for a blocked event loop."""
+
+    def __init__(self, pulse: Pulse, history: h.History) -> None:
+        self._pulse, self._history = pulse, history
+
+    @property
+    def is_calling(self) -> bool:
+        return self._pulse.is_calling
+
+    def may_begin(self) -> bool:
+        return self._pulse.may_begin()
+
+    def step(self, tokens: Collection[int]) -> Step:
+        return self._pulse.step(tokens)
+
+    def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
+        call = self._history.next_call()
+        self._history.write(_renewing(call, renewals))
+        outcomes = self._pulse.renew(renewals)
+        self._history.write(h.Renewed(call=call, outcomes=list(outcomes)))
+        return outcomes
+
+    def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
+        call = self._history.next_call()
+        self._history.write(_settling(call, settlements))
+        outcomes = self._pulse.settle(settlements)
+        self._history.write(h.Settled(call=call, outcomes=list(outcomes)))
+        return outcomes
+
+    def wait(self, ms: int) -> None:
+        self._pulse.wait(ms)
+
+    def wake(self) -> None:
+        self._pulse.wake()
+
+    def restart(self) -> None:
+        self._pulse.restart()
+
+    def leave(self) -> None:
+        self._pulse.leave()
+
+
 class _ObservedWork(_ObservedFeed):
     _work: Work
 
-    @property
-    def pulse(self) -> Pulse | None:
-        return self._work.pulse if isinstance(self._work, Pulsing) else None
+    def __init__(self, work: Work, history: h.History, points: FailurePoints) -> None:
+        super().__init__(work, history, points)
+        pulse = work.pulse if isinstance(work, Pulsing) else None
+        self.pulse: Pulse | None = None if pulse is None else _ObservedPulse(pulse, history)
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         with self._points.around("tidy"):
@@ -233,6 +278,14 @@ class _ObservedWork(_ObservedFeed):
 
     def status(self) -> WorkStatus:
         return self._work.status()
+
+
+def _settling(call: int, settlements: Sequence[Settlement]) -> h.Settling:
+    return h.Settling(call=call, batch=[_settling_note(each) for each in settlements])
+
+
+def _renewing(call: int, renewals: Sequence[Renewal]) -> h.Renewing:
+    return h.Renewing(call=call, batch=[(each.id, each.token, each.to) for each in renewals])
 
 
 def _claim_note(record: Any, token: int) -> h.ClaimNote:  # noqa: ANN401 - a Record

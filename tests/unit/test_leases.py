@@ -70,7 +70,7 @@ class Stage:
     async def hold(self, *ids: str) -> list[Held]:
         """Put messages, claim them, and give them to the book."""
         await self.put(*ids)
-        asked_at_ms = self.book.local_ms()
+        asked_at_ms = self.book.clock.monotonic_ms()
         claimed = await self._work.claim({LANE: Demand(len(ids))}, request=new_id(), lease_ms=LEASE_MS)
         self.book.read(asked_at_ms)
         return self.book.add(claimed.claims, self)

@@ -18,7 +18,7 @@ from aiodelay.ports.clock import Clock
 
 from .delivery.dispatcher import Dispatcher, Subscriber, Subscription
 from .delivery.heartbeat import Heartbeat
-from .delivery.lease_book import LeaseBook, always
+from .delivery.lease_book import Held, LeaseBook, always
 from .delivery.pulse_thread import PulseThread
 from .delivery.source_loop import SourceLoop
 from .delivery.subscription import HandlerSubscription
@@ -31,6 +31,8 @@ __all__ = ["Loops", "RuntimeOptions", "ended_by"]
 log: logging.Logger = logging.getLogger("aiodelay")
 
 LAG_LIMIT_S = 1.0
+STUCK_AFTER_MS = 300_000
+"""If the event loop is blocked for longer, this process no longer renews its leases."""
 REFUSED_AGAIN_S = 0.05
 """The wait for the calls under way, in seconds, before this process takes a new incarnation."""
 
@@ -47,6 +49,7 @@ class RuntimeOptions(Struct, frozen=True):
     on_alarm: Callable[[Alarm], object] | None
     middleware: Sequence[Middleware[Any, object]] = ()
     lease_ms: int = LEASE_MS
+    stuck_after_ms: int = STUCK_AFTER_MS
     observer: Observer | None = None
     claims_ahead: bool = True
     dead_letter_hooks: Sequence[Callable[[DeadLetter], Awaitable[object]]] = ()
@@ -166,7 +169,20 @@ class Loops:
     def _start_pulse(self) -> PulseThread | None:
         if self._pulse is None:
             return None
-        return PulseThread(self._pulse, self.book.tokens, on_refused=self._refused, on_resumed=self._resumed)
+        return PulseThread(
+            self._pulse,
+            self.book,
+            take_unbegun=self._take_unbegun,
+            stuck_after_ms=self._options.stuck_after_ms,
+            observer=self._options.observer,
+            on_refused=self._refused,
+            on_resumed=self._resumed,
+        )
+
+    def _take_unbegun(self) -> list[Held]:
+        """Take messages of the store from their handlers, if their runs have not begun. A thread may call this."""
+        subscriptions = list(self._subscriptions.values())
+        return [held for each in subscriptions for held in each.take_unbegun(self.book)]
 
     def _resumed(self) -> None:
         """Record the claims of a time without a pulse under the present incarnation, and claim again."""

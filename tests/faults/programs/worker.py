@@ -86,6 +86,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         moves: Only move messages into lists and topics, as the store does by itself.
         run_ms: How long a handler takes.
         waits: Open the scheduler only once told `go`.
+        stuck_after_ms: How long a blocked event loop keeps its claims.
         blocks: Block the event loop, once, where a message says so, until told `go`.
         bug: Break a promise, as the store of this name in `tests/support/bugs.py` does.
         knows: Be a version that knows these features too.
@@ -109,6 +110,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     stream: Stream | None = None
     waits: bool = False
     blocks: bool = False
+    stuck_after_ms: int = 300_000
     bug: str = ""
     knows: tuple[str, ...] = ()
     until: Literal["idle", "sigterm", "produced"] = "idle"
@@ -142,23 +144,34 @@ class Handling:
             self._history.write(h.RunEnded(delivery_id=context.delivery_id, attempt=context.attempt, result=result))
 
     async def _do(self, context: Context) -> None:
-        """`die`, `die:<ms>`; `fail:<times>`; `block`, `hog:<ms>`; `sleep:<ms>`; others take as long as planned."""
+        """`die`, `die:<ms>`; `fail:<times>`; `block`, `spin`, `hog:<ms>`; `sleep:<ms>`; others as long as planned."""
         what, _, number = context.headers.get("do", b"").decode().partition(":")
         if what == "die":
             await asyncio.sleep(int(number or 0) / 1000)
             kill_oneself(self._history)
         elif what == "fail" and context.attempt <= int(number):
             raise RuntimeError("as told")
-        elif what == "block" and self._plan.blocks and not self._has_blocked:
+        elif what in ("block", "spin") and self._plan.blocks and not self._has_blocked:
             self._has_blocked = True
             self._history.write(h.Blocked())
             say("blocking")
-            sys.stdin.readline()  # the fault
+            block_until_told(is_busy=what == "spin")
             return
         elif what == "hog":  # in each run, where `block` does so once
             time.sleep(int(number) / 1000)  # noqa: ASYNC251 - the fault
         # A run takes real time, and so does what a producer pauses for below: processes share no virtual clock.
         await asyncio.sleep(int(number) / 1000 if what == "sleep" else self._plan.run_ms / 1000)
+
+
+def block_until_told(*, is_busy: bool) -> None:
+    """Block the event loop until told `go`, with the GIL released, or in Python."""
+    if not is_busy:
+        sys.stdin.readline()
+        return
+    told = threading.Thread(target=sys.stdin.readline)
+    told.start()
+    while told.is_alive():
+        pass
 
 
 class RecordingSink:
@@ -295,7 +308,8 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
         retry=Retry(attempts=10, first="200ms", factor=1),
         drain=f"{plan.drain_ms}ms",
     )
-    scheduler._options = msgspec.structs.replace(scheduler._options, lease_ms=plan.lease_ms)
+    times = {"lease_ms": plan.lease_ms, "stuck_after_ms": plan.stuck_after_ms}
+    scheduler._options = msgspec.structs.replace(scheduler._options, **times)
     for lane in () if plan.pulls else plan.serve:
         handling = Handling(source or lane, plan, history, points)
         scheduler.add_handler(handling.handle, name=lane, concurrency=plan.concurrency, source=plan.source or None)

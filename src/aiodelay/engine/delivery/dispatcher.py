@@ -77,6 +77,13 @@ class Subscription(Subscriber, Taker, Protocol):
         """Give back messages whose runs have not begun."""
         ...
 
+    def take_unbegun(self, book: LeaseBook) -> Sequence[Held]:
+        """Take out the messages of a book whose runs have not begun, except messages that have lapsed before.
+
+        The caller gives them back. Any thread may call this.
+        """
+        ...
+
 
 class _NoTaker:
     """Takes suspects that arrive during another trial, and gives them back.
@@ -212,7 +219,7 @@ class Dispatcher:
         backoff = Backoff()
         while True:
             try:
-                asked_at_ms = self._book.local_ms()
+                asked_at_ms = self._book.clock.monotonic_ms()
                 claimed = await self._work.claim(demand, request=request, lease_ms=self._lease_ms)
             except Exception as error:
                 self._note_turns(demand, ())
@@ -235,7 +242,7 @@ class Dispatcher:
             self._book.settle_nowait(feed)
             demand = self._demand()
             if demand:
-                self._book.read(self._book.local_ms())
+                self._book.read(self._book.clock.monotonic_ms())
                 claimed = feed.claim_nowait(demand, lease_ms=self._lease_ms)
                 self._note_turns(demand, claimed.claims)
                 if claimed.claims:

@@ -1,7 +1,8 @@
 """The lease book: it holds the claims of this process, and sends all settlements and renewals.
 
 The book makes one call at a time, so a renewal never overlaps the settlement of the same message. If a call fails, the
-book keeps the settlements or renewals of this call and sends them again. It is safe to repeat them.
+book keeps the settlements or renewals of this call and sends them again. It is safe to repeat them. While the event
+loop is blocked, `BlockedLoop` makes the calls, in another thread.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import logging
 from asyncio import CancelledError
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from itertools import islice
+from threading import Lock
 from typing import Protocol
 
 from msgspec import Struct
@@ -37,7 +40,16 @@ from aiodelay.ports.clock import Clock
 
 from .heartbeat import Heartbeat
 
-__all__ = ["Held", "LeaseBook", "Taker", "always"]
+__all__ = [
+    "Held",
+    "LeaseBook",
+    "Outgoing",
+    "Taker",
+    "always",
+    "current_settlement",
+    "note_outcomes",
+    "note_renewal",
+]
 
 log: logging.Logger = logging.getLogger("aiodelay.leases")
 
@@ -71,6 +83,7 @@ class Held(Struct, eq=False):
         book: The book that holds the claim.
         renew_at_ms: When the book renews the lease next.
         settlement: The settlement to send; None until the run has ended.
+        outcome: The answer to the settlement; None until the store has answered.
         is_lost: Whether the lease was lost, or `forget` has dropped the claim.
         is_unwanted: Whether the message was replaced or cancelled after the claim. Then a run that has not begun must
             not begin.
@@ -87,6 +100,7 @@ class Held(Struct, eq=False):
     book: LeaseBook
     renew_at_ms: int
     settlement: Settlement | None = None
+    outcome: SettleOutcome | None = None
     is_lost: bool = False
     is_unwanted: bool = False
     is_over: bool = False
@@ -94,6 +108,34 @@ class Held(Struct, eq=False):
     trial_ends_ms: int = 0
     may_kill_until_ms: int = 0
     attempt: Attempt | None = None
+
+
+class Outgoing:
+    """The settlements and renewals that a lease book has to send.
+
+    Attributes:
+        lock: The event loop holds it while it chooses what to send next, and while it notes an answer. The thread of
+            the pulse holds it from its choice until it has noted the answer.
+        unanswered: Renewals to repeat as they were: the store may have carried them out.
+        ended: The claims to settle, in the order of their ends.
+        most_settled: The most settlements in one call.
+        is_settling: Whether the event loop has a call with settlements under way.
+    """
+
+    def __init__(self) -> None:
+        self.lock: Lock = Lock()
+        self.unanswered: list[tuple[Held, Renewal]] = []
+        self.ended: deque[Held] = deque()
+        self.most_settled: int = MAX_CLAIM_MESSAGES
+        self.is_settling: bool = False
+
+    def batch(self) -> list[Held]:
+        """Return the next claims to settle."""
+        return list(islice(self.ended, self.most_settled))
+
+    def unsettled(self) -> list[Held]:
+        """Return the next claims to settle whose settlements have no answer. Any thread may call this."""
+        return [held for held in list(self.ended) if held.outcome is None][:MAX_CLAIM_MESSAGES]
 
 
 class LeaseBook:
@@ -122,16 +164,14 @@ class LeaseBook:
         heartbeat: Heartbeat | None = None,
         may_begin: Callable[[], bool] = always,
     ) -> None:
-        self._work, self._clock, self._now_ms = work, clock, now_ms
+        self._work, self._now_ms = work, now_ms
+        self.clock: Clock = clock
         self._lease_ms, self._on_change = lease_ms, on_change
         self._observer, self._heartbeat = observer, heartbeat
         self.may_begin: Callable[[], bool] = may_begin
+        self.outgoing: Outgoing = Outgoing()
         self._held: dict[int, Held] = {}  # by id(held), ordered by the time of the next renewal
         self._least: dict[str, tuple[int, int]] = {}  # by message id: the oldest wanted revision, and when it was noted
-        self._ended: deque[Held] = deque()
-        self._most_settled = MAX_CLAIM_MESSAGES  # most settlements in one call
-        self._is_settling = False  # whether a call with settlements is under way
-        self._unanswered: list[tuple[Held, Renewal]] = []
         self._wakeup = WakeUp()
         self._asked_at_ms = clock.monotonic_ms()
         self._is_closing = False
@@ -145,7 +185,7 @@ class LeaseBook:
     @property
     def is_trying(self) -> bool:
         """Whether the book holds a suspect that was claimed within the last second. If so, claim no other message."""
-        now = self._clock.monotonic_ms()
+        now = self.clock.monotonic_ms()
         return any(held.alone_until_ms > now for held in self._tried.values())
 
     @property
@@ -155,7 +195,7 @@ class LeaseBook:
         Beside suspects, this process runs only messages that have never lapsed. If a suspect ends the process, these
         messages lapse for the first time. Only a second lapse would make them suspects.
         """
-        now = self._clock.monotonic_ms()
+        now = self.clock.monotonic_ms()
         if _may_kill(self._suspects, now):
             return 0
         return SUSPECT_LAPSES - 1 if _may_kill(self._lapsed, now) else MAX_LAPSES
@@ -164,20 +204,16 @@ class LeaseBook:
         """Return the ids of the suspects whose trials are not over. Any thread may call this."""
         return [held.claim.record.id for held in list(self._tried.values())]
 
-    def tokens(self) -> list[int]:
-        """Return the tokens of all claims. Any thread may call this."""
-        return [held.claim.token for held in list(self._held.values())]
+    def held(self) -> list[Held]:
+        """Return all claims. Any thread may call this."""
+        return list(self._held.values())
 
     def renew_all(self) -> None:
         """Renew all leases now. The answers name the claims that others have taken from this process."""
-        now = self._clock.monotonic_ms()
+        now = self.clock.monotonic_ms()
         for held in self._held.values():
             held.renew_at_ms = min(held.renew_at_ms, now)
         self._wakeup.set()
-
-    def local_ms(self) -> int:
-        """Return this process's monotonic time in ms, for `read`."""
-        return self._clock.monotonic_ms()
 
     def read(self, asked_at_ms: int) -> None:
         """Note when this process sent the claim that the store has just answered."""
@@ -201,7 +237,7 @@ class LeaseBook:
 
     def _doubt(self, held: Held) -> None:
         """Note a message that has lapsed: keep it apart from suspects, or begin its trial if it is a suspect."""
-        now = self._clock.monotonic_ms()
+        now = self.clock.monotonic_ms()
         held.may_kill_until_ms = now + LONGEST_TRIAL_MS
         if not is_suspect(held.claim.record):
             self._lapsed[id(held)] = held
@@ -221,10 +257,11 @@ class LeaseBook:
             message_id: The id of the message or series.
             revision: The oldest revision of which a run may still begin.
         """
-        self._least[message_id] = revision, self._clock.monotonic_ms()
+        self._least[message_id] = revision, self.clock.monotonic_ms()
         for held in self._held.values():
             record = held.claim.record
-            held.is_unwanted |= record.revision < revision and message_id in (record.id, base_id(record.id))
+            if record.revision < revision and message_id in (record.id, base_id(record.id)):
+                held.is_unwanted = True
 
     def _forget_doubt(self, held: Held) -> None:
         for doubtful in (self._tried, self._suspects, self._lapsed):
@@ -246,9 +283,9 @@ class LeaseBook:
         if self._observer is not None:
             settlement = self._observer.settled(held, settlement)
         held.settlement = settlement
-        if not self._ended:
+        if not self.outgoing.ended:
             self._wakeup.set()
-        self._ended.append(held)
+        self.outgoing.ended.append(held)
 
     def forget(self, held: Held) -> None:
         """Stop holding a claim, and let its lease lapse. The result of its run is ignored."""
@@ -266,20 +303,20 @@ class LeaseBook:
 
     async def run(self) -> None:
         """Send settlements and renewals until closed and empty."""
-        backoff = Backoff()
+        backoff, outgoing = Backoff(), self.outgoing
         while True:
             self._wakeup.clear()
             try:
-                if self._unanswered:
-                    await self._renew(self._unanswered)
-                elif due := self._renewals_due():
+                async with _turn(outgoing.lock, self._wakeup):
+                    due, batch = self.renewals_due(self._held.values()), outgoing.batch()
+                if due:
                     await self._renew(due)
-                elif self._ended:
-                    await self._settle()
+                elif batch:
+                    await self._settle(batch)
                 elif self._is_closing:
                     return
                 else:
-                    await self._wakeup.wait(_seconds_to_renewal(self._held.values(), self._clock.monotonic_ms()))
+                    await self._wakeup.wait(_seconds_to_renewal(self._held.values(), self.clock.monotonic_ms()))
                     continue
             except StoreError as error:
                 await backoff.failed(log, "settling", error)
@@ -288,34 +325,38 @@ class LeaseBook:
             else:
                 backoff.succeeded(log, "settling")
 
-    async def _settle(self) -> None:
-        batch = list(islice(self._ended, self._most_settled))
-        self._is_settling = True
+    async def _settle(self, batch: list[Held]) -> None:
+        outgoing, unsent = self.outgoing, [held for held in batch if held.outcome is None]
+        outgoing.is_settling = True
         try:
-            outcomes = await self._work.settle([_current(held) for held in batch])
-            answered = list(zip(batch, outcomes, strict=True))
+            outcomes = await self._work.settle([current_settlement(held) for held in unsent]) if unsent else ()
+            answered = list(zip(unsent, outcomes, strict=True))
         except Exception:
-            self._most_settled = 1  # one settlement may break the whole call: send them one by one
+            outgoing.most_settled = 1  # one settlement may break the whole call: send them one by one
             if len(batch) == 1:
-                self._ended.rotate(-1)
+                outgoing.ended.rotate(-1)
             raise
         finally:
-            self._is_settling = False
-        self._most_settled = min(2 * self._most_settled, MAX_CLAIM_MESSAGES)
-        self._note_ended(answered)
+            outgoing.is_settling = False
+        outgoing.most_settled = min(2 * outgoing.most_settled, MAX_CLAIM_MESSAGES)
+        async with _turn(outgoing.lock, self._wakeup):
+            note_outcomes(answered)
+            self._note_ended(batch)
 
     def settle_nowait(self, feed: LocalFeed) -> None:
         """Settle ended claims at once, if no call is under way and the feed need not wait. Else `run` settles them."""
-        batch = list(islice(self._ended, self._most_settled))
-        if batch and not self._is_settling and not self._unanswered:
-            outcomes = feed.settle_nowait([_current(held) for held in batch])
+        batch = self.outgoing.batch()
+        if batch and not self.outgoing.is_settling and not self.outgoing.unanswered:
+            outcomes = feed.settle_nowait([current_settlement(held) for held in batch])
             if outcomes is not None:
-                self._note_ended(list(zip(batch, outcomes, strict=True)))
+                note_outcomes(list(zip(batch, outcomes, strict=True)))
+                self._note_ended(batch)
 
-    def _note_ended(self, answered: Sequence[tuple[Held, SettleOutcome]]) -> None:
-        for held, outcome in answered:
-            self._ended.popleft()
-            self._drop(held, outcome)
+    def _note_ended(self, batch: Sequence[Held]) -> None:
+        for held in batch:
+            assert held.outcome is not None
+            self.outgoing.ended.popleft()
+            self._drop(held, held.outcome)
         self._on_change()
 
     def _drop(self, held: Held, outcome: SettleOutcome) -> None:
@@ -325,10 +366,17 @@ class LeaseBook:
         held.is_over = True
         held.taker.settled(held, outcome)
 
-    def _renewals_due(self) -> list[tuple[Held, Renewal]]:
-        now, store_now = self._clock.monotonic_ms(), self._now_ms()
+    def renewals_due(self, claims: Iterable[Held]) -> list[tuple[Held, Renewal]]:
+        """Return the renewals to send now: first those that had no answer. The caller holds `outgoing.lock`.
+
+        Args:
+            claims: Claims in the order of their renewal times.
+        """
+        if self.outgoing.unanswered:
+            return self.outgoing.unanswered
+        now, store_now = self.clock.monotonic_ms(), self._now_ms()
         due: list[tuple[Held, Renewal]] = []
-        for held in self._held.values():
+        for held in claims:
             if held.renew_at_ms > now or len(due) == MAX_CLAIM_MESSAGES:
                 break
             if held.settlement is None:
@@ -337,32 +385,42 @@ class LeaseBook:
                 claim = held.claim
                 to = token_for(store_now + self._lease_ms, token_counter(claim.token))
                 due.append((held, Renewal(claim.record.id, claim.record.revision, claim.token, to, ends_trial)))
+        self.outgoing.unanswered = due
         return due
 
     async def _renew(self, due: list[tuple[Held, Renewal]]) -> None:
-        self._unanswered = due
         outcomes = await self._work.renew([renewal for _, renewal in due])
         answered = list(zip(due, outcomes, strict=True))
-        self._unanswered = []
+        async with _turn(self.outgoing.lock, self._wakeup):
+            if self.outgoing.unanswered is due:
+                self.outgoing.unanswered = []
+            self.renewed([(held, renewal, outcome) for (held, renewal), outcome in answered])
+
+    def renewed(self, answered: Sequence[tuple[Held, Renewal, RenewOutcome]]) -> None:
+        """Note the answers to renewals. If a thread has made calls while the event loop was blocked, go on after them.
+
+        An answer is old if the thread has renewed the claim too: then the claim has another token by now.
+        """
         kept: list[Held] = []
         lost: list[Held] = []
-        for (held, renewal), outcome in answered:
-            if held.is_over:  # forgotten while the renewal was under way
+        for held, renewal, outcome in answered:
+            if held.is_over or id(held) not in self._held:  # it has ended while the renewal was under way
                 continue
             if outcome is RenewOutcome.LOST:
-                lost.append(held)
+                if held.claim.token == renewal.token:
+                    lost.append(held)
                 continue
             kept.append(self._held.pop(id(held)))
             if renewal.ends_trial:
                 self._tried.pop(id(held), None)
-            held.claim = replace(held.claim, token=renewal.to)
-            held.is_unwanted |= outcome in (RenewOutcome.SUPERSEDED, RenewOutcome.CANCELLED)
+            note_renewal(held, renewal, outcome)
             # If the store's clock had stepped back, the lease is too long: renew at once, to shorten it.
-            if is_lease_too_long(renewal.to, self._now_ms()):
-                held.renew_at_ms = self._clock.monotonic_ms()
+            if is_lease_too_long(held.claim.token, self._now_ms()):
+                held.renew_at_ms = self.clock.monotonic_ms()
         self._keep(kept)
         if lost:
             self._lose(lost)
+        self._wakeup.set()
         self._on_change()
 
     def _lose(self, lost: Sequence[Held]) -> None:
@@ -404,10 +462,38 @@ def _may_kill(doubtful: dict[int, Held], now: int) -> bool:
     return False
 
 
-def _current(held: Held) -> Settlement:
+def current_settlement(held: Held) -> Settlement:
     """Return the settlement, with the current token of the claim."""
     settlement = held.settlement
     assert settlement is not None
     if settlement.token != held.claim.token:
         return replace(settlement, token=held.claim.token)
     return settlement
+
+
+def note_renewal(held: Held, renewal: Renewal, outcome: RenewOutcome) -> None:
+    """Note the token that a renewal has given to a claim, unless a later renewal has given it another token."""
+    if held.claim.token == renewal.token:
+        held.claim = replace(held.claim, token=renewal.to)
+    if outcome in (RenewOutcome.SUPERSEDED, RenewOutcome.CANCELLED):
+        held.is_unwanted = True
+
+
+def note_outcomes(answered: Sequence[tuple[Held, SettleOutcome]]) -> None:
+    """Note the outcomes of settlements. If two calls have sent the same settlement, only one of them has settled."""
+    for held, outcome in answered:
+        if held.outcome is None or outcome is not SettleOutcome.GONE:
+            held.outcome = outcome
+
+
+@asynccontextmanager
+async def _turn(lock: Lock, wakeup: WakeUp) -> AsyncIterator[None]:
+    """Hold a lock, without blocking the event loop. A thread sets the wake-up after it has released the lock."""
+    wakeup.clear()
+    while not lock.acquire(blocking=False):
+        await wakeup.wait()
+        wakeup.clear()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from threading import Thread
 
 from aiodelay.core.pulse import PULSE_MS
+from aiodelay.engine.observer import Observer
 from aiodelay.ports.pulse import Pulse, Step
+
+from .blocked_loop import BLOCKED_MS, BlockedLoop, Ticks
+from .lease_book import Held, LeaseBook
 
 __all__ = ["PulseThread"]
 
 log: logging.Logger = logging.getLogger("aiodelay.pulse")
 
 
+LOOK_MS = 250
+"""The interval at which the thread looks whether the event loop has ticked."""
+
+
 class PulseThread:
     """Takes a step of a pulse about once a second, from its creation to `stop`. While nobody holds claims, it waits.
 
+    While the event loop is blocked, the thread also renews and ends the claims of the lease book (see `BlockedLoop`).
+    If the loop is blocked for `stuck_after_ms`, the thread stops both: others then declare this process dead.
+
     Args:
         pulse: The pulse of this process in its store.
-        tokens: A function that returns the tokens of all claims that this process holds. The thread calls it.
+        book: The lease book of the store.
+        take_unbegun: A function that takes messages of the book from their handlers, if their runs have not begun. The
+            thread calls it.
+        stuck_after_ms: The longest time for which a blocked event loop keeps its claims.
+        observer: Receives the end of each claim that the thread gives back.
         on_refused: Called in the event loop when this process needs a new incarnation.
         on_resumed: Called in the event loop after the first answer, and after a time without answers.
     """
@@ -29,16 +43,20 @@ class PulseThread:
     def __init__(
         self,
         pulse: Pulse,
-        tokens: Callable[[], Collection[int]],
+        book: LeaseBook,
         *,
+        take_unbegun: Callable[[], Sequence[Held]],
+        stuck_after_ms: int,
+        observer: Observer | None,
         on_refused: Callable[[], None],
         on_resumed: Callable[[], None],
     ) -> None:
-        self._pulse, self._tokens = pulse, tokens
+        self._pulse, self._book, self._stuck_after_ms = pulse, book, stuck_after_ms
         self._on_refused, self._on_resumed = on_refused, on_resumed
-        self._loop = asyncio.get_running_loop()
-        self._is_stopping = False
-        self._has_left: asyncio.Future[None] = self._loop.create_future()
+        self._ticks = Ticks()
+        self._blocked = BlockedLoop(book, pulse, take_unbegun, self._ticks.call, observer)
+        self._is_stopping = self._was_refused = self._has_told = False
+        self._has_left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._thread = Thread(target=self._run, name="aiodelay pulse", daemon=True)
         self._thread.start()
 
@@ -52,28 +70,50 @@ class PulseThread:
         return self._has_left
 
     def _run(self) -> None:
-        was_refused = False
         while not self._is_stopping:
             try:
-                step = self._pulse.step(self._tokens())
+                wait_ms = PULSE_MS if self._is_stuck() else self._step()
             except Exception:
                 log.exception("a pulse failed unexpectedly; the next pulse follows")
-                step = Step(PULSE_MS)
-            if step.is_refused and not was_refused:
-                self._call(self._on_refused)
-            if step.has_resumed:
-                self._call(self._on_resumed)
-            was_refused = step.is_refused
-            self._pulse.wait(step.wait_ms)
+                wait_ms = PULSE_MS
+            self._pulse.wait(wait_ms)
         try:
             self._pulse.leave()
         finally:
-            self._call(self._left)
+            self._ticks.call(self._left)
+
+    def _step(self) -> int:
+        """Take a step of the pulse, and relieve a blocked event loop. Return the time until the next step in ms."""
+        tokens = [held.claim.token for held in self._book.held()]
+        if tokens:
+            self._ticks.ask()
+        step = self._pulse.step(tokens)
+        self._tell(step)
+        silence_ms = self._ticks.silence_ms()
+        if silence_ms >= BLOCKED_MS and self._blocked.relieve():
+            return 0
+        return min(step.wait_ms, LOOK_MS) if silence_ms else step.wait_ms
+
+    def _tell(self, step: Step) -> None:
+        if step.is_refused and not self._was_refused:
+            self._ticks.call(self._on_refused)
+        if step.has_resumed:
+            self._ticks.call(self._on_resumed)
+        self._was_refused = step.is_refused
+
+    def _is_stuck(self) -> bool:
+        """Return whether the event loop has been blocked for too long. If so, log once where it is."""
+        silence_ms = self._ticks.silence_ms()
+        is_stuck = silence_ms >= self._stuck_after_ms
+        if is_stuck and not self._has_told:
+            text = (
+                "the event loop has been blocked for %.0f s; other processes get the messages of this process now. "
+                "The event loop is here:\n%s"
+            )
+            log.error(text, silence_ms / 1000, self._ticks.stack())
+        self._has_told = is_stuck
+        return is_stuck
 
     def _left(self) -> None:
         self._thread.join()  # the thread has nothing left to do
         self._has_left.set_result(None)
-
-    def _call(self, callback: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(callback)

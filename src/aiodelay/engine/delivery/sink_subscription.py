@@ -30,7 +30,7 @@ from aiodelay.ports import Sink
 
 from . import settling
 from .dead_letter_hooks import DeadLetterHooks
-from .lease_book import Held
+from .lease_book import Held, LeaseBook
 from .runners import Runners
 
 __all__ = ["SinkRefusal", "SinkSubscription"]
@@ -102,6 +102,11 @@ class SinkSubscription:
 
     def give_back(self) -> None:
         """Give nothing back: each message is already being sent."""
+
+    def take_unbegun(self, book: LeaseBook) -> Sequence[Held]:
+        """Take nothing out: each message is already being sent."""
+        del book
+        return ()
 
     def settled(self, held: Held, outcome: SettleOutcome) -> None:
         """Forget a settled message, so that another message can be requested."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from aiodelay.core.transitions import base_id, token_deadline_ms
-from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Demand, Lane, Settlement, SettleOutcome
+from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Demand, Lane, Record, Settlement, SettleOutcome
 from aiodelay.engine.observer import Observer
 from aiodelay.errors import HandlerTimeoutError
 from aiodelay.handlers.context import RunContext
@@ -22,11 +21,12 @@ from . import settling
 from .claim_ahead import ClaimAhead
 from .dead_letter_hooks import DeadLetterHooks
 from .drive import rest_of
-from .lease_book import Held
+from .lease_book import Held, LeaseBook
 from .run_settlements import RunSettlements
 from .runners import Runners
 from .runs import Run, Runs
 from .threads import Threads
+from .waiting_messages import WaitingMessages
 
 __all__ = ["HandlerSubscription"]
 
@@ -71,7 +71,7 @@ class HandlerSubscription:
     in_flight: int = 0
     is_draining: bool = False
     refill: Callable[[], None] | None = None
-    _waiting: deque[Held] = field(default_factory=deque)
+    _waiting: WaitingMessages = field(default_factory=WaitingMessages)
     _runner_count: int = 0
     _running: Runs = field(init=False)
     _threads: Threads = field(init=False)
@@ -151,23 +151,25 @@ class HandlerSubscription:
             ahead: The number of messages that may wait without room.
         """
         room = 0 if self.is_draining else max(self._room(), 0) + ahead
-        without_room = [self._waiting.pop() for _ in range(len(self._waiting) - room)]
-        for held in reversed(without_room):
-            self._release(held)
+        for held in self._waiting.take_last(room):
+            _release(held)
         return bool(self._waiting)
 
     def take_out(self, message_id: str) -> list[Held]:
         """Give back the claims on one message, or on a series' occurrences, whose runs have not begun. Return them."""
-        found = [held for held in self._waiting if message_id in (held.claim.record.id, base_id(held.claim.record.id))]
+        found = self._waiting.take(lambda held: message_id in _ids_of(held.claim.record))
         for held in found:
-            self._waiting.remove(held)
-            self._release(held)
+            _release(held)
         return found
 
     def give_back(self) -> None:
         """Give back messages whose runs have not begun."""
-        while self._waiting:
-            self._release(self._waiting.popleft())
+        for held in self._waiting.take_last(0):
+            _release(held)
+
+    def take_unbegun(self, book: LeaseBook) -> list[Held]:
+        """Take out the messages of a book whose runs have not begun, except messages that have lapsed before."""
+        return self._waiting.take(lambda held: held.book is book and not held.may_kill_until_ms)
 
     def _room(self) -> int:
         """Return how many more runs may begin."""
@@ -190,9 +192,6 @@ class HandlerSubscription:
             run.held.book.forget(run.held)
             run.leave()
         self._threads.close()
-
-    def _release(self, held: Held) -> None:
-        held.book.settle(held, settling.release(held.claim.record, held.claim.token))
 
     # --- runners ------------------------------------------------------------------------------------------
 
@@ -218,13 +217,15 @@ class HandlerSubscription:
                 and self._runner_count <= self.concurrency
                 and not task.cancelling()
             ):
-                held = self._waiting.popleft()
+                held = self._waiting.next()
+                if held is None:  # the thread of the pulse has just taken it
+                    break
                 if held.is_lost:
                     self.settled(held, SettleOutcome.GONE)
                     self.on_free()
                     continue
                 if held.is_unwanted or not held.book.may_begin():
-                    self._release(held)
+                    _release(held)
                     continue
                 try:
                     begun = self._begin(held, loop, now_s)
@@ -234,7 +235,7 @@ class HandlerSubscription:
                         settlement = begun
                 except asyncio.CancelledError as error:  # the scheduler ends, or user code cancels this task
                     if self.is_draining:
-                        self._release(held)
+                        _release(held)
                     else:
                         held.book.settle(held, self._settlements.after_failure(held, error))
                     raise
@@ -351,6 +352,15 @@ class HandlerSubscription:
         if run.cancels:
             return settling.release(run.held.claim.record, run.held.claim.token)
         return self._settlements.after_failure(run.held, error)
+
+
+def _release(held: Held) -> None:
+    held.book.settle(held, settling.release(held.claim.record, held.claim.token))
+
+
+def _ids_of(record: Record) -> tuple[str, str]:
+    """Return the ids by which commands name a message: its own, and that of the series of an occurrence."""
+    return record.id, base_id(record.id)
 
 
 def _in_thread(call: Callable[[Any, RunContext[Any]], Any], event: object, context: RunContext[Any]) -> object:

@@ -164,11 +164,12 @@ class RedisPulse:
 
     def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
         """Renew leases while the event loop is blocked. Return one outcome for each renewal, in order."""
-        return self._answered(self._renew(renewals))
+        with self.call() as call:
+            return self._answered(_renewed(self._client, call, renewals, self._now_ms()))
 
     def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         """End claims while the event loop is blocked. Return one outcome for each settlement, in order."""
-        return self._answered(self._settle(settlements))
+        return self._answered(_settled(self._client, settlements, self._now_ms()))
 
     def _answered(self, call: Coroutine[Any, Any, T]) -> T:
         try:
@@ -177,26 +178,6 @@ class RedisPulse:
             reason = error.reason if isinstance(error, Fault) else f"no answer in {pulse.ANSWER_MS} ms"
             raise StoreUnavailableError(self._name, reason) from error
         return answer
-
-    async def _renew(self, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
-        outcomes: list[RenewOutcome] = []
-        while left := renewals[len(outcomes) : len(outcomes) + RENEWED_AT_ONCE]:
-            with self.call() as call:
-                arguments: list[Arg] = [*call.arguments, *renewal_arguments(left)]
-                _, letters, number = await self._client.run("renew", arguments, now_ms=self._now_ms())
-                call.answered(number)
-            outcomes += [RENEWED[letter] for letter in letters]
-        return outcomes
-
-    async def _settle(self, settlements: Sequence[Settlement]) -> list[SettleOutcome]:
-        outcomes: list[SettleOutcome] = []
-        for _, part in divided((), [(i, each, cost_of_change(None)) for i, each in enumerate(settlements)]):
-            arguments: list[Arg] = [0, 0]  # no plain claims, and so no memories of them
-            for _, settlement, _ in part:
-                arguments += settlement_arguments(settlement)
-            letters = await self._client.run("settle", arguments, now_ms=self._now_ms())
-            outcomes += [SETTLED[letter] for letter in letters]
-        return outcomes
 
     def wait(self, ms: int) -> None:
         """Wait for the next step, at most `ms`. A claim ends a long wait."""
@@ -292,6 +273,29 @@ class RedisPulse:
                 return
             if returned:
                 log.warning("a process has ended or stands still; %d of its messages were returned", returned)
+
+
+async def _renewed(
+    client: Client, call: _Call, renewals: Sequence[Renewal], now_ms: int | None
+) -> Sequence[RenewOutcome]:
+    outcomes: list[RenewOutcome] = []
+    while left := renewals[len(outcomes) : len(outcomes) + RENEWED_AT_ONCE]:
+        arguments: list[Arg] = [*call.arguments, *renewal_arguments(left)]
+        _, letters, number = await client.run("renew", arguments, now_ms=now_ms)
+        call.answered(number)
+        outcomes += [RENEWED[letter] for letter in letters]
+    return outcomes
+
+
+async def _settled(client: Client, settlements: Sequence[Settlement], now_ms: int | None) -> Sequence[SettleOutcome]:
+    outcomes: list[SettleOutcome] = []
+    for _, part in divided((), [(i, each, cost_of_change(None)) for i, each in enumerate(settlements)]):
+        arguments: list[Arg] = [0, 0]  # no plain claims, and so no memories of them
+        for _, settlement, _ in part:
+            arguments += settlement_arguments(settlement)
+        letters = await client.run("settle", arguments, now_ms=now_ms)
+        outcomes += [SETTLED[letter] for letter in letters]
+    return outcomes
 
 
 async def _in_time(call: Awaitable[Any]) -> Any:  # noqa: ANN401 - what the call returns
