@@ -376,6 +376,23 @@ async def test_while_the_loop_lags_nothing_fresh_is_claimed_and_afterwards_it_is
     assert "the event loop ran 2." in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("put_s", "blocked_s"), [(0, 5), (1, 8.5)], ids=["while it claims", "before a step of housekeeping"]
+)
+async def test_b1_a_blocked_loop_costs_a_process_with_a_memory_store_no_lease(
+    clock: VirtualClock, put_s: float, blocked_s: float
+) -> None:
+    stage = Stage(clock, takes_s=200)
+    stage.on_begin = lambda message_id: block_the_loop(60) if message_id == "blocks" else None
+    async with stage.scheduler:
+        await stage.put("long", "long too", after_s=put_s)
+        await stage.put("blocks", after_s=blocked_s)
+        await stage.put("due meanwhile", after_s=blocked_s + 1)
+        await asyncio.sleep(400)
+        assert await stage.lapses() == 0
+    assert sorted(stage.ids) == ["blocks", "due meanwhile", "long", "long too"]
+
+
 async def test_a_loop_that_lags_a_little_is_no_reason_to_wait(
     clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -51,6 +51,10 @@ from .journal_reader import MemoryJournalReader
 
 __all__ = ["MemoryStore", "open_store"]
 
+BLOCKED_MS = 1_000
+"""If the other tasks run for longer before it is this task's turn again, one of them has blocked the event loop."""
+RENEWING_S = 0.1
+"""The time that the holders of leases get to renew them after the event loop was blocked."""
 _TRAITS = StoreTraits(
     durable=False,
     conflicts=frozenset({"replace", "keep", "newer", "error", "if_revision"}),
@@ -227,7 +231,7 @@ class _MemoryWork:
         self._last: tuple[str, Sequence[Claim]] = ("", ())
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
-        await asyncio.sleep(0)  # Let other tasks run here, as they would with a store behind a network.
+        await self._let_others_run()
         now = self._clock.now_ms()
         last_request, last_claims = self._last
         if request == last_request:
@@ -236,6 +240,16 @@ class _MemoryWork:
         claimed = self._claiming.claim(demand, lease_ms, self._turn, self._worker, now)
         self._last = (request, claimed.claims)
         return claimed
+
+    async def _let_others_run(self) -> None:
+        """Let other tasks run, as they would with a store behind a network.
+
+        If one of them blocks the event loop, leases may end meanwhile. Wait until their holders have renewed them.
+        """
+        asked_ms = self._clock.monotonic_ms()
+        await asyncio.sleep(0)
+        if self._clock.monotonic_ms() - asked_ms > BLOCKED_MS:
+            await asyncio.sleep(RENEWING_S)
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         now = self._clock.now_ms()
