@@ -376,21 +376,25 @@ async def test_while_the_loop_lags_nothing_fresh_is_claimed_and_afterwards_it_is
     assert "the event loop ran 2." in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("put_s", "blocked_s"), [(0, 5), (1, 8.5)], ids=["while it claims", "before a step of housekeeping"]
-)
-async def test_b1_a_blocked_loop_costs_a_process_with_a_memory_store_no_lease(
-    clock: VirtualClock, put_s: float, blocked_s: float
+async def test_b1_a_loop_that_is_blocked_while_a_memory_store_is_asked_costs_its_process_no_lease(
+    clock: VirtualClock,
 ) -> None:
-    stage = Stage(clock, takes_s=200)
-    stage.on_begin = lambda message_id: block_the_loop(60) if message_id == "blocks" else None
-    async with stage.scheduler:
-        await stage.put("long", "long too", after_s=put_s)
-        await stage.put("blocks", after_s=blocked_s)
-        await stage.put("due meanwhile", after_s=blocked_s + 1)
+    store, began = MemoryStore(clock=clock, journal=1_000), list[str]()
+    scheduler = Scheduler(store, clock=clock)
+
+    @scheduler.handler(name=LANE)
+    async def work(payload: bytes, context: Context) -> None:
+        began.append(context.id)
+        if context.id == "blocks":
+            block_the_loop(60)
+        await asyncio.sleep(1 if context.id == "short" else 200)
+
+    async with scheduler:
+        for name, after_s in {"long": 1, "short": 4, "blocks": 5}.items():  # the end of `short` leads to a claim
+            await scheduler.schedule(b"", to=TO, delay=f"{after_s}s", id=name)
         await asyncio.sleep(400)
-        assert await stage.lapses() == 0
-    assert sorted(stage.ids) == ["blocks", "due meanwhile", "long", "long too"]
+        assert not [entry for entry in await store.journal() if entry.event == "lapsed"]
+    assert began == ["long", "short", "blocks"]
 
 
 async def test_a_loop_that_lags_a_little_is_no_reason_to_wait(

@@ -21,10 +21,6 @@ log: logging.Logger = logging.getLogger("aiodelay.housekeeping")
 
 STEP_S = 10.0
 STEP_LIMIT = 500
-BLOCKED_MS = 1_000
-"""If a step is later than this, the event loop was blocked, or this process stood still."""
-RENEWING_S = 0.1
-"""The time that the lease book then gets before the step."""
 
 
 class Housekeeping:
@@ -63,13 +59,7 @@ class Housekeeping:
         """Take a step at once, and then about every 10 s, until stopped."""
         while not await self._stop.wait(0):
             await self._step()
-            await self._pause(STEP_S * random.uniform(0.9, 1.1))
-
-    async def _pause(self, seconds: float) -> None:
-        """Wait for the next step. After the event loop was blocked, the lease book first renews the leases."""
-        due_ms = self._clock.monotonic_ms() + 1000 * seconds
-        if not await self._stop.wait(seconds) and self._clock.monotonic_ms() - due_ms > BLOCKED_MS:
-            await self._stop.wait(RENEWING_S)
+            await self._stop.wait(STEP_S * random.uniform(0.9, 1.1))
 
     async def _step(self) -> None:
         self._judge_status()
