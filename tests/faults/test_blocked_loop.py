@@ -18,6 +18,8 @@ from tests.support.checker import Limits
 from tests.support.processes import PATIENCE_S
 from tests.support.waiting import until_sync
 
+STUCK_AFTER_MS = 500
+"""Shorter than the time after which a blocked process begins to renew its leases: nobody renews them."""
 LAG_S = 2.0
 """More than the lag of an event loop of which a process warns."""
 
@@ -25,7 +27,14 @@ LAG_S = 2.0
 def test_f4_what_a_blocked_process_holds_is_taken_over_and_afterwards_both_work(any_scene: Scene) -> None:
     burst = Burst(messages=100, spread_ms=2_500, special={25: b"block"})
     blocked = any_scene.start(
-        "blocked", serve=("work",), burst=burst, run_ms=100, blocks=True, waits=True, until="sigterm"
+        "blocked",
+        serve=("work",),
+        burst=burst,
+        run_ms=100,
+        blocks=True,
+        waits=True,
+        until="sigterm",
+        stuck_after_ms=STUCK_AFTER_MS,
     )
     flow = Stream(seconds=0, rate=60, ids=100, seed=1, until_told=True)  # so that work is left for both
     other = any_scene.start("other", serve=("work",), run_ms=100, waits=True, stream=flow)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from uuid import uuid4
@@ -14,11 +15,13 @@ from aiodelay.core import pulse
 from aiodelay.core.ids import new_id, new_op
 from aiodelay.core.transitions import token_counter, token_for
 from aiodelay.core.values import After, Claim, Demand, Done, Envelope, Put, Renewal, RenewOutcome, SettleOutcome
+from aiodelay.engine.delivery.settling import without_running
 from aiodelay.redis import RedisStore
 from tests.support.servers import Found, redis_servers
 
 LANE = "work"
 LEASE_MS = 15_000
+SHORT_MS = 1_000
 AT_ONCE = 60
 
 
@@ -133,6 +136,22 @@ def test_l1_a_thread_renews_leases_and_ends_claims_with_the_connection_of_the_pu
             assert set(await asyncio.to_thread(there.work.pulse.settle, done)) == {SettleOutcome.GONE}
             assert not await there.step(renewals[-1].to)
             assert await there.bury() == 50, "the store has recorded the renewed claims under the incarnation"
+
+    asyncio.run(play())
+
+
+def test_s7_a_claim_whose_answer_waited_for_a_blocked_loop_is_over_by_the_time_of_its_process(url: str) -> None:
+    async def play() -> None:
+        async with stage(url) as there:
+            await there.put(1)
+            claiming = asyncio.create_task(there.work.claim({LANE: Demand(1)}, request=new_id(), lease_ms=SHORT_MS))
+            while not there.work.pulse.is_calling:  # noqa: ASYNC110 - the claim says nothing when it is sent
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            time.sleep(2 * SHORT_MS / 1000)  # noqa: ASYNC251 - the fault
+            [claim] = (await claiming).claims
+            settlement = without_running(claim.record, claim.token, there.store.now_ms())
+            assert settlement is not None, "no run begins"
 
     asyncio.run(play())
 
