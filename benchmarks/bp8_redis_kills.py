@@ -1,4 +1,7 @@
-"""BP8: the cost of kills: three processes share a Redis store, and every 2 s one of them is killed (kill -9)."""
+"""BP8: the cost of kills: three processes share a Redis store, and every 2 s one of them is killed (kill -9).
+
+Then the cost of an event loop that is blocked: see `bp8_blocked_loop`.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from aiodelay.backends.redis.records.keys import Keys, text_of
 from aiodelay.core.values import LEASE_MS
 from aiodelay.redis import RedisStore
 
+from .bp8_blocked_loop import blocked_rows
 from .harness import Benchmark, Goal, Order, Plan, Row, check, order
 from .redis_server import Client, emptied
 
@@ -79,6 +83,7 @@ def run(plan: Plan) -> list[Row]:
         Row("BP8", f"{what}: largest lateness", "ms", lateness, GOAL, of_lease),
         Row("BP8", f"{what}: attempts repeated", "x in flight at the kills", repeated, Goal("at most", 1.0), of_kills),
         Row("BP8", f"{what}: dead letters", "messages", dead, Goal("at most", 0.0), "all were delivered"),
+        *blocked_rows(plan),
     ]
 
 
@@ -224,4 +229,4 @@ async def _schedule(url: str, n: int) -> None:
             tasks.create_task(scheduler.schedule(order(number), delay=delay))
 
 
-BENCHMARK = Benchmark("BP8", "processes killed on Redis", run, needs_redis=True)
+BENCHMARK = Benchmark("BP8", "processes killed and event loops blocked on Redis", run, needs_redis=True)

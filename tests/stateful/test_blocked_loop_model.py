@@ -151,17 +151,25 @@ def after(state: State, call: Call, rules: Rules) -> State:
 
 
 def of_store(state: State) -> Iterator[State]:
-    for name in ("of_loop", "of_thread"):
-        call: Call | None = getattr(state, name)
-        if call is not None and call.answer is None:
-            stored, answer = carried_out(state.stored, call)
-            yield state._replace(stored=stored, **{name: call._replace(answer=answer)})
-        if call is not None and state.losses < MOST_LOST:
-            late = state.late if call.answer is not None else state.late | {call}
-            yield state._replace(losses=state.losses + 1, late=late, **{name: None})
+    for stored, losses, late, call in after_call(state, state.of_loop):
+        yield state._replace(stored=stored, losses=losses, late=late, of_loop=call)
+    for stored, losses, late, call in after_call(state, state.of_thread):
+        yield state._replace(stored=stored, losses=losses, late=late, of_thread=call)
     for call in state.late:
         stored, _ = carried_out(state.stored, call)
         yield state._replace(stored=stored, late=state.late - {call})
+
+
+def after_call(state: State, call: Call | None) -> Iterator[tuple[int, int, frozenset[Call], Call | None]]:
+    """Carry a call out, or lose its answer: yield the store's token, the losses, the late calls, and the call."""
+    if call is None:
+        return
+    if call.answer is None:
+        stored, answer = carried_out(state.stored, call)
+        yield stored, state.losses, state.late, call._replace(answer=answer)
+    if state.losses < MOST_LOST:
+        late = state.late if call.answer is not None else state.late | {call}
+        yield state.stored, state.losses + 1, late, None
 
 
 def carried_out(stored: int, call: Call) -> tuple[int, RenewOutcome | SettleOutcome]:

@@ -68,8 +68,8 @@ class BlockedLoop:
     """Renews and ends the claims of a lease book while the event loop is blocked.
 
     A thread calls this object. The event loop may go on at any time. `Outgoing.lock` decides who makes the next call. A
-    call that the loop has under way is repeated as it is: both calls then have the same tokens, so it does not matter
-    which of them the store carries out first.
+    call that the loop has under way is repeated with the same tokens, so it does not matter which of the two calls the
+    store carries out first.
 
     Args:
         book: The lease book.

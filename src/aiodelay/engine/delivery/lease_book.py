@@ -367,7 +367,7 @@ class LeaseBook:
         held.taker.settled(held, outcome)
 
     def renewals_due(self, claims: Iterable[Held]) -> list[tuple[Held, Renewal]]:
-        """Return the renewals to send now: first those that had no answer. The caller holds `outgoing.lock`.
+        """Return the renewals to send now: first the renewals without an answer. The caller holds `outgoing.lock`.
 
         Args:
             claims: Claims in the order of their renewal times.

@@ -19,10 +19,6 @@ __all__ = ["PulseThread"]
 log: logging.Logger = logging.getLogger("aiodelay.pulse")
 
 
-LOOK_MS = 250
-"""The interval at which the thread looks whether the event loop has ticked."""
-
-
 class PulseThread:
     """Takes a step of a pulse about once a second, from its creation to `stop`. While nobody holds claims, it waits.
 
@@ -92,7 +88,8 @@ class PulseThread:
         silence_ms = self._ticks.silence_ms()
         if silence_ms >= BLOCKED_MS and self._blocked.relieve():
             return 0
-        return min(step.wait_ms, LOOK_MS) if silence_ms else step.wait_ms
+        is_in_doubt = 0 < silence_ms < BLOCKED_MS
+        return min(step.wait_ms, BLOCKED_MS - silence_ms) if is_in_doubt else step.wait_ms
 
     def _tell(self, step: Step) -> None:
         if step.is_refused and not self._was_refused:

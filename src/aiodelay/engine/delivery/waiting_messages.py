@@ -14,8 +14,8 @@ __all__ = ["WaitingMessages"]
 class WaitingMessages(deque[Held]):
     """Messages in the order of their runs.
 
-    The event loop and the thread of the pulse may take messages out at the same time. Whoever has taken a message out
-    decides alone what happens to it. Each method of a `deque` is one step, and so is each removal here.
+    The event loop and the thread of the pulse may take messages out at the same time. The side that has taken a message
+    out decides alone what happens to it. Each method of a `deque` is one step, and so is each removal here.
     """
 
     def next(self) -> Held | None:
