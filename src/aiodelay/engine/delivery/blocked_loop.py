@@ -84,7 +84,7 @@ class BlockedLoop:
         book: LeaseBook,
         pulse: Pulse,
         take_unbegun: Callable[[], Sequence[Held]],
-        call: Callable[[Callable[[], object]], None],
+        call: Callable[[Callable[[], object]], object],
         observer: Observer | None,
     ) -> None:
         self._book, self._pulse, self._take_unbegun = book, pulse, take_unbegun
