@@ -82,8 +82,9 @@ async def test_a_file_that_was_damaged(tmp_path: Path, caplog: pytest.LogCapture
     path = tmp_path / "delay.db"
 
     def damage() -> None:
-        for each in tmp_path.iterdir():
-            each.write_bytes(os.urandom(each.stat().st_size))
+        for each in tmp_path.glob("delay.db*"):
+            if each.is_file():
+                each.write_bytes(os.urandom(each.stat().st_size))
 
     await closes_in_time(f"sqlite:///{path}", damage, caplog)
 

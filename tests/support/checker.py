@@ -23,9 +23,9 @@ from .story import NEVER, Attempt, Lease, Operation, Story
 __all__ = ["RULES", "Limits", "Report", "Violation", "check"]
 
 LEAST_DEATH_NS = 1_000_000_000
-"""The shortest time from the end or the stop of a process until other processes declare it dead.
+"""The shortest time from the stop of a process until other processes declare it dead.
 
-They do so 3 s after its last sign of life, which was a little earlier.
+They do so 3 s after its last sign of life, which was a little earlier. The end of a process may be noticed at once.
 """
 
 
@@ -253,8 +253,9 @@ def s7_one_live_owner(story: Story, limits: Limits) -> Iterator[str]:
 
 def _may_be_dead(story: Story, process: str, at_ns: int) -> bool:
     """Return whether other processes may have declared a process dead, because it had ended or stood still."""
-    faults = (each for each in story.faults if each.process == process and each.what != "blocked")
-    return any(at_ns - each.at_ns >= LEAST_DEATH_NS for each in faults)
+    least_ns = {"killed": 0, "stopped": LEAST_DEATH_NS}
+    faults = (each for each in story.faults if each.process == process and each.what in least_ns)
+    return any(at_ns - each.at_ns >= least_ns[each.what] for each in faults)
 
 
 def _in_order(pair: tuple[Lease, Lease]) -> tuple[Lease, Lease]:

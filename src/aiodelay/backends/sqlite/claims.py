@@ -15,7 +15,7 @@ from .entry import Entry
 from .rows import ROW, careful_record_of, object_text, record_of, salvaged
 from .tables import Tables
 
-__all__ = ["ClaimCounter", "claim", "claim_again", "return_lapsed"]
+__all__ = ["ClaimCounter", "claim", "claim_again", "return_claims", "return_lapsed"]
 
 HEAD = f"""
     SELECT {ROW} FROM queue AS q CROSS JOIN messages AS m ON m.n = q.n
@@ -194,7 +194,7 @@ class _MergedHead:
 
 
 def claim(
-    tables: Tables, demand: Mapping[Lane, Demand], *, worker: str, lease_ms: int, turn: int, number: int
+    tables: Tables, demand: Mapping[Lane, Demand], *, worker: str, holder: int, lease_ms: int, turn: int, number: int
 ) -> tuple[Claimed, list[int]]:
     """Lease due messages for a worker, by the rules of `core/fair_share.py`.
 
@@ -202,6 +202,7 @@ def claim(
         tables: The tables, in a transaction.
         demand: The demand by lane.
         worker: The worker id.
+        holder: The number that names the worker in its leases.
         lease_ms: The duration of the leases in ms.
         turn: The number of this claim among the claims of the worker. It decides which lane the claim serves first.
         number: A number for the token, from `ClaimCounter`.
@@ -222,7 +223,7 @@ def claim(
         for entry in entries:
             entry.record = read.get(entry.n, entry.record)
     token = t.token_for(tables.now + lease_ms, number)
-    _lease(tables, entries, token)
+    _lease(tables, entries, token, holder)
     if has_tried:
         tables.trials.begin(entries, worker, lease_ms)
         tables.rules.begin_trial(entries)
@@ -234,7 +235,7 @@ def _most_tried(tables: Tables) -> int:
     return 0 if tables.trials.is_trying() else tables.trials.search().most
 
 
-def _lease(tables: Tables, entries: Sequence[Entry], token: int) -> None:
+def _lease(tables: Tables, entries: Sequence[Entry], token: int, holder: int) -> None:
     """Write the leases of taken messages.
 
     One statement for each lane takes a third of the time of one statement for each message.
@@ -243,8 +244,8 @@ def _lease(tables: Tables, entries: Sequence[Entry], token: int) -> None:
     for entry in entries:
         by_lane.setdefault(entry.lane, []).append(entry.n)
     for lane, numbers in by_lane.items():
-        query = "INSERT INTO leases (n, ns, lane, token) SELECT value, ?, ?, ? FROM json_each(?)"
-        tables.execute(query, (tables.ns, lane, token, object_text(numbers)))
+        query = "INSERT INTO leases (n, ns, lane, token, holder) SELECT value, ?, ?, ?, ? FROM json_each(?)"
+        tables.execute(query, (tables.ns, lane, token, holder, object_text(numbers)))
     if tables.keeps_journal:
         for entry in entries:
             tables.note("claimed", entry.record, tables.now)
@@ -303,9 +304,32 @@ def return_lapsed(tables: Tables, limit: int) -> int:
     ahead = [n for (n,) in tables.execute(query, (tables.ns, too_long, limit - len(numbers)))]
     if ahead and tables.is_righting_over():
         numbers += ahead
+    _lapse(tables, numbers)
+    return len(numbers)
+
+
+def return_claims(tables: Tables, holder: int, limit: int) -> int:
+    """Return messages of a worker whose process has ended to their lanes, before their leases end.
+
+    A suspect in a trial stays claimed until its lease ends: only the rules of trials may count the end of its process.
+
+    Args:
+        tables: The tables, in a transaction.
+        holder: The number of the worker.
+        limit: The most messages to return. If the function returns fewer, no message is left.
+    """
+    tables.check_features()
+    query = """
+        SELECT n FROM leases WHERE ns = ? AND holder = ? AND n NOT IN (SELECT n FROM trials) ORDER BY n LIMIT ?
+    """
+    numbers = [n for (n,) in tables.execute(query, (tables.ns, holder, limit))]
+    _lapse(tables, numbers)
+    return len(numbers)
+
+
+def _lapse(tables: Tables, numbers: Sequence[int]) -> None:
     for found in tables.entries(numbers):
         # If a retry of a series lapses, the row of the series changes. So an earlier lapse in this loop may have
         # changed this row. Read such a row again.
         entry = tables.entries([found.n])[0] if found.n in tables.series_changed else found
         tables.rules.lapse(entry, tables.now)
-    return len(numbers)

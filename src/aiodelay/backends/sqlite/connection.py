@@ -30,10 +30,10 @@ __all__ = [
     "Database",
     "Failure",
     "bad_value",
+    "columns_of",
     "decoded_anyhow",
     "failure_of",
     "file_uri",
-    "message_columns",
 ]
 
 APPLICATION_ID = 0x61696F64  # "aiod"
@@ -133,9 +133,9 @@ def _lacks_room(path: str) -> bool:
     return False
 
 
-def message_columns(execute: Callable[[str], sqlite3.Cursor]) -> set[str]:
-    """Return the names of the columns that the table `messages` of a file has."""
-    return {name for (name,) in execute("SELECT name FROM pragma_table_info('messages')")}
+def columns_of(execute: Callable[[str], sqlite3.Cursor], table: str) -> set[str]:
+    """Return the names of the columns that a table of a file has."""
+    return {name for (name,) in execute(f"SELECT name FROM pragma_table_info('{table}')")}
 
 
 class Database:
@@ -203,10 +203,10 @@ class Database:
         connection = self.connection
         known = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
         made = {found[1]: statement for statement in _statements() if (found := _MADE.search(statement))}
-        columns = message_columns(connection.execute)
-        missing = [f"{name} {type_}" for name, type_ in LATER_COLUMNS.items() if name not in columns]
-        for column in missing:
-            connection.execute(f"ALTER TABLE messages ADD COLUMN {column}")
+        for table, later in (("messages", LATER_COLUMNS), ("leases", {"holder": "INTEGER"})):
+            columns = columns_of(connection.execute, table)
+            for name in (each for each in later if each not in columns):
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {later[name]}")
         for name in TRIGGERS:
             if known.get(name) != _sql_of(made[name]):
                 connection.execute(f"DROP TRIGGER IF EXISTS {name}")

@@ -13,7 +13,7 @@ from .connection import Failure, failure_of
 from .opened import Opened
 from .reading import Reader
 from .tables import Tables
-from .writer import Job
+from .writer import Job, Writer
 
 __all__ = ["Handle"]
 
@@ -115,9 +115,39 @@ class Handle:
         def refuse(failure: Failure) -> NoReturn:
             if failed is not None:
                 failed(failure)
-            if failure.too_new is not None:
-                raise StoreTooNewError(self.name, failure.too_new.value, failure.too_new.allowed)
-            raise StoreUnavailableError(self.name, failure.reason)
+            self._refuse(failure)
 
         job = Job(run, refuse, size=size, is_durable=is_durable, committed=committed)
         return await self.checked().writer.do(job)
+
+    def write_apart(
+        self,
+        writer: Writer,
+        run: Callable[[Tables], T],
+        *,
+        size: int = 1,
+        is_durable: bool = True,
+        committed: Callable[[T], object] | None = None,
+    ) -> T:
+        """Run a function as `write` does, for a caller in a thread other than the event loop's. Block meanwhile.
+
+        Args:
+            writer: The writer of the opening to which the caller belongs.
+            run, size, is_durable, committed: As for `write`.
+
+        Raises:
+            StoreUnavailableError: As for `write`; or the file did not answer within a second, and the function may
+                still run later.
+            StoreTooNewError: As for `write`.
+            ClosedError: The store is closed.
+        """
+        job = Job(run, self._refuse, size=size, is_durable=is_durable, committed=committed)
+        try:
+            return writer.do_apart(job)
+        except TimeoutError as error:
+            raise StoreUnavailableError(self.name, "the file did not answer within a second") from error
+
+    def _refuse(self, failure: Failure) -> NoReturn:
+        if failure.too_new is not None:
+            raise StoreTooNewError(self.name, failure.too_new.value, failure.too_new.allowed)
+        raise StoreUnavailableError(self.name, failure.reason)

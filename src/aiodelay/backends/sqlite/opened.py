@@ -40,7 +40,7 @@ class Opened:
         self.counter: ClaimCounter = ClaimCounter()
         self.writer: Writer = Writer(path, namespace, journal, clock, self._wake)
         self._path, self._namespace = path, namespace
-        self._wakeups: set[WakeUp] = set()
+        self._workers: dict[WakeUp, Callable[[], object]] = {}
         self._watcher: Watcher | None = None
         self._reading: ThreadPoolExecutor | None = None
         self._database: Database | None = None
@@ -73,29 +73,35 @@ class Opened:
         if loop is not self._loop:
             raise WrongLoopError("store", "event loop or thread")
 
-    def add(self, wakeup: WakeUp) -> None:
-        """Add a wake-up that is set when lanes change.
+    def add(self, wakeup: WakeUp, changed: Callable[[], object]) -> None:
+        """Add a worker.
 
         The first call starts the watcher for writes of other processes.
+
+        Args:
+            wakeup: A wake-up that is set when lanes change.
+            changed: A function that the thread of the watcher calls after each write to the file. It must not block.
         """
-        self._wakeups.add(wakeup)
+        self._workers[wakeup] = changed
         if self._watcher is None:
             self._watcher = Watcher(self._path, self._changed)
 
     async def remove(self, wakeup: WakeUp) -> None:
-        """Remove a wake-up. If it was the last one, stop the watcher."""
-        self._wakeups.discard(wakeup)
-        if not self._wakeups and self._watcher is not None:
+        """Remove the worker of a wake-up. If it was the last one, stop the watcher."""
+        self._workers.pop(wakeup, None)
+        if not self._workers and self._watcher is not None:
             watcher, self._watcher = self._watcher, None
             watcher.stop()
             await self.writer.join(watcher.join)
 
     def _wake(self) -> None:
-        for wakeup in self._wakeups:
+        for wakeup in self._workers:
             wakeup.set()
 
     def _changed(self) -> None:
         """Make the writer check for writes of other processes. The thread of the watcher calls this method."""
+        for changed in list(self._workers.values()):
+            changed()
         with suppress(RuntimeError):  # The event loop is closed.
             self._loop.call_soon_threadsafe(self.writer.look_around)
 

@@ -64,7 +64,10 @@ CREATE TABLE parked (
 ) WITHOUT ROWID;
 
 -- Messages in flight. `token` contains the end of the lease. The store refuses settlements with an older token.
-CREATE TABLE leases (n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, lane INTEGER NOT NULL, token INTEGER NOT NULL);
+CREATE TABLE leases (
+    n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, lane INTEGER NOT NULL, token INTEGER NOT NULL,
+    holder INTEGER  -- the number in the name of the file that the worker has locked; NULL if a version has no such file
+);
 CREATE INDEX leases_token ON leases (ns, token);
 
 -- Claims of suspects: the length of the lease, and when the process last recorded that it holds the suspect.

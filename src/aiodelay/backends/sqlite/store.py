@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from typing import Self
 from urllib.parse import unquote
 
@@ -43,7 +44,9 @@ from .file_identity import note_of
 from .handle import Handle
 from .inspection import Inspection
 from .journal_reader import SqliteJournalReader, open_journal
+from .pulse import SqlitePulse
 from .reading import Reader
+from .settling import HeldClaims
 from .table_scan import File, Part, scan_part, scan_parts
 from .tables import Tables
 from .work import STEP_SIZE, SqliteWork
@@ -137,21 +140,32 @@ class SqliteStore(Inspection):
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
         """Register a worker, and yield the object with which it claims and settles messages."""
-        opened = self._handle.checked()
-        poll_ms = self.traits.safety_poll_ms
-        work = SqliteWork(
-            self._handle.write, opened.writer.write_apart, worker, self._handle.clock, opened.counter, poll_ms=poll_ms
-        )
+        opened, held = self._handle.checked(), HeldClaims()
+        write_apart = partial(self._handle.write_apart, opened.writer)
 
-        def serve(tables: Tables) -> None:
+        def serve(tables: Tables) -> int:
             tables.check_features()
             upkeep.serve(tables, worker, lanes)
+            return tables.ns
 
-        await self._handle.write(serve, is_durable=False)
-        opened.add(work.wakeup)
+        ns = await self._handle.write(serve, is_durable=False)
+        pulse = SqlitePulse(self.path, ns, write_apart, held)
+        work = SqliteWork(
+            self._handle.write,
+            write_apart,
+            worker,
+            self._handle.clock,
+            opened.counter,
+            pulse=pulse,
+            held=held,
+            poll_ms=self.traits.safety_poll_ms,
+        )
+        opened.add(work.wakeup, pulse.changed)
         try:
+            await opened.writer.join(pulse.take_lock)
             yield work
         finally:
+            pulse.leave()
             await opened.remove(work.wakeup)
             if self._handle.opened is opened:
                 with suppress(StoreUnavailableError):  # If this fails, the worker's row expires.

@@ -28,7 +28,7 @@ from aiodelay.core.transitions import NO_OP
 from aiodelay.core.values import DeadLetter, Envelope, Record
 from aiodelay.errors import RecordFormatError, StoreUnavailableError
 
-from .connection import LATER_COLUMNS, Database, failure_of, message_columns
+from .connection import LATER_COLUMNS, Database, columns_of, failure_of
 from .reading import LAST_MS, SNAPSHOT, Reader
 from .rows import Row, object_text
 
@@ -180,7 +180,7 @@ class _Scanner(Reader):
         if scan.table == "dead" and _needs_no_record(scan):
             return _SELECT["dead"].replace("m.record", "NULL")
         query = _SELECT[scan.table]
-        for name in LATER_COLUMNS.keys() - message_columns(self._execute):
+        for name in LATER_COLUMNS.keys() - columns_of(self._execute, "messages"):
             query = query.replace(f"m.{name}", "NULL")
         return query
 

@@ -23,6 +23,7 @@ from aiodelay.ports.clock import Clock
 
 from . import claims, settling, upkeep
 from .connection import Failure
+from .pulse import SqlitePulse, WriteApart
 from .tables import Tables
 
 __all__ = ["STEP_SIZE", "SqliteWork", "Write"]
@@ -62,17 +63,21 @@ class SqliteWork:
         worker: The worker id.
         clock: The clock of the store.
         counter: The counter that gives numbers for the tokens of this process's claims.
+        pulse: The sign of life of the worker.
+        held: The claims of the worker, which the pulse knows too.
         poll_ms: The longest wait in ms.
     """
 
     def __init__(
         self,
         write: Write,
-        write_apart: Callable[[Callable[[Tables], object]], None],
+        write_apart: WriteApart,
         worker: str,
         clock: Clock,
         counter: claims.ClaimCounter,
         *,
+        pulse: SqlitePulse,
+        held: settling.HeldClaims,
         poll_ms: int,
     ) -> None:
         self._write, self._write_apart, self._worker, self._clock, self._counter = (
@@ -82,9 +87,10 @@ class SqliteWork:
             clock,
             counter,
         )
+        self.pulse: SqlitePulse = pulse
         self._poll_s = poll_ms / 1000
         self.wakeup: WakeUp = WakeUp()
-        self._held = settling.HeldClaims()
+        self._held = held
         self._given: _Given | None = None
         self._turn = 0
         self._version = VersionCheck()
@@ -105,6 +111,7 @@ class SqliteWork:
                 tables,
                 wanted,
                 worker=self._worker,
+                holder=self.pulse.holder,
                 lease_ms=lease_ms,
                 turn=self._turn + 1,
                 number=self._counter.next(),
@@ -161,7 +168,7 @@ class SqliteWork:
             return await self._write(run, size=STEP_SIZE, is_durable=False)
 
     def beat(self, ids: Collection[str]) -> None:
-        self._write_apart(lambda tables: tables.trials.beat(self._worker, ids))
+        self._write_apart(lambda tables: tables.trials.beat(self._worker, ids), is_durable=False)
 
     def status(self) -> WorkStatus:
         return self._version.status()

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from aiodelay.core.pulse import ANSWER_MS
 from aiodelay.errors import ClosedError, StoreTooNewError
 from aiodelay.ports.clock import Clock
 
@@ -204,14 +205,26 @@ class Writer:
             self._woken()
         self._start()
 
-    def write_apart(self, run: Callable[[Tables], object]) -> None:
-        """Run a function in a transaction of its own. Block until the transaction has ended, and ignore a failure.
+    def do_apart(self, job: Job[T]) -> T:
+        """Run a job in a transaction of its own, for a caller in a thread other than the event loop's.
 
-        The caller is in a thread other than the event loop's.
+        Block until the transaction has ended, also while the event loop is blocked.
+
+        Raises:
+            ClosedError: The store is closed.
+            TimeoutError: The transaction has not ended within a second. It may still run later.
         """
-        job: Job[object] = Job(run, lambda _: None, is_durable=False)
-        with suppress(RuntimeError):  # The executor of the writer was shut down.
-            self._executor.submit(self._run, [job]).result()
+        try:
+            running = self._executor.submit(self._run, [job])
+        except RuntimeError:  # The executor was shut down.
+            raise ClosedError("store", "closed") from None
+        has_new = running.result(ANSWER_MS / 1000)
+        if has_new:
+            with suppress(RuntimeError):  # The event loop is closed.
+                self._loop.call_soon_threadsafe(self._woken)
+        if job.error is not None:
+            raise job.error
+        return job.answer  # type: ignore[return-value]
 
     def look_around(self) -> None:
         """Ask the thread whether another process has written to the file. If so, call `woken`.
