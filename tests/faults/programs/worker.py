@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import random
@@ -16,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Literal, Self
 
@@ -144,7 +146,7 @@ class Handling:
             self._history.write(h.RunEnded(delivery_id=context.delivery_id, attempt=context.attempt, result=result))
 
     async def _do(self, context: Context) -> None:
-        """`die`, `die:<ms>`; `fail:<times>`; `block`, `spin`, `hog:<ms>`; `sleep:<ms>`; others as long as planned."""
+        """`die`, `die:<ms>`; `fail:<times>`; `block`, `spin`, `hog:<ms>`; `fork:<how>`; `sleep:<ms>`; others as planned."""
         what, _, number = context.headers.get("do", b"").decode().partition(":")
         if what == "die":
             await asyncio.sleep(int(number or 0) / 1000)
@@ -157,6 +159,8 @@ class Handling:
             say("blocking")
             block_until_told(is_busy=what == "spin")
             return
+        elif what == "fork":
+            say(f"child {fork_child(number)}")
         elif what == "hog":  # in each run, where `block` does so once
             time.sleep(int(number) / 1000)  # noqa: ASYNC251 - the fault
         # A run takes real time, and so does what a producer pauses for below: processes share no virtual clock.
@@ -172,6 +176,24 @@ def block_until_told(*, is_busy: bool) -> None:
     told.start()
     while told.is_alive():
         pass
+
+
+def fork_child(how: str) -> int:
+    """Fork a child that does nothing until it is killed. Return its pid.
+
+    Args:
+        how: `python`, or `c`: as a library in C forks, so that Python does not notice.
+    """
+    library = ctypes.PyDLL(None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads
+        child = int(library.fork()) if how == "c" else os.fork()
+    if not child:
+        for descriptor in range(3):
+            library.close(descriptor)  # the supervisor waits for their end
+        while True:
+            library.pause()
+    return child
 
 
 class RecordingSink:

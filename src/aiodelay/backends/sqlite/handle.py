@@ -133,7 +133,10 @@ class Handle:
 
         Args:
             writer: The writer of the opening to which the caller belongs.
-            run, size, is_durable, committed: As for `write`.
+            run: The function to run, as for `write`.
+            size: The number of messages that the function handles.
+            is_durable: True if the call must wait until the disk has the data.
+            committed: A function to call with the answer after the commit.
 
         Raises:
             StoreUnavailableError: As for `write`; or the file did not answer within a second, and the function may

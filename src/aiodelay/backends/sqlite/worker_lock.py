@@ -22,7 +22,7 @@ from msgspec import Struct
 __all__ = ["OtherLock", "WorkerLock", "other_lock"]
 
 TRIES = 3
-"""Another process may be reading the file of this worker, or removing the directory, when this worker takes its lock."""
+"""Another process may read the file of this worker, or remove the directory, while this worker takes its lock."""
 MOST_BYTES = 100
 _open_files: set[int] = set()
 """The descriptors of this module. A forked child closes them, so that it does not keep the locks of its parent."""

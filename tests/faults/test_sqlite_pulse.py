@@ -1,0 +1,140 @@
+"""B1, B2, L1 on SQLite: the claims of a process that has ended return at once, and the claims of no other process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+
+from tests.faults.programs.worker import Burst
+from tests.faults.scene import Scene
+from tests.support.checker import Limits
+from tests.support.processes import PATIENCE_S, Worker
+from tests.support.story import Lease
+from tests.support.waiting import until_sync
+
+LONG_LEASE_MS, SHORT_LEASE_MS = 59_000, 3_000
+SOON_S = 30.0
+"""Long before a long lease ends."""
+ENDLESS_MS = 600_000
+RETURNED = "of its messages were returned"
+
+
+def start(scene: Scene, name: str, lease_ms: int = LONG_LEASE_MS, **settings: Any) -> Worker:  # noqa: ANN401 - of a plan
+    worker = scene.start(name, serve=("work",), lease_ms=lease_ms, until="sigterm", **settings)
+    worker.line("ready")
+    return worker
+
+
+def leases(scene: Scene) -> int:
+    """Return the number of messages in flight."""
+    with closing(sqlite3.connect(scene.path)) as connection:
+        return int(connection.execute("SELECT count(*) FROM leases").fetchone()[0])
+
+
+def begun(scene: Scene, process: str) -> set[str]:
+    return {each.start.id for each in scene.story().attempts if each.start.process == process}
+
+
+def holding(scene: Scene, messages: int, **settings: Any) -> Worker:  # noqa: ANN401 - the fields of a plan
+    """Start a worker whose runs have begun and do not end."""
+    first = {"run_ms": ENDLESS_MS, "burst": Burst(messages=messages, spread_ms=0)}
+    victim = start(scene, "victim", **first | settings)
+    until_sync(lambda: len(begun(scene, "victim")) == messages, "all runs have begun", PATIENCE_S)
+    return victim
+
+
+def end(*workers: Worker) -> None:
+    for worker in workers:
+        worker.terminate()
+    for worker in workers:
+        worker.ended_well()
+
+
+def taken_over(scene: Scene) -> Iterator[tuple[Lease, Lease]]:
+    """Yield the claims of the victim with the heir's claims of the same messages."""
+    story = scene.story()
+    for newer in (each for each in story.leases if each.process == "heir"):
+        for older in story.leases:
+            if older.process == "victim" and older.note.id == newer.note.id:
+                yield older, newer
+
+
+@contextmanager
+def child_of(victim: Worker) -> Iterator[int]:
+    """Yield the pid of the child that a worker has forked, and end the child."""
+    pid = int(victim.line("child"))
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_b1_b2_the_messages_of_a_killed_process_return_long_before_their_leases_end(scene: Scene) -> None:
+    victim = holding(scene, 8)
+    heir = start(scene, "heir")
+    victim.kill()
+    until_sync(lambda: len(begun(scene, "heir")) == 8, "the other process runs the messages", SOON_S)
+    until_sync(lambda: f"8 {RETURNED}" in heir.errors, "the other process has logged the return", PATIENCE_S)
+    end(heir)
+    assert scene.judge(Limits(lapses=False)).duplicates == 8
+    assert not [each.name for each in scene.path.parent.glob("*-workers")]
+
+
+def test_b2_the_only_process_gets_its_messages_back_when_it_is_started_again(scene: Scene) -> None:
+    holding(scene, 8).kill()
+    heir = start(scene, "heir")
+    until_sync(lambda: len(begun(scene, "heir")) == 8, "it runs the messages", SOON_S)
+    end(heir)
+    assert scene.judge(Limits(lapses=False)).duplicates == 8
+
+
+def test_b1_l1_the_messages_of_a_process_that_stands_still_return_when_their_leases_end(scene: Scene) -> None:
+    victim = holding(scene, 8, lease_ms=SHORT_LEASE_MS)
+    heir = start(scene, "heir", lease_ms=SHORT_LEASE_MS)
+    victim.stop()
+    until_sync(lambda: len(begun(scene, "heir")) == 8, "the other process runs the messages", PATIENCE_S)
+    for older, newer in taken_over(scene):
+        assert newer.now_ms >= older.deadline_ms(newer.asked_ns)
+    victim.continue_()
+    until_sync(lambda: "leases were lost" in victim.errors, "the stopped process notices", PATIENCE_S)
+    assert RETURNED not in heir.errors
+    end(victim, heir)
+    assert scene.judge().duplicates <= 8
+
+
+@pytest.mark.parametrize("how", ["python", "c"])
+def test_b1_l1_a_child_that_outlives_a_killed_process(scene: Scene, how: str) -> None:
+    """Python closes the file in the child. If a library in C has forked it, the child keeps the lock."""
+    lease_ms = LONG_LEASE_MS if how == "python" else SHORT_LEASE_MS
+    burst = Burst(messages=8, spread_ms=0, special={7: f"fork:{how}".encode()})
+    victim = holding(scene, 8, burst=burst, lease_ms=lease_ms)
+    with child_of(victim):
+        heir = start(scene, "heir", lease_ms=lease_ms)
+        victim.kill()
+        until_sync(lambda: len(begun(scene, "heir")) == 8, "the other process runs the messages", SOON_S)
+        if how == "c":
+            assert RETURNED not in heir.errors
+            for older, newer in taken_over(scene):
+                assert newer.now_ms >= older.deadline_ms(newer.asked_ns)
+    end(heir)
+    assert scene.judge(Limits(lapses=False)).duplicates == 8
+
+
+def test_b1_a_process_that_lives_keeps_its_lock_when_its_child_ends(scene: Scene) -> None:
+    burst = Burst(messages=8, spread_ms=0, special={7: b"fork:c"})
+    victim = holding(scene, 8, burst=burst)
+    with child_of(victim):
+        pass
+    heir = start(scene, "heir")
+    scene.start("producer", burst=Burst(messages=1, prefix="last", spread_ms=0), until="produced").ended_well()
+    until_sync(lambda: begun(scene, "heir") == {"last-0"}, "the other process looks and works", PATIENCE_S)
+    victim.kill()
+    until_sync(lambda: len(begun(scene, "heir")) == 9, "the other process runs the messages", SOON_S)
+    end(heir)
+    assert scene.judge(Limits(lapses=False)).duplicates == 8
