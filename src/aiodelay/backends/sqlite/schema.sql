@@ -66,7 +66,7 @@ CREATE TABLE parked (
 -- Messages in flight. `token` contains the end of the lease. The store refuses settlements with an older token.
 CREATE TABLE leases (
     n INTEGER PRIMARY KEY, ns INTEGER NOT NULL, lane INTEGER NOT NULL, token INTEGER NOT NULL,
-    holder INTEGER  -- the number in the name of the file that the worker has locked; NULL if a version has no such file
+    holder INTEGER  -- the number in the name of the file that the worker has locked; NULL: only the lease ends the claim
 );
 CREATE INDEX leases_token ON leases (ns, token);
 

@@ -104,7 +104,7 @@ class WorkerLock:
                 os.rmdir(self._directory)
 
     def _drop(self) -> None:
-        """Erase the identity, and then close the file: nobody may take this process for one that has ended."""
+        """Erase the identity, and then close the file: nobody may believe that this process has ended."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             os.ftruncate(descriptor, 0)
