@@ -19,6 +19,8 @@ from tests.support.story import Lease
 from tests.support.waiting import until_sync
 
 LONG_LEASE_MS, SHORT_LEASE_MS = 59_000, 3_000
+RENEWALS = 6
+"""So many renewals take two leases."""
 SOON_S = 30.0
 """Long before a long lease ends."""
 ENDLESS_MS = 600_000
@@ -31,10 +33,11 @@ def start(scene: Scene, name: str, lease_ms: int = LONG_LEASE_MS, **settings: An
     return worker
 
 
-def leases(scene: Scene) -> int:
-    """Return the number of messages in flight."""
+def leases(scene: Scene) -> dict[str, int]:
+    """Return the tokens of all leases, by message id."""
+    query = "SELECT m.id, l.token FROM leases AS l JOIN messages AS m ON m.n = l.n"
     with closing(sqlite3.connect(scene.path)) as connection:
-        return int(connection.execute("SELECT count(*) FROM leases").fetchone()[0])
+        return dict(connection.execute(query).fetchall())
 
 
 def begun(scene: Scene, process: str) -> set[str]:
@@ -138,3 +141,32 @@ def test_b1_a_process_that_lives_keeps_its_lock_when_its_child_ends(scene: Scene
     until_sync(lambda: len(begun(scene, "heir")) == 9, "the other process runs the messages", SOON_S)
     end(heir)
     assert scene.judge(Limits(lapses=False)).duplicates == 8
+
+
+@pytest.mark.parametrize("way", ["block", "spin"])
+def test_l1_b1_a_process_whose_loop_is_blocked_keeps_what_it_runs_and_gives_back_the_rest(
+    scene: Scene, way: str
+) -> None:
+    times = {"lease_ms": SHORT_LEASE_MS, "run_ms": 0, "concurrency": 8}
+    burst = Burst(messages=20, spread_ms=0, special={0: way.encode()})
+    victim = start(scene, "victim", blocks=True, burst=burst, **times)
+    victim.line("blocking")
+    heir = start(scene, "heir", **times)
+    kept = begun(scene, "victim")
+    others = {f"m-{i}" for i in range(20)} - kept
+    assert others, "everything had begun, so nothing is tested"
+    until_sync(lambda: begun(scene, "heir") >= others, "the other process runs the rest", PATIENCE_S)
+    until_sync(lambda: leases(scene).keys() <= kept, "the other process has settled the rest", PATIENCE_S)
+    tokens: dict[str, set[int]] = {each: set() for each in leases(scene)}
+    assert "m-0" in tokens
+
+    def is_renewed() -> bool:
+        for each, token in leases(scene).items():
+            tokens[each].add(token)
+        return all(len(each) > RENEWALS for each in tokens.values())
+
+    until_sync(is_renewed, "the leases are renewed while the loop is blocked", PATIENCE_S)
+    victim.tell("go")
+    end(victim, heir)
+    assert begun(scene, "heir") == others
+    assert scene.judge(Limits(lapses=False)).duplicates == 0

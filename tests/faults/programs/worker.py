@@ -146,7 +146,7 @@ class Handling:
             self._history.write(h.RunEnded(delivery_id=context.delivery_id, attempt=context.attempt, result=result))
 
     async def _do(self, context: Context) -> None:
-        """`die`, `die:<ms>`; `fail:<times>`; `block`, `spin`, `hog:<ms>`; `fork:<how>`; `sleep:<ms>`; others as planned."""
+        """Do one of `die:<ms>`, `fail:<times>`, `block`, `spin`, `hog:<ms>`, `fork:<how>`, `sleep:<ms>`."""
         what, _, number = context.headers.get("do", b"").decode().partition(":")
         if what == "die":
             await asyncio.sleep(int(number or 0) / 1000)
