@@ -152,6 +152,7 @@ async def test_a_file_of_an_older_version_gets_the_columns_it_lacks(tmp_path: Pa
         await store.apply([put()])
     with closing(sqlite3.connect(path)) as connection:
         drops = [f"ALTER TABLE messages DROP COLUMN {name}" for name in LATER_COLUMNS]
+        drops.append("ALTER TABLE leases DROP COLUMN holder")
         connection.executescript(";".join(["DROP TRIGGER schedule_insert", *drops]))
     scan = Scan(table="messages", columns=("id", "last_error"))
     store = SqliteStore(path)

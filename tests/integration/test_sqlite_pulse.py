@@ -14,11 +14,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from aiodelay.backends.sqlite.work import SqliteWork
+from aiodelay.backends.sqlite.writer import Writer
 from aiodelay.core.ids import new_id, new_op
 from aiodelay.core.pulse import PULSE_MS, QUIET_MS
 from aiodelay.core.transitions import token_counter, token_for
@@ -110,6 +112,19 @@ async def test_b2_the_messages_of_a_process_that_has_ended_return_at_the_next_lo
         assert [(each.record.id, each.record.lapses) for each in again] == [("m0", 1), ("m1", 1), ("m2", 1)]
 
 
+async def test_b2_the_messages_that_return_wake_the_worker_that_has_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Writer, "look_around", lambda _: None)  # writes of other processes wake nobody
+    async with stage(tmp_path) as there:
+        await there.put(1)
+        await there.claim()
+        there.end()
+        there.other.clear()
+        await there.look()
+        await until(lambda: there.other.wakeup.is_set, "the worker is awake")
+
+
 async def test_b1_two_workers_of_a_process_have_locks_of_their_own(tmp_path: Path) -> None:
     async with stage(tmp_path) as there:
         await there.put(1)
@@ -177,32 +192,31 @@ async def test_b1_a_file_that_is_put_back_proves_nothing_after_the_worker_has_lo
         assert await there.settle(claim) is SettleOutcome.SETTLED
 
 
-async def test_b1_a_file_proves_nothing_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another worker looks at each step of a worker that takes its lock."""
+@pytest.mark.parametrize("call", [os.mkdir, os.open, os.chmod, fcntl.flock, os.write], ids=lambda call: call.__name__)
+async def test_b1_a_file_proves_nothing_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]
+) -> None:
+    """Another worker looks after one of the calls by which a worker takes its lock."""
     async with stage(tmp_path) as there:
         await there.put(1)
         [claim] = await there.claim()
         there.file(there.work).unlink()
-        thread, calls = threading.get_ident(), [os.open, os.chmod, os.write, fcntl.flock]
-        looks: list[int] = []
+        thread, looks = threading.get_ident(), 0
 
-        def then_look(call: Callable[..., object]) -> Callable[..., object]:
-            def called(*arguments: object) -> object:
-                answer = call(*arguments)
+        def then_look(*arguments: Any) -> Any:  # noqa: ANN401 - those of any call
+            nonlocal looks
+            try:
+                return call(*arguments)
+            finally:
                 if threading.get_ident() == thread and not looks:
-                    looks.append(1)
+                    looks += 1
                     there.other.pulse._look_at_others(2**60)
-                    looks.clear()
-                return answer
 
-            return called
-
-        # The step runs in this thread, and so do the looks. The other worker's writer has a thread of its own.
-        for call in calls:
-            monkeypatch.setattr(fcntl if call is fcntl.flock else os, call.__name__, then_look(call))
-        there.work.pulse.step([claim.token])
+        monkeypatch.setattr(fcntl if call is fcntl.flock else os, call.__name__, then_look)
+        there.work.pulse.step([claim.token])  # in this thread
         monkeypatch.undo()
-        await there.keep(claim.token)
+        assert looks
+        assert there.file(there.work).exists(), "if the other worker has deleted the file, there is a new one"
         assert await there.settle(claim) is SettleOutcome.SETTLED
 
 
@@ -275,8 +289,11 @@ async def test_b1_a_forked_child_drops_no_lock_of_its_parent(tmp_path: Path) -> 
                 os.open(ours, os.O_RDWR)
             there.work.pulse.leave()
 
+        def collect() -> None:
+            gc.collect()
+
         forked(leave)
-        forked(gc.collect)
+        forked(collect)
         await there.look()
         assert ours.read_text() == "ours"
         assert await there.settle(claim) is SettleOutcome.SETTLED
@@ -294,7 +311,7 @@ async def test_b1_all_messages_return_in_their_order_and_few_in_a_transaction(
         sizes: list[int] = []
         write_apart = there.other.pulse._write_apart
 
-        def counted(run: Callable[..., int], **options: bool) -> int:
+        def counted(run: Callable[..., int], **options: Any) -> int:  # noqa: ANN401 - those of any transaction
             sizes.append(write_apart(run, **options))
             return sizes[-1]
 

@@ -125,7 +125,7 @@ class WorkerLock:
         os.chmod(descriptor, mode)
         if _lock(descriptor) and self._excludes():
             os.write(descriptor, _identity(os.fstat(descriptor)))
-            return self._is_there(descriptor)
+            return True
         self._drop()
         with suppress(FileNotFoundError):
             os.unlink(self._path)
