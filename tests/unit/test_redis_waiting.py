@@ -71,12 +71,31 @@ async def test_l2_once_nobody_moves_a_lane_what_comes_due_in_it_is_claimed() -> 
     assert await stage.woken_by(lambda: stage.waiters.come_due({MOVED: 0})) == {CLAIMED}
 
 
-async def test_l2_what_comes_between_two_waits_ends_the_second_however_late_it_is_due() -> None:
+@pytest.mark.parametrize(
+    ("dues_ms", "until_ms", "ends"),
+    [
+        ([UNTIL_MS - 1], UNTIL_MS, True),
+        ([UNTIL_MS - 1, 100 * UNTIL_MS], UNTIL_MS, True),
+        ([UNTIL_MS], UNTIL_MS, False),
+        ([100 * UNTIL_MS], None, True),
+    ],
+)
+async def test_l2_a_message_between_two_waits_ends_the_second_if_it_is_due_before_its_end(
+    dues_ms: list[int], until_ms: int | None, ends: bool
+) -> None:
     stage = Stage()
     await stage.woken_by(lambda: None)
     stage.claiming.clear()
-    stage.waiters.come_due({CLAIMED: 100 * UNTIL_MS})
-    assert await stage.claiming.wait(0.02, UNTIL_MS)
+    for due_ms in dues_ms:
+        stage.waiters.come_due({CLAIMED: due_ms})
+    assert await stage.claiming.wait(0.02, until_ms) is ends
+
+
+async def test_l2_a_message_from_before_the_claim_does_not_end_the_wait_after_it() -> None:
+    stage = Stage()
+    stage.waiters.come_due({CLAIMED: 0})
+    stage.claiming.clear()
+    assert not await stage.claiming.wait(0.02, UNTIL_MS)
 
 
 async def test_first_dues_are_those_of_the_lane_put_to_and_of_any_where_the_lane_is_not_known() -> None:

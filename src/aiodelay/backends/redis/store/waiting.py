@@ -22,13 +22,14 @@ class Waiter:
     A loop waits for the next due time that it knows of. A message that it hears of meanwhile ends the wait if the
     message is due before this time, or if the loop knows of no due time. Any other message does not end the wait.
 
-    Race: a message may be written after the loop's claim and before its wait. So a message that arrives outside a wait
-    ends the next wait, whatever its due time.
+    Race: a message may be written after the loop's claim and before its wait. So the loop remembers the earliest of
+    these messages, and compares it with the due time that the claim returned.
     """
 
     def __init__(self) -> None:
         self._wakeup = WakeUp()
-        self._until_ms = math.inf  # The loop is not in a wait: every signal counts.
+        self._until_ms: float | None = None  # None: the loop is not in a wait.
+        self._heard_ms = math.inf  # The earliest due time of the messages outside a wait.
 
     async def wait(self, seconds: float, until_ms: int | None) -> bool:
         """Wait for a wake-up. Return True after a wake-up, or False after `seconds`.
@@ -39,17 +40,18 @@ class Waiter:
                 knows of no due time.
         """
         self._until_ms = math.inf if until_ms is None else until_ms
+        if self._heard_ms < self._until_ms:
+            self._wakeup.set()
         try:
             return await self._wakeup.wait(seconds)
         finally:
-            self._until_ms = math.inf
+            self._until_ms = None
 
     def comes_due(self, due_ms: int) -> None:
-        """Tell the loop of a message that is due at `due_ms`.
-
-        The message may end the current wait of the loop. If the loop is not in a wait, the message ends its next wait.
-        """
-        if due_ms < self._until_ms:
+        """Tell the loop of a message that is due at `due_ms`. It may end the current or the next wait of the loop."""
+        if self._until_ms is None:
+            self._heard_ms = min(self._heard_ms, due_ms)
+        elif due_ms < self._until_ms:
             self._wakeup.set()
 
     def wake(self) -> None:
@@ -59,6 +61,7 @@ class Waiter:
     def clear(self) -> None:
         """Forget all earlier signals."""
         self._wakeup.clear()
+        self._heard_ms = math.inf
 
 
 class Waiters:
