@@ -196,6 +196,60 @@ async def test_l2_it_sleeps_until_the_next_is_due_and_looks_only_now_and_then_me
     assert stage.began == [(HOUR_S * 1000, "in an hour")]
 
 
+async def test_l2_a_run_that_ends_asks_for_nothing_if_the_last_claim_left_nothing(clock: VirtualClock) -> None:
+    stage = Stage(clock, takes_s=1)
+    async with stage.scheduler:
+        await asyncio.sleep(1)
+        await stage.put("a", after_s=0.5)
+        await asyncio.sleep(0.6)
+        since_ms = stage.now_ms
+        await asyncio.sleep(2)
+        assert stage.ids == ["a"]
+        assert stage.in_flight == 0
+        assert stage.claimed_at(since_ms) == []
+
+
+async def test_l2_a_run_that_ends_during_a_claim_for_others_makes_room_for_the_next(clock: VirtualClock) -> None:
+    stage = Stage(clock, concurrency=1, takes_s=1)
+
+    @stage.scheduler.handler(name="other")
+    async def other(payload: bytes) -> None: ...
+
+    async with stage.scheduler:
+        await asyncio.sleep(1)
+        await stage.put("a")
+        await asyncio.sleep(0.1)
+        stage.store.inject("late_reply", "claim", times=1, lasting="1.5s")
+        asked_ms = stage.now_ms
+        await stage.put("b")
+        await asyncio.sleep(2)
+        assert stage.began[1] == (asked_ms + 1_500, "b")
+
+
+async def test_l5_suspects_are_claimed_as_soon_as_what_has_lapsed_once_has_ended(clock: VirtualClock) -> None:
+    stage = Stage(clock, takes_s=0.5)
+    await put_lapsed(stage, lapsed=1)
+    async with stage.scheduler:
+        await asyncio.sleep(0)
+        begins_ms = stage.now_ms
+        await asyncio.sleep(0.1)
+        await put_lapsed(stage, suspect=2)
+        await asyncio.sleep(1)
+    assert stage.began == [(begins_ms, "lapsed"), (begins_ms + 500, "suspect")]
+
+
+async def test_l5_the_next_suspect_is_claimed_as_soon_as_the_last_has_ended(clock: VirtualClock) -> None:
+    stage = Stage(clock, takes_s=0.5)
+    now = stage.store.memory.now_ms()
+    killers = [Record(Envelope(each, LANE), 1, now, NO_OP, lapses=2, kills=1) for each in ("a", "b")]
+    await stage.store.memory.put_back([PutBack(record, now) for record in killers])
+    async with stage.scheduler:
+        await asyncio.sleep(0)
+        begins_ms = stage.now_ms
+        await asyncio.sleep(2)
+    assert stage.began == [(begins_ms, "a"), (begins_ms + 500, "b")]
+
+
 async def test_nothing_is_asked_while_nothing_is_wanted(clock: VirtualClock) -> None:
     stage = Stage(clock, concurrency=1, takes_s=600)
     await stage.put("long", "next")

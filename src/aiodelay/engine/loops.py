@@ -87,7 +87,7 @@ class Loops:
         self._subscriptions = subscriptions
         self._sources: dict[Subscriber, tuple[SourceLoop, asyncio.Task[None]]] = {}
         self._pauses = 0
-        self._lag = LoopLag(LAG_LIMIT_S, lambda: any(map(len, self._books())), self.freed)
+        self._lag = LoopLag(LAG_LIMIT_S, lambda: any(map(len, self._books())), self.resumed)
         self._heartbeat = Heartbeat(work, interval_s=options.lease_ms / 3000)
         self._pulse = work.pulse if isinstance(work, Pulsing) else None
         self.book: LeaseBook = LeaseBook(
@@ -155,11 +155,19 @@ class Loops:
             yield
         finally:
             self._pauses -= 1
-            self.freed()
+            self.resumed()
 
     def freed(self) -> None:
-        """Try to claim again: demand may have grown, or a claim has ended."""
+        """Claim again if there may be more to claim: demand may have grown, or a claim has ended."""
+        self._dispatcher.freed()
+        self._wake_sources()
+
+    def resumed(self) -> None:
+        """Claim again: something that prevented claims has ended."""
         self._work.wake()
+        self._wake_sources()
+
+    def _wake_sources(self) -> None:
         for loop, _ in self._sources.values():
             loop.wake()
         self._on_change()
@@ -187,7 +195,7 @@ class Loops:
     def _resumed(self) -> None:
         """Record the claims of a time without a pulse under the present incarnation, and claim again."""
         self.book.renew_all()
-        self.freed()
+        self.resumed()
 
     def _refused(self) -> None:
         """Take a new incarnation after others may have declared this process dead.
@@ -202,7 +210,7 @@ class Loops:
         self._give_back()
         self.book.renew_all()
         self._pulse.restart()
-        self.freed()
+        self.resumed()
 
     # --- sources ------------------------------------------------------------------------------------------
 
@@ -211,7 +219,7 @@ class Loops:
         options = self._options
         if options.observer is not None:
             feed = options.observer.feed(feed, subscription.lane)
-        turns = self._turns[subscription.lane] = Turns(self.freed)
+        turns = self._turns[subscription.lane] = Turns(self.resumed)
         loop = SourceLoop(
             feed,
             subscription,

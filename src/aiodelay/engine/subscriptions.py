@@ -141,7 +141,7 @@ class Subscriptions:
             feed = self._sources[name].feed(address, consumer, self._store.put_back, self._store.now_ms)
             with self._options.apart():
                 self._loops.add_source(subscription, feed)
-        self._loops.freed()
+        self._loops.resumed()
 
     def add_sink(self, sink: Sink) -> None:
         """Start serving a sink: by transfer if the store can move messages into the sink, else by sending."""
@@ -168,6 +168,7 @@ class Subscriptions:
             observer=self._options.observer,
             hooks=self._hooks,
         )
+        self._loops.resumed()
 
     def set_concurrency(self, lane: Lane, concurrency: int) -> None:
         """Change a handler's concurrency."""

@@ -128,6 +128,7 @@ class Dispatcher:
         self._lease_ms, self._may_claim, self._max_lapses = lease_ms, may_claim, max_lapses
         self._turns, self._give_back = turns, give_back
         self._is_draining = self._is_claiming = self._has_tried = False
+        self._has_left = True  # whether the last claim may have left due messages that this process now may claim
         self._lanes: dict[Lane, Subscription] = {}
 
     def drain(self) -> None:
@@ -139,6 +140,11 @@ class Dispatcher:
         for subscription in self._subscriptions.values():
             subscription.drain()
         self._work.wake()
+
+    def freed(self) -> None:
+        """Claim again if the last claim may have left due messages. If a claim is under way, claim again after it."""
+        if self._has_left:
+            self._work.wake()
 
     async def run(self) -> None:
         """Dispatch until drained. No error of the store ends the loop."""
@@ -155,6 +161,7 @@ class Dispatcher:
                 backoff.succeeded(log, "claiming")
 
     async def _claim_and_sleep(self) -> None:
+        self._has_left = True  # before the claim: the room of a run that ends during the claim is not in its demand
         demand = self._demand()
         until_ms = None
         if demand:
@@ -169,6 +176,8 @@ class Dispatcher:
                     return  # claim again at once, while these messages run
             elif had_tried and not self._has_tried:
                 return  # no message is due except suspects: claim again, without the limit on lapses
+            is_limited = any(each.max_lapses < MAX_LAPSES for each in demand.values())
+            self._has_left = is_limited or len(demand) < len(self._subscriptions)
         if not self._is_draining:
             await self._work.wait(until_ms=until_ms)
 
