@@ -33,6 +33,9 @@ from .waiting import Waiters
 
 __all__ = ["Base"]
 
+WAY_S = 0.0003
+"""The least time from the end of a wait until the server runs the script that is then sent."""
+
 
 class _ServerTime:
     """An estimate of the server's time that needs no call to the server.
@@ -271,10 +274,14 @@ class Base:
         """Return the time that scripts use, in epoch ms. None = the server's time."""
         return None if self._clock is None else self._clock.now_ms()
 
-    def seconds_until(self, at_ms: int) -> float:
-        """Return the seconds until an instant of the store's time. The result is negative after that instant."""
+    def seconds_until_asking(self, at_ms: int) -> float:
+        """Return the seconds until a script should be sent that runs at an instant of the store's time, or just after.
+
+        The result is negative after that instant. If the script runs too early nevertheless, it finds no message that
+        is due: the server's clock decides.
+        """
         if self._clock is not None:
             return self._clock.seconds_until(at_ms)
         opened = self._checked()
         assert opened.time is not None
-        return (at_ms - opened.time.now_ms()) / 1000
+        return (at_ms - opened.time.now_ms()) / 1000 - WAY_S

@@ -238,7 +238,7 @@ class _Transfer:
         while True:
             seconds = self._looked_s + poll_s - loop.time()
             if until_ms is not None:
-                seconds = min(seconds, self._store.seconds_until(until_ms))
+                seconds = min(seconds, self._store.seconds_until_asking(until_ms))
             if await self.waiter.wait(seconds, until_ms) or seconds <= 0:
                 return
 

@@ -188,7 +188,7 @@ class RedisWork:
         """
         while True:
             poll_s = self._store.traits.safety_poll_ms / 1000 * random.uniform(0.85, 0.97)
-            until_s = poll_s if until_ms is None else self._store.seconds_until(until_ms)
+            until_s = poll_s if until_ms is None else self._store.seconds_until_asking(until_ms)
             if await self.waiter.wait(min(poll_s, until_s), until_ms) or until_s < poll_s or await self._has_changed():
                 return
 
