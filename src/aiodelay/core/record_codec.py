@@ -179,10 +179,18 @@ def _written_trace(trace: Mapping[str, str]) -> bytes | dict[str, str]:
 def _read_trace(written: bytes | dict[str, str]) -> Mapping[str, str]:
     if isinstance(written, dict):
         return written or NO_TRACE
-    if len(written) != _TRACEPARENT_BYTES:
-        raise ValueError(f"a trace context has {len(written)} bytes, not {_TRACEPARENT_BYTES}")
-    text = written.hex()
-    return {"traceparent": f"00-{text[:32]}-{text[32:48]}-{text[48:]}"}
+    known, trace = _last_traceparent[0]
+    if written != known:
+        if len(written) != _TRACEPARENT_BYTES:
+            raise ValueError(f"a trace context has {len(written)} bytes, not {_TRACEPARENT_BYTES}")
+        text = written.hex()
+        trace = {"traceparent": f"00-{text[:32]}-{text[32:48]}-{text[48:]}"}
+        _last_traceparent[0] = written, trace
+    return trace
+
+
+_last_traceparent: list[tuple[bytes, Mapping[str, str]]] = [(b"", NO_TRACE)]
+"""The trace context that was read last. Messages that were scheduled together have the same one."""
 
 
 def _flags(record: Record) -> int:
