@@ -1,5 +1,6 @@
 """The old import path of `aiodelay.core.transitions`, kept for existing programs."""
 
+from aiodelay.core.conflicts import outdated, put_verdict
 from aiodelay.core.transitions import (
     DEAD_LEASES,
     KILLS_TO_DEATH,
@@ -35,9 +36,7 @@ from aiodelay.core.transitions import (
     next_revision,
     occurrence_id,
     occurrence_of,
-    outdated,
     put_due_of,
-    put_verdict,
     rearmed,
     record_of,
     redriven,

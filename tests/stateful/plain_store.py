@@ -5,9 +5,12 @@ Each method is told what a store answered, checks it, and does the same here. Wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+
+from msgspec import structs
 
 from aiodelay.core.values import (
     Again,
@@ -64,6 +67,7 @@ class Message:
     is_cancelled: bool = False
     live: list[int] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    burst_ms: int | None = None
     token: int | None = None
     lease_ends_ms: int = 0
     was_alone: bool = False
@@ -107,6 +111,7 @@ class Message:
         assert record.last_error == (self.errors[-1] if self.errors else None)
         told = [error for error, _ in groupby(self.errors)]
         assert list(record.earlier_errors) == told[:-1][-4:]
+        assert record.debounced_ms == self.burst_ms, (record, self)
         assert record.late is self.late
         if self.late is not LateAction.DELIVER:
             assert record.expires_ms == self.due_ms + self.limit_ms
@@ -191,11 +196,36 @@ class PlainStore:
             assert outcome == Refused("duplicate")
             return
         assert isinstance(outcome, Stored)
+        due_ms = max(put.due.ms, 0) if isinstance(put.due, At) else now + put.due.ms
+        if old is not None and old.token is None and mode in ("earlier", "later"):
+            if (due_ms >= old.due_ms) if mode == "earlier" else (due_ms <= old.due_ms):
+                assert outcome == Stored("kept", old.revision, old.due_ms)
+                return
+        window_ms, window_began = put.conflict.window_ms, None
+        if window_ms is not None:
+            window_began = self._window_began(put.id, old, window_ms, now, outcome)
+            if window_began is not None and mode == "throttle":
+                answer = "kept" if old is None or old.token is None else "in_flight"
+                kept = (0, window_began) if old is None else (old.revision, old.due_ms)
+                assert outcome == Stored(answer, *kept)  # type: ignore[arg-type]
+                return
         changes_rule = old is not None and old.recurs and put.envelope.rule not in (None, old.envelope.rule)
         if old is not None and mode == "keep" and not changes_rule:
             assert outcome == Stored("kept" if old.token is None else "in_flight", old.revision, old.due_ms)
             return
-        due_ms = max(put.due.ms, 0) if isinstance(put.due, At) else now + put.due.ms
+        is_untouched = old is not None and old.token is None and old.attempt == old.lapses == 0
+        burst_ms, version = None, put.conflict.version
+        if mode == "debounce":
+            assert put.conflict.quiet_ms is not None
+            burst_ms = old.burst_ms if old is not None and is_untouched and old.burst_ms is not None else now
+            ends_ms = math.inf if put.conflict.max_wait_ms is None else burst_ms + put.conflict.max_wait_ms
+            due_ms = int(min(now + put.conflict.quiet_ms, ends_ms))
+        elif window_ms is not None:
+            version = now if window_began is None else window_began
+            if window_began is not None and old is not None and is_untouched:
+                due_ms = old.due_ms
+            elif window_began is not None:
+                due_ms = version = window_began + window_ms
         assert (outcome.answer, outcome.due_ms) == ("stored" if old is None else "replaced", due_ms)
         last = old.revision if old is not None else self._ended.get(put.id, (0, 0))[1]
         assert outcome.revision >= max(now, last + 1)
@@ -208,8 +238,27 @@ class PlainStore:
         late = put.late
         limit = late.after_ms
         self.messages[put.id] = Message(
-            put.envelope, outcome.revision, due_ms, due_ms, late.action, limit, self._orders
+            structs.replace(put.envelope, version=version),
+            outcome.revision,
+            due_ms,
+            due_ms,
+            late.action,
+            limit,
+            self._orders,
+            burst_ms=burst_ms,
         )
+
+    def _window_began(
+        self, message_id: str, old: Message | None, window_ms: int, now: int, outcome: Stored
+    ) -> int | None:
+        """Return when the present window of an id began; None if no window is under way."""
+        versions = [-1 if old is None or old.envelope.version is None else old.envelope.version]
+        versions.append(self._tombstones.get(message_id, (0, -1))[1])
+        faded = self._faded.get(message_id, -1)
+        began = max(versions)
+        if faded > began and outcome.due_ms in (faded, faded + window_ms):
+            began = faded
+        return began if began >= 0 and now - window_ms < began <= now + window_ms else None
 
     def _cancel(self, command: Cancel, outcome: Outcome, now: int) -> None:
         message = self.messages.get(command.id)
@@ -409,6 +458,7 @@ class PlainStore:
             is_cancelled=message.is_cancelled,
             live=list(message.live),
             errors=errors,
+            burst_ms=message.burst_ms,
         )
 
     @staticmethod

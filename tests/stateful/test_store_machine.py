@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from aiodelay.core.conflicts import TIMED
 from aiodelay.core.transitions import token_counter, token_for
 from aiodelay.core.values import (
     MAX_LAPSES,
@@ -91,7 +92,19 @@ wishes = st.builds(
     due=dues,
     conflict=st.sampled_from([Conflict.replace(), Conflict.replace(), Conflict.keep(), Conflict.error()])
     | st.builds(Conflict.newer, st.integers(0, 3))
-    | st.builds(Conflict.if_revision, st.integers(0, 1)),
+    | st.builds(Conflict.if_revision, st.integers(0, 1))
+    | st.sampled_from(
+        [
+            Conflict.earlier(),
+            Conflict.later(),
+            Conflict.debounce("1s"),
+            Conflict.debounce("1s", "1500ms"),
+            Conflict.debounce("10s", "1m"),
+            Conflict.throttle("1s"),
+            Conflict.throttle("1m"),
+            Conflict.throttle("1m", last=True),
+        ]
+    ),
     late=st.sampled_from([Late.deliver(), Late.deliver(), Late.drop("5s"), Late.dead_letter("5s")]),
     rule=st.sampled_from([None, {"e": MINUTE_MS}, None, {"e": 1000}]),
     payload=st.sampled_from([b"", b"1", b"2\xff"]),
@@ -184,9 +197,11 @@ class StoreMachine(RuleBasedStateMachine):
         conflict, late, rule = wish.conflict, wish.late, wish.rule
         if conflict.revision is not None:
             conflict = Conflict.if_revision(self.revision(wish.id) + conflict.revision)
+        due = self.due(wish.due) if conflict.quiet_ms is None else After(conflict.quiet_ms)
+        rule = None if conflict.mode in TIMED else rule
         envelope = Envelope(wish.id, wish.lane, wish.address, payload=wish.payload, version=conflict.version, rule=rule)
         source = None if wish.position is None else SourcePosition("source", *wish.position)
-        self.send(Put(self.op(), envelope, self.due(wish.due), conflict, late), source)
+        self.send(Put(self.op(), envelope, due, conflict, late), source)
 
     @rule(pick=picks, kind=changes, due=dues)
     def change(self, pick: int, kind: str, due: After | int) -> None:

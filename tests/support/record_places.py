@@ -71,6 +71,7 @@ FULL = Record(
     earlier_errors=("earlier",),
     traceback="Traceback",
     put_due_ms=DUE_MS - 30_000,
+    debounced_ms=DUE_MS - 60_000,
 )
 """A record in which no field has its default."""
 

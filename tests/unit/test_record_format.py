@@ -244,6 +244,7 @@ records = st.builds(
     last_error=st.none() | texts,
     earlier_errors=st.lists(texts, max_size=4).map(tuple),
     put_due_ms=st.none() | u48,
+    debounced_ms=st.none() | u48,
     traceback=st.none() | texts,
 )
 

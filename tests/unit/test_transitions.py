@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from aiodelay.core import transitions as t
+from aiodelay.core.conflicts import Verdict, put_verdict
 from aiodelay.core.values import (
     MAX_LEASE_MS,
     After,
@@ -32,6 +33,14 @@ RULE: Mapping[str, str | int] = {"e": 60_000}
 
 times = st.integers(t.TOKEN_EPOCH_MS, t.TOKEN_EPOCH_MS + 69 * 365 * 86_400_000)
 ids = st.text(min_size=1, max_size=20)
+
+
+def verdict_of(
+    conflict: Conflict, rule: object, current: Record | None, *, in_flight: bool, ended_version: int | None
+) -> Verdict | Refused:
+    return put_verdict(
+        conflict, rule, current, in_flight=in_flight, ended_version=ended_version, due_ms=NOW, now_ms=NOW
+    )
 
 
 def record(**state: object) -> Record:
@@ -148,8 +157,8 @@ def test_record_of_a_put(late: Late, expires_ms: int, action: LateAction) -> Non
 )
 def test_put_verdict_on_a_stored_message(mode: str, in_flight: bool, verdict: object) -> None:
     current, conflict = record(), Conflict(mode)  # type: ignore[arg-type]
-    assert t.put_verdict(conflict, None, current, in_flight=in_flight, ended_version=None) == verdict
-    assert t.put_verdict(conflict, None, None, in_flight=False, ended_version=None) == "stored"
+    assert verdict_of(conflict, None, current, in_flight=in_flight, ended_version=None) == verdict
+    assert verdict_of(conflict, None, None, in_flight=False, ended_version=None) == "stored"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +167,7 @@ def test_put_verdict_on_a_stored_message(mode: str, in_flight: bool, verdict: ob
 )
 def test_keep_gives_way_only_to_another_rule(old: Mapping[str, str | int], new: object, verdict: str) -> None:
     current = record(rule=old)
-    assert t.put_verdict(Conflict.keep(), new, current, in_flight=False, ended_version=None) == verdict
+    assert verdict_of(Conflict.keep(), new, current, in_flight=False, ended_version=None) == verdict
 
 
 @pytest.mark.parametrize(
@@ -174,7 +183,7 @@ def test_keep_gives_way_only_to_another_rule(old: Mapping[str, str | int], new: 
 )
 def test_if_revision_compares_with_what_stands(current: Record | None, verdict: object) -> None:
     conflict = Conflict.if_revision(NOW)
-    assert t.put_verdict(conflict, None, current, in_flight=False, ended_version=None) == verdict
+    assert verdict_of(conflict, None, current, in_flight=False, ended_version=None) == verdict
 
 
 @pytest.mark.parametrize("stored", [None, 3, 7])
@@ -184,7 +193,7 @@ def test_newer_compares_with_all_that_is_known(stored: int | None, ended: int | 
     current = record(version=stored) if is_there else None
     known = max((v for v in (stored if is_there else None, ended) if v is not None), default=-1)
     for version in range(10):
-        verdict = t.put_verdict(Conflict.newer(version), None, current, in_flight=False, ended_version=ended)
+        verdict = verdict_of(Conflict.newer(version), None, current, in_flight=False, ended_version=ended)
         if version > known:
             assert verdict == ("replaced" if is_there else "stored")
         else:

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from anyio import to_thread
 from cyclopts import Parameter
@@ -26,6 +26,7 @@ from aiodelay import (
     ScheduleOutcome,
     Scheduler,
 )
+from aiodelay.core.conflict_text import read_conflict
 from aiodelay.errors import ConfigurationError, cut, shortened
 from aiodelay.operations.json_shapes import read_message, read_rule, read_time, scheduled_shape
 
@@ -52,7 +53,7 @@ async def schedule(
     key: str | None = None,
     header: Annotated[list[str] | None, Parameter(negative="")] = None,
     payload_file: Path | None = None,
-    conflict: Literal["replace", "keep", "error"] = "replace",
+    conflict: str = "replace",
     newer: int | None = None,
     drop_after: str | None = None,
     dead_letter_after: str | None = None,
@@ -76,7 +77,9 @@ async def schedule(
         key: The key of the message, for sinks that use keys.
         header: A header to deliver with the message, as NAME=VALUE. May be repeated.
         payload_file: A file that holds the payload, instead of PAYLOAD.
-        conflict: The rule if a pending message has the id already: replace it, keep it, or fail.
+        conflict: The rule if a pending message has the id already: replace it, keep it, or fail (error). earlier,
+            later: replace it only if that moves its due time so. debounce:5s, debounce:5s:1m: the quiet time and the
+            longest wait. throttle:1h, throttle:1h:last: the window, and whether its last message is delivered too.
         newer: The version of the message. The message replaces only an older version. It is refused if the same or a
             newer version is pending, or has ended within the last 24 h.
         drop_after: Drop the message if its lateness would exceed this duration.
@@ -101,7 +104,7 @@ async def schedule(
         to=to,
         key=None if key is None else os.fsencode(key),
         headers=_headers(header or []),
-        conflict=_conflict(conflict) if newer is None else Conflict.newer(newer),
+        conflict=read_conflict(conflict) if newer is None else Conflict.newer(newer),
         late=_late(drop_after, dead_letter_after),
     )
     async with place.opened(sink or (), may_create=True) as scheduler:
@@ -150,10 +153,6 @@ def _headers(given: list[str]) -> dict[str, bytes]:
             raise HeaderError("header", f"{shortened(name)}, which is given twice", "each name once")
         headers[name] = os.fsencode(value)
     return headers
-
-
-def _conflict(mode: str) -> Conflict:
-    return {"replace": Conflict.replace(), "keep": Conflict.keep(), "error": Conflict.error()}[mode]
 
 
 def _late(drop_after: str | None, dead_letter_after: str | None) -> Late:

@@ -68,6 +68,7 @@ class _Body(msgspec.Struct, omit_defaults=True, gc=False):
     j: tuple[str, ...] = ()
     b: str | None = None
     d: int | None = None
+    w: int | None = None
 
 
 _read_body = msgspec.msgpack.Decoder(_Body).decode
@@ -102,6 +103,7 @@ def encode_record(record: Record, lane_number: int) -> bytes:
         earlier_errors=record.earlier_errors,
         traceback=record.traceback,
         put_due_ms=record.put_due_ms,
+        debounced_ms=record.debounced_ms,
     )
     return prefix + version + body
 
@@ -115,6 +117,7 @@ def encode_body(
     earlier_errors: tuple[str, ...] = (),
     traceback: str | None = None,
     put_due_ms: int | None = None,
+    debounced_ms: int | None = None,
 ) -> bytes:
     """Write only the body of a record: the MessagePack map, without the prefix."""
     body = _Body(
@@ -132,6 +135,7 @@ def encode_body(
         j=storable_texts(earlier_errors) if earlier_errors else (),
         b=storable_text(traceback),
         d=put_due_ms,
+        w=debounced_ms,
     )
     return _body_encoder.encode(body)
 
@@ -261,6 +265,7 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
         body.j,
         body.b,
         body.d,
+        body.w,
     )
 
 

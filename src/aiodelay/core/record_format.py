@@ -331,6 +331,15 @@ FIELDS: tuple[Field, ...] = (
         header="aiodelay-put-due-ms",
         json=("delivery_id",),
     ),
+    Field(
+        path="debounced_ms",
+        type="int | None",
+        meaning="of a debounced message: epoch ms of the first call of its burst",
+        body="w",
+        column=Column("debounced_ms", "INTEGER"),
+        header="aiodelay-debounced-ms",
+        json=("debounced_since",),
+    ),
 )
 """First the numbers of the prefix in the order of their bytes, then the keys of the body in their written order."""
 

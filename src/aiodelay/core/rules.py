@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from aiodelay.errors import RecordFormatError
 
 from . import transitions as t
+from .conflicts import VERSIONED, Verdict, put_verdict, timed
 from .table import Answers, Row, Table
 from .values import (
     RETRY_WINDOW_MS,
@@ -89,20 +90,26 @@ class Rules(Generic[R]):
 
     def put(self, put: Put, row: R | None, now: int) -> Outcome:
         """Carry out a put."""
-        table, message_id = self.table, put.id
-        verdict = t.put_verdict(
-            put.conflict,
+        table, message_id, conflict = self.table, put.id, put.conflict
+        current, in_flight = None if row is None else row.record, row is not None and row.token != 0
+        ended_version = table.answers.ended_version(message_id, now) if conflict.mode in VERSIONED else None
+        due_ms = t.due_of(put.due, now)
+        verdict = put_verdict(
+            conflict,
             put.envelope.rule,
-            None if row is None else row.record,
-            in_flight=row is not None and row.token != 0,
-            ended_version=table.answers.ended_version(message_id, now) if put.conflict.mode == "newer" else None,
+            current,
+            in_flight=in_flight,
+            ended_version=ended_version,
+            due_ms=due_ms,
+            now_ms=now,
         )
         if isinstance(verdict, Refused):
             return verdict
-        if row is not None and verdict in ("kept", "in_flight"):
-            return Stored(verdict, row.record.revision, row.record.due_ms)
+        if verdict in ("kept", "in_flight"):
+            return _kept(verdict, current, ended_version)
         last = table.answers.last_revision(message_id, now) if row is None else row.record.revision
-        record = t.record_of(put, t.due_of(put.due, now), t.next_revision(now, last))
+        record = t.record_of(put, due_ms, t.next_revision(now, last))
+        record = timed(conflict, record, current, in_flight=in_flight, ended_version=ended_version, now_ms=now)
         if row is not None:
             self.end_retries(message_id, now, is_replaced=True)
             self._make_room(row, now)
@@ -362,6 +369,16 @@ class Rules(Generic[R]):
         table.insert(record, t.retry_place(record, message.due_ms))
         table.note("again", record, now, record.last_error or "")
         return Stored("stored", record.revision, record.due_ms)
+
+
+def _kept(verdict: Verdict, current: Record | None, ended_version: int | None) -> Stored:
+    """Return the answer to a put that is not stored.
+
+    If the message has ended, the revision is 0, and the due time is the beginning of the message's window.
+    """
+    if current is None:
+        return Stored(verdict, 0, ended_version or 0)
+    return Stored(verdict, current.revision, current.due_ms)
 
 
 def known_answer(answers: Answers, command: Command, row: Row | None, now: int) -> Outcome | None:

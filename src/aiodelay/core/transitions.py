@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from aiodelay.errors import InputError, shortened
 
+from .conflicts import outdated
 from .values import (
     EARLIER_ERRORS,
     MAX_CLAIM_MESSAGES,
@@ -26,7 +27,6 @@ from .values import (
     Again,
     At,
     Cancel,
-    Conflict,
     Dead,
     LateAction,
     Put,
@@ -72,9 +72,7 @@ __all__ = [
     "next_revision",
     "occurrence_id",
     "occurrence_of",
-    "outdated",
     "put_due_of",
-    "put_verdict",
     "rearmed",
     "record_of",
     "redriven",
@@ -242,43 +240,6 @@ def loads_of(puts: Sequence[Put]) -> list[Put]:
     return [put if put.op is NO_OP else replace(put, op=NO_OP) for put in puts]
 
 
-def put_verdict(
-    conflict: Conflict,
-    rule: object,
-    current: Record | None,
-    *,
-    in_flight: bool,
-    ended_version: int | None,
-) -> Literal["stored", "replaced", "kept", "in_flight"] | Refused:
-    """Return how a put ends when its id may already be stored, or why it is refused.
-
-    docs/guarantees.md, "The same id again", has the table of these cases.
-
-    Args:
-        conflict: The put's conflict mode.
-        rule: The put's recurrence rule, encoded; None if the message does not recur.
-        current: The record that is stored under this id; None if there is none.
-        in_flight: Whether that record is leased.
-        ended_version: The highest version of the messages that ended or were replaced under this id; None if the store
-            remembers none.
-    """
-    if conflict.mode == "newer" and conflict.version is not None:
-        stored_version = None if current is None else current.envelope.version
-        known = max((v for v in (stored_version, ended_version) if v is not None), default=-1)
-        if conflict.version <= known:
-            return outdated(conflict, *_standing(current), known)
-    if conflict.mode == "if_revision" and (current is None or current.revision != conflict.revision):
-        return outdated(conflict, *_standing(current))
-    if current is None:
-        return "stored"
-    if conflict.mode == "error":
-        return Refused("duplicate")
-    standing = current.envelope.rule
-    if conflict.mode == "keep" and (rule is None or standing is None or standing == rule):
-        return "in_flight" if in_flight else "kept"
-    return "replaced"
-
-
 def cancel_refused(cancel: Cancel, current: Record | None) -> Refused | None:
     """Return why a cancel is refused: its message does not exist or is another version. None = it is not refused."""
     if current is None:
@@ -286,29 +247,6 @@ def cancel_refused(cancel: Cancel, current: Record | None) -> Refused | None:
     if cancel.only in (None, (current.revision, current.due_ms), (current.revision, None)):
         return None
     return outdated(None, current.revision, current.due_ms)
-
-
-def _standing(current: Record | None) -> tuple[int, int]:
-    return (0, 0) if current is None else (current.revision, current.due_ms)
-
-
-def outdated(conflict: Conflict | None, revision: int, due_ms: int, known_version: int | None = None) -> Refused:
-    """Return the refusal of a command that names another revision or version than the stored one.
-
-    Args:
-        conflict: The conflict of the refused put; None for a refused cancel.
-        revision: The revision of the stored message; 0 if there is none.
-        due_ms: The due time of the stored message, in ms since 1970; 0 if there is none.
-        known_version: For a conflict by version: the highest known version of the id.
-    """
-    if conflict is None:
-        why = "another is meant"
-    elif conflict.mode == "newer":
-        why = f"version {conflict.version} is not newer than {known_version}"
-    else:
-        why = f"not revision {conflict.revision}"
-    stands = f"revision {revision}" if revision else "nothing"
-    return Refused("outdated", f"{why}; {stands} stands", revision, due_ms)
 
 
 def moved(record: Record, due_ms: int) -> Record:

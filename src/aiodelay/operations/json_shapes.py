@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from aiodelay.core.conflict_text import CONFLICT_TEXTS, read_conflict
 from aiodelay.core.durations import LAST_MS, format_duration, from_epoch_ms, parse_instant, to_epoch_ms
 from aiodelay.core.recurrence import Cron, Every, Rule, decode_rule, encode_rule
 from aiodelay.core.transitions import NO_OP, delivery_id, put_due_of
@@ -82,7 +83,6 @@ _KINDS = {type(None): "null", bool: "true or false", str: "a string", list: "an 
 _JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _CRON_KEYS, _EVERY_KEYS = {"cron", "tz", "missed", "overlap"}, {"interval", "start", "missed", "overlap"}
 _RULES = '"10m", {"interval": "10m"}, "0 9 * * mon" or {"cron": "0 9 * * mon", "tz": "Europe/Paris"}'
-_CONFLICTS = '"replace", "keep", "error", {"newer": 7} or {"if_revision": 7}'
 _LATES = '"deliver", {"drop": "15m"} or {"dead_letter": "15m"}'
 _TARGETS = '"<sink>:<address>", such as "redis-list:orders", or "handler:<type name>"'
 _DURATIONS = 'a string with units, such as "250ms", "5s", "1h30m", "2d", "1w" or "PT5M"'
@@ -134,6 +134,7 @@ def record_shape(record: Record) -> dict[str, Any]:
         "version": envelope.version,
         "every": stored_rule(envelope.rule),
         "retrying": [time_shape(due_ms) for due_ms in record.live],
+        "debounced_since": None if record.debounced_ms is None else time_shape(record.debounced_ms),
         "late": _late_shape(record),
         "headers": {name: _text_or_base64(value) for name, value in envelope.headers.items()},
         "trace": dict(envelope.trace),
@@ -384,6 +385,7 @@ def read_record(given: Mapping[str, Any]) -> Record:
         earlier_errors=tuple(map(str, given.get("earlier_errors") or ())),
         traceback=_error_text(given, "traceback"),
         put_due_ms=put_due_of(str(given.get("delivery_id") or ""), due_ms),
+        debounced_ms=None if given.get("debounced_since") is None else _ms(given, "debounced_since"),
     )
 
 
@@ -540,16 +542,15 @@ def _shown(value: object) -> str:
 
 
 def _conflict(given: object) -> Conflict:
-    named = {"replace": Conflict.replace(), "keep": Conflict.keep(), "error": Conflict.error()}
     if given is None:
         return Conflict.replace()
-    if isinstance(given, str) and given in named:
-        return named[given]
+    if isinstance(given, str):
+        return read_conflict(given)
     if isinstance(given, Mapping) and given.keys() == {"newer"}:
         return Conflict.newer(_whole(given["newer"], "conflict.version", "an integer from 0 to 2**63-1"))
     if isinstance(given, Mapping) and given.keys() == {"if_revision"}:
         return Conflict.if_revision(_whole(given["if_revision"], "conflict.revision", "an integer from 0 to 2**48-1"))
-    raise ConfigurationError("conflict", _shown(given), _CONFLICTS)
+    raise ConfigurationError("conflict", _shown(given), f'{CONFLICT_TEXTS}; {{"newer": 7}} or {{"if_revision": 7}}')
 
 
 def _whole(value: object, field: str, allowed: str) -> int:

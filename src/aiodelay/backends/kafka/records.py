@@ -315,8 +315,9 @@ def _rest_of(record: Record) -> Iterable[tuple[str, bytes]]:
     for name, mapping in (("rule", envelope.rule), ("trace", envelope.trace), ("live", record.live)):
         if mapping:
             yield name, msgspec.json.encode(mapping)
-    if record.put_due_ms is not None:
-        yield "put_due_ms", b"%d" % record.put_due_ms
+    for name in ("put_due_ms", "debounced_ms"):
+        if (time_ms := getattr(record, name)) is not None:
+            yield name, b"%d" % time_ms
     yield from _errors_of(record)
 
 
@@ -833,6 +834,7 @@ def _state(found: Mapping[str, bytes | None]) -> dict[str, Any]:
         "earlier_errors": tuple(earlier_errors),
         "traceback": _optional_text(found, "traceback"),
         "put_due_ms": _field(found, "put_due_ms") if HEADER["put_due_ms"] in found else None,
+        "debounced_ms": _field(found, "debounced_ms") if HEADER["debounced_ms"] in found else None,
     }
 
 

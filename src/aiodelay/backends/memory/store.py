@@ -17,6 +17,7 @@ from aiodelay.core.dict_table.table import DictTable, Worker, Workers
 from aiodelay.core.rules import Rules
 from aiodelay.core.urls import UrlOptions
 from aiodelay.core.values import (
+    CONFLICT_MODES,
     Claim,
     Claimed,
     Command,
@@ -57,7 +58,7 @@ RENEWING_S = 0.1
 """The time that the holders of leases get to renew them after the event loop was blocked."""
 _TRAITS = StoreTraits(
     durable=False,
-    conflicts=frozenset({"replace", "keep", "newer", "error", "if_revision"}),
+    conflicts=CONFLICT_MODES,
     cancel="verdict",
     lookup="anywhere",
     safety_poll_ms=30_000,

@@ -16,6 +16,10 @@ from .tables import Tables
 __all__ = ["apply"]
 
 
+_BY_RULES = frozenset({"if_revision", "debounce", "throttle", "throttle_last"})
+"""The conflict modes that the rules decide or complete, also for a new id."""
+
+
 def apply(tables: Tables, commands: Sequence[Command], source: SourcePosition | None) -> list[Outcome]:
     """Carry out commands in order. Return one outcome for each command.
 
@@ -78,7 +82,8 @@ def _put_all(tables: Tables, puts: Sequence[Put]) -> list[Outcome]:
     """Insert new messages in bulk, and then carry out the other puts one by one.
 
     A put is inserted in bulk if three conditions hold. The table `messages` has no row with its id. The store remembers
-    no answer to its op. Its conflict rule is neither `if_revision`, nor `newer` with an id in the table `tombstones`.
+    no answer to its op. Its conflict rule is not one of `_BY_RULES`, and not `newer` with an id in the table
+    `tombstones`.
 
     The number of a put follows from its position among the puts. So the scheduling order is always the order of the
     commands.
@@ -127,7 +132,7 @@ def _new_rows(tables: Tables, puts: Sequence[Put], first: int) -> list[Row]:
     rows: list[Row] = []
     for n, put in enumerate(puts, first):
         envelope = put.envelope
-        if envelope.id in ended or put.op in remembered or put.conflict.mode == "if_revision":
+        if envelope.id in ended or put.op in remembered or put.conflict.mode in _BY_RULES:
             continue
         due_ms = t.due_of(put.due, now)
         late = put.late

@@ -144,6 +144,7 @@ def insert_values(n: int, place_ms: int, lane: int, record: Record) -> Row:
         record.expires_ms,
         int(record.late),
         *_state(record),
+        record.debounced_ms,
     )
 
 
@@ -184,7 +185,7 @@ def record_of(row: Row, lane: Lane) -> Record:
     (
         _, _, _, id_, address, type_, encoding, payload, key, headers, trace, version, rule, revision, due_ms, op,
         expires_ms, late, attempt, lapses, kills, alone, no_retry, live, first_error, last_error,
-        earlier_errors, put_due_ms,
+        earlier_errors, put_due_ms, debounced_ms,
     ) = row  # fmt: skip
     if not (
         type(payload) is type(op) is bytes
@@ -193,6 +194,7 @@ def record_of(row: Row, lane: Lane) -> Record:
         and (version is None or (type(version) is int and version >= 0))
         and encoding in _ENCODINGS
         and (put_due_ms is None or type(put_due_ms) is int)
+        and (debounced_ms is None or type(debounced_ms) is int)
     ):
         raise RecordFormatError(_problem(row))
     try:
@@ -226,6 +228,7 @@ def record_of(row: Row, lane: Lane) -> Record:
             () if earlier_errors is None else _read_errors(earlier_errors),
             None,
             put_due_ms,
+            debounced_ms,
         )
     except (msgspec.MsgspecError, TypeError, ValueError, KeyError):
         raise RecordFormatError(_problem(row)) from None
@@ -254,8 +257,9 @@ def _unreadable(row: Sequence[Any]) -> set[str]:
     found |= {name for name in _BLOBS if value[name] is not None and type(value[name]) is not bytes}
     if value["version"] is not None and (type(value["version"]) is not int or value["version"] < 0):
         found.add("version")
-    if value["put_due_ms"] is not None and type(value["put_due_ms"]) is not int:
-        found.add("put_due_ms")
+    found |= {
+        name for name in ("put_due_ms", "debounced_ms") if value[name] is not None and type(value[name]) is not int
+    }
     if value["encoding"] not in _ENCODINGS:
         found.add("encoding")
     if value["late"] not in _LATE:

@@ -44,6 +44,7 @@ CREATE TABLE messages (
     last_error TEXT,
     earlier_errors TEXT,  -- JSON array; files of older versions have this column and the next one as their last
     put_due_ms INTEGER,  -- if the message was rescheduled or fired since
+    debounced_ms INTEGER,  -- of a debounced message: the first call of its burst
     place_ms INTEGER NOT NULL,  -- time of the next attempt: its place in the lane
     payload BLOB NOT NULL  -- last, so that a large one is not read past
 );
@@ -252,7 +253,8 @@ BEGIN
         version = excluded.version, rule = NULL, revision = max(excluded.revision, revision + 1),
         due_ms = excluded.due_ms, expires_ms = excluded.expires_ms, late = excluded.late, attempt = 0, lapses = 0,
         kills = 0, alone = 0, no_retry = 0, op = excluded.op, live = NULL, first_error = NULL, last_error = NULL,
-        earlier_errors = NULL, put_due_ms = NULL, place_ms = excluded.place_ms, payload = excluded.payload;
+        earlier_errors = NULL, put_due_ms = NULL, debounced_ms = NULL, place_ms = excluded.place_ms,
+        payload = excluded.payload;
     INSERT INTO queue SELECT lane, place_ms, n FROM messages WHERE n = (SELECT max(n) FROM messages);
 END;
 

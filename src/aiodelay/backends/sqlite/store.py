@@ -16,6 +16,7 @@ from aiodelay.core import transitions as t
 from aiodelay.core.table_scan import Columns, Scan
 from aiodelay.core.urls import UrlOptions
 from aiodelay.core.values import (
+    CONFLICT_MODES,
     MAX_CLAIM_MESSAGES,
     Command,
     DeadKey,
@@ -56,7 +57,7 @@ __all__ = ["SqliteStore", "open_store"]
 
 _TRAITS = StoreTraits(
     durable=True,
-    conflicts=frozenset({"replace", "keep", "newer", "error", "if_revision"}),
+    conflicts=CONFLICT_MODES,
     cancel="verdict",
     lookup="anywhere",
     safety_poll_ms=2_000,

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from msgspec import Struct
 
+from aiodelay.core.durations import Duration, parse_duration
 from aiodelay.errors import ConfigurationError, shortened
 
-from .record import DELIVER, Envelope, Late
+from .record import DELIVER, TOMBSTONE_WINDOW_MS, Envelope, Late
 
 __all__ = [
+    "CONFLICT_MODES",
+    "OPERANDS",
     "After",
     "At",
     "Cancel",
     "CancelOutcome",
     "Command",
     "Conflict",
+    "ConflictMode",
     "Fire",
     "FireOutcome",
     "Outcome",
@@ -34,15 +39,33 @@ __all__ = [
 # --- conflicts and due times ------------------------------------------------------------------------------
 
 
+ConflictMode: TypeAlias = Literal[
+    "replace",
+    "keep",
+    "newer",
+    "error",
+    "if_revision",
+    "earlier",
+    "later",
+    "debounce",
+    "throttle",
+    "throttle_last",
+]
+CONFLICT_MODES: frozenset[ConflictMode] = frozenset(get_args(ConflictMode))
+
+
 class Conflict(Struct, frozen=True):
     """The rule for scheduling an id that is already pending or in flight. Use the class methods.
 
     docs/guarantees.md, "The same id again", has the whole table.
     """
 
-    mode: Literal["replace", "keep", "newer", "error", "if_revision"]
+    mode: ConflictMode
     version: int | None = None
     revision: int | None = None
+    quiet_ms: int | None = None
+    max_wait_ms: int | None = None
+    window_ms: int | None = None
 
     @classmethod
     def replace(cls) -> Conflict:
@@ -89,8 +112,69 @@ class Conflict(Struct, frozen=True):
         """Refuse the new message with `DuplicateIdError`."""
         return _ERROR
 
+    @classmethod
+    def earlier(cls) -> Conflict:
+        """Replace the earlier message only if this message is due before it. Otherwise keep the earlier message."""
+        return _EARLIER
+
+    @classmethod
+    def later(cls) -> Conflict:
+        """Replace the earlier message only if this message is due after it. Otherwise keep the earlier message."""
+        return _LATER
+
+    @classmethod
+    def debounce(cls, quiet: Duration, max_wait: Duration | None = None) -> Conflict:
+        """Deliver the newest message of a burst, once no call has come for the time `quiet`.
+
+        Each call replaces the pending message. The message is due `quiet` after the last call, and at most `max_wait`
+        after the first call of the burst. A burst ends when the delivery of its message begins. `schedule()` gets no
+        other due time.
+
+        Args:
+            quiet: The time without a call, at least 1 ms: a `timedelta`, or text such as "5s".
+            max_wait: The longest time from the first call to the due time, at least `quiet`. None = there is no limit.
+
+        Raises:
+            ConfigurationError: One of the durations is wrong.
+        """
+        quiet_ms = parse_duration(quiet, field="conflict.quiet", error=ConfigurationError, least_ms=1)
+        if max_wait is None:
+            return cls("debounce", quiet_ms=quiet_ms)
+        max_wait_ms = parse_duration(max_wait, field="conflict.max_wait", error=ConfigurationError)
+        if max_wait_ms < quiet_ms:
+            raise ConfigurationError("conflict.max_wait", shortened(max_wait), "at least as long as quiet")
+        return cls("debounce", quiet_ms=quiet_ms, max_wait_ms=max_wait_ms)
+
+    @classmethod
+    def throttle(cls, window: Duration, *, last: bool = False) -> Conflict:
+        """Store the first message of a time window, and keep it: the calls in the rest of the window store nothing.
+
+        The window begins with the call that stores a message. The window does not end when the message is delivered.
+
+        Args:
+            window: The length of the window, 1 ms to 24 h: a `timedelta`, or text such as "1h".
+            last: Whether the newest message of the window is delivered too, at the end of the window. While the first
+                message is pending, a newer message replaces it instead, and has the first message's due time.
+
+        Raises:
+            ConfigurationError: The window is not a duration of that length.
+        """
+        window_ms = parse_duration(window, field="conflict.window", error=ConfigurationError, least_ms=1)
+        if window_ms > TOMBSTONE_WINDOW_MS:
+            raise ConfigurationError("conflict.window", shortened(window), "at most 24 h")
+        return cls("throttle_last" if last else "throttle", window_ms=window_ms)
+
 
 _REPLACE, _KEEP, _ERROR = Conflict("replace"), Conflict("keep"), Conflict("error")
+_EARLIER, _LATER = Conflict("earlier"), Conflict("later")
+OPERANDS: Mapping[ConflictMode, frozenset[str]] = {
+    "newer": frozenset({"version"}),
+    "if_revision": frozenset({"revision"}),
+    "debounce": frozenset({"quiet_ms", "max_wait_ms"}),
+    "throttle": frozenset({"window_ms"}),
+    "throttle_last": frozenset({"window_ms"}),
+}
+"""The attributes of `Conflict` that a mode uses. The other attributes are None. `max_wait_ms` may be None too."""
 
 
 class At(Struct, frozen=True, gc=False):

@@ -167,6 +167,7 @@ class Record(Struct, frozen=True, gc=False, omit_defaults=True):
             the previous error, it is not kept again.
         traceback: For a dead letter: the traceback of its last attempt, at most `TRACEBACK_BYTES`.
         put_due_ms: The due time of the put, if the message was rescheduled or fired since. The delivery id needs it.
+        debounced_ms: For a message of `Conflict.debounce`: when the first call of its burst came, epoch ms.
     """
 
     envelope: Envelope
@@ -186,6 +187,7 @@ class Record(Struct, frozen=True, gc=False, omit_defaults=True):
     earlier_errors: tuple[str, ...] = ()
     traceback: str | None = None
     put_due_ms: int | None = None
+    debounced_ms: int | None = None
 
     @property
     def id(self) -> str:

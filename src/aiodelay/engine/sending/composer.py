@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
 from aiodelay.core import recurrence
+from aiodelay.core.conflicts import TIMED
 from aiodelay.core.event_codecs import Codec
 from aiodelay.core.ids import new_id, new_op
 from aiodelay.core.recurrence import Cron, Every, Rule
@@ -20,7 +21,7 @@ from aiodelay.core.validation import (
     due_of,
     split_target,
 )
-from aiodelay.core.values import NO_HEADERS, After, At, Conflict, Envelope, Late, LateAction, Message, Put
+from aiodelay.core.values import NO_HEADERS, OPERANDS, After, At, Conflict, Envelope, Late, LateAction, Message, Put
 from aiodelay.engine.delivery.settling import decode_error_text
 from aiodelay.errors import (
     ConfigurationError,
@@ -40,6 +41,11 @@ __all__ = ["TIMES", "Composer", "check_rule", "names_of"]
 
 TIMES = "at, delay, every"
 """The arguments that give a due time. Exactly one of them must be given."""
+_NUMBERS = ("version", "revision", "quiet_ms", "max_wait_ms", "window_ms")
+_CONFLICTS = (
+    "Conflict.replace(), .keep(), .newer(n), .error(), .if_revision(n), .earlier(), .later(), .debounce(...) or"
+    " .throttle(...)"
+)
 
 
 class Composer:
@@ -109,7 +115,8 @@ class Composer:
             raise UnsupportedByStoreError("conflict", mode, ", ".join(sorted(known)))
 
     def _put(self, message: Message, message_id: str, now_ms: int) -> Put:
-        conflict, late = _checked_conflict(message.conflict), _checked_late(message.late)
+        conflict = _checked_conflict(message.conflict, recurs=message.every is not None)
+        late = _checked_late(message.late)
         self.check_mode(conflict.mode)
         due, rule = self._due(message, now_ms)
         lane, address, type_ = self._destination(message.event, message.to)
@@ -130,7 +137,11 @@ class Composer:
         return Put(new_op(), envelope, due, conflict, late)
 
     def _due(self, message: Message, now_ms: int) -> tuple[At | After, dict[str, str | int] | None]:
-        every = message.every
+        every, quiet_ms = message.every, message.conflict.quiet_ms
+        if quiet_ms is not None:
+            if message.at is not None or message.delay is not None:
+                raise ScheduleTimeError(TIMES, "given with Conflict.debounce", "none of them: quiet is the delay")
+            return After(quiet_ms), None
         if every is None:
             return due_of(message.at, message.delay, now_ms, fields=TIMES), None
         if message.at is not None or message.delay is not None:
@@ -230,13 +241,20 @@ def check_rule(every: object) -> Rule:
     return every
 
 
-def _checked_conflict(conflict: Conflict) -> Conflict:
-    if isinstance(conflict, Conflict):
-        has_version, has_revision = type(conflict.version) is int, type(conflict.revision) is int
-        if (has_version, has_revision) == (conflict.mode == "newer", conflict.mode == "if_revision"):
-            return conflict
-    allowed = "Conflict.replace(), .keep(), .newer(n), .error(), .if_revision(n)"
-    raise ConfigurationError("conflict", shortened(conflict), allowed)
+def _checked_conflict(conflict: Conflict, *, recurs: bool) -> Conflict:
+    if not isinstance(conflict, Conflict) or not _is_whole(conflict):
+        raise ConfigurationError("conflict", shortened(conflict), _CONFLICTS)
+    if recurs and conflict.mode in TIMED:
+        allowed = "for a message that recurs: replace, keep, newer, error or if_revision"
+        raise ConfigurationError("conflict", conflict.mode, allowed)
+    return conflict
+
+
+def _is_whole(conflict: Conflict) -> bool:
+    """Return whether the rule has the numbers that its mode needs, and no others."""
+    given = {name for name in _NUMBERS if getattr(conflict, name) is not None}
+    known = OPERANDS.get(conflict.mode, frozenset())
+    return known - {"max_wait_ms"} <= given <= known and all(type(getattr(conflict, name)) is int for name in given)
 
 
 def _checked_late(late: Late) -> Late:

@@ -126,6 +126,8 @@ class MessageIn(Struct, frozen=True, forbid_unknown_fields=True):
         delay: The duration until the due time, such as "1h30m".
         every: The rule of a recurring message: "10m", "0 9 * * mon", or an object.
         id: Your id, by which you replace or cancel the message later.
+        conflict: The rule for an id that is already stored: "replace", "keep", "error", "earlier", "later",
+            "debounce:5s", "debounce:5s:1m", "throttle:1h", "throttle:1h:last"; or an object.
     """
 
     to: str
@@ -138,7 +140,7 @@ class MessageIn(Struct, frozen=True, forbid_unknown_fields=True):
     key: str | None = None
     key_base64: str | None = None
     headers: dict[str, str | Base64] | None = None
-    conflict: Literal["replace", "keep", "error"] | ConflictByNumberIn | None = None
+    conflict: str | ConflictByNumberIn | None = None
     late: Literal["deliver"] | LateIn | None = None
 
 
@@ -287,6 +289,7 @@ class RecordOut(_RecordHead, frozen=True):
     version: int | None
     every: dict[str, Any] | None
     retrying: list[str]
+    debounced_since: str | None
     late: str | dict[str, str]
     headers: dict[str, str | Base64]
     trace: dict[str, str]

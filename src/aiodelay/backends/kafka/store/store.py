@@ -23,7 +23,17 @@ from aiodelay.backends.kafka.topics.topic import prepare
 from aiodelay.backends.kafka.topics.writer import Writer
 from aiodelay.core.completion import run_to_completion
 from aiodelay.core.table_scan import Columns, Scan
-from aiodelay.core.values import Command, Instance, Lane, Outcome, PutBack, SourcePosition, Stored, WorkStatus
+from aiodelay.core.values import (
+    CONFLICT_MODES,
+    Command,
+    Instance,
+    Lane,
+    Outcome,
+    PutBack,
+    SourcePosition,
+    Stored,
+    WorkStatus,
+)
 from aiodelay.errors import ConfigurationError
 from aiodelay.ports import StoreTraits, Work
 from aiodelay.ports.clock import Clock, SystemClock
@@ -47,7 +57,7 @@ __all__ = ["KafkaStore", "open_store"]
 
 _TRAITS = StoreTraits(
     durable=True,
-    conflicts=frozenset({"replace", "keep", "newer", "error", "if_revision"}),
+    conflicts=CONFLICT_MODES,
     cancel="verdict",
     lookup="anywhere",
     safety_poll_ms=SAFETY_POLL_MS,

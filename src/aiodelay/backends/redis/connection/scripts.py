@@ -87,6 +87,7 @@ MODULES = (
     "parts",
     "occurrences",
     "superseded",
+    "conflicts",
     "dead",
     "attempts",
     "lapsing",

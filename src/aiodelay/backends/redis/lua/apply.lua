@@ -7,20 +7,22 @@
 --   carries out none.
 -- From ARGV[7] on, 8 arguments for each command: what, id, op (8 bytes), lane, due, late, version, body. An argument
 -- that a command does not use is ''.
---   what    for a put: 'r' replace, 'k' keep, 'e' error, 'n' newer, 'i' if_revision. Then '*' if the message recurs,
---           '-' if not. Then for 'n' the version to compare, u64, and for 'i' the revision, u48. For other commands:
---           'c' cancel, 'm' reschedule, 'f' fire.
+--   what    for a put: 'r' replace, 'k' keep, 'e' error, 'n' newer, 'i' if_revision, 'b' earlier, 'a' later, 'd'
+--           debounce, 't' throttle, 'T' throttle with a last message. Then '*' if the message recurs, '-' if not. Then
+--           for 'n' the version to compare, u64; for 'i' the revision, u48; for 'd' the longest wait in ms, or ''; for
+--           't' and 'T' the window in ms. For other commands: 'c' cancel, 'm' reschedule, 'f' fire.
 --   id      byte 1 + 16 bytes of a UUIDv7, or byte 2 + text, or byte 3 + the id of a series + the due time u48
 --   op      With 8 zero bytes, the answer is not remembered. Then only a version protects the command against a
 --           repetition.
---   due     epoch ms, or '+' and ms from now; for cancel '' or the due time that the message must have; for fire ''
+--   due     epoch ms, or '+' and ms from now; for a debounced put '+' and its quiet time; for cancel '' or the due time
+--           that the message must have; for fire ''
 --   late    what happens that many ms after the due time: '' deliver, '1:<ms>' drop, '2:<ms>' dead letter
 --   version u64, or ''
 --   body    the MessagePack map of docs/formats.md; for cancel '' or the revision that the message must have
 -- Returns now, then the answers. If the commands take long and there is no intake, there are fewer answers than
 -- commands. The other commands were not carried out, and the caller sends them again.
 --   Done: a letter, revision u48, due u48. 's' stored, 'r' replaced, 'R' replaced while an older version is in flight,
---   'k' kept, 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired.
+--   'k' kept (revision 0: the message has ended, and `due` is the beginning of its window), 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired.
 --   Refused: a letter. 'D' duplicate, 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' too many lanes. 'O'
 --   outdated, then revision u48 and due u48 of the stored message (0 = none), and for 'n' its version u64.
 local FIRST, STRIDE = 7, 8
@@ -97,15 +99,21 @@ local function outdated(e, version)
   return 'O' .. u48(e and e.revision or 0) .. u48(e and e.due or 0) .. (version or '')
 end
 
--- Returns the answer of a put that its conflict mode gives. This is one letter, or for 'O' the whole answer.
-local function verdict_on(a, e)
-  local mode = sub(ARGV[a], WHAT.VERB_FIRST, WHAT.VERB_LAST)
+local TIMED = { b = true, a = true, d = true, t = true, T = true }
+
+-- Returns the answer of a put that its conflict mode gives. This is one letter, or the whole answer.
+local function verdict_on(a, e, mode)
   if mode == 'n' then
     local known = memory.recall_version(ARGV[a + 1])
     if e and e.version and (not known or memory.is_newer(e.version, known)) then known = e.version end
     if known and not memory.is_newer(sub(ARGV[a], WHAT.OPERAND_FIRST), known) then return outdated(e, known) end
   end
   if mode == 'i' and not (e and u48(e.revision) == sub(ARGV[a], WHAT.OPERAND_FIRST)) then return outdated(e) end
+  if TIMED[mode] then
+    local is_kept, since = conflicts.is_kept(a, e, mode, due_of(ARGV[a + 4]))
+    if is_kept and not e then return 'k' .. u48(0) .. u48(since) end
+    if is_kept then return token_of(e) and 'i' or 'k' end
+  end
   if not e then return 's' end
   if mode == 'e' then return 'D' end
   local recurs = sub(ARGV[a], WHAT.RECURS_FIRST, WHAT.RECURS_LAST) == '*'
@@ -119,28 +127,33 @@ end
 local EVENTS = { s = 'stored', r = 'replaced', m = 'rescheduled', f = 'fired' }
 
 local function put(a, e)
-  local letter = 's'
-  if e or byte(ARGV[a]) == 110 or byte(ARGV[a]) == 105 then
-    local verdict = verdict_on(a, e)
+  local letter, mode = 's', sub(ARGV[a], WHAT.VERB_FIRST, WHAT.VERB_LAST)
+  if e or mode == 'n' or mode == 'i' or TIMED[mode] then
+    local verdict = verdict_on(a, e, mode)
     letter = sub(verdict, ANSWER.LETTER_FIRST, ANSWER.LETTER_LAST)
-    if letter == 'k' or letter == 'i' then return letter .. u48(e.revision) .. u48(e.due) end
+    if (letter == 'k' or letter == 'i') and e then return letter .. u48(e.revision) .. u48(e.due) end
     if letter ~= 's' and letter ~= 'r' then return verdict end
   end
   local lane = known_lane(ARGV[a + 3]) or new_lane(ARGV[a + 3])
   if not lane then return 'L' end
+  local id, due = ARGV[a + 1], due_of(ARGV[a + 4])
+  local version, since, has_times = nil, nil, mode == 'd' or mode == 't' or mode == 'T'
+  if has_times then due, version, since = conflicts.times(a, e, mode, due) end
   if e then
     occurrences.end_retries(e, true)
     superseded.add(e)
     -- If the new message has a newer version, the store need not remember the old version.
     if e.version and #ARGV[a + 6] > 0 and memory.is_newer(ARGV[a + 6], e.version) then e.version = nil end
+    if version then e.version = nil end
     finish_off(e)
   end
-  local id, due = ARGV[a + 1], due_of(ARGV[a + 4])
   local revision = memory.next_revision(byte(id) ~= ID.OWN and memory.recall_revision(id) or e and byte(id) == ID.OWN and e.revision or nil)
-  if letter == 's' and not any_holds() then
+  if letter == 's' and not any_holds() and not has_times then
     put_fresh(a, lane, revision, due)
   else
-    insert(new_entry(a, lane, revision, due), due)
+    local new = new_entry(a, lane, revision, due)
+    if has_times then conflicts.mark(new, version, since) end
+    insert(new, due)
   end
   if ARGV[2] ~= '0' then
     note(EVENTS[letter], { id = id, revision = revision, lane = lane, due = due, attempt = 0 })

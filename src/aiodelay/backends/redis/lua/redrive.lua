@@ -42,7 +42,7 @@ local function redrive(id, revision)
   unset(e, ALONE)
   unset(e, NO_RETRY)
   fields.rewrite(e, { [BODY.FIRST_ERROR] = false, [BODY.LAST_ERROR] = false, [BODY.EARLIER_ERRORS] = false,
-    [BODY.TRACEBACK] = false, [BODY.PUT_DUE_MS] = false, [BODY.LIVE] = false })
+    [BODY.TRACEBACK] = false, [BODY.PUT_DUE_MS] = false, [BODY.LIVE] = false, [BODY.DEBOUNCED_MS] = false })
   if series then
     local live = fields.live_of(series)
     live[#live + 1] = due

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
@@ -12,8 +12,8 @@ from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.keys import member_of
 from aiodelay.backends.redis.records.layouts import span
+from aiodelay.core.conflicts import outdated
 from aiodelay.core.record_codec import encode_body
-from aiodelay.core.transitions import outdated
 from aiodelay.core.values import (
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
@@ -21,6 +21,7 @@ from aiodelay.core.values import (
     At,
     Cancel,
     Command,
+    ConflictMode,
     Outcome,
     Put,
     Refused,
@@ -62,7 +63,18 @@ MOST_COST, CHANGE_COST = 170, 3
 The unit is the cost of a put with a new id. The limit bounds the time for which one call blocks the server. Each put
 counts as 1 here. If a put finds a stored message, `apply.lua` itself counts it as a change, and may end the call early.
 """
-_MODES = {"replace": b"r", "keep": b"k", "error": b"e", "newer": b"n", "if_revision": b"i"}
+_MODES: Mapping[ConflictMode, bytes] = {
+    "replace": b"r",
+    "keep": b"k",
+    "error": b"e",
+    "newer": b"n",
+    "if_revision": b"i",
+    "earlier": b"b",
+    "later": b"a",
+    "debounce": b"d",
+    "throttle": b"t",
+    "throttle_last": b"T",
+}
 
 _REVISION, _DUE_MS, _VERSION = (span("ANSWER", part) for part in ("revision", "due", "version"))
 
@@ -112,6 +124,8 @@ def _put_arguments(put: Put) -> list[Arg]:
         what += conflict.version.to_bytes(8, "big")
     elif conflict.mode == "if_revision" and conflict.revision is not None:
         what += conflict.revision.to_bytes(6, "big")
+    elif conflict.window_ms is not None or conflict.max_wait_ms is not None:
+        what += b"%d" % (conflict.window_ms or conflict.max_wait_ms or 0)
     return [
         what,
         member_of(envelope.id),

@@ -17,7 +17,7 @@ from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, keys_of
 from aiodelay.core.features import check_known
 from aiodelay.core.table_scan import Columns, Scan
 from aiodelay.core.transitions import loads_of
-from aiodelay.core.values import Command, Lane, Outcome, Put, SourcePosition
+from aiodelay.core.values import CONFLICT_MODES, Command, Lane, Outcome, Put, SourcePosition
 from aiodelay.core.version import __version__
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.ports import StoreTraits, Work
@@ -43,7 +43,7 @@ A process that finds that its data are gone writes the note, and renews it every
 
 _TRAITS = StoreTraits(
     durable=True,
-    conflicts=frozenset({"replace", "keep", "newer", "error", "if_revision"}),
+    conflicts=CONFLICT_MODES,
     cancel="verdict",
     lookup="anywhere",
     safety_poll_ms=2_000,
