@@ -175,57 +175,19 @@ class PlainStore:
         self.sent[command.op] = (now, command, outcome)
 
     def _put(self, put: Put, outcome: Outcome, now: int) -> None:
-        old, mode = self.messages.get(put.id), put.conflict.mode
-        if mode == "newer":
-            version = put.conflict.version
-            assert version is not None
-            known = {self._tombstones[put.id][1]} if put.id in self._tombstones else set()
-            if old is not None and old.envelope.version is not None:
-                known.add(old.envelope.version)
-            if known and version <= max(known):
-                assert isinstance(outcome, Refused)
-                assert outcome.reason == "outdated"
-                return
-            if version <= self._faded.get(put.id, -1) and isinstance(outcome, Refused):
-                return
-        if mode == "if_revision" and put.conflict.revision != (old.revision if old is not None else None):
-            assert isinstance(outcome, Refused)
-            assert outcome.reason == "outdated"
-            return
-        if old is not None and mode == "error":
-            assert outcome == Refused("duplicate")
+        old = self.messages.get(put.id)
+        if self._is_refused(put, old, outcome):
             return
         assert isinstance(outcome, Stored)
         due_ms = max(put.due.ms, 0) if isinstance(put.due, At) else now + put.due.ms
-        if old is not None and old.token is None and mode in ("earlier", "later"):
-            if (due_ms >= old.due_ms) if mode == "earlier" else (due_ms <= old.due_ms):
-                assert outcome == Stored("kept", old.revision, old.due_ms)
-                return
-        window_ms, window_began = put.conflict.window_ms, None
-        if window_ms is not None:
-            window_began = self._window_began(put.id, old, window_ms, now, outcome)
-            if window_began is not None and mode == "throttle":
-                answer = "kept" if old is None or old.token is None else "in_flight"
-                kept = (0, window_began) if old is None else (old.revision, old.due_ms)
-                assert outcome == Stored(answer, *kept)  # type: ignore[arg-type]
-                return
-        changes_rule = old is not None and old.recurs and put.envelope.rule not in (None, old.envelope.rule)
-        if old is not None and mode == "keep" and not changes_rule:
-            assert outcome == Stored("kept" if old.token is None else "in_flight", old.revision, old.due_ms)
+        began = self._window_began(put, old, now, outcome)
+        if self._is_kept(put, old, due_ms, began):
+            answer = "kept" if old is None or old.token is None else "in_flight"
+            assert (outcome.answer, outcome.is_older_in_flight) == (answer, False)
+            kept = (0, began) if old is None else (old.revision, old.due_ms)
+            assert (outcome.revision, outcome.due_ms) == kept
             return
-        is_untouched = old is not None and old.token is None and old.attempt == old.lapses == 0
-        burst_ms, version = None, put.conflict.version
-        if mode == "debounce":
-            assert put.conflict.quiet_ms is not None
-            burst_ms = old.burst_ms if old is not None and is_untouched and old.burst_ms is not None else now
-            ends_ms = math.inf if put.conflict.max_wait_ms is None else burst_ms + put.conflict.max_wait_ms
-            due_ms = int(min(now + put.conflict.quiet_ms, ends_ms))
-        elif window_ms is not None:
-            version = now if window_began is None else window_began
-            if window_began is not None and old is not None and is_untouched:
-                due_ms = old.due_ms
-            elif window_began is not None:
-                due_ms = version = window_began + window_ms
+        due_ms, version, burst_ms = self._times(put, old, due_ms, began, now)
         assert (outcome.answer, outcome.due_ms) == ("stored" if old is None else "replaced", due_ms)
         last = old.revision if old is not None else self._ended.get(put.id, (0, 0))[1]
         assert outcome.revision >= max(now, last + 1)
@@ -236,26 +198,78 @@ class PlainStore:
         assert outcome.is_older_in_flight in (self._older_in_flight(put.id, now) if old is not None else {False})
         self._orders += 1
         late = put.late
-        limit = late.after_ms
         self.messages[put.id] = Message(
             structs.replace(put.envelope, version=version),
             outcome.revision,
             due_ms,
             due_ms,
             late.action,
-            limit,
+            late.after_ms,
             self._orders,
             burst_ms=burst_ms,
         )
 
-    def _window_began(
-        self, message_id: str, old: Message | None, window_ms: int, now: int, outcome: Stored
-    ) -> int | None:
+    def _is_refused(self, put: Put, old: Message | None, outcome: Outcome) -> bool:
+        mode, version = put.conflict.mode, put.conflict.version
+        if mode == "newer":
+            assert version is not None
+            known = {self._tombstones[put.id][1]} if put.id in self._tombstones else set()
+            if old is not None and old.envelope.version is not None:
+                known.add(old.envelope.version)
+            if known and version <= max(known):
+                assert isinstance(outcome, Refused)
+                assert outcome.reason == "outdated"
+                return True
+            return version <= self._faded.get(put.id, -1) and isinstance(outcome, Refused)
+        if mode == "if_revision" and put.conflict.revision != (old.revision if old is not None else None):
+            assert isinstance(outcome, Refused)
+            assert outcome.reason == "outdated"
+            return True
+        if old is not None and mode == "error":
+            assert outcome == Refused("duplicate")
+            return True
+        return False
+
+    @staticmethod
+    def _is_kept(put: Put, old: Message | None, due_ms: int, began: int | None) -> bool:
+        match put.conflict.mode:
+            case "throttle":
+                return began is not None
+            case "keep" if old is not None:
+                return not (old.recurs and put.envelope.rule not in (None, old.envelope.rule))
+            case "earlier" if old is not None and old.token is None:
+                return due_ms >= old.due_ms
+            case "later" if old is not None and old.token is None:
+                return due_ms <= old.due_ms
+        return False
+
+    @staticmethod
+    def _times(
+        put: Put, old: Message | None, due_ms: int, began: int | None, now: int
+    ) -> tuple[int, int | None, int | None]:
+        """Return the due time of a message that is stored, its version, and when its burst began."""
+        conflict = put.conflict
+        untouched = old if old is not None and old.token is None and old.attempt == old.lapses == 0 else None
+        if conflict.quiet_ms is not None:
+            burst_ms = now if untouched is None or untouched.burst_ms is None else untouched.burst_ms
+            ends_ms = math.inf if conflict.max_wait_ms is None else burst_ms + conflict.max_wait_ms
+            return int(min(now + conflict.quiet_ms, ends_ms)), None, burst_ms
+        if conflict.window_ms is None:
+            return due_ms, conflict.version, None
+        if began is None:
+            return due_ms, now, None
+        if untouched is not None:
+            return untouched.due_ms, began, None
+        return began + conflict.window_ms, began + conflict.window_ms, None
+
+    def _window_began(self, put: Put, old: Message | None, now: int, outcome: Stored) -> int | None:
         """Return when the present window of an id began; None if no window is under way."""
-        versions = [-1 if old is None or old.envelope.version is None else old.envelope.version]
-        versions.append(self._tombstones.get(message_id, (0, -1))[1])
-        faded = self._faded.get(message_id, -1)
-        began = max(versions)
+        window_ms = put.conflict.window_ms
+        if window_ms is None:
+            return None
+        stored = None if old is None else old.envelope.version
+        began = max(-1 if stored is None else stored, self._tombstones.get(put.id, (0, -1))[1])
+        faded = self._faded.get(put.id, -1)
         if faded > began and outcome.due_ms in (faded, faded + window_ms):
             began = faded
         return began if began >= 0 and now - window_ms < began <= now + window_ms else None

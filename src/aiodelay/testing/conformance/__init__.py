@@ -11,7 +11,17 @@ pytest.register_assert_rewrite(
     *(
         f"{__name__}.{name}"
         for name in (
-            *("cancelling", "commands", "dispatching", "inspection", "leases", "loading", "reactive", "recurring"),
+            *(
+                "cancelling",
+                "commands",
+                "dispatching",
+                "gathering",
+                "inspection",
+                "leases",
+                "loading",
+                "reactive",
+                "recurring",
+            ),
             *("recurring_retries", "returning", "safety", "stage", "transfer_bench", "transfer_blocked"),
             *("transfer_series", "transferring", "trials", "upgrading"),
         )

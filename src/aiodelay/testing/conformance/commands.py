@@ -30,6 +30,7 @@ from aiodelay.core.values import (
 )
 
 from .cancelling import CancelRules, OldVersionRules
+from .gathering import GatheringRules
 from .stage import HOUR_MS, OTHER, Bench, Stage, again, dead, done, ending, staged
 from .table import SAME_ID_TABLE, Cell
 
@@ -419,5 +420,7 @@ class PositionRules(Bench):
         assert await stage.store.position("topic") == 1
 
 
-class CommandRules(SameIdRules, RepetitionRules, MoveRules, PositionRules, CancelRules, OldVersionRules):
+class CommandRules(
+    SameIdRules, GatheringRules, RepetitionRules, MoveRules, PositionRules, CancelRules, OldVersionRules
+):
     """The rules for `Store.apply`."""
