@@ -44,7 +44,8 @@ FEW_FILES = 8  # up to this number, `changed` uses one process, because starting
 # The tests that cover the pure modules. pyproject.toml lists these modules for coverage.
 PURE = [
     *(f"tests/unit/test_{name}.py" for name in ("errors", "memory", "model", "recurrence", "retry", "timeunits")),
-    *("tests/unit/test_transitions.py", "tests/unit/test_urls.py", "tests/conformance/test_memory.py"),
+    *("tests/unit/test_conflicts.py", "tests/unit/test_transitions.py", "tests/unit/test_urls.py"),
+    "tests/conformance/test_memory.py",
 ]
 PYSPARK = "4.3.*"
 WHEEL_METADATA = ["METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"]

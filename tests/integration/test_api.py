@@ -125,6 +125,10 @@ async def test_of_several_conflicts_each_answers_as_in_the_library(url: str) -> 
             ("keep", 200, "kept"),
             ({"newer": 7}, 201, "replaced"),
             ({"newer": 7}, 200, "outdated"),
+            ("newer:8", 201, "replaced"),
+            ("earlier", 200, "kept"),
+            ("throttle:1m:last", 201, "replaced"),
+            ("throttle:1m", 200, "kept"),
         ):
             answer = await client.post("/v1/messages", json=work(id="c", conflict=conflict))
             assert (answer.status_code, answer.json()["outcome"]) == (status, outcome), conflict

@@ -96,6 +96,13 @@ def test_the_same_id_again(cli: Cli) -> None:
     for conflict, code, outcome in [("replace", 0, "stored"), ("replace", 0, "replaced"), ("keep", 0, "kept")]:
         ran = cli("schedule", "handler:m", "x", "--delay", "1h", "--id", "a", "--conflict", conflict, "--json")
         assert (ran.code, ran.object["outcome"]) == (code, outcome)
+    for _ in range(2):
+        ran = cli("schedule", "handler:m", "x", "--id", "b", "--conflict", "debounce:1h:2h", "--json")
+        assert (ran.code, cli("get", "b", "--json").object["due"]) == (0, ran.object["due"])
+    assert ran.object["outcome"] == "replaced"
+    ran = cli("schedule", "handler:m", "x", "--delay", "1h", "--id", "a", "--conflict", "debounced", "--json")
+    assert (ran.code, ran.out) == (2, "")
+    assert "throttle:1h:last" in ran.error["detail"]
     ran = cli("schedule", "handler:m", "x", "--delay", "1h", "--id", "a", "--conflict", "error", "--json")
     assert (ran.code, ran.out, ran.error["error"]) == (4, "", "DuplicateIdError")
 

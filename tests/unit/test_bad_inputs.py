@@ -379,7 +379,7 @@ POLICIES: dict[str, tuple[dict[str, Any], Bad]] = {
     "keep with version": conflict(Conflict("keep", 7), "a Conflict"),
     "unknown conflict": (
         call(conflict=Conflict("newest")),  # type: ignore[arg-type]
-        Bad(UnsupportedByStoreError, "conflict", "newest", "error, if_revision, keep, newer, replace"),
+        Bad(UnsupportedByStoreError, "conflict", "newest", "debounce, earlier, error, if_revision, keep, later"),
     ),
     "late as text": late("drop", "'drop'"),
     "no late": late(None, "None"),

@@ -56,11 +56,13 @@ aiodelay.sqlite aiodelay.backends.sqlite
 aiodelay.timeunits aiodelay.core.durations
     LAST_MS MAX_HORIZON_MS Duration check_horizon format_duration from_epoch_ms parse_duration parse_instant
     to_epoch_ms
+aiodelay.transitions aiodelay.core.conflicts
+    outdated put_verdict
 aiodelay.transitions aiodelay.core.transitions
     DEAD_LEASES KILLS_TO_DEATH NO_OP RIGHTING_MS SILENT_LEASES SUSPECT_LAPSES TRIAL_MS Trials after_failure
     after_lapse after_trial ahead_since as_occurrence base_id cancel_refused delivery_id due_of ends_by_itself fired
     first_answer has_died is_killer is_late is_lease_over is_lease_too_long is_release is_silent is_suspect joined
-    loads_of moved next_revision occurrence_id occurrence_of outdated put_due_of put_verdict rearmed record_of
+    loads_of moved next_revision occurrence_id occurrence_of put_due_of rearmed record_of
     redriven retry_place returned token_counter token_deadline_ms token_for tokens_held trial_ms
 aiodelay.urls aiodelay.core.urls
     UrlOptions

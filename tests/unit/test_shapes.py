@@ -82,6 +82,7 @@ def test_rules(given: object, rule: Every | Cron) -> None:
     ("changed", "field", "wanted"),
     [
         ({"conflict": "keep"}, "conflict", Conflict.keep()),
+        ({"conflict": "debounce:5s:1m", "delay": ...}, "conflict", Conflict.debounce("5s", "1m")),
         ({"conflict": {"newer": 7}}, "conflict", Conflict.newer(7)),
         ({"late": {"drop": "15m"}}, "late", Late.drop("15m")),
         ({"late": {"dead_letter": "1s"}}, "late", Late.dead_letter("1s")),

@@ -104,7 +104,7 @@ async def schedule(
         to=to,
         key=None if key is None else os.fsencode(key),
         headers=_headers(header or []),
-        conflict=read_conflict(conflict) if newer is None else Conflict.newer(newer),
+        conflict=_conflict(conflict) if newer is None else Conflict.newer(newer),
         late=_late(drop_after, dead_letter_after),
     )
     async with place.opened(sink or (), may_create=True) as scheduler:
@@ -153,6 +153,13 @@ def _headers(given: list[str]) -> dict[str, bytes]:
             raise HeaderError("header", f"{shortened(name)}, which is given twice", "each name once")
         headers[name] = os.fsencode(value)
     return headers
+
+
+def _conflict(text: str) -> Conflict:
+    try:
+        return read_conflict(text)
+    except ConfigurationError as error:
+        raise CommandError(f"--conflict: {error}", exit_code=NOT_UNDERSTOOD) from None
 
 
 def _late(drop_after: str | None, dead_letter_after: str | None) -> Late:

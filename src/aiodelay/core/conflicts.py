@@ -17,6 +17,7 @@ from .values import Conflict, ConflictMode, Record, Refused
 __all__ = ["TIMED", "VERSIONED", "Verdict", "known_version", "outdated", "put_verdict", "timed"]
 
 Verdict: TypeAlias = Literal["stored", "replaced", "kept", "in_flight"]
+"""How a put ends that is not refused."""
 
 VERSIONED = frozenset({"newer", "throttle", "throttle_last"})
 """The modes that depend on the versions of messages that have ended."""
@@ -41,7 +42,7 @@ def put_verdict(
     Args:
         conflict: The put's conflict mode.
         rule: The put's recurrence rule, encoded; None if the message does not recur.
-        current: The record that is stored under this id; None if there is none.
+        current: The record that is stored under this id, or None.
         in_flight: Whether that record is leased.
         ended_version: The highest version of the messages that ended or were replaced under this id; None if the store
             remembers none.
@@ -98,7 +99,7 @@ def timed(
     Args:
         conflict: The put's conflict mode.
         record: The record with the due time that the put asks for.
-        current: The record that the new record replaces; None if there is none.
+        current: The record that the new record replaces, or None.
         in_flight: Whether that record is leased.
         ended_version: As for `put_verdict`.
         now_ms: The store's time, epoch ms.
@@ -155,8 +156,8 @@ def outdated(conflict: Conflict | None, revision: int, due_ms: int, known_versio
 
     Args:
         conflict: The conflict of the refused put; None for a refused cancel.
-        revision: The revision of the stored message; 0 if there is none.
-        due_ms: The due time of the stored message, in ms since 1970; 0 if there is none.
+        revision: The revision of the stored message, or 0.
+        due_ms: The due time of the stored message, in ms since 1970, or 0.
         known_version: For a conflict by version: the highest known version of the id.
     """
     if conflict is None:

@@ -51,6 +51,7 @@ ConflictMode: TypeAlias = Literal[
     "throttle",
     "throttle_last",
 ]
+"""The modes of `Conflict`. `throttle_last` is `Conflict.throttle(..., last=True)`."""
 CONFLICT_MODES: frozenset[ConflictMode] = frozenset(get_args(ConflictMode))
 
 
