@@ -53,5 +53,5 @@ function conflicts.mark(e, version, since)
     set(e, VERSIONED)
     e.version = pack('>I8', version)
   end
-  if since then fields.rewrite(e, { [BODY.DEBOUNCED_MS] = pack('>BI8', 0xcf, since) }) end
+  if since then fields.append(e, BODY.DEBOUNCED_MS, pack('>BI8', 0xcf, since)) end
 end

@@ -99,6 +99,14 @@ function fields.rewrite(e, changes)
   e.body = (count < 16 and string.char(0x80 + count) or pack('>BH', 0xde, count)) .. kept
 end
 
+-- Adds a field that the body does not have. This takes less time than fields.rewrite().
+function fields.append(e, key, value)
+  local first = byte(e.body)
+  if first < 0x80 or first >= 0x8f then return fields.rewrite(e, { [key] = value }) end
+  local _, from = fields.items(e.body, 1)
+  e.body = string.char(first + 1) .. sub(e.body, from) .. '\161' .. key .. value
+end
+
 function fields.live_of(e)
   local written = fields.get(e, BODY.LIVE)
   return written and cmsgpack.unpack(written) or {}
