@@ -144,6 +144,8 @@ class DelayBox:
             await self._tasks.__aenter__()
             stack.push_async_callback(self._tasks.__aexit__, None, None, None)
             self._store = store
+            if store.traits.positions == "recorded":  # the store only records the requests: other processes decide
+                self._rules = self._rules._replace(conflicts=("keep", "replace"))
             self._groups = {topic.name: self._group(topic.name) for topic in topics}
             self._running = [
                 self._tasks.create_task(group.run(), name=f"aiodelay {group.name}") for group in self._groups.values()

@@ -123,6 +123,28 @@ async def test_a_countdown_of_5_comes_out_once_after_5_seconds(
 # --- what goes beyond them --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+async def test_a_burst_of_requests_comes_out_once(kafka: str, urls: dict[str, str], kind: str) -> None:
+    place = await placed(kafka, urls[kind], partitions=1)
+    requests = [request(place.target, f"{n}", id="m") for n in range(500)]
+    await place.send(*requests, headers={"aiodelay-conflict": "debounce:2s"})
+    async with place.box(), place.out() as out:
+        (record,) = await out.until(1)
+        assert record.value() == b"499"
+        assert len(await out.quiet(QUIET_S)) == 1
+
+
+async def test_a_box_that_stores_in_kafka_refuses_a_rule_that_only_an_owner_can_carry_out(
+    kafka: str, urls: dict[str, str]
+) -> None:
+    place = await placed(kafka, urls["kafka"])
+    async with place.box(), place.out(f"{place.intake}.dead") as dead:
+        await place.send(request(place.target, "x", id="m"), headers={"aiodelay-conflict": "debounce:2s"})
+        (record,) = await dead.until(1)
+        why = headers_of(record)[DEAD_REASON]
+        assert why == b"its conflict rule is debounce; here a request may have: keep, replace"
+
+
 @pytest.mark.parametrize("kind", SHARED)
 async def test_s3_what_was_taken_in_is_not_taken_in_again(kafka: str, urls: dict[str, str], kind: str) -> None:
     place = await placed(kafka, urls[kind])

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodelay.backends.kafka.topics.requests import BadRequestError, Rules, read_request
+from aiodelay.core.conflict_text import read_conflict
 from aiodelay.core.durations import MAX_HORIZON_MS
-from aiodelay.core.values import After, At, Put
+from aiodelay.core.values import After, At, Conflict, Put
 from tests.support.bad_requests import ARTICLE, BAD, with_field
 from tests.support.clear_errors import PYTHON_WORDS
 
@@ -178,3 +179,43 @@ def test_record_headers_that_cannot_travel_are_refused() -> None:
         read(ARTICLE, [(f"h{i}", b"") for i in range(65)])
     with pytest.raises(BadRequestError, match="not UTF-8"):
         read(ARTICLE, [("\udcff", b"1")])
+
+
+@pytest.mark.parametrize("text", ["replace", "keep", "earlier", "later", "throttle:1h", "throttle:1h:last"])
+def test_a_header_names_a_conflict_rule(text: str) -> None:
+    put = read(with_field("id", '"m"'), [("aiodelay-conflict", text.encode())])
+    assert (put.conflict, put.due, put.envelope.headers) == (read_conflict(text), At(WRITTEN + 1000), {})
+
+
+def test_a_debounced_request_has_no_due_time_of_its_own() -> None:
+    headers: list[tuple[str, bytes | None]] = [("aiodelay-conflict", b"debounce:5s:1m")]
+    put = read('{"topic": "T", "message": "m", "id": "m"}', headers)
+    assert (put.conflict, put.due) == (Conflict.debounce("5s", "1m"), After(5000))
+    with pytest.raises(BadRequestError, match="the conflict rule debounce gives the due time"):
+        read(with_field("id", '"m"'), headers)
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        (b"error", "its conflict rule is error; here a request may have: debounce, earlier, keep"),
+        (b"newer:7", "its conflict rule is newer"),
+        (b"if_revision:7", "its conflict rule is if_revision"),
+        (b"newest", "conflict is 'newest'"),
+        (b"\xff", "conflict is"),
+        (None, "conflict is ''"),
+        (b"debounce:5", "conflict.quiet is '5'"),
+    ],
+)
+def test_a_wrong_conflict_rule_is_refused(written: bytes | None, why: str) -> None:
+    with pytest.raises(BadRequestError, match=why):
+        read(with_field("id", '"m"'), [("aiodelay-conflict", written)])
+
+
+def test_a_conflict_rule_needs_an_id_and_a_store_that_knows_it() -> None:
+    with pytest.raises(BadRequestError, match="it has a conflict rule and no id"):
+        read(ARTICLE, [("aiodelay-conflict", b"keep")])
+    with pytest.raises(BadRequestError, match="its conflict rule is earlier; here a request may have: keep, replace"):
+        read(
+            with_field("id", '"m"'), [("aiodelay-conflict", b"earlier")], RULES._replace(conflicts=["replace", "keep"])
+        )

@@ -1,7 +1,7 @@
 """`read_request`: reads a request in the delay box's topic, JSON `{"topic", "message", "countdown"}`.
 
 The published form of such requests has only these three fields and the header `CALLER_SERVICE`. aiodelay adds `at`,
-`id`, `key` and `headers`. An unclear request is refused, never guessed. This module is pure. docs/delay-box.md has a
+`id`, `key` and `headers`, and the header `aiodelay-conflict`. An unclear request is refused, never guessed. This module is pure. docs/delay-box.md has a
 table of the fields.
 """
 
@@ -15,14 +15,19 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aiodelay.backends.kafka.records import SINK, Headers, check_names, is_topic, user_headers
+from aiodelay.core.conflict_text import read_conflict
 from aiodelay.core.durations import MAX_HORIZON_MS, check_horizon, parse_instant, to_epoch_ms
 from aiodelay.core.transitions import NO_OP
 from aiodelay.core.validation import check_headers, check_id, check_key, check_payload_size
-from aiodelay.core.values import After, At, Envelope, Put
-from aiodelay.errors import InputError, RecordFormatError, cut, shortened
+from aiodelay.core.values import CONFLICT_MODES, After, At, Conflict, ConflictMode, Envelope, Put
+from aiodelay.errors import ConfigurationError, InputError, RecordFormatError, cut, shortened
 
-__all__ = ["FIELDS", "BadRequestError", "Rules", "read_request"]
+__all__ = ["CONFLICT", "FIELDS", "NEVER_REFUSED", "BadRequestError", "Rules", "read_request"]
 
+CONFLICT = "aiodelay-conflict"
+"""The header of a request that names a conflict rule, such as `debounce:5s:1m`."""
+NEVER_REFUSED: Collection[ConflictMode] = CONFLICT_MODES - {"error", "newer", "if_revision"}
+"""The conflict modes that refuse no message. Nobody would learn of a refusal."""
 FIELDS = ("topic", "message", "countdown", "at", "id", "key", "headers")
 _KNOWN = frozenset(FIELDS)
 _MOST_S = MAX_HORIZON_MS // 1000
@@ -39,11 +44,13 @@ class Rules(NamedTuple):
         allowed: The topics to which messages may go.
         from_arrival: Whether a countdown begins when the record is read. If not, it begins when the record was written.
         max_payload: Most bytes of a message.
+        conflicts: The conflict modes that a request may name.
     """
 
     allowed: Collection[str]
     from_arrival: bool
     max_payload: int
+    conflicts: Collection[ConflictMode] = NEVER_REFUSED
 
 
 class _Object(list[tuple[str, Any]]):
@@ -79,18 +86,41 @@ def read_request(
     given = _fields(value)
     topic = _topic(given, rules.allowed)
     try:
-        due = _due(given, from_arrival=rules.from_arrival, written_ms=written_ms, now_ms=now_ms)
+        conflict = _conflict(headers, given, rules.conflicts)
+        if conflict.quiet_ms is None:
+            due = _due(given, from_arrival=rules.from_arrival, written_ms=written_ms, now_ms=now_ms)
+        else:
+            due = _after(conflict.quiet_ms, given)
         payload = _payload(given, value or b"")
         check_payload_size(payload, rules.max_payload)
         message_id = own_id if given.get("id") is None else _id(given["id"])
         check_names(headers)
         travelling = check_headers(dict(user_headers(headers)) | _headers(given))
         envelope = Envelope(message_id, SINK, topic, payload=payload, key=_key(given), headers=travelling)
-    except (InputError, RecordFormatError) as error:
+    except (InputError, ConfigurationError, RecordFormatError) as error:
         raise BadRequestError(str(error)) from error
     except UnicodeEncodeError:
         raise BadRequestError("a text in it cannot be written as UTF-8 (a lone surrogate)") from None
-    return Put(NO_OP, envelope, due)
+    return Put(NO_OP, envelope, due, conflict)
+
+
+def _conflict(headers: Headers, given: Mapping[str, Any], known: Collection[ConflictMode]) -> Conflict:
+    named = [value or b"" for name, value in headers if name == CONFLICT]
+    if not named:
+        return Conflict.replace()
+    conflict = read_conflict(named[-1].decode(errors="backslashreplace"))
+    if conflict.mode not in known:
+        allowed = ", ".join(sorted(known))
+        raise BadRequestError(f"its conflict rule is {conflict.mode}; here a request may have: {allowed}")
+    if given.get("id") is None:
+        raise BadRequestError("it has a conflict rule and no id")
+    return conflict
+
+
+def _after(quiet_ms: int, given: Mapping[str, Any]) -> After:
+    if given.get("countdown") is not None or given.get("at") is not None:
+        raise BadRequestError("it has countdown or at, and the conflict rule debounce gives the due time")
+    return After(quiet_ms)
 
 
 def _fields(value: bytes | None) -> Mapping[str, Any]:
