@@ -1,8 +1,8 @@
 """`read_request`: reads a request in the delay box's topic, JSON `{"topic", "message", "countdown"}`.
 
 The published form of such requests has only these three fields and the header `CALLER_SERVICE`. aiodelay adds `at`,
-`id`, `key` and `headers`, and the header `aiodelay-conflict`. An unclear request is refused, never guessed. This module is pure. docs/delay-box.md has a
-table of the fields.
+`id`, `key` and `headers`, and the header `aiodelay-conflict`. An unclear request is refused, never guessed. This module
+is pure. docs/delay-box.md has a table of the fields.
 """
 
 from __future__ import annotations
