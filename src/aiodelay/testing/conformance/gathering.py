@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from aiodelay.core.values import After, At, Cancel, Conflict, Late, Put, Stored
+from aiodelay.core.values import LEASE_MS, After, At, Cancel, Conflict, Late, Put, Stored
 
-from .stage import HOUR_MS, LEASE_MS, Bench, Stage, again, dead, done, staged
+from .stage import HOUR_MS, Bench, Stage, done, ending, staged
 
 __all__ = ["GatheringRules"]
 
@@ -99,8 +99,7 @@ class GatheringRules(Bench):
                 stage.move(LEASE_MS)
                 await stage.tidy()
             elif after != "in flight":
-                ends = {"again": again(claim, stage.now + HOUR_MS), "done": done(claim), "dead": dead(claim)}
-                await stage.end(ends[after])
+                await stage.end(ending(after, claim, due_ms=stage.now + HOUR_MS))
         stage.move(MOST_MS)
         outcome = await stage.stored(self._debounced(stage, BOUNDED, payload=b"next"))
         assert outcome.due_ms == stage.now + QUIET_MS
@@ -226,7 +225,7 @@ class GatheringRules(Bench):
         elif end != "nothing":
             claim = await stage.claim_one()
             if end != "in flight":
-                await stage.end(done(claim) if end == "done" else dead(claim))
+                await stage.end(ending(end, claim, due_ms=stage.now))
 
     # --- several in one batch -----------------------------------------------------------------------------
 
