@@ -7,6 +7,7 @@ import random
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.faults.programs.worker import Burst, Stream
@@ -95,7 +96,8 @@ def test_a_store_that_breaks_a_promise_is_found_out(
     scene: Scene, bug: str, point: FailurePoint | None, rule: str
 ) -> None:
     """Negative control: the same scenario, the same check."""
-    victim = scene.start("victim", serve=("work",), burst=BUSY, bug=bug, point=point)
+    busy = msgspec.structs.replace(BUSY, spread_ms=5_000)  # more than it takes to store them, also on a busy machine
+    victim = scene.start("victim", serve=("work",), burst=busy, bug=bug, point=point)
     assert victim.wait() == (0 if point is None else -9), victim.errors[-2000:]
     with pytest.raises(AssertionError, match=f"{rule}: "):
         scene.judge()
