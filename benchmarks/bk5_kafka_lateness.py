@@ -27,7 +27,7 @@ __all__ = ["BENCHMARK"]
 
 AHEAD_S = 1.0
 """The time until the first message is scheduled. Both sides have started by then."""
-P50_GOAL, P99_GOAL = Goal("at most", 5.0), Goal("at most", 1.5)
+P50_GOAL, P99_GOAL = Goal("at most", 4.0), Goal("at most", 1.5)
 
 
 class Arrival(NamedTuple):

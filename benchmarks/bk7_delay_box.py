@@ -34,7 +34,7 @@ __all__ = ["BENCHMARK"]
 MESSAGES = 50_000
 PARTITIONS = 3
 POSITIONS_KEY = Keys("default").key("src")
-GOAL = Goal("at least", 0.5)
+GOAL = Goal("at least", 0.6)
 POLL_S = 0.002
 
 
