@@ -170,6 +170,7 @@ class BlockingScheduler:
         headers: Mapping[str, bytes] = NO_HEADERS,
         conflict: Conflict = Conflict.replace(),  # noqa: B008 - immutable
         late: Late = Late.deliver(),  # noqa: B008 - immutable
+        spread: Duration | None = None,
     ) -> Scheduled:
         """Store a message until it is due. Arguments, answers and errors are those of `Scheduler.schedule`.
 
@@ -187,6 +188,7 @@ class BlockingScheduler:
                 headers=headers,
                 conflict=conflict,
                 late=late,
+                spread=spread,
             )
         )
 

@@ -57,6 +57,7 @@ async def schedule(
     newer: int | None = None,
     drop_after: str | None = None,
     dead_letter_after: str | None = None,
+    spread: str | None = None,
     sink: Annotated[list[str] | None, Parameter(negative="")] = None,
     lines: Annotated[bool, Parameter(negative="")] = False,
     place: Place = Place(),
@@ -84,6 +85,8 @@ async def schedule(
             newer version is pending, or has ended within the last 24 h.
         drop_after: Drop the message if its lateness would exceed this duration.
         dead_letter_after: Make the message a dead letter if its lateness would exceed this duration.
+        spread: A span after the due time, such as 5m: the id gives the message's place in the span. With --every, the
+            rule must be a cron expression.
         sink: The URL of a sink that the store does not provide, such as kafka://host:9092. May be repeated.
         lines: Read JSON lines from stdin.
     """
@@ -99,13 +102,14 @@ async def schedule(
         _payload(payload, payload_file),
         at=read_time(at, "at"),
         delay=delay,
-        every=None if every is None else _rule(every, tz),
+        every=None if every is None else _rule(every, tz, spread),
         id=id_,
         to=to,
         key=None if key is None else os.fsencode(key),
         headers=_headers(header or []),
         conflict=_conflict(conflict) if newer is None else Conflict.newer(newer),
         late=_late(drop_after, dead_letter_after),
+        spread=None if every is not None else spread,
     )
     async with place.opened(sink or (), may_create=True) as scheduler:
         return await _schedule(scheduler, message, place)
@@ -139,8 +143,8 @@ def _payload(text: str | None, path: Path | None) -> bytes:
         raise CommandError(f"--payload-file {path}: {error.strerror}") from None
 
 
-def _rule(every: str, tz: str | None) -> Every | Cron:
-    return read_rule(every) if tz is None else Cron(every, tz=tz)
+def _rule(every: str, tz: str | None, spread: str | None) -> Every | Cron:
+    return read_rule(every) if tz is None and spread is None else Cron(every, tz=tz or "UTC", spread=spread)
 
 
 def _headers(given: list[str]) -> dict[str, bytes]:

@@ -12,6 +12,7 @@ hour. And inside an hour that occurs twice, it may return an instant before the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice
@@ -23,6 +24,7 @@ from cronsim import CronSim, CronSimError
 from aiodelay.errors import InputError, RecordFormatError, ScheduleTimeError, cut, shortened
 
 from .durations import Duration, check_horizon, format_duration, from_epoch_ms, parse_duration, to_epoch_ms
+from .spread import spread_ms_of
 
 __all__ = [
     "MIN_INTERVAL_MS",
@@ -38,6 +40,7 @@ __all__ = [
     "is_missed",
     "is_overlapped",
     "next_due",
+    "placed",
     "upcoming",
 ]
 
@@ -60,6 +63,7 @@ _MAX_EXPRESSION = 255
 _CRON_FIELDS = 5
 _FIVE_FIELDS = 'five fields, minute hour day-of-month month day-of-week, e.g. "0 9 * * mon"'
 _ZONES = 'a name of the IANA time zone database that this machine knows, e.g. "Europe/Paris"'
+_MS = timedelta(milliseconds=1)
 _SOME_DAY = datetime(2000, 1, 1, tzinfo=UTC)
 _PRIVATE_ZONES = ("localtime", "posixrules", "posix/", "right/")  # their meaning depends on the machine
 
@@ -120,6 +124,10 @@ class Cron:
         tz: A name of the IANA time zone database.
         missed: The rule for occurrences whose successor is due before they run (see `Missed`).
         overlap: Whether an occurrence runs while an earlier occurrence is still being retried (see `Overlap`).
+        spread: A span after each match of the expression: each series runs at its own place in the span, which its id
+            gives. Kept as the shortest text. None = each series runs at the match itself.
+        spread_ms: The length of the span in milliseconds; 0 without a spread.
+        moved_ms: By how much the occurrences come after the matches, in milliseconds. `schedule()` sets it.
 
     Raises:
         ScheduleTimeError: A value is not allowed. The error names it as `every.<name>`.
@@ -130,9 +138,16 @@ class Cron:
     tz: str = "UTC"
     missed: Missed = "coalesce"
     overlap: Overlap = "allow"
+    spread: Duration | None = None
+    spread_ms: int = field(init=False, default=0, repr=False, compare=False)
+    moved_ms: int = field(init=False, default=0, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "expression", _checked_expression(self.expression))
+        if self.spread is not None:
+            ms = parse_duration(self.spread, field="every.spread", least_ms=1)
+            object.__setattr__(self, "spread_ms", ms)
+            object.__setattr__(self, "spread", format_duration(ms))
         try:
             _zone(self.tz)
         except (KeyError, ValueError, OSError):  # zoneinfo raises each of these for some wrong names
@@ -187,6 +202,17 @@ def _zone(name: object) -> tzinfo:
 
 
 # --- due times ------------------------------------------------------------------------------------
+
+
+def placed(rule: Rule, series_id: str) -> Rule:
+    """Return the rule of one series: with a spread, its occurrences have the place in the span that the id gives."""
+    return _moved(rule, spread_ms_of(series_id, rule.spread_ms)) if isinstance(rule, Cron) and rule.spread_ms else rule
+
+
+def _moved(rule: Cron, moved_ms: int) -> Cron:
+    moved = copy(rule)
+    object.__setattr__(moved, "moved_ms", moved_ms)
+    return moved
 
 
 def first_due(rule: Rule, now_ms: int) -> int:
@@ -272,7 +298,8 @@ def _following(rule: Rule, grid_ms: int, after_ms: int) -> int | None:
         after_ms: The result is later than this time.
     """
     if isinstance(rule, Cron):
-        return _match_after(rule, after_ms)
+        match_ms = _match_after(rule, after_ms - rule.moved_ms)
+        return None if match_ms is None else match_ms + rule.moved_ms
     if rule.start is not None:
         grid_ms = to_epoch_ms(rule.start, field="every.start")
     return grid_ms + max(0, (after_ms - grid_ms) // rule.interval_ms + 1) * rule.interval_ms
@@ -345,12 +372,15 @@ def encode_rule(rule: Rule) -> dict[str, str | int]:
     """Return the rule in the form that a record stores. Two rules are equal if and only if their forms are equal.
 
     Keys of `Every`: `e` is the interval in ms, `s` is the start in epoch ms (absent if there is none). Keys of `Cron`:
-    `c` is the cron expression, `z` is the zone. Keys of both: `m` is `missed` (absent for `coalesce`), `o` is `overlap`
-    (absent for `allow`).
+    `c` is the cron expression, `z` is the zone, `w` is the spread in ms and `d` is by how many ms the occurrences move
+    (both absent without a spread). Keys of both: `m` is `missed` (absent for `coalesce`), `o` is `overlap` (absent for
+    `allow`).
     """
     encoded: dict[str, str | int]
     if isinstance(rule, Cron):
         encoded = {"c": rule.expression, "z": rule.tz}
+        if rule.spread_ms:
+            encoded |= {"w": rule.spread_ms, "d": rule.moved_ms}
     else:
         encoded = {"e": rule.interval_ms}
         if rule.start is not None:
@@ -379,14 +409,16 @@ def _decoded(encoded: object) -> Rule:
         raise TypeError("it must be a map with either e or c")
     missed, overlap = encoded.get("m", "coalesce"), encoded.get("o", "allow")
     if "c" in encoded:
-        return Cron(encoded["c"], tz=encoded["z"], missed=missed, overlap=overlap)
+        spread = _whole(encoded["w"]) * _MS if "w" in encoded else None
+        rule = Cron(encoded["c"], tz=encoded["z"], missed=missed, overlap=overlap, spread=spread)
+        return _moved(rule, _whole(encoded.get("d", 0)))
     start = from_epoch_ms(_whole(encoded["s"])) if "s" in encoded else None
-    return Every(_whole(encoded["e"]) * timedelta(milliseconds=1), start=start, missed=missed, overlap=overlap)
+    return Every(_whole(encoded["e"]) * _MS, start=start, missed=missed, overlap=overlap)
 
 
 def _whole(value: object) -> int:
     if type(value) is not int:
-        raise TypeError("e and s must be whole numbers")
+        raise TypeError("e, s, w and d must be whole numbers")
     return value
 
 
@@ -394,6 +426,8 @@ def describe(rule: Rule) -> str:
     """Return the rule in English, e.g. `At 09:00 on Monday (Europe/Paris)`."""
     if isinstance(rule, Cron):
         text = f"{CronSim(rule.expression, _SOME_DAY).explain()} ({rule.tz})"
+        if rule.spread is not None:
+            text += f", spread over {rule.spread}"
     else:
         start = f", counted from {rule.start.isoformat()}" if rule.start is not None else ""
         text = f"Every {rule.interval}{start}"

@@ -21,8 +21,8 @@ from msgspec import UNSET, UnsetType
 
 from aiodelay.core.conflict_text import CONFLICT_TEXTS, read_conflict
 from aiodelay.core.durations import LAST_MS, format_duration, from_epoch_ms, parse_instant, to_epoch_ms
-from aiodelay.core.recurrence import Cron, Every, Rule, decode_rule, encode_rule
-from aiodelay.core.transitions import NO_OP, delivery_id, put_due_of
+from aiodelay.core.recurrence import Cron, Every, Rule, decode_rule, encode_rule, placed
+from aiodelay.core.transitions import NO_OP, base_id, delivery_id, put_due_of
 from aiodelay.core.validation import HANDLER_TARGET, check_id, split_target, to_of
 from aiodelay.core.values import (
     NO_HEADERS,
@@ -81,7 +81,8 @@ __all__ = [
 
 _KINDS = {type(None): "null", bool: "true or false", str: "a string", list: "an array", dict: "an object"}
 _JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
-_CRON_KEYS, _EVERY_KEYS = {"cron", "tz", "missed", "overlap"}, {"interval", "start", "missed", "overlap"}
+_CRON_KEYS = {"cron", "tz", "missed", "overlap", "spread"}
+_EVERY_KEYS = {"interval", "start", "missed", "overlap"}
 _RULES = '"10m", {"interval": "10m"}, "0 9 * * mon" or {"cron": "0 9 * * mon", "tz": "Europe/Paris"}'
 _LATES = '"deliver", {"drop": "15m"} or {"dead_letter": "15m"}'
 _TARGETS = '"<sink>:<address>", such as "redis-list:orders", or "handler:<type name>"'
@@ -151,7 +152,8 @@ def rule_shape(rule: Rule) -> dict[str, Any]:
     """Return the JSON form of a recurrence rule. `read_rule` reads it back."""
     policies = {"missed": rule.missed, "overlap": rule.overlap}
     if isinstance(rule, Cron):
-        return {"cron": rule.expression, "tz": rule.tz} | policies
+        spread = {} if rule.spread is None else {"spread": rule.spread}
+        return {"cron": rule.expression, "tz": rule.tz} | policies | spread
     start = None if rule.start is None else time_shape(to_epoch_ms(rule.start, field="start"))
     return {"interval": rule.interval, "start": start} | policies
 
@@ -269,6 +271,7 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True):
     headers: Any = None
     conflict: Any = None
     late: Any = None
+    spread: Any = None
 
 
 _decode = msgspec.json.Decoder(_Given).decode
@@ -311,7 +314,7 @@ def read_message(text: bytes) -> Message:
     - The payload is `payload` or `payload_base64`. `payload` is text; or an object or an array, which is taken as
       written; or null. Null needs a key, and is delivered as a record without a value.
     - The due time is `at` (ISO 8601 with an offset), `delay` ("5m") or `every` ("10m", "0 9 * * mon", or an object).
-    - The optional fields are `id`, `key` or `key_base64`, `headers`, `conflict` and `late`.
+    - The optional fields are `id`, `key` or `key_base64`, `headers`, `conflict`, `late` and `spread`.
 
     Raises:
         InputError: A field is wrong. The error names the field and the allowed values. `schedule()` checks more.
@@ -332,6 +335,7 @@ def read_message(text: bytes) -> Message:
             headers=_headers(given.headers),
             conflict=_conflict(given.conflict),
             late=_late(given.late),
+            spread=_optional_string(given.spread, "spread", ScheduleTimeError, _DURATIONS),
         )
     except (InputError, ConfigurationError) as error:
         if isinstance(given.id, str):
@@ -355,8 +359,9 @@ def read_record(given: Mapping[str, Any]) -> Record:
         raise InputError("encoding", _shown(encoding), "'', 'json', 'msgpack' or 'null'")
     payload = msgspec.Raw(msgspec.json.encode(given["payload"])) if "payload" in given else UNSET
     type_, every, due_ms = given.get("type"), given.get("every"), _ms(given, "due")
+    message_id = check_id(_string(given.get("id"), "id", MessageIdError), may_be_occurrence=True)
     envelope = Envelope(
-        check_id(_string(given.get("id"), "id", MessageIdError), may_be_occurrence=True),
+        message_id,
         lane,
         address,
         type_ if isinstance(type_, str) and (address or type_ != lane) else "",
@@ -366,7 +371,7 @@ def read_record(given: Mapping[str, Any]) -> Record:
         _headers(given.get("headers")),
         {str(name): str(value) for name, value in (given.get("trace") or {}).items()} or NO_TRACE,
         None if given.get("version") is None else _count(given, "version"),
-        None if every is None else encode_rule(read_rule(every)),
+        None if every is None else encode_rule(placed(read_rule(every), base_id(message_id))),
     )
     late = _late(given.get("late"))
     return Record(

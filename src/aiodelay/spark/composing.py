@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aiodelay.core.durations import MAX_HORIZON_MS, check_horizon
-from aiodelay.core.recurrence import encode_rule
+from aiodelay.core.recurrence import Rule, encode_rule, placed
 from aiodelay.core.transitions import NO_OP
 from aiodelay.core.validation import (
     MAX_ID_BYTES,
@@ -88,7 +88,7 @@ class _Rows:
             self._read("headers", _headers, NO_HEADERS),
             self._read("trace", dict, NO_TRACE),
             versions,
-            self._read("rule", _rule, None),
+            self._rules(),
         )
         return list(map(Put, repeat(NO_OP), envelopes, map(At, dues), conflicts, self._lates(dues)))
 
@@ -161,6 +161,13 @@ class _Rows:
             self._each(payloads, lambda payload: _sized(payload, most))
         return payloads
 
+    def _rules(self) -> Sequence[Mapping[str, str | int] | None]:
+        given = self._read("rule", _rule, None)
+        return [
+            None if rule is None else encode_rule(placed(rule, message_id))
+            for rule, message_id in zip(given, self._ids, strict=True)
+        ]
+
     def _versions(self) -> tuple[Iterable[int], Iterable[Conflict]]:
         """Return versions and conflict rules. With `insert` all rows have version 0, so any stored version is kept."""
         if self._settings.conflict == "insert":
@@ -227,12 +234,12 @@ def _bytes(value: bytes | str) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
-def _rule(text: str) -> dict[str, str | int]:
+def _rule(text: str) -> Rule:
     try:
         given = msgspec.json.decode(text)
     except msgspec.MsgspecError:
         raise ScheduleTimeError("rule", shortened(text), 'JSON such as {"interval": "10m"}') from None
-    return encode_rule(read_rule(given))
+    return read_rule(given)
 
 
 def _encoding(text: str) -> str:

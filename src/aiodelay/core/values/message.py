@@ -33,6 +33,7 @@ class Message(Struct, frozen=True, kw_only=False):
     headers: Mapping[str, bytes] = NO_HEADERS
     conflict: Conflict = Conflict.replace()
     late: Late = Late.deliver()
+    spread: Duration | None = None
 
 
 class Scheduled(Struct, frozen=True):
@@ -41,7 +42,7 @@ class Scheduled(Struct, frozen=True):
     Attributes:
         id: The message id: the id that the caller gave, or a generated id.
         due_ms: The due time of the message that is stored under the id now, epoch ms on the store's clock. 0 if no
-            message is stored.
+            message is stored. If `Conflict.throttle` has kept a message that has ended: the beginning of its window.
         revision: The revision of that message. It grows with each replacement. 0 if no message is stored.
         outcome: Whether the message was stored, replaced an earlier message, or left an earlier message unchanged.
         is_older_in_flight: Whether the message replaced a version that is still being delivered, or a series with a

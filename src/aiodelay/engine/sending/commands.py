@@ -70,6 +70,7 @@ class Commands(Openable):
         headers: Mapping[str, bytes] = NO_HEADERS,
         conflict: Conflict = Conflict.replace(),  # noqa: B008 - immutable
         late: Late = Late.deliver(),  # noqa: B008 - immutable
+        spread: Duration | None = None,
     ) -> Scheduled:
         """Store a message until it is due. Once this call has returned, the message is not lost (S2).
 
@@ -88,7 +89,10 @@ class Commands(Openable):
             key: The key of the message, for sinks that have keys.
             headers: Headers that are delivered with the message, byte for byte; up to 64, 16 KiB together.
             conflict: The rule for an id that is already scheduled.
-            late: The policy for a message that would be delivered much too late.
+            late: The policy for a message that would be delivered much too late. It counts from the due time with the
+                spread.
+            spread: A span after the due time, a `timedelta` or text: the id gives the message's place in the span. So
+                many messages for one time come one after another. Each id has the same place every time.
 
         Returns:
             The id, the due time, and whether the message was stored, replaced an earlier message, or left an earlier
@@ -100,7 +104,7 @@ class Commands(Openable):
             StoreUnavailableError, StoreFullError, StoreBusyError: The message is certainly not stored.
             OutcomeUnknownError: The message may be stored. `await error.retry()` finds out safely whether it is.
         """
-        message = Message(event, at, delay, every, id, to, key, headers, conflict, late)
+        message = Message(event, at, delay, every, id, to, key, headers, conflict, late, spread)
         if self._schedule_middleware:
             return await chained(self._schedule_middleware, self._schedule)(message)
         commands = self._open_commands()  # As in `_schedule`, without another coroutine: each one takes time.

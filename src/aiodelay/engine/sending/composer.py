@@ -7,9 +7,11 @@ from typing import Literal
 
 from aiodelay.core import recurrence
 from aiodelay.core.conflicts import TIMED
+from aiodelay.core.durations import Duration, parse_duration
 from aiodelay.core.event_codecs import Codec
 from aiodelay.core.ids import new_id, new_op
 from aiodelay.core.recurrence import Cron, Every, Rule
+from aiodelay.core.spread import spread_ms_of
 from aiodelay.core.validation import (
     HANDLER_TARGET,
     Targets,
@@ -118,7 +120,7 @@ class Composer:
         conflict = _checked_conflict(message.conflict, recurs=message.every is not None)
         late = _checked_late(message.late)
         self.check_mode(conflict.mode)
-        due, rule = self._due(message, now_ms)
+        due, rule = self._due(message, message_id, now_ms)
         lane, address, type_ = self._destination(message.event, message.to)
         payload, encoding = self._payload(message)
         check_payload_size(payload, self._max_payload)
@@ -136,18 +138,23 @@ class Composer:
         )
         return Put(new_op(), envelope, due, conflict, late)
 
-    def _due(self, message: Message, now_ms: int) -> tuple[At | After, dict[str, str | int] | None]:
-        every, quiet_ms = message.every, message.conflict.quiet_ms
+    def _due(self, message: Message, message_id: str, now_ms: int) -> tuple[At | After, dict[str, str | int] | None]:
+        every, quiet_ms, spread = message.every, message.conflict.quiet_ms, message.spread
         if quiet_ms is not None:
-            if message.at is not None or message.delay is not None:
+            if message.at is not None or message.delay is not None or spread is not None:
                 raise ScheduleTimeError(TIMES, "given with Conflict.debounce", "none of them: quiet is the delay")
             return After(quiet_ms), None
         if every is None:
-            return due_of(message.at, message.delay, now_ms, fields=TIMES), None
+            due = due_of(message.at, message.delay, now_ms, fields=TIMES)
+            return (due if spread is None else _spread(due, spread, message_id)), None
         if message.at is not None or message.delay is not None:
             raise ScheduleTimeError(TIMES, "given as more than one argument", "exactly one of them")
-        every = check_rule(every)
-        return At(recurrence.first_due(every, now_ms)), recurrence.encode_rule(every)
+        if spread is not None:
+            raise ScheduleTimeError(
+                "spread", "given together with every", "a rule with a spread: Cron(..., spread='5m')"
+            )
+        rule = recurrence.placed(check_rule(every), message_id)
+        return At(recurrence.first_due(rule, now_ms)), recurrence.encode_rule(rule)
 
     def _destination(self, event: object, to: str | None) -> tuple[str, str, str]:
         """Return the lane, the address and the stored type name of a message."""
@@ -239,6 +246,12 @@ def check_rule(every: object) -> Rule:
     if not isinstance(every, Every | Cron):
         raise ScheduleTimeError("every", shortened(every), "Every('10m') or Cron('0 9 * * mon', tz='Europe/Paris')")
     return every
+
+
+def _spread(due: At | After, spread: Duration, message_id: str) -> At | After:
+    span_ms = parse_duration(spread, field="spread", least_ms=1)
+    moved_ms = due.ms + spread_ms_of(message_id, span_ms)
+    return At(moved_ms) if isinstance(due, At) else After(moved_ms)
 
 
 def _checked_conflict(conflict: Conflict, *, recurs: bool) -> Conflict:

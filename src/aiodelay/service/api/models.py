@@ -85,6 +85,7 @@ class RuleIn(Struct, frozen=True):
     start: str | None = None
     missed: str | None = None
     overlap: str | None = None
+    spread: str | None = None
 
 
 class ConflictByNumberIn(Struct, frozen=True):
@@ -125,6 +126,7 @@ class MessageIn(Struct, frozen=True, forbid_unknown_fields=True):
         at: The due time, ISO 8601 with an offset. Give exactly one of `at`, `delay` and `every`.
         delay: The duration until the due time, such as "1h30m".
         every: The rule of a recurring message: "10m", "0 9 * * mon", or an object.
+        spread: A span after the due time, such as "5m": the id gives the message's place in the span.
         id: Your id, by which you replace or cancel the message later.
         conflict: The rule for an id that is already stored: "replace", "keep", "error", "earlier", "later",
             "debounce:5s", "debounce:5s:1m", "throttle:1h", "throttle:1h:last"; or an object.
@@ -142,6 +144,7 @@ class MessageIn(Struct, frozen=True, forbid_unknown_fields=True):
     headers: dict[str, str | Base64] | None = None
     conflict: str | ConflictByNumberIn | None = None
     late: Literal["deliver"] | LateIn | None = None
+    spread: str | None = None
 
 
 class WhenIn(Struct, frozen=True, forbid_unknown_fields=True):
