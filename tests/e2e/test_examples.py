@@ -19,7 +19,7 @@ from tests.support.servers import Found, redis_servers, serving
 # What an example's log may say.
 EXPECTED = re.compile(
     r"attempt \d+ at \S+ failed|is given up|is rejected|no instance reads it|alarm is over|records go to|"
-    "replication factor is 1|has waited|missed"
+    "replication factor is 1|has waited|missed|of its messages were returned"
 )
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

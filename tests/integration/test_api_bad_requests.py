@@ -78,7 +78,7 @@ BAD: list[tuple[dict[str, Any], str, str, str]] = [
     *[({"to": each}, "TargetError", "to", "<sink>:<address>") for each in (7, ["a"], {"a": 1})],
     ({"to": "handler:other"}, "TargetNotAllowedError", "to", "handler:work"),
     ({"to": "elsewhere:x"}, "UnknownSinkError", "the sink in to=", "handler:"),
-    ({"conflict": "later"}, "ConfigurationError", "conflict", "replace"),
+    ({"conflict": "latest"}, "ConfigurationError", "conflict", "replace"),
     ({"conflict": {"newer": -1}}, "ConfigurationError", "conflict.version", "2**63-1"),
     ({"conflict": {"newer": True}}, "ConfigurationError", "conflict.version", "2**63-1"),
     ({"late": "never"}, "ConfigurationError", "late", "deliver"),

@@ -43,10 +43,12 @@ from aiodelay.testing.conformance.stage import Bench
 
 from .story import FAR, HOUR_MS, JOURNAL, LANES, SOURCES, Held, Told
 
-__all__ = ["CHAPTERS", "FIXTURES", "OldData", "answered", "answers", "plain", "told_of"]
+__all__ = ["CHAPTERS", "FIXTURES", "LATER_FIELDS", "OldData", "answered", "answers", "plain", "told_of"]
 
 ROOT = Path(__file__).parents[3]
 FIXTURES = ROOT / "tests" / "fixtures"
+LATER_FIELDS = {"debounced_ms"}
+"""The fields of a record that the version did not know which wrote the data."""
 
 DAY_MS = 24 * HOUR_MS
 ALL = Query(limit=1000)

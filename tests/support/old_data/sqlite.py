@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from shutil import copyfile
@@ -76,21 +76,30 @@ class OldSqlite(OldData):
             old.backup(new)
 
 
-def rows_of(path: Path) -> Mapping[str, Sequence[tuple[Any, ...]]]:
-    """Return the schema, and the rows of each table and of the view, without the counters in tokens."""
+def rows_of(path: Path, *, without: Collection[str] = ()) -> Mapping[str, Sequence[tuple[Any, ...]]]:
+    """Return the schema, and the rows of each table and of the view, without the counters in tokens.
+
+    Args:
+        path: The file.
+        without: Columns to leave out.
+    """
     with closing(sqlite3.connect(path)) as connection:
         schema = connection.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY name").fetchall()
         tables = [name for kind, name, _ in schema if kind == "table"] + ["schedule"]
-        found = {name: _rows(connection, name) for name in tables}
+        found = {name: _rows(connection, name, without) for name in tables}
         pragmas = [connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")]
     return found | {"schema": schema, "pragmas": pragmas}
 
 
-def _rows(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...]]:
+def _rows(connection: sqlite3.Connection, table: str, without: Collection[str]) -> list[tuple[Any, ...]]:
     cursor = connection.execute(f"SELECT * FROM {table}")
     names = [name for name, *_ in cursor.description]
     rows = [
-        tuple(value // _COUNTERS if name == "token" else value for name, value in zip(names, row, strict=True))
+        tuple(
+            value // _COUNTERS if name == "token" else value
+            for name, value in zip(names, row, strict=True)
+            if name not in without
+        )
         for row in cursor
     ]
     return sorted(rows, key=str)
