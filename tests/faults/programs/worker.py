@@ -371,7 +371,8 @@ async def main(plan: Plan) -> None:
     async with asyncio.TaskGroup() as pulling, scheduler:
         for lane in plan.serve if plan.pulls else ():
             pulling.create_task(pull(scheduler, lane, plan, history, points))
-            await asyncio.sleep(0.01)  # until it has subscribed: nothing would be served, and all would look idle
+            for _ in range(10):  # until it has subscribed: nothing would be served, and all would look idle
+                await asyncio.sleep(0)
         history.write(h.Process(what="ready"))
         say("ready")
         producer = Producer(scheduler, history)
