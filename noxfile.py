@@ -43,8 +43,8 @@ AS_IT_IS = ["--no-compile", "--config-settings=--build-option=--compression=stor
 FEW_FILES = 8  # up to this number, `changed` uses one process, because starting more processes takes longer
 # The tests that cover the pure modules. pyproject.toml lists these modules for coverage.
 PURE = [
-    *(f"tests/unit/test_{name}.py" for name in ("errors", "memory", "model", "recurrence", "retry", "timeunits")),
-    *("tests/unit/test_conflicts.py", "tests/unit/test_transitions.py", "tests/unit/test_urls.py"),
+    *(f"tests/unit/test_{name}.py" for name in ("errors", "memory", "model", "recurrence", "retry", "spread")),
+    *(f"tests/unit/test_{name}.py" for name in ("conflicts", "timeunits", "transitions", "urls")),
     "tests/conformance/test_memory.py",
 ]
 PYSPARK = "4.3.*"
