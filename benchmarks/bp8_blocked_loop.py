@@ -1,4 +1,4 @@
-"""The part of BP8 about a blocked event loop: what it costs the messages of its process, with a second process."""
+"""The part of BP8 about a blocked event loop: the cost for the messages of its process, with a second process."""
 
 from __future__ import annotations
 

@@ -192,5 +192,5 @@ def _open(path: str, flags: int) -> int:
 
 
 def _close(descriptor: int) -> None:
-    _open_files.discard(descriptor)  # First: another file may get the number as soon as it is closed.
+    _open_files.discard(descriptor)  # First: once the file is closed, another file may get its number.
     os.close(descriptor)
