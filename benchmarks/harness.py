@@ -179,7 +179,7 @@ class Times(list[float]):
     """The times of one side in seconds, round by round.
 
     Attributes:
-        processor: The processor times of this process in the same rounds, for sides that use a `Stopwatch`.
+        processor: The processor times of this process in the same rounds: the blocks of all stopwatches of the side.
     """
 
     def __init__(self) -> None:
@@ -203,7 +203,8 @@ def in_turn(plan: Plan, sides: Mapping[str, Callable[[], float]], *, rounds: int
             gc.collect()
             Stopwatch.processor_s.clear()
             figures[name].append(sides[name]())
-            figures[name].processor += Stopwatch.processor_s[-1:]
+            if Stopwatch.processor_s:
+                figures[name].processor.append(sum(Stopwatch.processor_s))
     return figures
 
 
