@@ -117,7 +117,8 @@ def test_b1_l1_the_messages_of_a_process_that_stands_still_return_when_their_lea
 @pytest.mark.parametrize("how", ["python", "c"])
 def test_b1_l1_a_child_that_outlives_a_killed_process(scene: Scene, how: str) -> None:
     """Python closes the file in the child. If a library in C has forked it, the child keeps the lock."""
-    lease_ms = LONG_LEASE_MS if how == "python" else SHORT_LEASE_MS
+    # A lapse before the kill would make suspects of the messages, and their trials last for a minute.
+    lease_ms = LONG_LEASE_MS if how == "python" else 2 * SHORT_LEASE_MS
     burst = Burst(messages=8, spread_ms=0, special={7: f"fork:{how}".encode()})
     victim = holding(scene, 8, burst=burst, lease_ms=lease_ms)
     with child_of(victim):
