@@ -149,7 +149,7 @@ def test_b1_a_process_that_lives_keeps_its_lock_when_its_child_ends(scene: Scene
     assert scene.judge(Limits(lapses=False)).duplicates == 8
 
 
-@pytest.mark.parametrize("way", ["block", "spin"])
+@pytest.mark.parametrize("way", ["block", pytest.param("spin", marks=pytest.mark.nightly)])
 def test_l1_b1_a_process_whose_loop_is_blocked_keeps_what_it_runs_and_gives_back_the_rest(
     scene: Scene, way: str
 ) -> None:

@@ -18,7 +18,7 @@ from aiodelay.core import pulse
 
 TICK_MS = 1_000
 LAST_TICK, NIGHTLY_LAST_TICK = 4, 5
-"""The length of the gate's ways finds each control; the nightly run looks further, in more than twice as many states."""
+"""The gate's ways are long enough to find each control. The nightly run visits more than twice as many states."""
 MOST_STATES = 2_000_000
 WORKER = "w"
 MISSING = -2
