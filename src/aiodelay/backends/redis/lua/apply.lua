@@ -104,8 +104,7 @@ local TIMED = { b = true, a = true, d = true, t = true, T = true }
 -- Returns the answer of a put that its conflict mode gives. This is one letter, or the whole answer.
 local function verdict_on(a, e, mode)
   if mode == 'n' then
-    local known = memory.recall_version(ARGV[a + 1])
-    if e and e.version and (not known or memory.is_newer(e.version, known)) then known = e.version end
+    local known = memory.known_version(ARGV[a + 1], e)
     if known and not memory.is_newer(sub(ARGV[a], WHAT.OPERAND_FIRST), known) then return outdated(e, known) end
   end
   if mode == 'i' and not (e and u48(e.revision) == sub(ARGV[a], WHAT.OPERAND_FIRST)) then return outdated(e) end

@@ -9,8 +9,7 @@ end
 
 -- Returns the beginning of the window of the last message of an id, or nil if no window is under way.
 local function window_of(id, e, window)
-  local known = memory.recall_version(id)
-  if e and e.version and (not known or memory.is_newer(e.version, known)) then known = e.version end
+  local known = memory.known_version(id, e)
   local since = known and time_in(known)
   return since and now - since < window and now - since >= -window and since or nil
 end

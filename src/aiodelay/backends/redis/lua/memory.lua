@@ -97,6 +97,13 @@ function memory.recall_version(id)
   return last
 end
 
+-- Returns the newest version of the stored message and of the ended messages of an id, or nil.
+function memory.known_version(id, e)
+  local known = memory.recall_version(id)
+  if e and e.version and (not known or memory.is_newer(e.version, known)) then known = e.version end
+  return known
+end
+
 function memory.next_revision(last)
   return (not last or last < now) and now or last + 1
 end
@@ -115,10 +122,8 @@ function memory.remember_end(e)
   -- aiodelay never uses an id again that it made itself. So the revision of such an id need not be remembered.
   if byte(e.id) ~= ID.OWN then memory.remember('r' .. e.id, now + memory.WINDOW, u48(e.revision)) end
   if e.version then
-    local version = memory.recall_version(e.id)
-    if not version or memory.is_newer(e.version, version) then version = e.version end
     local ends = now + TOMBSTONE_WINDOW
-    call('HSET', window_for('v', ends), e.id, u48(ends) .. version)
+    call('HSET', window_for('v', ends), e.id, u48(ends) .. memory.known_version(e.id, e))
   end
 end
 
