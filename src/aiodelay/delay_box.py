@@ -26,6 +26,7 @@ try:
     from .backends.kafka.client.options import Cluster, read_cluster, read_topics
     from .backends.kafka.records import SINK
     from .backends.kafka.sink import KafkaSink, check_topic
+    from .backends.kafka.store.commands import RECORDED
     from .backends.kafka.store.store import KafkaStore
     from .backends.kafka.topics.group import Group
     from .backends.kafka.topics.intake import Intake
@@ -145,7 +146,7 @@ class DelayBox:
             stack.push_async_callback(self._tasks.__aexit__, None, None, None)
             self._store = store
             if store.traits.positions == "recorded":  # the store only records the requests: other processes decide
-                self._rules = self._rules._replace(conflicts=("keep", "replace"))
+                self._rules = self._rules._replace(conflicts=RECORDED)
             self._groups = {topic.name: self._group(topic.name) for topic in topics}
             self._running = [
                 self._tasks.create_task(group.run(), name=f"aiodelay {group.name}") for group in self._groups.values()

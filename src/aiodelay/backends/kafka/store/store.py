@@ -39,7 +39,7 @@ from aiodelay.ports import StoreTraits, Work
 from aiodelay.ports.clock import Clock, SystemClock
 
 from .assignment import Assignment, Lookup, Readiness
-from .commands import Commands, Intakes, PutBacks, RemoteCancels, UserWrites
+from .commands import RECORDED, Commands, Intakes, PutBacks, RemoteCancels, UserWrites
 from .feature_markers import FeatureMarkers
 from .inspection import Inspection
 from .instances import instances_of
@@ -66,9 +66,7 @@ _TRAITS = StoreTraits(
 )
 
 
-_PRODUCER_TRAITS = replace(
-    _TRAITS, conflicts=frozenset({"replace", "keep"}), cancel="recorded", lookup="owner", changes=False
-)
+_PRODUCER_TRAITS = replace(_TRAITS, conflicts=RECORDED, cancel="recorded", lookup="owner", changes=False)
 
 
 class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):

@@ -9,6 +9,6 @@ from .commands import Commands
 from .intakes import Intakes
 from .put_backs import PutBacks
 from .remote_cancels import RemoteCancels
-from .user_writes import UserWrites
+from .user_writes import RECORDED, UserWrites
 
-__all__ = ["Commands", "Intakes", "PutBacks", "RemoteCancels", "UserWrites"]
+__all__ = ["RECORDED", "Commands", "Intakes", "PutBacks", "RemoteCancels", "UserWrites"]

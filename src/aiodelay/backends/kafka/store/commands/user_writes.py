@@ -14,11 +14,14 @@ from aiodelay.backends.kafka.store.assignment import Assignment
 from aiodelay.backends.kafka.store.partition import moved_keys
 from aiodelay.backends.kafka.topics.writer import Writer
 from aiodelay.core.transitions import due_of, record_of
-from aiodelay.core.values import Cancel, Command, Outcome, Put, PutBack, Refused, Stored, Unknown
+from aiodelay.core.values import Cancel, Command, ConflictMode, Outcome, Put, PutBack, Refused, Stored, Unknown
 from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.ports.clock import Clock
 
-__all__ = ["UserWrites"]
+__all__ = ["RECORDED", "UserWrites"]
+
+RECORDED: frozenset[ConflictMode] = frozenset({"keep", "replace"})
+"""The conflict modes of which a record can request a put. An owner carries out the others itself."""
 
 
 class UserWrites:
@@ -100,7 +103,7 @@ class UserWrites:
 
 def _recorded(command: Command, now: int) -> tuple[records.Wire, Stored]:
     """Return the record for a command, and the outcome that holds once the record is written."""
-    if isinstance(command, Put) and command.conflict.mode in ("replace", "keep"):
+    if isinstance(command, Put) and command.conflict.mode in RECORDED:
         record = record_of(command, due_of(command.due, now), now)
         wire = records.encode_record(record) if command.conflict.mode == "replace" else records.encode_keep(record)
         return wire, Stored("stored", now, record.due_ms)
