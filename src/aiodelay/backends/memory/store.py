@@ -18,6 +18,7 @@ from aiodelay.core.rules import Rules
 from aiodelay.core.urls import UrlOptions
 from aiodelay.core.values import (
     CONFLICT_MODES,
+    NO_LIMITS,
     Claim,
     Claimed,
     Command,
@@ -28,6 +29,8 @@ from aiodelay.core.values import (
     JournalEntry,
     Lane,
     LaneCounts,
+    LaneLimits,
+    LimitedKey,
     LoadBucket,
     Outcome,
     Put,
@@ -88,6 +91,8 @@ class MemoryStore:
         self._claiming = self._claiming_type(self._table, self._rules, order, count(1))
         self._inspection = DictInspection(self._table, self._claiming)
         self._positions: dict[str, int] = {}
+        self._limits: dict[Lane, LaneLimits] = {}
+        self._declared: dict[Lane, LaneLimits] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -202,6 +207,26 @@ class MemoryStore:
     async def paused(self) -> Sequence[tuple[Lane, str | None]]:
         """List the paused lanes and addresses. The address of a paused lane is None."""
         return self._inspection.paused()
+
+    # --- limits -------------------------------------------------------------------------------------------
+
+    async def set_limits(self, lane: Lane, limits: LaneLimits, *, is_declared: bool) -> None:
+        """Set the limits of a lane. Limits without any number end them."""
+        if is_declared and self._declared.get(lane) == limits:
+            return
+        if is_declared:
+            self._declared[lane] = limits
+        if self._limits.get(lane, NO_LIMITS) != limits:
+            self._limits[lane] = limits
+            self._table.set_limits(lane, limits, self.now_ms())
+
+    async def limits(self) -> Mapping[Lane, LaneLimits]:
+        """Return the limits of all lanes that have any."""
+        return {lane: limits for lane, limits in sorted(self._limits.items()) if limits}
+
+    async def limited_keys(self, lane: Lane, *, limit: int = 100) -> Sequence[LimitedKey]:
+        """List keys of a lane that have messages in flight or waiting because of a limit."""
+        return self._inspection.limited_keys(lane, limit, self.now_ms())
 
     # --- journal ------------------------------------------------------------------------------------------
 
