@@ -212,7 +212,7 @@ class MemoryStore:
 
     async def set_limits(self, lane: Lane, limits: LaneLimits, *, is_declared: bool) -> None:
         """Set the limits of a lane. Limits without any number end them."""
-        if is_declared and self._declared.get(lane) == limits:
+        if is_declared and self._declared.get(lane, NO_LIMITS) == limits:
             return
         if is_declared:
             self._declared[lane] = limits

@@ -90,6 +90,11 @@ class LaneLimits(Struct, frozen=True):
         """Whether the lane has any limit."""
         return self.whole is not None or self.each is not None
 
+    @property
+    def all(self) -> tuple[Limit, ...]:
+        """The limits, the limit of the whole lane first."""
+        return tuple(limit for limit in (self.whole, self.each) if limit is not None)
+
     def key_of(self, envelope: Envelope) -> bytes:
         """Return the key under which a message counts: its own key, or for a sink with a limit by address its address.
 
