@@ -87,8 +87,9 @@ def event(
     def name_it(class_: type[T]) -> type[T]:
         if not isinstance(class_, type):
             raise ConfigurationError("@event", f"given to {kind_of(class_)}", "a class")
+        limits = checked_limits(limit, class_)
         class_.__aiodelay_type__ = names  # type: ignore[attr-defined]
-        class_.__aiodelay_limits__ = checked_limits(limit, class_)  # type: ignore[attr-defined]
+        class_.__aiodelay_limits__ = limits  # type: ignore[attr-defined]
         return class_
 
     return name_it
