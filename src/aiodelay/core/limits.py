@@ -80,12 +80,9 @@ def next_ms(limit: Limit | None, use: Use, now_ms: int) -> int | None:
     if limit is None or limit.window is None:
         return None
     most, span_ms = limit.window
-    marks = counted(limit, use.marks, now_ms)
-    used = sum(number for _, number in marks)
-    for at_ms, number in sorted(marks):
-        if used < most:
-            return None
-        used -= number
-        if used < most:
-            return at_ms + span_ms
-    return None
+    oldest_last = sorted(counted(limit, use.marks, now_ms), reverse=True)
+    used, free_ms = sum(number for _, number in oldest_last), None
+    while used >= most:
+        at_ms, number = oldest_last.pop()
+        used, free_ms = used - number, at_ms + span_ms
+    return free_ms
