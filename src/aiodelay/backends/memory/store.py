@@ -6,19 +6,17 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import count, islice
+from itertools import islice
 from typing import Self
 
 from aiodelay.core import transitions as t
-from aiodelay.core.dict_table.claims import DictClaiming, LaneHeads
+from aiodelay.core.dict_table.claims import DictClaiming
 from aiodelay.core.dict_table.entries import Entry
-from aiodelay.core.dict_table.inspection import DictInspection
-from aiodelay.core.dict_table.table import DictTable, Worker, Workers
+from aiodelay.core.dict_table.table import Worker
 from aiodelay.core.rules import Rules
 from aiodelay.core.urls import UrlOptions
 from aiodelay.core.values import (
     CONFLICT_MODES,
-    NO_LIMITS,
     Claim,
     Claimed,
     Command,
@@ -29,8 +27,6 @@ from aiodelay.core.values import (
     JournalEntry,
     Lane,
     LaneCounts,
-    LaneLimits,
-    LimitedKey,
     LoadBucket,
     Outcome,
     Put,
@@ -49,8 +45,9 @@ from aiodelay.core.values import (
 )
 from aiodelay.errors import UnsupportedByStoreError
 from aiodelay.ports import StoreTraits, Work
-from aiodelay.ports.clock import Clock, SystemClock
+from aiodelay.ports.clock import Clock
 
+from .controls import MemoryControls
 from .journal_reader import MemoryJournalReader
 
 __all__ = ["MemoryStore", "open_store"]
@@ -68,7 +65,7 @@ _TRAITS = StoreTraits(
 )
 
 
-class MemoryStore:
+class MemoryStore(MemoryControls):
     """Keeps messages in this process. If the object is closed and opened again, it still has its messages.
 
     Args:
@@ -78,35 +75,12 @@ class MemoryStore:
 
     traits = _TRAITS
     name = "memory://"
-    _table_type: type[DictTable] = DictTable
-    _rules_type: type[Rules[Entry]] = Rules
-    _order_type: type[LaneHeads] = LaneHeads
-    _claiming_type: type[DictClaiming] = DictClaiming
-
-    def __init__(self, *, clock: Clock | None = None, journal: int = 0) -> None:
-        self._clock = clock or SystemClock()
-        self._table = self._table_type(Workers(), journal=journal)
-        self._rules = self._rules_type(self._table)
-        order = self._order_type(self._table, self._rules)
-        self._claiming = self._claiming_type(self._table, self._rules, order, count(1))
-        self._inspection = DictInspection(self._table, self._claiming)
-        self._positions: dict[str, int] = {}
-        self._limits: dict[Lane, LaneLimits] = {}
-        self._declared: dict[Lane, LaneLimits] = {}
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         return None
-
-    def now_ms(self) -> int:
-        """Return the time of the store's clock, in epoch ms."""
-        return self._clock.now_ms()
-
-    def seconds_until(self, at_ms: int) -> float:
-        """Return the seconds from now until an instant of the store's clock."""
-        return self._clock.seconds_until(at_ms)
 
     # --- commands -----------------------------------------------------------------------------------------
 
@@ -187,46 +161,6 @@ class MemoryStore:
     ) -> Sequence[DeadLetter]:
         """List dead letters, oldest first."""
         return self._inspection.dead_letters(lane, message_id, after, limit)
-
-    # --- pauses -------------------------------------------------------------------------------------------
-
-    async def pause(self, lane: Lane, address: str | None = None) -> bool:
-        """Pause a lane, or one address of the lane. Return True if the call changed the state."""
-        if (lane, address) in self._inspection.paused():
-            return False
-        self._inspection.pause(lane, address)
-        return True
-
-    async def resume(self, lane: Lane, address: str | None = None) -> bool:
-        """Resume a lane, or one address of the lane. Return True if the call changed the state."""
-        if (lane, address) not in self._inspection.paused():
-            return False
-        self._inspection.resume(lane, address)
-        return True
-
-    async def paused(self) -> Sequence[tuple[Lane, str | None]]:
-        """List the paused lanes and addresses. The address of a paused lane is None."""
-        return self._inspection.paused()
-
-    # --- limits -------------------------------------------------------------------------------------------
-
-    async def set_limits(self, lane: Lane, limits: LaneLimits, *, is_declared: bool) -> None:
-        """Set the limits of a lane. Limits without any number end them."""
-        if is_declared and self._declared.get(lane, NO_LIMITS) == limits:
-            return
-        if is_declared:
-            self._declared[lane] = limits
-        if self._limits.get(lane, NO_LIMITS) != limits:
-            self._limits[lane] = limits
-            self._table.set_limits(lane, limits, self.now_ms())
-
-    async def limits(self) -> Mapping[Lane, LaneLimits]:
-        """Return the limits of all lanes that have any."""
-        return {lane: limits for lane, limits in sorted(self._limits.items()) if limits}
-
-    async def limited_keys(self, lane: Lane, *, limit: int = 100) -> Sequence[LimitedKey]:
-        """List keys of a lane that have messages in flight or waiting because of a limit."""
-        return self._inspection.limited_keys(lane, limit, self.now_ms())
 
     # --- journal ------------------------------------------------------------------------------------------
 

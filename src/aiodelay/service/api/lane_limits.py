@@ -15,7 +15,19 @@ from .schemas import documents
 from .security import audited, needs
 from .served import Limit, Store, served_of
 
-__all__ = ["changing", "keys", "list_limits", "reading", "set_limits"]
+__all__ = [
+    "LimitIn",
+    "LimitOut",
+    "LimitedKeyOut",
+    "LimitedKeysOut",
+    "LimitsIn",
+    "LimitsOut",
+    "changing",
+    "keys",
+    "list_limits",
+    "reading",
+    "set_limits",
+]
 
 reading: APIRouter = APIRouter(prefix="/v1", tags=["limits"], route_class=needs("read"))
 changing: APIRouter = APIRouter(prefix="/v1", tags=["limits"], route_class=needs("operate"))
