@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodelay import Limit, Scheduler, event
+from aiodelay.backends.registry import open_store
 from aiodelay.core import limits as rules
 from aiodelay.core.limits import PARTS, Use
 from aiodelay.core.values import Envelope, LaneLimits, lane_limits
 from aiodelay.errors import ConfigurationError, PayloadTypeError, UnsupportedByStoreError
 from aiodelay.memory import MemoryStore
+from aiodelay.testing.faults import FaultyStore
 from tests.support.waiting import until
 
 MINUTE_MS = 60_000
@@ -283,3 +285,15 @@ async def test_operators_are_told_what_cannot_be_limited() -> None:
             await scheduler.set_limits("mail", Limit("address", 1))
         await scheduler.set_limits("stdout", Limit("address", 1))
         assert await scheduler.limited_keys("stdout") == []
+
+
+@pytest.mark.asyncio
+async def test_a_store_with_faults_has_the_limits_of_the_store_within() -> None:
+    async with FaultyStore(MemoryStore()) as store:
+        await store.set_limits("Plain", lane_limits([Limit(concurrency=1)]), is_declared=True)
+        assert await store.limits() == {"Plain": lane_limits([Limit(concurrency=1)])}
+        assert await store.limited_keys("Plain") == []
+    without = FaultyStore(open_store("kafka://127.0.0.1:1/schedules", namespace="default", clock=None))
+    assert await without.limits() == {}
+    with pytest.raises(UnsupportedByStoreError, match="a store with limits"):
+        await without.set_limits("Plain", LaneLimits(), is_declared=False)
