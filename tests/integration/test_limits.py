@@ -61,7 +61,7 @@ async def test_operators_read_and_change_limits_over_http() -> None:
 
 async def waiting_of(client: httpx.AsyncClient, number: int) -> bool:
     found = (await client.get("/v1/limits/keys", params={"what": "Ask"})).json()["keys"]
-    return sum(each["running"] + each["waiting"] for each in found) == 4 and found[0]["waiting"] == number
+    return bool(sum(each["running"] + each["waiting"] for each in found) == 4 and found[0]["waiting"] == number)
 
 
 @pytest.mark.parametrize(
