@@ -112,6 +112,9 @@ class LaneQueue:
     A message of a paused or blocked address is *parked*: it is kept apart until the address is free again.
     """
 
+    is_limited = False
+    """Whether the lane has limits."""
+
     def __init__(self) -> None:
         self.messages = 0
         self.is_held = False
@@ -179,10 +182,6 @@ class LaneQueue:
     def step_over_first(self) -> None:
         """Remove the entry that `first_due` has just returned. The claim does not take it, and adds it again."""
         self._waiting.pop()
-
-    def ended(self, entry: Entry) -> bool:
-        """Note that a claim on an entry has ended. Return whether another message can be claimed because of that."""
-        return False
 
     def unpark(self, entry: Entry) -> None:
         """Remove a parked entry that will not return to the lane."""

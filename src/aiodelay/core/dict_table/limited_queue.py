@@ -44,6 +44,8 @@ class LimitedQueue(LaneQueue):
         limits: Its limits.
     """
 
+    is_limited = True
+
     def __init__(self, lane: Lane, limits: LaneLimits) -> None:
         super().__init__()
         self.limits: LaneLimits = limits
@@ -131,6 +133,7 @@ class LimitedQueue(LaneQueue):
         return key
 
     def ended(self, entry: Entry) -> bool:
+        """Note that a claim on an entry has ended. Return whether another message can be claimed because of that."""
         key = self._key_of(entry)
         key.use, self._use = _changed(key.use, -1), _changed(self._use, -1)
         self._give_ticket(key)

@@ -341,7 +341,7 @@ class DictTable:
         if row.state is PARKED:
             lane.unpark(row)
         row.state = GONE
-        if was_leased and not self.superseded.has(row):
+        if was_leased and lane.is_limited and not self.superseded.has(row):
             self._claim_ended(row)
         message_id = row.record.envelope.id
         self.entries.pop(message_id, None)
@@ -352,7 +352,8 @@ class DictTable:
             self._leave_occurrences(occurrence[0], message_id)
 
     def _claim_ended(self, row: Entry) -> None:
-        if self.lanes[row.record.envelope.lane].ended(row):
+        lane = self.lanes[row.record.envelope.lane]
+        if isinstance(lane, LimitedQueue) and lane.ended(row):
             self.workers.wake()
 
     def set_limits(self, lane: Lane, limits: LaneLimits, now: int) -> None:
