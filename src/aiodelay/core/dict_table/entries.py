@@ -112,9 +112,6 @@ class LaneQueue:
     A message of a paused or blocked address is *parked*: it is kept apart until the address is free again.
     """
 
-    is_limited = False
-    """Whether the lane has limits."""
-
     def __init__(self) -> None:
         self.messages = 0
         self.is_held = False

@@ -44,8 +44,6 @@ class LimitedQueue(LaneQueue):
         limits: Its limits.
     """
 
-    is_limited = True
-
     def __init__(self, lane: Lane, limits: LaneLimits) -> None:
         super().__init__()
         self.limits: LaneLimits = limits

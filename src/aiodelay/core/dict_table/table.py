@@ -341,7 +341,7 @@ class DictTable:
         if row.state is PARKED:
             lane.unpark(row)
         row.state = GONE
-        if was_leased and lane.is_limited and not self.superseded.has(row):
+        if was_leased and isinstance(lane, LimitedQueue) and not self.superseded.has(row):
             self._claim_ended(row)
         message_id = row.record.envelope.id
         self.entries.pop(message_id, None)
