@@ -328,6 +328,8 @@ class Scheduler(Control, Registration):
         try:
             for sink in sinks:
                 running.subscriptions.add_sink(sink)
+            if self._dispatch:
+                await self.until_answered("storing the limits of handlers", partial(self._declare_limits, specs))
             for spec in specs:
                 running.subscriptions.add_handler(spec)
             for spec in specs if self._dispatch else ():

@@ -29,6 +29,7 @@ COMMANDS = (
     ("messages:fire", MESSAGES, "Make pending messages due now."),
     ("lanes:pause", MESSAGES, "Pause an event type, a sink or a destination for all instances, or list the pauses."),
     ("lanes:resume", MESSAGES, "Resume a paused event type, sink or destination."),
+    ("limit:limit", MESSAGES, "Limit an event type or a sink for all instances, or show limits and waiting keys."),
     ("load:load", INSPECT, "Show the number of messages that come due in each of the next periods."),
     ("top:top", INSPECT, "Show counts, lateness and lanes, live until Ctrl-C."),
     ("check:check", INSPECT, "Check a store and its server, and print a remedy for each problem."),

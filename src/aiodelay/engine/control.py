@@ -15,27 +15,34 @@ from aiodelay.core.validation import (
     split_target,
 )
 from aiodelay.core.values import (
+    ADDRESS,
     Blocked,
     DeadKey,
     DeadLetter,
     JournalEntry,
     Lane,
     LaneCounts,
+    LaneLimits,
+    Limit,
+    LimitedKey,
     LoadBucket,
     Outcome,
     Query,
     Snapshot,
+    lane_limits,
 )
-from aiodelay.errors import ConfigurationError, kind_of, shortened
+from aiodelay.errors import ConfigurationError, UnsupportedByStoreError, kind_of, shortened
 from aiodelay.handlers.registration import is_event_class, type_names
-from aiodelay.ports import Transfer
+from aiodelay.ports import Limits, Transfer
 
 from .openable import Openable
+from .subscriptions import moves_into
 
-__all__ = ["Control", "lanes_and_address"]
+__all__ = ["STORES_WITH_LIMITS", "Control", "lanes_and_address"]
 
 PAGE = 500
 MOST = (1 << 63) - 1
+STORES_WITH_LIMITS = "a store with limits: memory, SQLite or Redis"
 
 
 class Control(Openable):
@@ -136,6 +143,61 @@ class Control(Openable):
         store = self.opened_store()
         return await store.blocked() if isinstance(store, Transfer) else ()
 
+    # --- limits -------------------------------------------------------------------------------------------
+
+    async def set_limits(self, what: type | str, *limits: Limit) -> None:
+        """Set the limits of a handler's messages or of a sink, for all processes; none ends them.
+
+        The store keeps the limits. They hold at once, also for messages that are scheduled already. Messages in flight
+        are not affected. The limits stay until they are set again, or until the code declares other limits for the
+        handler than before.
+
+        Args:
+            what: An event class, former names included; or the name of a handler or of a sink.
+            limits: At most one `Limit` with a key, and one without. The key of a sink's limit is "address".
+
+        Raises:
+            ConfigurationError: A limit is wrong.
+            UnsupportedByStoreError: The store has no limits, or moves messages into this sink by itself.
+            StoreUnavailableError: The store did not answer.
+        """
+        lanes, store, given = _whole_lanes(what), self._limits_store(), lane_limits(limits)
+        for lane in lanes:
+            self._check_limits(lane, given)
+        for lane in lanes:
+            await store.set_limits(lane, given, is_declared=False)
+
+    async def limits(self) -> Mapping[Lane, Sequence[Limit]]:
+        """Return the limits of all handlers and sinks that have any, by name."""
+        store = self.opened_store()
+        return {lane: given.all for lane, given in (await store.limits()).items()} if isinstance(store, Limits) else {}
+
+    async def limited_keys(self, what: type | str, *, limit: int = 100) -> Sequence[LimitedKey]:
+        """List keys that have messages in flight, or due messages that wait because of a limit.
+
+        Args:
+            what: An event class, or the name of a handler or of a sink.
+            limit: Most keys to return for each lane, 1 to 1,000. Keys with the most waiting messages come first.
+        """
+        store, most = self._limits_store(), check_count(limit, "limit", 1, 1_000)
+        return [key for lane in _whole_lanes(what) for key in await store.limited_keys(lane, limit=most)]
+
+    def _limits_store(self) -> Limits:
+        store = self.opened_store()
+        if not isinstance(store, Limits):
+            raise UnsupportedByStoreError("limits", "asked for", STORES_WITH_LIMITS)
+        return store
+
+    def _check_limits(self, lane: Lane, limits: LaneLimits) -> None:
+        sink, key = self._sinks.get(lane), None if limits.each is None else limits.each.key
+        if sink is None and key == ADDRESS:
+            raise ConfigurationError("limit.key", repr(ADDRESS), f"the name of a sink with it: {lane} is no sink")
+        if sink is not None and key not in (None, ADDRESS):
+            raise ConfigurationError("limit.key", shortened(key), f"{ADDRESS!r} or None for the sink {lane}")
+        if sink is not None and limits and moves_into(self._store, sink):
+            got = f"set for the sink {lane}, into which the store moves messages by itself"
+            raise UnsupportedByStoreError("limit", got, "a limit of a handler or of another sink")
+
     # --- dead letters and journal -------------------------------------------------------------------------
 
     async def dead_letters(
@@ -219,6 +281,13 @@ def lanes_and_address(what: type | str) -> tuple[tuple[Lane, ...], str | None]:
         lane, address = split_target(what, field="what")
         return ((address,), None) if lane == HANDLER_TARGET else ((lane,), address)
     return (check_type_name(what, "what"),), None
+
+
+def _whole_lanes(what: type | str) -> tuple[Lane, ...]:
+    lanes, address = lanes_and_address(what)
+    if address is not None:
+        raise ConfigurationError("what", shortened(what), "a handler or a sink without an address")
+    return lanes
 
 
 def _keys(letters: Sequence[DeadLetter | DeadKey]) -> list[DeadKey]:

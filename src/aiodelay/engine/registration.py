@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from aiodelay.core.durations import Duration
 from aiodelay.core.recurrence import Cron, Every
 from aiodelay.core.retry import Retry
-from aiodelay.core.values import DeadLetter, Lane
+from aiodelay.core.values import DeadLetter, Lane, Limit
 from aiodelay.errors import (
     AiodelayError,
     ClosedError,
     ConfigurationError,
     DuplicateHandlerError,
     StoreError,
+    UnsupportedByStoreError,
     kind_of,
 )
 from aiodelay.handlers.registration import Decoder, Handler, is_coroutine_function, spec_of
-from aiodelay.ports import Sink, Store
+from aiodelay.handlers.spec import HandlerSpec
+from aiodelay.ports import Limits, Sink, Store
 
+from .control import STORES_WITH_LIMITS
 from .handler_set import HandlerSet
 from .lifecycle import Running
 from .sending.commands import Commands
@@ -108,6 +111,7 @@ class Registration(Commands):
         retry: Retry | None = None,
         every: Every | Cron | None = None,
         source: str | None = None,
+        limit: Limit | Sequence[Limit] = (),
     ) -> Callable[[F], F]: ...
 
     def handler(
@@ -121,6 +125,7 @@ class Registration(Commands):
         retry: Retry | None = None,
         every: Every | Cron | None = None,
         source: str | None = None,
+        limit: Limit | Sequence[Limit] = (),
     ) -> F | Callable[[F], F]:
         """Decorate a handler. The type of its first parameter is the event type that it handles.
 
@@ -143,6 +148,8 @@ class Registration(Commands):
             source: `<source>:<address>`, such as `redis-list:orders`. The handler then takes messages from this address
                 too, beside the messages that are scheduled for it. Retries and dead letters go to this scheduler's
                 store.
+            limit: Limits for the handler's messages, over all processes: at most one `Limit` with a key, and one
+                without. If other programs schedule these messages, declare the limits with `@event` instead.
 
         Raises:
             HandlerSignatureError: The function cannot be a handler. The error says why, and names the expected form.
@@ -159,6 +166,7 @@ class Registration(Commands):
                 retry=retry,
                 every=every,
                 source=source,
+                limit=limit,
             )
             return function
 
@@ -174,6 +182,7 @@ class Registration(Commands):
         retry: Retry | None = None,
         every: Every | Cron | None = None,
         source: str | None = None,
+        limit: Limit | Sequence[Limit] = (),
     ) -> None:
         """Add a handler, also while the scheduler is open. Arguments and errors are those of `handler`."""
         spec = spec_of(
@@ -184,13 +193,19 @@ class Registration(Commands):
             timeout=timeout,
             retry=self._handlers.checked_retry(retry),
             source=self._handlers.checked_source(source),
+            limit=limit,
         )
         self._handlers.check_free(spec)
+        if spec.limits and not isinstance(self._store, Limits):
+            raise UnsupportedByStoreError("limit", f"given to the handler of {spec.name}", STORES_WITH_LIMITS)
         if spec.name in self._sinks:
             raise DuplicateHandlerError("handler", f"named {spec.name!r}, like a sink", "a name that no sink has")
         self._handlers.add(spec, None if every is None else self._handlers.series_of(spec, every))
         if self._running is not None and self._handlers.serves(spec):
-            self._running.subscriptions.add_handler(spec)
+            if spec.limits:
+                self._running.spawn(self._serve_limited(spec, self._running), f"aiodelay limits {spec.name}")
+            else:
+                self._running.subscriptions.add_handler(spec)
             if every is not None:
                 self._running.spawn(
                     self._schedule_series_soon(spec.name, self._running), f"aiodelay series {spec.name}"
@@ -225,6 +240,29 @@ class Registration(Commands):
         name = self._handlers.set_concurrency(what, concurrency)
         if self._running is not None:
             self._running.subscriptions.set_concurrency(name, concurrency)
+
+    async def _declare_limits(self, specs: Sequence[HandlerSpec]) -> None:
+        """Store the limits of handlers. If the code no longer declares a limit, end it."""
+        store = self._store
+        if isinstance(store, Limits):
+            known = await store.limits()
+            for spec in specs:
+                for lane in (spec.name, *spec.aliases):
+                    if spec.limits or lane in known:
+                        await store.set_limits(lane, spec.limits, is_declared=True)
+
+    async def _serve_limited(self, spec: HandlerSpec, running: Running) -> None:
+        """Serve a handler as soon as the store has its limits, in a separate task: a failure must not end the loops."""
+        while self._handlers.specs.get(spec.name) is spec and not running.is_closing:
+            try:
+                await self._declare_limits([spec])
+            except StoreError as error:
+                log.warning("the limits of handler %s are not stored yet: %s", spec.name, error)
+                await asyncio.sleep(SERIES_AGAIN_S)
+            else:
+                if self._handlers.specs.get(spec.name) is spec:
+                    running.subscriptions.add_handler(spec)
+                return
 
     async def _schedule_series(self, name: Lane) -> None:
         message = self._handlers.series.get(name)

@@ -93,7 +93,7 @@ class Subscriptions:
             middleware=self._options.middleware,
             observer=self._options.observer,
             hooks=self._hooks,
-            claims_ahead=self._options.claims_ahead,
+            claims_ahead=self._options.claims_ahead and not spec.limits,
         )
         self._serve(subscription)
 

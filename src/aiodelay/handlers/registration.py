@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
@@ -14,6 +14,7 @@ from aiodelay.core.durations import Duration, parse_duration
 from aiodelay.core.event_codecs import codec_named
 from aiodelay.core.retry import Retry
 from aiodelay.core.validation import check_count, check_type_name, listed
+from aiodelay.core.values import Lane, LaneLimits, Limit
 from aiodelay.errors import (
     ConfigurationError,
     DuplicateHandlerError,
@@ -26,6 +27,7 @@ from aiodelay.errors import (
 
 from .context import Later, Reject, RunContext, is_context
 from .dependencies import Dependencies, dependency_of
+from .limits import KeyReader, checked_limits, declared_limits, key_reader
 from .spec import HandlerSpec
 
 if TYPE_CHECKING:
@@ -60,15 +62,20 @@ T = TypeVar("T")
 MAX_CONCURRENCY = 10_000
 
 
-def event(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[type[T]], type[T]]:
+def event(
+    name: str, *, aliases: tuple[str, ...] = (), limit: Limit | Sequence[Limit] = ()
+) -> Callable[[type[T]], type[T]]:
     """Give an event class a stable name. Messages are stored under this name instead of the class name.
 
     Args:
         name: The name from now on; 1 to 128 characters without spaces or ':'.
         aliases: Former names. Messages that were scheduled under them reach the same handler.
+        limit: Limits for the messages of this class, over all processes: at most one `Limit` with a key, and one
+            without. Put the decorator above `@dataclass`. The processes that serve the handler store the limits when
+            they open. Every process that schedules stores the key with each message.
 
     Raises:
-        ConfigurationError: A name does not have this form, or appears twice.
+        ConfigurationError: A name does not have this form, or appears twice; or a limit is wrong.
     """
     former = listed(aliases, "event aliases", "('payment.checked',)")
     names = (check_type_name(name, "event name"), *(check_type_name(alias, "event alias") for alias in former))
@@ -80,7 +87,9 @@ def event(name: str, *, aliases: tuple[str, ...] = ()) -> Callable[[type[T]], ty
     def name_it(class_: type[T]) -> type[T]:
         if not isinstance(class_, type):
             raise ConfigurationError("@event", f"given to {kind_of(class_)}", "a class")
+        limits = checked_limits(limit, class_)
         class_.__aiodelay_type__ = names  # type: ignore[attr-defined]
+        class_.__aiodelay_limits__ = limits  # type: ignore[attr-defined]
         return class_
 
     return name_it
@@ -113,6 +122,7 @@ class EventTypes:
     def __init__(self) -> None:
         self._by_name: dict[str, type] = {}
         self._names: dict[type, str] = {}
+        self._key_readers: dict[type, KeyReader] = {}
 
     def name_of(self, class_: type) -> str:
         """Return the stable name of a class, and remember the class.
@@ -135,7 +145,20 @@ class EventTypes:
                 )
         self._by_name.update(dict.fromkeys(names, class_))
         self._names[class_] = names[0]
+        self.read_keys(class_, declared_limits(class_))
         return names[0]
+
+    def read_keys(self, class_: type, limits: LaneLimits) -> None:
+        """Give each message of a class the key that these limits name."""
+        reader = key_reader(limits, class_)
+        if reader is not None:
+            self._key_readers[class_] = reader
+
+    def key_of(self, event: object, lane: Lane) -> bytes | None:
+        """Return the key that the limits of this lane give an event; None if they give none."""
+        class_ = type(event)
+        reader = self._key_readers.get(class_)
+        return None if reader is None or self._names[class_] != lane else reader(event)
 
     def class_named(self, name: str) -> type | None:
         """Return the class with this name or alias; None if the scheduler has not used such a class."""
@@ -145,6 +168,7 @@ class EventTypes:
         """Return a copy with the same classes."""
         copied = EventTypes()
         copied._by_name, copied._names = dict(self._by_name), dict(self._names)
+        copied._key_readers = dict(self._key_readers)
         return copied
 
 
@@ -161,6 +185,7 @@ def spec_of(
     timeout: Duration | None,
     retry: Retry,
     source: tuple[str, str] | None = None,
+    limit: Limit | Sequence[Limit] = (),
 ) -> HandlerSpec:
     """Inspect a function, and return the spec with which the engine runs it.
 
@@ -185,8 +210,9 @@ def spec_of(
         raise ConfigurationError(
             "handler name", shortened(name), f"none for typed events; name {class_.__name__} with @event(...)"
         )
+    route = _route(class_ if name is None else name, types, _named(function))
     return HandlerSpec(
-        **_route(class_ if name is None else name, types, _named(function)),
+        **route,
         call=call,
         is_coroutine=is_coroutine,
         concurrency=check_concurrency(concurrency),
@@ -195,8 +221,29 @@ def spec_of(
         else parse_duration(timeout, field="handler timeout", error=ConfigurationError, least_ms=1),
         retry=retry,
         source=source,
+        limits=_limits_of(class_, limit, types, source),
         place=_place_of(function),
     )
+
+
+def _limits_of(
+    class_: type, limit: Limit | Sequence[Limit], types: EventTypes, source: tuple[str, str] | None
+) -> LaneLimits:
+    """Return the limits of a handler: its own, or those of its event type."""
+    declared = declared_limits(class_)
+    limits = checked_limits(limit, class_)
+    if limits and declared and limits != declared:
+        raise ConfigurationError(
+            "limit",
+            f"given to the handler and to {class_.__name__}",
+            "one of the two: @event(..., limit=...) or limit=",
+        )
+    limits = limits or declared
+    if limits and source is not None:
+        got = f"given to a handler with the source {':'.join(source)}"
+        raise ConfigurationError("limit", got, "a handler without a source: limits hold for messages in the store")
+    types.read_keys(class_, limits)
+    return limits
 
 
 def taker_spec(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiodelay.core.retry import Retry
-from aiodelay.core.values import Lane
+from aiodelay.core.values import NO_LIMITS, Lane, LaneLimits
 from aiodelay.errors import RecordFormatError, shortened
 
 from .context import RunContext
@@ -30,6 +30,7 @@ class HandlerSpec:
         retry: The retry policy.
         types: The type names that a message from a source may have; None = any.
         source: Name and address of a source that also gives messages to the handler; None = only the store.
+        limits: The limits that the code declares for the handler's messages in the store.
         place: The function's module, name and line, for error messages.
     """
 
@@ -43,6 +44,7 @@ class HandlerSpec:
     retry: Retry
     types: frozenset[str] | None = None
     source: tuple[str, str] | None = None
+    limits: LaneLimits = NO_LIMITS
     place: str = ""
 
     def check_type(self, type_: str) -> None:

@@ -8,8 +8,19 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from aiodelay.core.durations import format_duration, from_epoch_ms
-from aiodelay.core.values import Blocked, DeadLetter, JournalEntry, Lane, LaneCounts, Record, Snapshot, State
-from aiodelay.errors import UnsupportedByStoreError, cut
+from aiodelay.core.values import (
+    Blocked,
+    DeadLetter,
+    JournalEntry,
+    Lane,
+    LaneCounts,
+    LimitedKey,
+    Record,
+    Snapshot,
+    State,
+    lane_limits,
+)
+from aiodelay.errors import UnsupportedByStoreError, cut, shortened
 from aiodelay.scheduler import Scheduler
 
 __all__ = ["Around", "Cause", "Story", "cause_of", "story_of"]
@@ -20,6 +31,7 @@ Cause: TypeAlias = Literal[
     "not_due",
     "retrying",
     "blocked",
+    "limited",
     "read_by_nobody",
     "waiting",
     "dead_letter",
@@ -32,11 +44,13 @@ Cause: TypeAlias = Literal[
 ]
 """The state of a message, or its end.
 
-`waiting`: the message is due and a process serves its lane, but the message is not claimed yet. `gone`: the message is
-not stored any more, or its dead letter was purged. `unknown`: neither the store nor a journal knows the id.
+`limited`: the message is due, but a limit of its lane or its key makes it wait. `waiting`: the message is due and a
+process serves its lane, but the message is not claimed yet. `gone`: the message is not stored any more, or its dead
+letter was purged. `unknown`: neither the store nor a journal knows the id.
 """
 
 PAGE = 500
+MOST_KEYS = 1_000
 
 
 class Story(Struct, frozen=True):
@@ -69,6 +83,7 @@ class Around(Struct, frozen=True):
         paused: The lane and the address of each paused destination; the address None = the whole lane is paused.
         blocked: The blocked destinations.
         counts: The counts of messages by lane.
+        limited: The key of the message, if its lane has limits and the key has messages in flight or waiting.
         journal_from_ms: The time of the oldest entry of the whole journal; None if the journal is empty.
     """
 
@@ -77,6 +92,7 @@ class Around(Struct, frozen=True):
     blocked: Sequence[Blocked]
     counts: Mapping[Lane, LaneCounts]
     journal_from_ms: int | None
+    limited: LimitedKey | None = None
 
 
 async def story_of(scheduler: Scheduler, message_id: str) -> Story:
@@ -101,9 +117,21 @@ async def story_of(scheduler: Scheduler, message_id: str) -> Story:
         await scheduler.blocked(),
         await scheduler.counts() if snapshot else {},
         from_ms,
+        await _limited(scheduler, snapshot) if snapshot else None,
     )
     cause, text, advice = cause_of(message_id, snapshot, letters, entries, around)
     return Story(message_id, cause, text, advice, snapshot, letters, entries)
+
+
+async def _limited(scheduler: Scheduler, snapshot: Snapshot) -> LimitedKey | None:
+    """Return the key of a message, if its lane has limits, and the key has messages in flight or waiting."""
+    envelope = snapshot.record.envelope
+    limits = (await scheduler.limits()).get(envelope.lane)
+    if limits is None:
+        return None
+    name = lane_limits(limits).key_of(envelope)
+    keys = await scheduler.limited_keys(envelope.lane, limit=MOST_KEYS)
+    return next((each for each in keys if each.key in (None, name)), None)
 
 
 async def _journal(scheduler: Scheduler, message_id: str) -> tuple[list[JournalEntry] | None, int | None]:
@@ -174,10 +202,22 @@ def _of_overdue(snapshot: Snapshot, around: Around, nobody: str, start: str) -> 
             return "blocked", f"{since}; {to} takes nothing: {each.reason}", advice
     if nobody:
         return "read_by_nobody", f"{since}; {nobody}", start
+    if around.limited is not None and around.limited.why:
+        return "limited", f"{since}; {_of_limit(around.limited, around.now_ms)}", f"aiodelay limit {envelope.lane}"
     lapses = f"; its last {record.lapses} claims were not settled in time" if record.lapses else ""
     failed = f"; attempt {record.attempt} failed{_error_of(record)}" if record.attempt else ""
     text = f"{since}; {envelope.lane} is served, but the turn of this message has not come{lapses}{failed}"
     return "waiting", text, "see `aiodelay top`: the processes of its lane may be busy, or its destination is blocked"
+
+
+def _of_limit(key: LimitedKey, now_ms: int) -> str:
+    whose = (
+        "its lane" if key.key is None or key.why == "lane" else f"its key {shortened(key.key.decode(errors='replace'))}"
+    )
+    also = f"{key.waiting} messages of its key wait"
+    if key.until_ms is not None:
+        return f"{whose} has used up its rate, which has room again {_when(key.until_ms, now_ms)}; {also}"
+    return f"{whose} has as many messages in flight as its limit allows; {also}"
 
 
 def _error_of(record: Record) -> str:

@@ -76,6 +76,7 @@ __all__ = [
     "scheduled_shape",
     "stored_rule",
     "story_shape",
+    "text_pair",
     "time_shape",
 ]
 
@@ -144,8 +145,8 @@ def record_shape(record: Record) -> dict[str, Any]:
         "earlier_errors": list(record.earlier_errors),
         "last_error": record.last_error,
     }
-    shape |= _text_pair("key", envelope.key)
-    return shape | _text_pair("payload", None if envelope.encoding == "null" else envelope.payload)
+    shape |= text_pair("key", envelope.key)
+    return shape | text_pair("payload", None if envelope.encoding == "null" else envelope.payload)
 
 
 def rule_shape(rule: Rule) -> dict[str, Any]:
@@ -246,7 +247,8 @@ def _text_or_base64(value: bytes) -> object:
         return {"base64": base64.b64encode(value).decode()}
 
 
-def _text_pair(name: str, value: bytes | None) -> dict[str, str | None]:
+def text_pair(name: str, value: bytes | None) -> dict[str, str | None]:
+    """Return bytes as a text under this name, or in base64 under `<name>_base64` if they are no UTF-8."""
     written = None if value is None else _text_or_base64(value)
     if isinstance(written, dict):
         return {f"{name}_base64": written["base64"]}

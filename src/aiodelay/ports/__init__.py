@@ -9,6 +9,7 @@ from .endpoints import Endpoints
 from .feed import Feed, LocalFeed
 from .inspection import Inspectable, Instances, Recurring
 from .journal import Followed, Journal, JournalReader
+from .limits import Limits
 from .optional import Bounded, Guarded, Identified, Lists, Loads, Registry, Restricted, Upgradable
 from .pulse import Pulse, Pulsing
 from .sink import Sink
@@ -29,6 +30,7 @@ __all__ = [
     "Instances",
     "Journal",
     "JournalReader",
+    "Limits",
     "Lists",
     "Loads",
     "LocalFeed",

@@ -14,6 +14,8 @@ from aiodelay.core.values import (
     JournalEntry,
     Lane,
     LaneCounts,
+    LaneLimits,
+    LimitedKey,
     LoadBucket,
     Outcome,
     PutBack,
@@ -22,13 +24,41 @@ from aiodelay.core.values import (
     SourcePosition,
     Stored,
 )
-from aiodelay.ports import JournalReader, Store, StoreTraits, Work
+from aiodelay.errors import UnsupportedByStoreError
+from aiodelay.ports import JournalReader, Limits, Store, StoreTraits, Work
 
 __all__ = ["ForwardingStore"]
 
 
-class ForwardingStore:
-    """A store that forwards every call to another store. It does not forward that store's optional abilities.
+class _ForwardingLimits:
+    """The limits of a store that forwards every call to another store."""
+
+    _store: Store
+
+    async def set_limits(self, lane: Lane, limits: LaneLimits, *, is_declared: bool) -> None:
+        """Set the limits of a lane.
+
+        Raises:
+            UnsupportedByStoreError: The other store has no limits.
+        """
+        await self._with_limits().set_limits(lane, limits, is_declared=is_declared)
+
+    async def limits(self) -> Mapping[Lane, LaneLimits]:
+        """Return the limits of all lanes; none if the other store has no limits."""
+        return await self._store.limits() if isinstance(self._store, Limits) else {}
+
+    async def limited_keys(self, lane: Lane, *, limit: int = 100) -> Sequence[LimitedKey]:
+        """List keys that have messages in flight or waiting because of a limit."""
+        return await self._with_limits().limited_keys(lane, limit=limit)
+
+    def _with_limits(self) -> Limits:
+        if not isinstance(self._store, Limits):
+            raise UnsupportedByStoreError("limits", f"asked for on {self._store.name}", "a store with limits")
+        return self._store
+
+
+class ForwardingStore(_ForwardingLimits):
+    """A store that forwards every call to another store. Of the optional abilities, it forwards only limits.
 
     Args:
         store: The other store.

@@ -29,6 +29,7 @@ from aiodelay.core.values import (
     DeadKey,
     Demand,
     Lane,
+    LaneLimits,
     Outcome,
     PutBack,
     Refused,
@@ -185,6 +186,9 @@ class LogStore(MemoryStore):
 
     async def resume(self, lane: Lane, address: str | None = None) -> bool:
         return await self.log(super().resume, lane, address)  # type: ignore[no-any-return]
+
+    async def set_limits(self, lane: Lane, limits: LaneLimits, *, is_declared: bool) -> None:
+        await self.log(super().set_limits, lane, limits, is_declared=is_declared)
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:

@@ -6,14 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import count, islice
+from itertools import islice
 from typing import Self
 
 from aiodelay.core import transitions as t
-from aiodelay.core.dict_table.claims import DictClaiming, LaneHeads
+from aiodelay.core.dict_table.claims import DictClaiming
 from aiodelay.core.dict_table.entries import Entry
-from aiodelay.core.dict_table.inspection import DictInspection
-from aiodelay.core.dict_table.table import DictTable, Worker, Workers
+from aiodelay.core.dict_table.table import Worker
 from aiodelay.core.rules import Rules
 from aiodelay.core.urls import UrlOptions
 from aiodelay.core.values import (
@@ -46,8 +45,9 @@ from aiodelay.core.values import (
 )
 from aiodelay.errors import UnsupportedByStoreError
 from aiodelay.ports import StoreTraits, Work
-from aiodelay.ports.clock import Clock, SystemClock
+from aiodelay.ports.clock import Clock
 
+from .controls import MemoryControls
 from .journal_reader import MemoryJournalReader
 
 __all__ = ["MemoryStore", "open_store"]
@@ -65,7 +65,7 @@ _TRAITS = StoreTraits(
 )
 
 
-class MemoryStore:
+class MemoryStore(MemoryControls):
     """Keeps messages in this process. If the object is closed and opened again, it still has its messages.
 
     Args:
@@ -75,33 +75,12 @@ class MemoryStore:
 
     traits = _TRAITS
     name = "memory://"
-    _table_type: type[DictTable] = DictTable
-    _rules_type: type[Rules[Entry]] = Rules
-    _order_type: type[LaneHeads] = LaneHeads
-    _claiming_type: type[DictClaiming] = DictClaiming
-
-    def __init__(self, *, clock: Clock | None = None, journal: int = 0) -> None:
-        self._clock = clock or SystemClock()
-        self._table = self._table_type(Workers(), journal=journal)
-        self._rules = self._rules_type(self._table)
-        order = self._order_type(self._table, self._rules)
-        self._claiming = self._claiming_type(self._table, self._rules, order, count(1))
-        self._inspection = DictInspection(self._table, self._claiming)
-        self._positions: dict[str, int] = {}
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         return None
-
-    def now_ms(self) -> int:
-        """Return the time of the store's clock, in epoch ms."""
-        return self._clock.now_ms()
-
-    def seconds_until(self, at_ms: int) -> float:
-        """Return the seconds from now until an instant of the store's clock."""
-        return self._clock.seconds_until(at_ms)
 
     # --- commands -----------------------------------------------------------------------------------------
 
@@ -182,26 +161,6 @@ class MemoryStore:
     ) -> Sequence[DeadLetter]:
         """List dead letters, oldest first."""
         return self._inspection.dead_letters(lane, message_id, after, limit)
-
-    # --- pauses -------------------------------------------------------------------------------------------
-
-    async def pause(self, lane: Lane, address: str | None = None) -> bool:
-        """Pause a lane, or one address of the lane. Return True if the call changed the state."""
-        if (lane, address) in self._inspection.paused():
-            return False
-        self._inspection.pause(lane, address)
-        return True
-
-    async def resume(self, lane: Lane, address: str | None = None) -> bool:
-        """Resume a lane, or one address of the lane. Return True if the call changed the state."""
-        if (lane, address) not in self._inspection.paused():
-            return False
-        self._inspection.resume(lane, address)
-        return True
-
-    async def paused(self) -> Sequence[tuple[Lane, str | None]]:
-        """List the paused lanes and addresses. The address of a paused lane is None."""
-        return self._inspection.paused()
 
     # --- journal ------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ class LaneHeads:
         found: Entry | None = None
         for lane in lanes:
             queue = self._table.lanes[lane]
-            while (entry := queue.first()) is not None and entry.place_ms <= now:
+            while (entry := queue.first_due(now)) is not None:
                 if not t.ends_by_itself(entry.record, now):
                     found = entry if found is None or entry.order < found.order else found
                     break
@@ -56,14 +56,12 @@ class LaneHeads:
         return found
 
     def next_due_ms(self, lanes: Iterable[Lane], now: int) -> int | None:
-        heads = (self._table.lanes[lane].first() for lane in lanes)
-        return min((entry.place_ms for entry in heads if entry is not None), default=None)
+        times = (self._table.lanes[lane].next_ms(now) for lane in lanes)
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     def oldest_ms(self, lane: Lane, now: int) -> int | None:
-        queue = self._table.lanes[lane]
-        waiting = [entry.place_ms for address in queue.blocked for entry in queue.parked(address)]
-        waiting += [] if (first := queue.first()) is None else [first.place_ms]
-        return min((place_ms for place_ms in waiting if place_ms <= now), default=None)
+        oldest_ms = self._table.lanes[lane].oldest_ms()
+        return oldest_ms if oldest_ms is not None and oldest_ms <= now else None
 
 
 class _ClaimHead:
@@ -83,7 +81,7 @@ class _ClaimHead:
 
     def step_over(self) -> None:
         if self._first is not None:
-            self.take()
+            self._heads.table.lanes[self._first.record.envelope.lane].step_over_first()
             self._heads.aside.append(self._first)
 
 

@@ -120,6 +120,21 @@ class LaneQueue:
         self._waiting = EntryHeap(IN_LANE)
         self._parked: dict[str, dict[int, Entry]] = {}
 
+    def begin_with(self, before: LaneQueue, waiting: Iterable[Entry], running: Iterable[Entry], now: int) -> None:
+        """Take over the messages and the pauses of another queue of this lane.
+
+        Args:
+            before: The other queue.
+            waiting: The messages that are not in flight.
+            running: The messages in flight, and replaced messages that still are.
+            now: The table's time, epoch ms.
+        """
+        del running, now  # only limits need them
+        self.messages, self.is_held = before.messages, before.is_held
+        self.held, self.blocked = before.held, before.blocked
+        for entry in waiting:
+            self.add(entry)
+
     def add(self, entry: Entry) -> None:
         """Add an entry to the lane, at the entry's place."""
         entry.state = IN_LANE
@@ -141,8 +156,28 @@ class LaneQueue:
             self._parked.setdefault(entry.record.envelope.address, {})[entry.sequence] = entry
         return entry
 
+    def first_due(self, now: int) -> Entry | None:
+        """Return the first message that can be claimed now."""
+        entry = self.first()
+        return entry if entry is not None and entry.place_ms <= now else None
+
+    def next_ms(self, now: int) -> int | None:
+        """Return when a message can be claimed next; a time that has passed = now; None = the lane waits for a call."""
+        first = self.first()
+        return None if first is None else first.place_ms
+
+    def oldest_ms(self) -> int | None:
+        """Return the first place of the messages that are not paused; None if there is none."""
+        waiting = [entry.place_ms for address in self.blocked for entry in self.parked(address)]
+        waiting += [] if (first := self.first()) is None else [first.place_ms]
+        return min(waiting, default=None)
+
     def take_first(self) -> None:
-        """Remove the entry that `first` has just returned."""
+        """Remove the entry that `first` or `first_due` has just returned, for a claim."""
+        self._waiting.pop()
+
+    def step_over_first(self) -> None:
+        """Remove the entry that `first_due` has just returned. The claim does not take it, and adds it again."""
         self._waiting.pop()
 
     def unpark(self, entry: Entry) -> None:

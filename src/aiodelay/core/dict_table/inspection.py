@@ -5,10 +5,21 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 
-from aiodelay.core.values import DeadLetter, Instance, Lane, LaneCounts, LoadBucket, Query, Snapshot, State
+from aiodelay.core.values import (
+    DeadLetter,
+    Instance,
+    Lane,
+    LaneCounts,
+    LimitedKey,
+    LoadBucket,
+    Query,
+    Snapshot,
+    State,
+)
 
 from .claims import DictClaiming
-from .entries import Entry
+from .entries import LEASED, Entry
+from .limited_queue import LimitedQueue
 from .table import SERVED_WINDOW_MS, DictTable
 
 __all__ = ["DictInspection"]
@@ -96,6 +107,15 @@ class DictInspection:
         alive_ms = now - SERVED_WINDOW_MS
         found = [Instance(each.name, tuple(sorted(each.lanes)), each.seen_ms) for each in self._table.workers]
         return sorted((each for each in found if each.seen_ms > alive_ms), key=lambda each: each.name)
+
+    def limited_keys(self, lane: Lane, limit: int, now: int) -> list[LimitedKey]:
+        """List keys of a limited lane, most waiting messages first."""
+        queue = self._table.lanes[lane]
+        if not isinstance(queue, LimitedQueue):
+            return []
+        waiting = (entry for entry in self._table.of_lane(lane) if entry.state is not LEASED)
+        found = queue.limited_keys(waiting, now)
+        return heapq.nsmallest(limit, found, key=lambda each: (-each.waiting, -each.running, each.key or b""))
 
     # --- pause and resume ---------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, count
 
@@ -15,13 +15,15 @@ from aiodelay.core.values import (
     DeadLetter,
     JournalEntry,
     Lane,
+    LaneLimits,
     LateAction,
     Outcome,
     Record,
 )
 from aiodelay.core.wakeup import WakeUp
 
-from .entries import GONE, IN_LANE, PARKED, Entry, EntryHeap, ExpiringDict, LaneQueue
+from .entries import GONE, IN_LANE, LEASED, PARKED, Entry, EntryHeap, ExpiringDict, LaneQueue
+from .limited_queue import LimitedQueue
 
 __all__ = [
     "SERVED_WINDOW_MS",
@@ -122,15 +124,29 @@ class DictClaims:
     """Claims on replaced messages, in dicts (implements `SupersededClaims`).
 
     The claims are kept under the id that the caller chose (`base_id`), because each retry of a series has another id.
+
+    Args:
+        ended: Called with the replaced message when its claim ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Callable[[Entry], None]) -> None:
+        self._ended = ended
         self._claims: dict[str, dict[tuple[str, int], int]] = {}
+        self._rows: dict[tuple[str, int], Entry] = {}
 
     def add(self, row: Entry) -> None:
         if row.token:
             claims = self._claims.setdefault(t.base_id(row.record.id), {})
             claims[row.record.id, row.record.revision] = row.token
+            self._rows[row.record.id, row.record.revision] = row
+
+    def has(self, row: Entry) -> bool:
+        """Return whether the claim on this row is kept here."""
+        return self._rows.get((row.record.id, row.record.revision)) is row
+
+    def rows(self, lane: Lane) -> list[Entry]:
+        """Return the replaced messages of a lane whose claims are kept here."""
+        return [row for row in self._rows.values() if row.record.envelope.lane == lane]
 
     def tokens(self, message_id: str) -> Sequence[int]:
         claims = self._claims.get(t.base_id(message_id), {})
@@ -151,6 +167,7 @@ class DictClaims:
         del claims[message_id, revision]
         if not claims:
             del self._claims[base_id]
+        self._ended(self._rows.pop((message_id, revision)))
         return True
 
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
@@ -277,7 +294,7 @@ class DictTable:
         self.lanes: defaultdict[Lane, LaneQueue] = defaultdict(LaneQueue)
         self.expiring = EntryHeap(IN_LANE, PARKED)
         self.answers = DictAnswers()
-        self.superseded = DictClaims()
+        self.superseded = DictClaims(self._claim_ended)
         self.letters = DictLetters()
         self.trials = DictTrials(self.entries, workers)
         self.journal: deque[JournalEntry] | None = deque(maxlen=journal) if journal else None
@@ -320,9 +337,12 @@ class DictTable:
     def remove(self, row: Entry) -> None:
         lane = self.lanes[row.record.envelope.lane]
         lane.messages -= 1
+        was_leased = row.state is LEASED
         if row.state is PARKED:
             lane.unpark(row)
         row.state = GONE
+        if was_leased and isinstance(lane, LimitedQueue) and not self.superseded.has(row):
+            self._claim_ended(row)
         message_id = row.record.envelope.id
         self.entries.pop(message_id, None)
         self.recurring.pop(message_id, None)
@@ -330,6 +350,25 @@ class DictTable:
         self.trials.end(row)
         if (occurrence := t.occurrence_of(message_id)) is not None:
             self._leave_occurrences(occurrence[0], message_id)
+
+    def _claim_ended(self, row: Entry) -> None:
+        lane = self.lanes[row.record.envelope.lane]
+        if isinstance(lane, LimitedQueue) and lane.ended(row):
+            self.workers.wake()
+
+    def set_limits(self, lane: Lane, limits: LaneLimits, now: int) -> None:
+        """Set the limits of a lane."""
+        queue = LimitedQueue(lane, limits) if limits else LaneQueue()
+        entries = self.of_lane(lane)
+        waiting = [entry for entry in entries if entry.state is not LEASED]
+        running = [entry for entry in entries if entry.state is LEASED] + self.superseded.rows(lane)
+        queue.begin_with(self.lanes[lane], waiting, running, now)
+        self.lanes[lane] = queue
+        self.workers.wake()
+
+    def of_lane(self, lane: Lane) -> list[Entry]:
+        """Return the messages of a lane."""
+        return [entry for entry in self.entries.values() if entry.record.envelope.lane == lane]
 
     def _leave_occurrences(self, series_id: str, occurrence_id: str) -> None:
         occurrences = self.occurrences.get(series_id, {})

@@ -55,6 +55,7 @@ from .inspection import (
     Snapshot,
     State,
 )
+from .limits import ADDRESS, NO_LIMITS, LaneLimits, Limit, LimitedKey, lane_limits
 from .message import Message, PartlyScheduledError, Rejected, Scheduled
 from .record import (
     ATTEMPTED,
@@ -80,6 +81,7 @@ from .record import (
 )
 
 __all__ = [
+    "ADDRESS",
     "ATTEMPTED",
     "AWAY_AFTER_MS",
     "CONFLICT_MODES",
@@ -94,6 +96,7 @@ __all__ = [
     "MAX_LAPSES",
     "MAX_LEASE_MS",
     "NO_HEADERS",
+    "NO_LIMITS",
     "NO_TRACE",
     "OPERANDS",
     "RETRY_WINDOW_MS",
@@ -127,9 +130,12 @@ __all__ = [
     "JournalEntry",
     "Lane",
     "LaneCounts",
+    "LaneLimits",
     "LaneState",
     "Late",
     "LateAction",
+    "Limit",
+    "LimitedKey",
     "LoadBucket",
     "Message",
     "NotTaken",
@@ -162,4 +168,5 @@ __all__ = [
     "Transferred",
     "Unknown",
     "WorkStatus",
+    "lane_limits",
 ]

@@ -131,7 +131,7 @@ class Composer:
             type_,
             encoding,
             payload,
-            check_key(message.key),
+            self._types.key_of(message.event, lane) if message.key is None else check_key(message.key),
             NO_HEADERS if message.headers is NO_HEADERS else check_headers(message.headers),
             version=conflict.version,
             rule=rule,

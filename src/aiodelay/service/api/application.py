@@ -15,7 +15,7 @@ from aiodelay.scheduler import Scheduler
 from aiodelay.service.config import Token
 from aiodelay.service.page import install_page
 
-from . import bulk, dead, etf1, lanes, messages, problems
+from . import bulk, dead, etf1, lane_limits, lanes, messages, problems
 from .bodies import Json
 from .pages import PAGE_HEADERS, documentation
 from .schemas import openapi_of
@@ -31,7 +31,8 @@ ONLY = "default"
 
 ROUTERS = (
     *(messages.scheduling, messages.changing, messages.reading, dead.reading, dead.changing),
-    *(lanes.reading, lanes.changing, bulk.reading, bulk.changing, etf1.reading, etf1.alive),
+    *(lanes.reading, lanes.changing, lane_limits.reading, lane_limits.changing),
+    *(bulk.reading, bulk.changing, etf1.reading, etf1.alive),
 )
 
 

@@ -16,11 +16,12 @@ from .state import state_of
 __all__ = ["consumers", "instances", "sinks"]
 
 MOST_CONSUMERS = 500
+MOST_KEYS = 20
 
 
 @screen("read")
 async def sinks(request: Request) -> Response:
-    """Show sinks and handlers, the paused lanes, and the blocked destinations."""
+    """Show sinks and handlers, the paused lanes, the blocked destinations, and the keys that limits make wait."""
     store = store_of(request)
     scheduler = store.scheduler
     facts = await state_of(request).shared.facts(store)
@@ -33,6 +34,8 @@ async def sinks(request: Request) -> Response:
         sinks=[(name, scheduler.reaches(name)) for name in sorted(scheduler.sinks)],
         blocked=await scheduler.blocked(),
         paused=await scheduler.paused(),
+        limits=(limits := await scheduler.limits()),
+        limited=[each for what in sorted(limits) for each in await scheduler.limited_keys(what, limit=MOST_KEYS)],
     )
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "destination",
     "duration",
     "instant",
+    "key_text",
     "message_path",
     "moment",
     "number",
@@ -93,6 +94,11 @@ def away(ms: int, now_ms: int) -> str:
 def destination(envelope: Envelope) -> str:
     """Return the destination of a message."""
     return to_of(envelope)
+
+
+def key_text(key: bytes | None) -> str:
+    """Return the key of a limit as text."""
+    return "all messages" if key is None else key.decode("utf-8", "backslashreplace") or "(none)"
 
 
 def words(text: str) -> str:

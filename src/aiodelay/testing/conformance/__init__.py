@@ -18,6 +18,7 @@ pytest.register_assert_rewrite(
                 "gathering",
                 "inspection",
                 "leases",
+                "limiting",
                 "loading",
                 "reactive",
                 "recurring",

@@ -49,7 +49,7 @@ from aiodelay.core.values import (
     Stored,
     Tidied,
 )
-from aiodelay.ports import Store, Work
+from aiodelay.ports import Limits, Store, Work
 from aiodelay.testing.clock import VirtualClock
 
 __all__ = [
@@ -226,6 +226,12 @@ class Abilities(OpenStore):
             self._skip("keeps no positions of intakes")
         if verdict and self.store.traits.positions == "recorded":
             self._skip("records commands that come with a position, without a verdict")
+
+    def needs_limits(self) -> Limits:
+        """Return the store, or skip the test if the store has no limits."""
+        if not isinstance(self.store, Limits):
+            self._skip("has no limits")
+        return self.store
 
     def needs_counted_journal(self) -> None:
         """Skip the test if the store keeps its journal by age."""

@@ -6,6 +6,7 @@ from .commands import CommandRules
 from .dispatching import DispatchRules
 from .inspection import LookingRules
 from .leases import LeaseRules
+from .limiting import LimitRules
 from .loading import LoadingRules
 from .recurring import RecurringRules
 from .returning import ReturningRules
@@ -21,6 +22,7 @@ class StoreConformance(
     LeaseRules,
     RecurringRules,
     DispatchRules,
+    LimitRules,
     LookingRules,
     ReturningRules,
     LoadingRules,
@@ -42,8 +44,8 @@ class StoreConformance(
     If the traits of the store say `durable`, the subclass must also override `reopen`. The traits do not cover all
     promises. The subclass declares the other promises by class attributes: `order_per_group`, `leases_survive`,
     `counted_journal`, `wakes_other_processes`. If the traits or attributes say that the store does not promise a rule,
-    the suite skips the rule. If the store lacks `BulkLoad` or `Upgradable`, the suite skips the rules of this ability.
-    Each skipped test gives the reason.
+    the suite skips the rule. If the store lacks `BulkLoad`, `Limits` or `Upgradable`, the suite skips the rules of this
+    ability. Each skipped test gives the reason.
 
     To see that a test can fail, call it on a store that breaks the rule. For example,
     `MySuite().test_s6_nothing_ended_comes_back()` then raises `AssertionError`.

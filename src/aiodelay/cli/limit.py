@@ -1,0 +1,89 @@
+"""The command `limit`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from aiodelay import Scheduler
+from aiodelay.core.values import Lane, Limit, LimitedKey
+from aiodelay.errors import cut
+from aiodelay.operations.limit_shapes import limit_shapes, limited_key_shape
+
+from .errors import NOT_UNDERSTOOD, CommandError
+from .output import ago, print_json, print_table
+from .place import Place
+
+__all__ = ["limit"]
+
+WHY = {"concurrency": "as many in flight as allowed", "rate": "rate", "lane": "limit of all keys", "": ""}
+
+
+async def limit(
+    what: str | None = None,
+    /,
+    *,
+    key: str | None = None,
+    concurrency: int | None = None,
+    rate: str | None = None,
+    end: Annotated[bool, Parameter(negative="")] = False,
+    place: Place = Place(),
+) -> None:
+    """Limit an event type or a sink for all instances, or show the limits and the keys that wait.
+
+    A limit holds at once. Attempts in flight go on. It stays until you change it, or until the code of the handler
+    declares another limit than before.
+
+    Args:
+        what: An event type or a sink: payment.check, webhook. Without WHAT, the command lists all limits.
+        key: Limit each key: the event's field that gives the key, or "address" for a sink. Without it, limit all
+            messages together.
+        concurrency: Most messages in flight at once.
+        rate: Most messages that begin in a time: 5/min, 1000/s, 10/5m.
+        end: End the limit.
+    """
+    is_change = concurrency is not None or rate is not None or end
+    if (what is None and (is_change or key is not None)) or (what is not None and key is not None and not is_change):
+        raise CommandError("give WHAT, and --concurrency, --rate or --end", exit_code=NOT_UNDERSTOOD)
+    if end and (concurrency is not None or rate is not None):
+        raise CommandError("give either --end, or --concurrency and --rate", exit_code=NOT_UNDERSTOOD)
+    async with place.opened() as scheduler:
+        if what is not None and is_change:
+            await _change(scheduler, what, key, None if end else Limit(key, concurrency, rate))
+        limits = await scheduler.limits()
+        keys = [] if what is None or what not in limits else await scheduler.limited_keys(what)
+        now_ms = scheduler.store.now_ms()
+    _print({name: found for name, found in limits.items() if what in (None, name)}, keys, now_ms, json=place.json)
+
+
+async def _change(scheduler: Scheduler, what: str, key: str | None, new: Limit | None) -> None:
+    """Set the limit with a key, or the one without. The other limit stays."""
+    others = [each for each in (await scheduler.limits()).get(what, ()) if (each.key is None) != (key is None)]
+    await scheduler.set_limits(what, *others, *(() if new is None else (new,)))
+
+
+def _print(limits: Mapping[Lane, Sequence[Limit]], keys: Sequence[LimitedKey], now_ms: int, *, json: bool) -> None:
+    if json:
+        print_json(*(shape for what in sorted(limits) for shape in limit_shapes(what, limits[what])))
+        print_json(*(limited_key_shape(each) for each in keys))
+        return
+    if not limits:
+        print("no limits")
+        return
+    rows = [
+        (what, each.key or "", each.concurrency or "", each.rate or "")
+        for what in sorted(limits)
+        for each in limits[what]
+    ]
+    print_table(("what", "key", "concurrency", "rate"), rows)
+    if keys:
+        print()
+        print_table(("key", "in flight", "waiting", "because of", "next"), [_row(each, now_ms) for each in keys])
+
+
+def _row(key: LimitedKey, now_ms: int) -> tuple[object, ...]:
+    name = "" if key.key is None else cut(key.key.decode("utf-8", "backslashreplace"))
+    until = "" if key.until_ms is None else ago(key.until_ms, now_ms)
+    return name, key.running, key.waiting, WHY[key.why], until

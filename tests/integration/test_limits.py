@@ -1,0 +1,128 @@
+"""Limits through the HTTP API, the page, the command line and `why`, on real stores."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from aiodelay import Limit, Scheduler
+from aiodelay.operations.diagnosis import story_of
+from tests.support.api import ALL, problem_of, serving_api
+from tests.support.cli import Cli
+from tests.support.waiting import until
+
+
+@dataclass
+class Ask:
+    customer: str
+
+
+@asynccontextmanager
+async def asking(*limits: Limit) -> AsyncIterator[tuple[httpx.AsyncClient, Scheduler, asyncio.Event]]:
+    """An API over a scheduler whose runs wait for an event. Messages of the customers a and b are due."""
+    goes_on = asyncio.Event()
+    scheduler = Scheduler("memory://")
+
+    @scheduler.handler(limit=limits)
+    async def ask(event: Ask) -> None:
+        await goes_on.wait()
+
+    async with scheduler, serving_api(scheduler, **ALL) as client:
+        for name in ("a1", "a2", "a3", "b1"):
+            await scheduler.schedule(Ask(name[0]), delay="0s", id=name)
+        yield client, scheduler, goes_on
+        goes_on.set()
+        await scheduler.run_until_idle()
+
+
+@pytest.mark.asyncio
+async def test_operators_read_and_change_limits_over_http() -> None:
+    async with asking(Limit("customer", 1)) as (client, scheduler, _):
+        limit = {"what": "Ask", "key": "customer", "concurrency": 1, "rate": None}
+        assert (await client.get("/v1/limits")).json() == {"limits": [limit]}
+        await until(lambda: waiting_of(client, 2), "two messages wait")
+        found = (await client.get("/v1/limits/keys", params={"what": "Ask"})).json()["keys"]
+        assert found == [
+            {"what": "Ask", "key": "a", "running": 1, "waiting": 2, "why": "concurrency", "until": None},
+            {"what": "Ask", "key": "b", "running": 1, "waiting": 0, "why": "", "until": None},
+        ]
+        changed = {"what": "Ask", "limits": [{"key": "customer", "concurrency": 2}, {"rate": "900/s"}]}
+        assert (await client.post("/v1/limits", json=changed)).status_code == 200
+        assert await scheduler.limits() == {"Ask": (Limit(rate="900/s"), Limit("customer", 2))}
+        await until(lambda: waiting_of(client, 1), "one message waits")
+
+
+async def waiting_of(client: httpx.AsyncClient, number: int) -> bool:
+    found = (await client.get("/v1/limits/keys", params={"what": "Ask"})).json()["keys"]
+    return bool(sum(each["running"] + each["waiting"] for each in found) == 4 and found[0]["waiting"] == number)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"what": "Ask", "limits": [{"key": "customer"}]}, "limit"),
+        ({"what": "Ask", "limits": [{"rate": "much"}]}, "limit.rate"),
+        ({"what": "Ask", "limits": [{"concurrency": 1}, {"rate": "1/s"}]}, "limit"),
+        ({"what": "Ask", "limits": [{"key": "address", "concurrency": 1}]}, "limit.key"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_a_wrong_limit_is_refused_over_http(body: object, field: str) -> None:
+    async with asking() as (client, scheduler, _):
+        problem = problem_of(await client.post("/v1/limits", json=body), 422, "ConfigurationError")
+        assert problem["field"] == field
+        assert await scheduler.limits() == {}
+
+
+@pytest.mark.asyncio
+async def test_the_page_and_why_say_which_limit_makes_a_message_wait() -> None:
+    async with asking(Limit("customer", 1)) as (client, scheduler, _):
+        await until(lambda: waiting_of(client, 2), "two messages wait")
+        page = (await client.get("/sinks")).text
+        assert "as many in flight as allowed" in page
+        story = await story_of(scheduler, "a3")
+        assert (story.cause, story.advice) == ("limited", "aiodelay limit Ask")
+        assert (
+            "its key 'a' has as many messages in flight as its limit allows; 2 messages of its key wait" in story.text
+        )
+
+
+@pytest.mark.asyncio
+async def test_why_says_when_a_rate_has_room_again() -> None:
+    async with asking(Limit(rate="2/min")) as (_, scheduler, goes_on):
+        goes_on.set()
+        await until(lambda: settled(scheduler), "two messages have ended")
+        ids = [each.record.id async for each in scheduler.pending()]
+        story = await story_of(scheduler, ids[0])
+        assert "its lane has used up its rate, which has room again" in story.text
+        await scheduler.set_limits(Ask)
+
+
+async def settled(scheduler: Scheduler) -> bool:
+    counts = (await scheduler.counts())["Ask"]
+    return (counts.overdue, counts.in_flight) == (2, 0)
+
+
+def test_operators_change_limits_on_the_command_line(tmp_path: Path) -> None:
+    cli = Cli(f"sqlite:///{tmp_path}/delay.db", tmp_path)
+    assert cli("schedule", "handler:mail", "p", "--delay", "1h").code == 0
+    assert cli("limit").out == "no limits\n"
+    ran = cli("limit", "mail", "--key", "customer", "--concurrency", "5", "--rate", "60/min", "--json")
+    keyed = {"what": "mail", "key": "customer", "concurrency": 5, "rate": "60/min"}
+    assert ran.objects == [keyed]
+    whole = {"what": "mail", "key": None, "concurrency": None, "rate": "9/s"}
+    assert cli("limit", "mail", "--rate", "9/s", "--json").objects == [whole, keyed]
+    assert cli("limit", "mail", "--key", "customer", "--end", "--json").objects == [whole]
+    assert "9/s" in cli("limit", "mail").out
+    for wrong in (("--rate", "1/s"), ("mail", "--key", "customer"), ("mail", "--end", "--rate", "1/s")):
+        assert cli("limit", *wrong).code == 2
+    refused = cli("limit", "mail", "--rate", "fast", "--json")
+    assert refused.code != 0
+    assert json.loads(refused.err.splitlines()[-1])["field"] == "limit.rate"
