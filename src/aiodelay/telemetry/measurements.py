@@ -12,7 +12,7 @@ from typing import Protocol, get_args
 
 from msgspec import structs
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context
+from opentelemetry.trace import Link, Span, SpanKind, Tracer, get_current_span, set_span_in_context
 
 from aiodelay.core.values import (
     After,
@@ -35,7 +35,7 @@ from aiodelay.errors import AiodelayError
 from aiodelay.ports import Bounded, Lists, Loads, Sink, Store
 
 from . import names
-from .attempts import Attempt, HandlerMeasures
+from .attempts import Attempt, BatchRun, HandlerMeasures
 from .instruments import Attributes, Instruments, now_s
 from .tracing import (
     NOTHING,
@@ -166,6 +166,20 @@ class Measurements:
         else:
             context, span = self._begin_span(held.claim, decided, measures.destination, lateness_ms)
             held.attempt = measures.begin(context, span, lateness_ms)
+
+    def begin_batch(self, held: Sequence[_Held]) -> BatchRun:
+        """Begin the span of a run of a handler of batches. It has a link to the span of each message."""
+        contexts = [each.attempt.context for each in held if each.attempt is not None]
+        spans = [get_current_span(context).get_span_context() for context in contexts]
+        span = self.tracing.start(
+            names.PROCESS,
+            self.named(held[0].claim.record.envelope.lane),
+            SpanKind.INTERNAL,
+            attributes=lambda: {names.MESSAGE_COUNT: len(held)},
+            context=NOTHING,
+            links=lambda: [Link(each) for each in spans if each.is_valid],
+        )
+        return BatchRun(set_span_in_context(span, NOTHING), span)
 
     def _begin_span(
         self, claim: Claim, tracer: Tracer, destination: str, lateness_ms: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Generator, Iterator
+from collections.abc import Awaitable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -29,6 +29,7 @@ class Run:
         task: The runner that awaits the rest; None until a runner does.
         timed_out: Whether the run has exceeded the handler's time limit.
         cancels: How often this object has cancelled the run.
+        others: The other messages of the run, if it is the run of a batch.
     """
 
     held: Held
@@ -37,6 +38,12 @@ class Run:
     task: asyncio.Task[None] | None = None
     timed_out: bool = False
     cancels: int = 0
+    others: Sequence[Held] = ()
+
+    @property
+    def messages(self) -> list[Held]:
+        """The claims of all messages of the run."""
+        return [self.held, *self.others]
 
     def cancel(self) -> None:
         """Cancel the coroutine where it waits. If the handler runs in a thread, cancel only the wait for the thread."""
