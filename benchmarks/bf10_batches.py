@@ -92,6 +92,7 @@ async def _insert(
             all_done.set_result(None)
 
     with closing(sqlite3.connect(table)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("CREATE TABLE orders (number INTEGER NOT NULL, customer TEXT NOT NULL)")
         serve(scheduler, connection, done)
         with Stopwatch() as watch:
