@@ -253,7 +253,8 @@ async def test_a_message_that_cannot_be_read_is_given_up_without_the_others(stag
 
 def cost_of(n: int, bad: set[int]) -> tuple[int, list[int]]:
     """Return the runs after the first one, and the messages that are found."""
-    halving, runs, found = Halving(range(n)), -1, []
+    halving, runs = Halving(range(n)), -1
+    found: list[int] = []
     while part := halving.next():
         runs += 1
         if bad.isdisjoint(part):

@@ -47,7 +47,7 @@ class RunContext(Generic[S]):
     def messages(self) -> Sequence[RunContext[S]]:
         """The contexts of all messages of the run, in the order of the events.
 
-        For a handler of batches, all other properties are those of the first message.
+        For a handler of batches, all other properties belong to the first message.
         """
         return self._batch or (self,)
 

@@ -12,7 +12,7 @@ from typing import Protocol, get_args
 
 from msgspec import structs
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind, Tracer, get_current_span, set_span_in_context
+from opentelemetry.trace import Span, SpanKind, Tracer, set_span_in_context
 
 from aiodelay.core.values import (
     After,
@@ -35,7 +35,7 @@ from aiodelay.errors import AiodelayError
 from aiodelay.ports import Bounded, Lists, Loads, Sink, Store
 
 from . import names
-from .attempts import Attempt, BatchRun, HandlerMeasures
+from .attempts import Attempt, HandlerMeasures
 from .instruments import Attributes, Instruments, now_s
 from .tracing import (
     NOTHING,
@@ -49,7 +49,7 @@ from .tracing import (
     sampled_in,
 )
 
-__all__ = ["Measurements"]
+__all__ = ["Measurements", "ObservedClaim"]
 
 log: logging.Logger = logging.getLogger("aiodelay.telemetry")
 
@@ -57,7 +57,7 @@ COUNTING_PART = 0.01
 """The largest part of the time that counting messages may take."""
 
 
-class _Held(Protocol):
+class ObservedClaim(Protocol):
     """A claim of this process, with the observed attempt to deliver its message."""
 
     claim: Claim
@@ -156,7 +156,7 @@ class Measurements:
 
     # --- deliveries -----------------------------------------------------------------------------------------
 
-    def begin(self, held: _Held, lateness_ms: int) -> None:
+    def begin(self, held: ObservedClaim, lateness_ms: int) -> None:
         """Begin the span and the measurements of a handler's run."""
         lane = held.claim.record.envelope.lane
         measures = self._handlers.get(lane) or self._measures(lane)
@@ -166,20 +166,6 @@ class Measurements:
         else:
             context, span = self._begin_span(held.claim, decided, measures.destination, lateness_ms)
             held.attempt = measures.begin(context, span, lateness_ms)
-
-    def begin_batch(self, held: Sequence[_Held]) -> BatchRun:
-        """Begin the span of a run of a handler of batches. It has a link to the span of each message."""
-        contexts = [each.attempt.context for each in held if each.attempt is not None]
-        spans = [get_current_span(context).get_span_context() for context in contexts]
-        span = self.tracing.start(
-            names.PROCESS,
-            self.named(held[0].claim.record.envelope.lane),
-            SpanKind.INTERNAL,
-            attributes=lambda: {names.MESSAGE_COUNT: len(held)},
-            context=NOTHING,
-            links=lambda: [Link(each) for each in spans if each.is_valid],
-        )
-        return BatchRun(set_span_in_context(span, NOTHING), span)
 
     def _begin_span(
         self, claim: Claim, tracer: Tracer, destination: str, lateness_ms: int
@@ -204,7 +190,9 @@ class Measurements:
         made = self._handlers[lane] = HandlerMeasures(self.instruments, destination, labels, own_labels)
         return made
 
-    async def send(self, sink: Sink, held: Sequence[_Held], deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
+    async def send(
+        self, sink: Sink, held: Sequence[ObservedClaim], deliveries: Sequence[Delivery]
+    ) -> Sequence[SendOutcome]:
         """Send a batch in one span. The span has a link for each message. The messages carry the span's context."""
         destination = self.named(_common_destination(deliveries))
         system = getattr(sink, "system", names.SYSTEM)
@@ -244,7 +232,7 @@ class Measurements:
             self.instruments.record(names.OPERATION_DURATION, now_s() - started_s, labels, sampled)
 
     def _begin_batch(
-        self, held: Sequence[_Held], deliveries: Sequence[Delivery], destination: str, system: str
+        self, held: Sequence[ObservedClaim], deliveries: Sequence[Delivery], destination: str, system: str
     ) -> Span:
         records = [each.claim.record for each in held]
         context, _ = self.tracing.origin(records[0]) if len(records) == 1 else (NOTHING, None)
@@ -264,7 +252,7 @@ class Measurements:
             system=system,
         )
 
-    def settled(self, held: _Held, settlement: Settlement) -> Settlement:
+    def settled(self, held: ObservedClaim, settlement: Settlement) -> Settlement:
         """Record the end of an attempt; return the settlement with the trace headers for the next attempt."""
         attempt, held.attempt = held.attempt, None
         if not isinstance(settlement, Done):
@@ -277,7 +265,7 @@ class Measurements:
             attempt.end(settlement)
         return settlement
 
-    def left(self, held: _Held) -> None:
+    def left(self, held: ObservedClaim) -> None:
         """Record the end of an attempt whose claim ends with its lease, without a settlement."""
         attempt, held.attempt = held.attempt, None
         if attempt is not None:

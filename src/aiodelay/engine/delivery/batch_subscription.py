@@ -230,7 +230,7 @@ class BatchSubscription(HandlerSubscription):
         try:
             result = await run.rest
         except asyncio.CancelledError as error:
-            failure = self._failure_of(run, error)
+            failure = self._running.failure_of(run, error)
             if failure is None and self.is_draining:
                 raise
             if failure is None:

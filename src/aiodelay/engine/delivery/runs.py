@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from aiodelay.errors import HandlerTimeoutError
 from aiodelay.handlers.spec import HandlerSpec
 
 from .lease_book import Held
@@ -91,6 +92,18 @@ class Runs:
     def remove(self, run: Run) -> None:
         """Remove a run that has ended."""
         del self._runs[id(run.held)]
+
+    def failure_of(self, run: Run, error: asyncio.CancelledError) -> BaseException | None:
+        """Return the failure of a cancelled run; None if the engine has stopped the run, which is no failure."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() > run.cancels:
+            raise error  # not a cancellation of the run: the scheduler itself ends
+        if run.timed_out:
+            assert self._spec.timeout_ms is not None
+            timeout = HandlerTimeoutError(self._spec.name, self._spec.timeout_ms)
+            timeout.__cause__ = error  # the traceback shows where the handler waited
+            return timeout
+        return None if run.cancels else error
 
     def _time_out(self) -> None:
         """End the runs whose time is up. All runs have the same limit."""

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from aiodelay.core.transitions import base_id, token_deadline_ms
 from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Demand, Lane, Record, Settlement, SettleOutcome
 from aiodelay.engine.observer import Observer
-from aiodelay.errors import HandlerTimeoutError
 from aiodelay.handlers.context import RunContext
 from aiodelay.handlers.middleware import Middleware, chained
 from aiodelay.handlers.spec import HandlerSpec
@@ -337,32 +336,15 @@ class HandlerSubscription:
         try:
             result = await run.rest
         except asyncio.CancelledError as error:
-            return self._cancelled(run, error)
+            failure = self._running.failure_of(run, error)
+            if failure is None:
+                return settling.release(held.claim.record, held.claim.token)
+            return self._settlements.after_failure(held, failure)
         except Exception as error:  # noqa: BLE001 - a handler's exception is data for its retry policy
             return self._settlements.after_failure(held, error)
         finally:
             self._running.remove(run)
         return self._settlements.after_return(held, result)
-
-    # --- the end of a run ---------------------------------------------------------------------------------
-
-    def _cancelled(self, run: Run, error: asyncio.CancelledError) -> Settlement:
-        failure = self._failure_of(run, error)
-        if failure is None:
-            return settling.release(run.held.claim.record, run.held.claim.token)
-        return self._settlements.after_failure(run.held, failure)
-
-    def _failure_of(self, run: Run, error: asyncio.CancelledError) -> BaseException | None:
-        """Return the failure of a cancelled run; None if it has not failed, since the engine has stopped it."""
-        task = asyncio.current_task()
-        if task is not None and task.cancelling() > run.cancels:
-            raise error  # not a cancellation of the run: the scheduler itself ends
-        if run.timed_out:
-            assert self.spec.timeout_ms is not None
-            timeout = HandlerTimeoutError(self.lane, self.spec.timeout_ms)
-            timeout.__cause__ = error  # the traceback shows where the handler waited
-            return timeout
-        return None if run.cancels else error
 
 
 def release(held: Held) -> None:
