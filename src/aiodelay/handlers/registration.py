@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -52,7 +52,7 @@ __all__ = [
 
 Result: TypeAlias = Later | Reject | None
 """The values that a handler may return. A handler of batches may return a list with one of them for each event."""
-_Results: TypeAlias = Result | list[Later] | list[Reject] | list[None] | list[Later | None] | list[Result]
+_Results: TypeAlias = Result | Sequence[Result]
 Handler: TypeAlias = Callable[..., Awaitable[_Results]] | Callable[..., _Results]
 """A coroutine function or a plain function. Its first parameter is the event, or a list of events."""
 Decoder: TypeAlias = Callable[[bytes, str], Any]
