@@ -339,17 +339,21 @@ class HandlerTimeoutError(AiodelayError, TimeoutError):
 
 
 class HandlerResultError(AiodelayError, TypeError):
-    """A handler returned something other than None, `Later` or `Reject`. This counts as a failed attempt."""
+    """A handler returned something other than None, `Later` or `Reject`. This counts as a failed attempt.
+
+    A handler of batches returns None, or a list with one of these values for each message.
+    """
 
     handler: str
     result_type: str
+    allowed: str
 
-    def __init__(self, handler: str, result_type: str) -> None:
-        super().__init__(handler, result_type)
-        self.handler, self.result_type = handler, result_type
+    def __init__(self, handler: str, result_type: str, allowed: str = "None, Later(delay), Reject(reason)") -> None:
+        super().__init__(handler, result_type, allowed)
+        self.handler, self.result_type, self.allowed = handler, result_type, allowed
 
     def __str__(self) -> str:
-        return f"handler {self.handler} returned {self.result_type}; allowed: None, Later(delay), Reject(reason)"
+        return f"handler {self.handler} returned {self.result_type}; allowed: {self.allowed}"
 
 
 # --- try again ------------------------------------------------------------------------------------

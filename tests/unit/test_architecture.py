@@ -116,6 +116,7 @@ LOOP_TIMES = {
     "service.health": "how long ago a store was asked",
     "service.page.state": "how old an answer is that viewers share",
     "engine.delivery.runs": "how long a handler runs, on the loop whose timers end it",
+    "engine.delivery.batch_subscription": "how long a message waits for its batch, on the loop whose timer ends it",
     "engine.delivery.subscription": "how long a handler runs, on the loop whose timers end it",
 }
 """Intervals measured on the event loop's own clock, which tests make virtual; never compared with due times."""

@@ -733,3 +733,24 @@ def test_lost_leases_are_counted_and_their_runs_are_errors(emitted: Emitted) -> 
     assert emitted.total("aiodelay.leases.lost") >= 1
     span = emitted.named("process Check")[0]
     assert (span.attributes or {})["error.type"] == "left_to_lease"
+
+
+@pytest.mark.asyncio
+async def test_a_run_of_a_batch_has_a_span_with_a_link_for_each_message(emitted: Emitted) -> None:
+    current: list[object] = []
+    scheduler = Scheduler("memory://", telemetry=emitted.telemetry())
+
+    @scheduler.handler
+    async def handle(events: list[Check]) -> None:
+        current.append(trace.get_current_span().get_span_context().span_id)
+
+    async with scheduler:
+        await scheduler.schedule_many(Message(Check(n), delay="20ms") for n in range(3))
+        await scheduler.run_until_idle()
+    spans = emitted.named("process Check")
+    (run,) = [span for span in spans if "messaging.batch.message_count" in (span.attributes or {})]
+    deliveries = [span for span in spans if span is not run]
+    assert (run.attributes or {})["messaging.batch.message_count"] == 3
+    assert sorted(linked(run)) == sorted(map(id_of, deliveries))
+    assert current == [run.context.span_id]
+    assert emitted.total("messaging.client.consumed.messages") == 3

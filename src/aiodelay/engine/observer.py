@@ -10,7 +10,7 @@ from typing import Protocol
 from aiodelay.core.values import Claim, Delivery, Lane, Put, SendOutcome, Settlement
 from aiodelay.ports import Feed, Sink, Transferring, Work
 
-__all__ = ["Attempt", "ObservedClaim", "Observer"]
+__all__ = ["Attempt", "BatchRun", "ObservedClaim", "Observer"]
 
 
 class Attempt(Protocol):
@@ -22,6 +22,18 @@ class Attempt(Protocol):
 
     def failed(self, error: BaseException) -> None:
         """Note that the handler raised."""
+        ...
+
+
+class BatchRun(Protocol):
+    """One run of a handler of batches, from `Observer.begin_batch` until `end`."""
+
+    def enter(self, variables: contextvars.Context) -> None:
+        """Put the run's trace into the context in which the handler will run."""
+        ...
+
+    def end(self, error: BaseException | None) -> None:
+        """Note that the run has ended, and the error with which it has ended."""
         ...
 
 
@@ -53,6 +65,10 @@ class Observer(Protocol):
 
     def begin(self, held: ObservedClaim, lateness_ms: int) -> None:
         """Note that a handler's run begins, and set `held.attempt`."""
+        ...
+
+    def begin_batch(self, held: Sequence[ObservedClaim]) -> BatchRun:
+        """Note that a run of a handler of batches begins. The attempt of each message has begun before."""
         ...
 
     async def send(

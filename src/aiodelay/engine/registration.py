@@ -21,7 +21,7 @@ from aiodelay.errors import (
     kind_of,
 )
 from aiodelay.handlers.registration import Decoder, Handler, is_coroutine_function, spec_of
-from aiodelay.handlers.spec import HandlerSpec
+from aiodelay.handlers.spec import HandlerSpec, OnFailure
 from aiodelay.ports import Limits, Sink, Store
 
 from .control import STORES_WITH_LIMITS
@@ -112,6 +112,9 @@ class Registration(Commands):
         every: Every | Cron | None = None,
         source: str | None = None,
         limit: Limit | Sequence[Limit] = (),
+        batch: int | None = None,
+        batch_wait: Duration | None = None,
+        on_failure: OnFailure | None = None,
     ) -> Callable[[F], F]: ...
 
     def handler(
@@ -126,6 +129,9 @@ class Registration(Commands):
         every: Every | Cron | None = None,
         source: str | None = None,
         limit: Limit | Sequence[Limit] = (),
+        batch: int | None = None,
+        batch_wait: Duration | None = None,
+        on_failure: OnFailure | None = None,
     ) -> F | Callable[[F], F]:
         """Decorate a handler. The type of its first parameter is the event type that it handles.
 
@@ -134,12 +140,15 @@ class Registration(Commands):
         be annotated `Context`. All other parameters need defaults or dependencies (`Depends`). Methods,
         `functools.partial`s and callable objects can be handlers too.
 
+        If the first parameter is annotated `list[Event]`, the handler gets the messages in batches. It returns None, or
+        a list with None, `Later` or `Reject` for each event, in order (docs/handlers.md, "Batches").
+
         The decorated function can still be called directly.
 
         Args:
             function: The handler, if the decorator is used without parentheses.
             name: Only for handlers of bytes: the name that messages use, as `to="handler:<name>"`.
-            concurrency: Most runs at once in this process.
+            concurrency: Most runs at once in this process. A batch is one run.
             timeout: The longest time for one run. If a coroutine exceeds this time, it is cancelled, which counts as a
                 failed attempt.
             retry: The retry policy; None = the scheduler's retry policy.
@@ -150,6 +159,12 @@ class Registration(Commands):
                 store.
             limit: Limits for the handler's messages, over all processes: at most one `Limit` with a key, and one
                 without. If other programs schedule these messages, declare the limits with `@event` instead.
+            batch: Only for a handler of `list[Event]`: the most messages of one run, 1 to 500; None = 100.
+            batch_wait: Only for a handler of `list[Event]`: how long a message may wait until its batch is full, up to
+                a minute; None = a run begins at once, with the messages that are there.
+            on_failure: Only for a handler of `list[Event]`: what follows a run that fails. "halve", the default, runs
+                the halves of the batch at once, until the messages that fail are alone. "retry_all" counts a failed
+                attempt for each message.
 
         Raises:
             HandlerSignatureError: The function cannot be a handler. The error says why, and names the expected form.
@@ -167,6 +182,9 @@ class Registration(Commands):
                 every=every,
                 source=source,
                 limit=limit,
+                batch=batch,
+                batch_wait=batch_wait,
+                on_failure=on_failure,
             )
             return function
 
@@ -183,6 +201,9 @@ class Registration(Commands):
         every: Every | Cron | None = None,
         source: str | None = None,
         limit: Limit | Sequence[Limit] = (),
+        batch: int | None = None,
+        batch_wait: Duration | None = None,
+        on_failure: OnFailure | None = None,
     ) -> None:
         """Add a handler, also while the scheduler is open. Arguments and errors are those of `handler`."""
         spec = spec_of(
@@ -194,6 +215,9 @@ class Registration(Commands):
             retry=self._handlers.checked_retry(retry),
             source=self._handlers.checked_source(source),
             limit=limit,
+            batch=batch,
+            batch_wait=batch_wait,
+            on_failure=on_failure,
         )
         self._handlers.check_free(spec)
         if spec.limits and not isinstance(self._store, Limits):

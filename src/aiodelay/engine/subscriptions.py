@@ -19,6 +19,7 @@ from aiodelay.handlers.received import HeldMessage
 from aiodelay.handlers.spec import HandlerSpec
 from aiodelay.ports import Sink, Source, Store, Transfer, reactive
 
+from .delivery.batch_subscription import BatchSubscription
 from .delivery.dead_letter_hooks import DeadLetterHooks
 from .delivery.dispatcher import Subscriber, Subscription
 from .delivery.publication import Publication
@@ -84,7 +85,8 @@ class Subscriptions:
         """Start serving a handler from the store, and from its source if it has one."""
         if self._loops is None:
             return
-        subscription = HandlerSubscription(
+        kind = HandlerSubscription if spec.batch is None else BatchSubscription
+        subscription = kind(
             spec=spec,
             runners=Runners(self._tasks),
             context=self._context,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from types import NoneType, UnionType
 from typing import Generic, TypeVar, Union, get_args, get_origin
@@ -21,20 +21,35 @@ MILLISECOND = timedelta(milliseconds=1)  # `n * MILLISECOND` takes a quarter of 
 
 
 class RunContext(Generic[S]):
-    """One attempt at delivering one message. Users see the subclass `Context`.
+    """One attempt at delivering one message, or a batch of messages. Users see the subclass `Context`.
 
     `scheduler.py` defines `Context`, because `Context` names the class `Scheduler`. This module cannot import
     `Scheduler`.
     """
 
-    __slots__ = ("_attempts", "_claim", "_lateness_ms", "_record", "scheduler")
+    __slots__ = ("_attempts", "_batch", "_claim", "_lateness_ms", "_record", "scheduler")
 
     scheduler: S
     """The scheduler that delivers the message. A handler may schedule messages with it."""
 
-    def __init__(self, claim: Claim, lateness_ms: int, attempts: int, scheduler: S) -> None:
+    def __init__(
+        self, claim: Claim, lateness_ms: int, attempts: int, scheduler: S, batch: Sequence[RunContext[S]] = ()
+    ) -> None:
         self._claim, self._record, self._lateness_ms, self.scheduler = claim, claim.record, lateness_ms, scheduler
         self._attempts = attempts
+        self._batch = batch
+
+    def of_batch(self, messages: Sequence[RunContext[S]]) -> RunContext[S]:
+        """Return the context of a batch. This is the context of its first message."""
+        return type(self)(self._claim, self._lateness_ms, self._attempts, self.scheduler, tuple(messages))
+
+    @property
+    def messages(self) -> Sequence[RunContext[S]]:
+        """The contexts of all messages of the run, in the order of the events.
+
+        For a handler of batches, all other properties belong to the first message.
+        """
+        return self._batch or (self,)
 
     def __repr__(self) -> str:
         return f"<Context {self.delivery_id} attempt {self.attempt}>"

@@ -55,14 +55,14 @@ class Dependencies:
     Args:
         owner: The handler's name, for errors.
         wanted: The dependencies by parameter name.
-        event_class: The class of the handler's events.
+        event_class: The annotation of the handler's events: a class, or a list of a class.
         is_coroutine: Whether the handler is a coroutine function. A plain handler and its dependencies run in a thread.
 
     Raises:
         HandlerSignatureError: A dependency cannot be read, or cannot be called for this handler.
     """
 
-    def __init__(self, owner: str, wanted: Mapping[str, Dependant], event_class: type, *, is_coroutine: bool) -> None:
+    def __init__(self, owner: str, wanted: Mapping[str, Dependant], event_class: object, *, is_coroutine: bool) -> None:
         from fast_depends import dependency_provider  # noqa: PLC0415 - as above
         from fast_depends.core import build_call_model  # noqa: PLC0415 - as above
 
@@ -96,7 +96,7 @@ class Dependencies:
     def _what(self, hint: object, *, has_default: bool) -> str | None:
         if is_context(hint):
             return "context"
-        if hint is self._event_class:
+        if hint == self._event_class:
             return "event"
         return "default" if has_default else None
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -14,7 +14,7 @@ from aiodelay.core.durations import Duration, parse_duration
 from aiodelay.core.event_codecs import codec_named
 from aiodelay.core.retry import Retry
 from aiodelay.core.validation import check_count, check_type_name, listed
-from aiodelay.core.values import Lane, LaneLimits, Limit
+from aiodelay.core.values import MAX_CLAIM_MESSAGES, Lane, LaneLimits, Limit
 from aiodelay.errors import (
     ConfigurationError,
     DuplicateHandlerError,
@@ -28,7 +28,7 @@ from aiodelay.errors import (
 from .context import Later, Reject, RunContext, is_context
 from .dependencies import Dependencies, dependency_of
 from .limits import KeyReader, checked_limits, declared_limits, key_reader
-from .spec import HandlerSpec
+from .spec import Batching, HandlerSpec, OnFailure
 
 if TYPE_CHECKING:
     from fast_depends.dependencies import Dependant
@@ -52,14 +52,18 @@ __all__ = [
 ]
 
 Result: TypeAlias = Later | Reject | None
-"""The values that a handler may return."""
-Handler: TypeAlias = Callable[..., Awaitable[Result]] | Callable[..., Result]
-"""A coroutine function or a plain function. Its first parameter is the event."""
+"""The values that a handler may return. A handler of batches may return a list with one of them for each event."""
+_Results: TypeAlias = Result | Sequence[Result]
+Handler: TypeAlias = Callable[..., Awaitable[_Results]] | Callable[..., _Results]
+"""A coroutine function or a plain function. Its first parameter is the event, or a list of events."""
 Decoder: TypeAlias = Callable[[bytes, str], Any]
 """Makes an event from a payload and the name of its encoding."""
 T = TypeVar("T")
 
 MAX_CONCURRENCY = 10_000
+DEFAULT_BATCH = 100
+MAX_BATCH = MAX_CLAIM_MESSAGES
+MAX_BATCH_WAIT_MS = 60_000
 
 
 def event(
@@ -186,6 +190,9 @@ def spec_of(
     retry: Retry,
     source: tuple[str, str] | None = None,
     limit: Limit | Sequence[Limit] = (),
+    batch: int | None = None,
+    batch_wait: Duration | None = None,
+    on_failure: OnFailure | None = None,
 ) -> HandlerSpec:
     """Inspect a function, and return the spec with which the engine runs it.
 
@@ -194,14 +201,15 @@ def spec_of(
         ConfigurationError: An option is out of range.
     """
     parameters, hints = _signature(function)
-    class_ = _event_class(function, parameters, hints)
+    class_, is_batch = _event_class(function, parameters, hints)
     wanted = _wanted(function, parameters)
     rest = [parameter for parameter in parameters[1:] if parameter.name not in wanted]
     context_name = _context_parameter(function, rest, hints)
     is_coroutine = is_coroutine_function(function)
     call = _caller(function, context_name, parameters, has_dependencies=bool(wanted))
     if wanted:
-        call = Dependencies(_named(function), wanted, class_, is_coroutine=is_coroutine).around(call)
+        event_type = list[class_] if is_batch else class_  # type: ignore[valid-type]
+        call = Dependencies(_named(function), wanted, event_type, is_coroutine=is_coroutine).around(call)
     if class_ is bytes and name is None:
         raise HandlerSignatureError(
             _named(function), "a handler of bytes without a name", "@scheduler.handler(name='...') for bytes"
@@ -223,6 +231,33 @@ def spec_of(
         source=source,
         limits=_limits_of(class_, limit, types, source),
         place=_place_of(function),
+        batch=_batching(batch, batch_wait, on_failure, is_batch=is_batch),
+    )
+
+
+def _batching(
+    size: int | None, wait: Duration | None, on_failure: OnFailure | None, *, is_batch: bool
+) -> Batching | None:
+    """Return how a handler gets batches; None for a handler of single messages.
+
+    Raises:
+        ConfigurationError: An option is wrong, or is given to a handler of single messages.
+    """
+    if not is_batch:
+        for name, value in (("batch", size), ("batch_wait", wait), ("on_failure", on_failure)):
+            if value is not None:
+                got = f"{shortened(value)} for a handler of single events"
+                raise ConfigurationError(name, got, "a handler whose event parameter is annotated list[...]")
+        return None
+    wait_ms = 0 if wait is None else parse_duration(wait, field="batch_wait", error=ConfigurationError)
+    if wait_ms > MAX_BATCH_WAIT_MS:
+        raise ConfigurationError("batch_wait", shortened(wait), f"at most {MAX_BATCH_WAIT_MS // 1000}s")
+    if on_failure is not None and on_failure not in get_args(OnFailure):
+        raise ConfigurationError("on_failure", shortened(on_failure), " or ".join(map(repr, get_args(OnFailure))))
+    return Batching(
+        size=DEFAULT_BATCH if size is None else check_count(size, "batch", 1, MAX_BATCH),
+        wait_ms=wait_ms,
+        on_failure="halve" if on_failure is None else on_failure,
     )
 
 
@@ -339,22 +374,28 @@ def kind_of_function(value: object) -> str:
     return "a coroutine function, which nobody would await" if callable(value) else kind_of(value)
 
 
-def _event_class(function: Handler, parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> type:
-    expected = "a first positional parameter annotated with a dataclass, msgspec.Struct, pydantic model, or bytes"
+def _event_class(function: Handler, parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> tuple[type, bool]:
+    """Return the class of a handler's events, and whether the handler takes a list of them."""
+    expected = (
+        "a first positional parameter annotated with a dataclass, msgspec.Struct, pydantic model, or bytes; "
+        "or with a list of one of them"
+    )
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     target = _target(function)
     if inspect.isasyncgenfunction(target) or inspect.isgeneratorfunction(target):
         raise HandlerSignatureError(_named(function), "a generator", "a coroutine function or a plain function")
     if not parameters or parameters[0].kind not in positional:
         raise HandlerSignatureError(_named(function), "a function without an event parameter", expected)
-    class_ = hints.get(parameters[0].name)
+    hint = hints.get(parameters[0].name)
+    is_batch = get_origin(hint) is list
+    class_ = get_args(hint)[0] if is_batch else hint
     if class_ is bytes:
-        return bytes
+        return bytes, is_batch
     if not isinstance(class_, type) or not is_event_class(class_):
-        of = f"is annotated {cut(repr(class_))}" if parameters[0].name in hints else "has no annotation"
+        of = f"is annotated {cut(repr(hint))}" if parameters[0].name in hints else "has no annotation"
         got = f"a function whose event parameter {parameters[0].name!r} {of}"
         raise HandlerSignatureError(_named(function), got, expected)
-    return class_
+    return class_, is_batch
 
 
 def _wanted(function: Handler, parameters: list[inspect.Parameter]) -> dict[str, Dependant]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from aiodelay.core.retry import Retry
 from aiodelay.core.values import NO_LIMITS, Lane, LaneLimits
@@ -12,7 +12,25 @@ from aiodelay.errors import RecordFormatError, shortened
 
 from .context import RunContext
 
-__all__ = ["HandlerSpec"]
+__all__ = ["Batching", "HandlerSpec", "OnFailure"]
+
+OnFailure: TypeAlias = Literal["halve", "retry_all"]
+"""The reaction to a run of a batch that fails: run its halves at once, or retry all its messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """How a handler of batches gets its messages.
+
+    Attributes:
+        size: Most messages of one run.
+        wait_ms: The longest time for which a message waits until its batch is full.
+        on_failure: What follows a run that fails.
+    """
+
+    size: int
+    wait_ms: int
+    on_failure: OnFailure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +50,8 @@ class HandlerSpec:
         source: Name and address of a source that also gives messages to the handler; None = only the store.
         limits: The limits that the code declares for the handler's messages in the store.
         place: The function's module, name and line, for error messages.
+        batch: How the handler gets its batches; None for a handler of single messages. With batches, `call` takes a
+            list of events, and `concurrency` counts the runs of batches.
     """
 
     name: Lane
@@ -46,6 +66,7 @@ class HandlerSpec:
     source: tuple[str, str] | None = None
     limits: LaneLimits = NO_LIMITS
     place: str = ""
+    batch: Batching | None = None
 
     def check_type(self, type_: str) -> None:
         """Refuse a message of a type that the handler does not take: any program may push messages to a list.

@@ -15,7 +15,7 @@ from . import names
 from .instruments import Attributes, Instruments, loop_clock
 from .tracing import fail, fail_as
 
-__all__ = ["Attempt", "HandlerMeasures", "Run"]
+__all__ = ["Attempt", "BatchRun", "HandlerMeasures", "Run"]
 
 
 class Attempt(Struct, eq=False, gc=False):
@@ -39,6 +39,28 @@ class Attempt(Struct, eq=False, gc=False):
 
     def end(self, settlement: Settlement | None) -> None:
         """End the attempt. The settlement is None if the claim was not settled; its lease then ends the claim."""
+
+
+class BatchRun(Struct, eq=False, gc=False):
+    """One run of a handler of batches. Each of its messages has an `Attempt` too.
+
+    Attributes:
+        context: The context of the run's span.
+        span: The span of the run.
+    """
+
+    context: Context
+    span: Span
+
+    def enter(self, variables: contextvars.Context) -> None:
+        """Make the run's span the current span of the context in which the handler runs."""
+        variables.run(contexts.attach, self.context)
+
+    def end(self, error: BaseException | None) -> None:
+        """End the span."""
+        if error is not None:
+            fail(self.span, error)
+        self.span.end()
 
 
 class HandlerMeasures:

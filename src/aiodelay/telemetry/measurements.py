@@ -49,7 +49,7 @@ from .tracing import (
     sampled_in,
 )
 
-__all__ = ["Measurements"]
+__all__ = ["Measurements", "ObservedClaim"]
 
 log: logging.Logger = logging.getLogger("aiodelay.telemetry")
 
@@ -57,7 +57,7 @@ COUNTING_PART = 0.01
 """The largest part of the time that counting messages may take."""
 
 
-class _Held(Protocol):
+class ObservedClaim(Protocol):
     """A claim of this process, with the observed attempt to deliver its message."""
 
     claim: Claim
@@ -156,7 +156,7 @@ class Measurements:
 
     # --- deliveries -----------------------------------------------------------------------------------------
 
-    def begin(self, held: _Held, lateness_ms: int) -> None:
+    def begin(self, held: ObservedClaim, lateness_ms: int) -> None:
         """Begin the span and the measurements of a handler's run."""
         lane = held.claim.record.envelope.lane
         measures = self._handlers.get(lane) or self._measures(lane)
@@ -190,7 +190,9 @@ class Measurements:
         made = self._handlers[lane] = HandlerMeasures(self.instruments, destination, labels, own_labels)
         return made
 
-    async def send(self, sink: Sink, held: Sequence[_Held], deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
+    async def send(
+        self, sink: Sink, held: Sequence[ObservedClaim], deliveries: Sequence[Delivery]
+    ) -> Sequence[SendOutcome]:
         """Send a batch in one span. The span has a link for each message. The messages carry the span's context."""
         destination = self.named(_common_destination(deliveries))
         system = getattr(sink, "system", names.SYSTEM)
@@ -230,7 +232,7 @@ class Measurements:
             self.instruments.record(names.OPERATION_DURATION, now_s() - started_s, labels, sampled)
 
     def _begin_batch(
-        self, held: Sequence[_Held], deliveries: Sequence[Delivery], destination: str, system: str
+        self, held: Sequence[ObservedClaim], deliveries: Sequence[Delivery], destination: str, system: str
     ) -> Span:
         records = [each.claim.record for each in held]
         context, _ = self.tracing.origin(records[0]) if len(records) == 1 else (NOTHING, None)
@@ -250,7 +252,7 @@ class Measurements:
             system=system,
         )
 
-    def settled(self, held: _Held, settlement: Settlement) -> Settlement:
+    def settled(self, held: ObservedClaim, settlement: Settlement) -> Settlement:
         """Record the end of an attempt; return the settlement with the trace headers for the next attempt."""
         attempt, held.attempt = held.attempt, None
         if not isinstance(settlement, Done):
@@ -263,7 +265,7 @@ class Measurements:
             attempt.end(settlement)
         return settlement
 
-    def left(self, held: _Held) -> None:
+    def left(self, held: ObservedClaim) -> None:
         """Record the end of an attempt whose claim ends with its lease, without a settlement."""
         attempt, held.attempt = held.attempt, None
         if attempt is not None:

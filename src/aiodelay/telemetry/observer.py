@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from opentelemetry import metrics, trace
 from opentelemetry.metrics import MeterProvider, NoOpMeterProvider
-from opentelemetry.trace import NoOpTracerProvider, TracerProvider
+from opentelemetry.trace import (
+    Link,
+    NoOpTracerProvider,
+    SpanKind,
+    TracerProvider,
+    get_current_span,
+    set_span_in_context,
+)
 
 from aiodelay.core.values import Lane
 from aiodelay.core.version import __version__
@@ -15,11 +22,12 @@ from aiodelay.ports import Feed, Loads, LocalFeed, Store, Transferring, Work
 from aiodelay.ports.carrier import Carrier
 
 from . import names
+from .attempts import BatchRun
 from .commands import ObservedCommands
 from .instruments import Instruments, instruments_of
-from .measurements import Measurements
+from .measurements import Measurements, ObservedClaim
 from .settings import Telemetry
-from .tracing import Tracing
+from .tracing import NOTHING, Tracing
 from .work import ObservedFeed, ObservedLocalFeed, ObservedTransfer, ObservedWork
 
 __all__ = ["Observer", "observer_of"]
@@ -60,6 +68,20 @@ class Observer(Measurements):
     def transfer(self, moves: Transferring, lane: Lane) -> Transferring:
         """Return a wrapper that observes the transfer of one sink's messages."""
         return ObservedTransfer(moves, self, self._store, lane)
+
+    def begin_batch(self, held: Sequence[ObservedClaim]) -> BatchRun:
+        """Begin the span of a run of a handler of batches. It has a link to the span of each message."""
+        contexts = [each.attempt.context for each in held if each.attempt is not None]
+        spans = [get_current_span(context).get_span_context() for context in contexts]
+        span = self.tracing.start(
+            names.PROCESS,
+            self.named(held[0].claim.record.envelope.lane),
+            SpanKind.INTERNAL,
+            attributes=lambda: {names.MESSAGE_COUNT: len(held)},
+            context=NOTHING,
+            links=lambda: [Link(each) for each in spans if each.is_valid],
+        )
+        return BatchRun(set_span_in_context(span, NOTHING), span)
 
 
 def observer_of(telemetry: Telemetry, store: Store, namespace: str, places: Iterable[str]) -> Observer | None:

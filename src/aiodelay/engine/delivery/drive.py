@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Generator
 from contextvars import Context
 from typing import Any, TypeVar
 
-__all__ = ["rest_of"]
+__all__ = ["driven", "rest_of"]
 
 T = TypeVar("T")
 
@@ -43,3 +43,13 @@ def rest_of(coroutine: Coroutine[Any, Any, T], context: Context, awaited: object
         return end.value  # type: ignore[no-any-return]
     finally:
         coroutine.close()
+
+
+@types.coroutine
+def driven(coroutine: Coroutine[Any, Any, T], context: Context) -> Generator[Any, Any, T]:
+    """Await, in this task, a whole coroutine that runs in `context`. Everything else is as in `rest_of`."""
+    try:
+        awaited = context.run(coroutine.send, None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    return (yield from rest_of(coroutine, context, awaited))

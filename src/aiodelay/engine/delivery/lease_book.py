@@ -93,6 +93,7 @@ class Held(Struct, eq=False):
         may_kill_until_ms: For a message that has lapsed before: until this time, it may still end this process. If it
             is not a suspect, this process claims no suspect until this time.
         attempt: The observer's object for the attempt; None if there is no observer.
+        begins_by_s: For a message of a batch handler: it waits for others until this time of the event loop.
     """
 
     claim: Claim
@@ -108,6 +109,7 @@ class Held(Struct, eq=False):
     trial_ends_ms: int = 0
     may_kill_until_ms: int = 0
     attempt: Attempt | None = None
+    begins_by_s: float = 0.0
 
 
 class Outgoing:

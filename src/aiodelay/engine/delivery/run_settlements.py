@@ -63,6 +63,11 @@ class RunSettlements:
         log.debug("%s: traceback of attempt %d at %s", self._spec.name, attempt, record.id, exc_info=raised)
         return settling.again(record, token, now, due_ms=now + decision.delay_ms, attempt=attempt, error=text)
 
+    def would_give_up(self, held: Held, error: BaseException) -> bool:
+        """Return whether the retry policy allows no further attempt after an exception."""
+        decision = self._spec.retry.decide(held.claim.record.attempt + 1, error, random.random())
+        return isinstance(decision, GiveUp)
+
     def after_return(self, held: Held, result: object) -> Settlement:
         """Return the settlement for a handler's result: None, `Later` or `Reject`. Any other result is a failure."""
         record, token = held.claim.record, held.claim.token

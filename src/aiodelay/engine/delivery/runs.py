@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Generator, Iterator
+from collections.abc import Awaitable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from aiodelay.errors import HandlerTimeoutError
 from aiodelay.handlers.spec import HandlerSpec
 
 from .lease_book import Held
@@ -29,6 +30,7 @@ class Run:
         task: The runner that awaits the rest; None until a runner does.
         timed_out: Whether the run has exceeded the handler's time limit.
         cancels: How often this object has cancelled the run.
+        others: The other messages of the run, if it is the run of a batch.
     """
 
     held: Held
@@ -37,6 +39,12 @@ class Run:
     task: asyncio.Task[None] | None = None
     timed_out: bool = False
     cancels: int = 0
+    others: Sequence[Held] = ()
+
+    @property
+    def messages(self) -> list[Held]:
+        """The claims of all messages of the run."""
+        return [self.held, *self.others]
 
     def cancel(self) -> None:
         """Cancel the coroutine where it waits. If the handler runs in a thread, cancel only the wait for the thread."""
@@ -84,6 +92,18 @@ class Runs:
     def remove(self, run: Run) -> None:
         """Remove a run that has ended."""
         del self._runs[id(run.held)]
+
+    def failure_of(self, run: Run, error: asyncio.CancelledError) -> BaseException | None:
+        """Return the failure of a cancelled run; None if the engine has stopped the run, which is no failure."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() > run.cancels:
+            raise error  # not a cancellation of the run: the scheduler itself ends
+        if run.timed_out:
+            assert self._spec.timeout_ms is not None
+            timeout = HandlerTimeoutError(self._spec.name, self._spec.timeout_ms)
+            timeout.__cause__ = error  # the traceback shows where the handler waited
+            return timeout
+        return None if run.cancels else error
 
     def _time_out(self) -> None:
         """End the runs whose time is up. All runs have the same limit."""

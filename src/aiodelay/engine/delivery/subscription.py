@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from aiodelay.core.transitions import base_id, token_deadline_ms
 from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Demand, Lane, Record, Settlement, SettleOutcome
 from aiodelay.engine.observer import Observer
-from aiodelay.errors import HandlerTimeoutError
 from aiodelay.handlers.context import RunContext
 from aiodelay.handlers.middleware import Middleware, chained
 from aiodelay.handlers.spec import HandlerSpec
@@ -28,7 +27,7 @@ from .runs import Run, Runs
 from .threads import Threads
 from .waiting_messages import WaitingMessages
 
-__all__ = ["HandlerSubscription"]
+__all__ = ["HandlerSubscription", "in_thread", "release"]
 
 log: logging.Logger = logging.getLogger("aiodelay.handlers")
 
@@ -152,20 +151,20 @@ class HandlerSubscription:
         """
         room = 0 if self.is_draining else max(self._room(), 0) + ahead
         for held in self._waiting.take_last(room):
-            _release(held)
+            release(held)
         return bool(self._waiting)
 
     def take_out(self, message_id: str) -> list[Held]:
         """Give back the claims on one message, or on a series' occurrences, whose runs have not begun. Return them."""
         found = self._waiting.take(lambda held: message_id in _ids_of(held.claim.record))
         for held in found:
-            _release(held)
+            release(held)
         return found
 
     def give_back(self) -> None:
         """Give back messages whose runs have not begun."""
         for held in self._waiting.take_last(0):
-            _release(held)
+            release(held)
 
     def take_unbegun(self, book: LeaseBook) -> list[Held]:
         """Take out the messages of a book whose runs have not begun, except messages that have lapsed before."""
@@ -181,15 +180,17 @@ class HandlerSubscription:
         for run in self._running:
             if not self.spec.is_coroutine and not run.cancels:
                 text = "%s: the run of %s is in a thread, which cannot be stopped; the message may be delivered again"
-                log.warning(text, self.lane, run.held.claim.record.id)
+                for held in run.messages:
+                    log.warning(text, self.lane, held.claim.record.id)
             run.cancel()
 
     def close(self) -> None:
         """Abandon runs that did not stop, so that their leases lapse, and end the threads."""
         for run in self._running:
             text = "%s: message %s is delivered again when its lease ends: its handler did not stop in time"
-            log.error(text, self.lane, run.held.claim.record.id)
-            run.held.book.forget(run.held)
+            for held in run.messages:
+                log.error(text, self.lane, held.claim.record.id)
+                held.book.forget(held)
             run.leave()
         self._threads.close()
 
@@ -225,7 +226,7 @@ class HandlerSubscription:
                     self.on_free()
                     continue
                 if held.is_unwanted or not held.book.may_begin():
-                    _release(held)
+                    release(held)
                     continue
                 try:
                     begun = self._begin(held, loop, now_s)
@@ -235,7 +236,7 @@ class HandlerSubscription:
                         settlement = begun
                 except asyncio.CancelledError as error:  # the scheduler ends, or user code cancels this task
                     if self.is_draining:
-                        _release(held)
+                        release(held)
                     else:
                         held.book.settle(held, self._settlements.after_failure(held, error))
                     raise
@@ -262,6 +263,11 @@ class HandlerSubscription:
 
     def _begin(self, held: Held, loop: asyncio.AbstractEventLoop, started_s: float) -> Settlement | Run:
         """Run a handler until it ends or waits for the first time. No `await` is here: most handlers end at once."""
+        read = self._read(held)
+        return self._start(held, *read, started_s) if isinstance(read, tuple) else read
+
+    def _read(self, held: Held) -> Settlement | tuple[Any, RunContext[Any]]:
+        """Return the event and the context of an attempt; or the settlement, if the message must not or cannot run."""
         claim, spec = held.claim, self.spec
         record, token, envelope = claim.record, claim.token, claim.record.envelope
         now = self.now_ms()
@@ -279,15 +285,14 @@ class HandlerSubscription:
             text = settling.decode_error_text(error)
             log.error("%s: message %s cannot be read: %s", self.lane, record.id, text)  # noqa: TRY400 - a traceback shows values
             return settling.dead(record, token, now, reason="undecodable", attempt=record.attempt, error=text)
-        context = self.context(claim, lateness_ms, self._settlements.attempts)
-        return self._start(held, event, context, started_s)
+        return event, self.context(claim, lateness_ms, self._settlements.attempts)
 
     def _start(self, held: Held, event: object, context: RunContext[Any], started_s: float) -> Settlement | Run:
         variables = contextvars.copy_context()
         if held.attempt is not None:
             held.attempt.enter(variables)
         if not self.spec.is_coroutine and not self.middleware:
-            call = self._threads.call(variables.run, _in_thread, self.spec.call, event, context, most=self.concurrency)
+            call = self._threads.call(variables.run, in_thread, self.spec.call, event, context, most=self.concurrency)
             return Run(held, started_s, call)
         try:
             coroutine: Coroutine[Any, Any, Any] = (
@@ -315,7 +320,7 @@ class HandlerSubscription:
             else:
                 run = contextvars.copy_context().run
                 returned = await self._threads.call(
-                    run, _in_thread, self.spec.call, event, context, most=self.concurrency
+                    run, in_thread, self.spec.call, event, context, most=self.concurrency
                 )
             return returned
 
@@ -331,30 +336,19 @@ class HandlerSubscription:
         try:
             result = await run.rest
         except asyncio.CancelledError as error:
-            return self._cancelled(run, error)
+            failure = self._running.failure_of(run, error)
+            if failure is None:
+                return settling.release(held.claim.record, held.claim.token)
+            return self._settlements.after_failure(held, failure)
         except Exception as error:  # noqa: BLE001 - a handler's exception is data for its retry policy
             return self._settlements.after_failure(held, error)
         finally:
             self._running.remove(run)
         return self._settlements.after_return(held, result)
 
-    # --- the end of a run ---------------------------------------------------------------------------------
 
-    def _cancelled(self, run: Run, error: asyncio.CancelledError) -> Settlement:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling() > run.cancels:
-            raise error  # not a cancellation of the run: the scheduler itself ends
-        if run.timed_out:
-            assert self.spec.timeout_ms is not None
-            timeout = HandlerTimeoutError(self.lane, self.spec.timeout_ms)
-            timeout.__cause__ = error  # the traceback shows where the handler waited
-            return self._settlements.after_failure(run.held, timeout)
-        if run.cancels:
-            return settling.release(run.held.claim.record, run.held.claim.token)
-        return self._settlements.after_failure(run.held, error)
-
-
-def _release(held: Held) -> None:
+def release(held: Held) -> None:
+    """Give a message back without a run."""
     held.book.settle(held, settling.release(held.claim.record, held.claim.token))
 
 
@@ -363,7 +357,7 @@ def _ids_of(record: Record) -> tuple[str, str]:
     return record.id, base_id(record.id)
 
 
-def _in_thread(call: Callable[[Any, RunContext[Any]], Any], event: object, context: RunContext[Any]) -> object:
+def in_thread(call: Callable[[Any, RunContext[Any]], Any], event: object, context: RunContext[Any]) -> object:
     """Call a plain function. A future cannot hold a `StopIteration`, so raise `RuntimeError` as a coroutine does."""
     try:
         return call(event, context)

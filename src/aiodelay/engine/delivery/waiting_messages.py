@@ -25,6 +25,13 @@ class WaitingMessages(deque[Held]):
         except IndexError:
             return None
 
+    def first(self) -> Held | None:
+        """Return the first message; None if no message waits."""
+        try:
+            return self[0]
+        except IndexError:
+            return None
+
     def take(self, is_wanted: Callable[[Held], bool]) -> list[Held]:
         """Take out the wanted messages, in order."""
         taken: list[Held] = []
