@@ -237,6 +237,8 @@ def test_a_time_that_clocks_show_twice_is_the_later_one_whatever_the_sessions_zo
     [
         ("id=n", "map is missing 'due_at'; allowed: due_at=COLUMN; columns: n, at, wall, size"),
         ("id=n,due=at", "map is 'due=at'; allowed: NAME=COLUMN, with NAME one of id, due_at, payload, "),
+        ("id=n,due_at=at,spread=wall", "map is 'spread=wall'; allowed: a later due_at, such as timestampadd("),
+        ("id=n,due_at=at,conflict=wall", "map is 'conflict=wall'; allowed: the option conflict for all rows: insert"),
         ("id=n,id=at", "map is given 'id' twice; allowed: each name once"),
         ("id=m,due_at=at", "map id is 'm'; allowed: a column or an SQL expression of n, at, wall, size"),
         ("id=n,due_at=(at", "map due_at is '(at'; allowed: a column or an SQL expression of "),
@@ -264,6 +266,8 @@ def test_a_wrong_mapping_is_named(spark: SparkSession, text: str, told: str) -> 
         ({"to": "orders"}, "to is 'orders'; allowed: '<sink>:<address>'"),
         ({"to": None}, "map is missing 'to'; allowed: to=COLUMN, or the option `to`"),
         ({"conflict": "newest"}, "conflict is 'newest'; allowed: insert, newer"),
+        ({"conflict": "throttle:1h"}, "conflict is 'throttle:1h'; allowed: insert, newer"),
+        ({"mapping": {"id": "id", "spread": "'5m'"}}, "column is 'spread'; allowed: a later due_at, such as "),
         ({"conflict": "newer"}, "map is missing 'version'; allowed: version=COLUMN, which conflict=newer compares"),
         ({"past_due": "later"}, "past_due is 'later'; allowed: reject, now"),
         ({"min_lead": "soon"}, "min_lead is 'soon'; allowed: "),
