@@ -22,6 +22,7 @@ from aiodelay.spark.jobs.checking import Rules, accepted, judged, rejected
 from aiodelay.spark.jobs.mapping import given, mapped, read_mapping
 from aiodelay.spark.jobs.sources import read_source
 from aiodelay.spark.summary import Summary
+from aiodelay.spark.write_settings import NO_COLUMNS
 
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
@@ -230,6 +231,15 @@ def test_a_time_that_clocks_show_twice_is_the_later_one_whatever_the_sessions_zo
                 assert row["us"] == (want - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1), row
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def test_due_times_may_be_spread_by_an_expression(spark: SparkSession) -> None:
+    """The expression is the one that the refusal of a column `spread` gives."""
+    expression = NO_COLUMNS["spread"].removeprefix("a later due_at, such as ").partition(" for 5m;")[0]
+    frame = spark.range(500).selectExpr("cast(id AS string) AS id", "TIMESTAMP '2027-01-01 09:00:00Z' AS due_at")
+    found = mapped(frame, read_mapping(f"id=id,due_at={expression}"))
+    minutes = {row[0] for row in found.selectExpr("minute(due_at)").distinct().collect()}
+    assert minutes == {0, 1, 2, 3, 4}
 
 
 @pytest.mark.parametrize(
