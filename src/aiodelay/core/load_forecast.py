@@ -89,7 +89,7 @@ class ComingLoad(Struct, frozen=True):
         return Spread(window_ms, self._wait_ms(most))
 
     def spread_within(self, most_ms: int) -> Spread | None:
-        """Return the shortest of `WINDOWS_MS` with which no message is later than `most_ms`; None if there is none."""
+        """Return the shortest of `WINDOWS_MS` that keeps the lateness within `most_ms`; None = no window does so."""
         spreads = (self.spread(each) for each in WINDOWS_MS if each >= self.slot_ms)
         return next((each for each in spreads if each.late_ms <= most_ms), None)
 
