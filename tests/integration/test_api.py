@@ -780,6 +780,7 @@ async def test_answers_are_what_the_document_says(url: str) -> None:
             ("/v1/messages/m", models.MessageOut),
             ("/v1/counts", models.CountsOut),
             ("/v1/load?bucket=1h", models.LoadOut),
+            ("/v1/forecast?rate=5/s", models.ForecastOut),
             ("/v1/lateness", models.LatenessOut),
             ("/v1/journal", models.JournalOut),
             ("/v1/pauses", models.PausesOut),

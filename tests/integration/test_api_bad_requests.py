@@ -267,6 +267,10 @@ async def test_values_of_queries_are_read_strictly() -> None:
             ("/v1/load?bucket=0s", "ConfigurationError"),
             ("/v1/load?bucket=1", "ConfigurationError"),
             ("/v1/load?buckets=1001", "ParameterError"),
+            ("/v1/forecast?span=0s", "ConfigurationError"),
+            ("/v1/forecast?rate=0/s", "ConfigurationError"),
+            ("/v1/forecast?spread=5", "ConfigurationError"),
+            ("/v1/forecast?within=", "ConfigurationError"),
             ("/v1/journal?after=-1", "ParameterError"),
             ("/schedules?limit=0", "ParameterError"),
         ):

@@ -43,6 +43,8 @@ def test_load_is_drawn_and_counted(cli: Cli) -> None:
     add(cli, "90m", "95m", "100m", "100m", "210m", "9h")
     add(cli, "90m", to="handler:sms")
     shapes = cli("load", "--bucket", "1h", "--buckets", "4", "--json").objects
+    *shapes, mail, sms = shapes
+    assert [each["forecast"]["lane"] for each in (mail, sms)] == ["mail", "sms"]
     assert [(each["lane"], each["messages"]) for each in shapes] == [("mail", 4), ("sms", 1), ("mail", 1)]
     lines = cli("load", "--bucket", "1h", "--buckets", "4").lines
     assert [line.split()[2] for line in lines[:4]] == ["0", "5", "0", "1"]
@@ -52,7 +54,7 @@ def test_load_is_drawn_and_counted(cli: Cli) -> None:
     assert 0 < bars[3] <= bars[1] // 5
     assert lines[4].startswith("6 messages; most, 5, from ")
     assert lines[1].startswith(lines[4].partition(", from ")[2])
-    assert cli("load", "--of", "sms", "--buckets", "4").lines[-1].startswith("1 messages; most, 1")
+    assert cli("load", "--of", "sms", "--buckets", "4").lines[4].startswith("1 messages; most, 1")
     assert cli("load", "--of", "nothing", "--buckets", "1").lines[-1] == "0 messages"
 
 

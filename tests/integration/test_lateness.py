@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from aiodelay import Context, Retry, Scheduler
+from aiodelay import Context, Message, Retry, Scheduler
 from aiodelay.core.ids import new_op
 from aiodelay.core.values import After, Envelope, Put
 from aiodelay.memory import MemoryStore
@@ -131,6 +131,29 @@ async def test_second_attempts_do_not_count(clock: VirtualClock) -> None:
         assert [each.event for each in await scheduler.journal()][-2:] == ["claimed", "delivered"]
         for most, samples in ((2, 0), (5_000, 1)):
             assert (await LatenessMeter().measure(scheduler, most=most)).samples == samples
+
+
+@pytest.mark.asyncio
+async def test_a_backlog_gives_the_dispatch_rate_also_if_entries_were_not_read(clock: VirtualClock) -> None:
+    async def run_for_a_second(event: Order) -> None:
+        await asyncio.sleep(1)
+
+    store = MemoryStore(clock=clock, journal=1000)
+    async with Scheduler(store, clock=clock, claim_ahead=False) as scheduler:
+        scheduler.add_handler(run_for_a_second, concurrency=1)
+        meter = LatenessMeter()
+        await scheduler.schedule_many([Message(Order(n), delay="0s") for n in range(100)])
+        await asyncio.sleep(15)
+        await meter.measure(scheduler)
+        assert meter.rates() == {}, "too few starts"
+        await asyncio.sleep(15)
+        await meter.measure(scheduler)
+        assert meter.rates()["Order"].per_s == pytest.approx(1, rel=0.01)
+        await asyncio.sleep(60)
+        await meter.measure(scheduler, most=20)
+        rate = meter.rates()["Order"]
+        assert rate.per_s == pytest.approx(1, rel=0.01), "the time without known starts does not count"
+        assert 30 < rate.starts < 50
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "kafka"])

@@ -22,6 +22,7 @@ from aiodelay.spark.jobs.checking import Rules, accepted, judged, rejected
 from aiodelay.spark.jobs.mapping import given, mapped, read_mapping
 from aiodelay.spark.jobs.sources import read_source
 from aiodelay.spark.summary import Summary
+from aiodelay.spark.write_settings import NO_COLUMNS
 
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
@@ -232,11 +233,22 @@ def test_a_time_that_clocks_show_twice_is_the_later_one_whatever_the_sessions_zo
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
+def test_due_times_may_be_spread_by_an_expression(spark: SparkSession) -> None:
+    """The expression is the one that the refusal of a column `spread` gives."""
+    expression = NO_COLUMNS["spread"].removeprefix("a later due_at, such as ").partition(" for 5m;")[0]
+    frame = spark.range(500).selectExpr("cast(id AS string) AS id", "TIMESTAMP '2027-01-01 09:00:00Z' AS due_at")
+    found = mapped(frame, read_mapping(f"id=id,due_at={expression}"))
+    minutes = {row[0] for row in found.selectExpr("minute(due_at)").distinct().collect()}
+    assert minutes == {0, 1, 2, 3, 4}
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("id=n", "map is missing 'due_at'; allowed: due_at=COLUMN; columns: n, at, wall, size"),
         ("id=n,due=at", "map is 'due=at'; allowed: NAME=COLUMN, with NAME one of id, due_at, payload, "),
+        ("id=n,due_at=at,spread=wall", "map is 'spread=wall'; allowed: a later due_at, such as timestampadd("),
+        ("id=n,due_at=at,conflict=wall", "map is 'conflict=wall'; allowed: the option conflict for all rows: insert"),
         ("id=n,id=at", "map is given 'id' twice; allowed: each name once"),
         ("id=m,due_at=at", "map id is 'm'; allowed: a column or an SQL expression of n, at, wall, size"),
         ("id=n,due_at=(at", "map due_at is '(at'; allowed: a column or an SQL expression of "),
@@ -264,6 +276,8 @@ def test_a_wrong_mapping_is_named(spark: SparkSession, text: str, told: str) -> 
         ({"to": "orders"}, "to is 'orders'; allowed: '<sink>:<address>'"),
         ({"to": None}, "map is missing 'to'; allowed: to=COLUMN, or the option `to`"),
         ({"conflict": "newest"}, "conflict is 'newest'; allowed: insert, newer"),
+        ({"conflict": "throttle:1h"}, "conflict is 'throttle:1h'; allowed: insert, newer"),
+        ({"mapping": {"id": "id", "spread": "'5m'"}}, "column is 'spread'; allowed: a later due_at, such as "),
         ({"conflict": "newer"}, "map is missing 'version'; allowed: version=COLUMN, which conflict=newer compares"),
         ({"past_due": "later"}, "past_due is 'later'; allowed: reject, now"),
         ({"min_lead": "soon"}, "min_lead is 'soon'; allowed: "),

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from aiodelay.core.spread import spread_ms_of
 from aiodelay.core.values import After, At
 from aiodelay.errors import InputError
 from aiodelay.spark.composing import parts_of, puts_of
@@ -88,6 +89,15 @@ def test_a_row_that_is_no_message_is_named(bad: dict[str, Any], told: str) -> No
     with pytest.raises(InputError) as found:
         puts_of(batch, settings(tuple(batch.schema.names)), NOW_MS)
     assert told in str(found.value)
+
+
+def test_a_rule_with_a_spread_has_the_place_of_its_id() -> None:
+    rule = '{"cron": "0 9 * * *", "spread": "5m"}'
+    batch = batch_of(GOOD | {"rule": rule}, GOOD | {"id": "b", "rule": rule})
+    first, second = puts_of(batch, settings(tuple(batch.schema.names)), NOW_MS)
+    assert first.envelope.rule == {"c": "0 9 * * *", "z": "UTC", "w": 300_000, "d": spread_ms_of("m", 300_000)}
+    assert second.envelope.rule is not None
+    assert second.envelope.rule["d"] == spread_ms_of("b", 300_000)
 
 
 @pytest.mark.parametrize("version", [None, -1])

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from aiodelay.core.load_forecast import ComingLoad
 from aiodelay.spark.forecast import HOUR_MS, MESSAGE, Arrivals, Forecast, Hour, Span, forecast
 
 FROM_MS = 1_900_000_000_000 // HOUR_MS * HOUR_MS + 1_234_567
@@ -130,3 +131,20 @@ def test_more_traffic_is_that_of_as_many_messages_more() -> None:
     assert abs((scaled.max_ms or 0) - (more.max_ms or 0)) <= 3 * 500
     assert more.load > 1
     assert more.drained_ms is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(bursts=BURSTS, rate=st.sampled_from([0.02, 3, 50, 1000]), slot_ms=st.sampled_from([1000, 60_000]))
+def test_aiodelay_load_forecasts_the_same(bursts: list[tuple[int, int, int]], rate: float, slot_ms: int) -> None:
+    """It needs no Spark and no numpy, and answers less. What both answer is the same."""
+    span_ms = 3 * HOUR_MS
+    due = [min(at + k * apart, span_ms - 1) for at, n, apart in bursts for k in range(n)]
+    arrivals = arrivals_of(due, slot_ms)
+    slots = {FROM_MS + at: n for at, n in zip(arrivals.at_ms.tolist(), arrivals.n.tolist(), strict=True)}
+    here = ComingLoad(slots, slot_ms, FROM_MS, FROM_MS + span_ms, 0, rate).forecast()
+    there = foretell(due, rate, span_ms, slot_ms)
+    assert here.most_ms == pytest.approx(there.max_ms or 0, abs=1)
+    assert here.late_ms.get(there.worst_ms or 0, 0) == pytest.approx(here.most_ms, abs=1)
+    if here.worst_ms == there.worst_ms and here.empty_ms != pytest.approx(there.drained_ms, abs=1):
+        ends = [*slots, FROM_MS + span_ms]  # the queue is empty at the instant at which the next messages come due
+        assert any(abs(end - (here.empty_ms or there.drained_ms or 0)) <= 1 for end in ends)

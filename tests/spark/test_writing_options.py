@@ -84,6 +84,7 @@ def test_options_have_defaults_and_their_names_know_no_case() -> None:
         ({"namespace": "a b"}, "namespace is 'a b'"),
         ({"table": "dead"}, "option 'table' is 'dead'"),
         ({"conflict": "replace"}, "option 'conflict' is 'replace'; allowed: insert, newer"),
+        ({"conflict": "debounce:5s"}, "option 'conflict' is 'debounce:5s'; allowed: insert, newer"),
         ({"conflict": "newer"}, "column 'version' is missing"),
         ({"to": ""}, "column 'to' is missing"),
         ({"to": "orders"}, "to is 'orders'"),
@@ -114,6 +115,11 @@ def test_an_option_that_cannot_be_used_is_named(given: dict[str, str], told: str
         ("id string, due_at timestamp_ntz, payload binary", "give the option 'timezone'"),
         (f"{FRAME}, headers map<string,int>", "column 'headers' is of type map<string,int>"),
         (f"{FRAME}, topic string", "column is 'topic'"),
+        (f"{FRAME}, spread string", "column is 'spread'; allowed: a later due_at, such as timestampadd("),
+        (
+            f"{FRAME}, conflict string",
+            "column is 'conflict'; allowed: the option conflict for all rows: insert, or newer",
+        ),
         (f"{FRAME}, ID string", "column 'id' is given twice"),
     ],
 )

@@ -42,7 +42,16 @@ PROBLEMS = {
 }
 """Allowed answers besides success. Clients send no forbidden request and reach no limit."""
 LOOKS = (
-    *("/v1/counts", "/v1/load", "/v1/lateness", "/v1/journal", "/v1/messages?limit=50", "/v1/dead", "/v1/pauses"),
+    *(
+        "/v1/counts",
+        "/v1/load",
+        "/v1/forecast",
+        "/v1/lateness",
+        "/v1/journal",
+        "/v1/messages?limit=50",
+        "/v1/dead",
+        "/v1/pauses",
+    ),
     *("/v1/messages?text=7&limit=5", "/v1/messages?id=m7", "/v1/messages/m7"),
 )
 _PAGES = ("/", "/messages", "/messages?state=overdue", "/recurring", "/dead", "/sinks", "/messages/m7")

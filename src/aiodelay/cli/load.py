@@ -1,4 +1,4 @@
-"""`aiodelay load`: prints a bar chart of the messages that come due."""
+"""`aiodelay load`: prints a bar chart of the messages that come due, and says how late they will be."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from aiodelay import ConfigurationError
 from aiodelay.core.durations import parse_duration
 from aiodelay.core.values import LoadBucket
 from aiodelay.operations.json_shapes import load_shape
+from aiodelay.operations.load_forecast import LaneForecast, asked, forecast_shape, forecast_store
+from aiodelay.operations.queries import LatenessMeter
 
 from .output import moment, print_json
 from .place import Place
@@ -22,6 +24,8 @@ __all__ = ["load"]
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
 LEAST_WIDTH = 10
+MOST_ENTRIES = 50_000
+"""The most entries of each part of the journal from which the dispatch rates are measured."""
 
 
 async def load(
@@ -29,25 +33,40 @@ async def load(
     bucket: str = "1h",
     buckets: Annotated[int, Parameter(validator=Number(gte=1, lte=10_000))] = 24,
     of: str | None = None,
+    rate: str | None = None,
+    spread: str | None = None,
+    within: str = "10s",
     place: Place = Place(),
 ) -> None:
-    """Show the number of messages that come due in each of the next periods.
+    """Show the number of messages that come due in each of the next periods, and how late they will be.
 
-    Messages that are already overdue are not counted.
+    The bars do not count messages that are already overdue.
 
     Args:
         bucket: The length of one period.
         buckets: The number of periods.
         of: Only this event type or sink.
+        rate: The messages that your processes start in a time, such as 500/s or 90/min, of all lanes together. Without
+            it, the rate of each lane is measured from the journal.
+        spread: Also say how late messages will be with this spread, such as 5m. Without it, a spread is suggested if
+            messages will be late.
+        within: The lateness that does not matter.
     """
+    given = asked(rate, spread, within)
     bucket_ms = parse_duration(bucket, field="bucket", error=ConfigurationError, least_ms=1)
     async with place.opened() as scheduler:
         found = [each for each in await scheduler.load(bucket=bucket, buckets=buckets) if of in (None, each.lane)]
         now_ms = scheduler.store.now_ms()
+        span_ms, meter = bucket_ms * buckets, LatenessMeter()
+        _, forecasts = await forecast_store(scheduler, meter, span_ms, given, lane=of, most=MOST_ENTRIES)
     if place.json:
-        print_json(*load_shape(found))
+        print_json(*load_shape(found), *({"forecast": forecast_shape(each)} for each in forecasts))
     else:
-        print("\n".join(_bars(found, now_ms, bucket_ms, buckets)))
+        print("\n".join([*_bars(found, now_ms, bucket_ms, buckets), *map(_forecast, forecasts)]))
+
+
+def _forecast(found: LaneForecast) -> str:
+    return found.text[:1].upper() + found.text[1:] if found.lane is None else f"{found.lane}: {found.text}"
 
 
 def _bars(found: Sequence[LoadBucket], now_ms: int, bucket_ms: int, buckets: int) -> list[str]:

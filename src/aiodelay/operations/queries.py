@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias, get_args
 
 from msgspec import Struct
 
+from aiodelay.core.dispatch_rate import DispatchRate, RateMeter
 from aiodelay.core.validation import check_letters_id
 from aiodelay.core.values import DeadKey, DeadLetter, DeadReason, JournalEntry, Lane, Query, Snapshot, State
 from aiodelay.errors import InputError, UnsupportedByStoreError
@@ -331,7 +332,9 @@ class Lateness(Struct, frozen=True):
 
 
 class LatenessMeter:
-    """Measures lateness from a journal. The first call reads the newest entries; each later call reads new entries.
+    """Measures lateness and dispatch rates from a journal.
+
+    The first call reads the newest entries; each later call reads new entries.
 
     Args:
         keep: The most first attempts to remember. If there are more, the meter remembers the latest attempts.
@@ -342,6 +345,8 @@ class LatenessMeter:
         self._next: dict[int, int] = {}  # by part of the journal: the number of the next entry to read
         self._gap_ms: int | None = None  # some entries before this time were not read
         self._begun: OrderedDict[tuple[str, int, int], tuple[int, int]] = OrderedDict()  # by occurrence: at, lateness
+        self._started: list[tuple[int, int, Lane]] = []  # first attempts that the rates do not count yet: at, due, lane
+        self._rates: defaultdict[Lane, RateMeter] = defaultdict(RateMeter)
 
     async def measure(self, scheduler: Scheduler, *, most: int = 5_000) -> Lateness:
         """Read the new entries of the journal, and return the lateness of the last 5 minutes.
@@ -358,14 +363,31 @@ class LatenessMeter:
         async with store.journal_reader() as reader:
             for part, span in (await reader.spans()).items():
                 await self._read_on(reader, part, span, most, store.now_ms())
+        self._count_started()
         since_ms = store.now_ms() - LATENESS_WINDOW_MS
         samples = [lateness_ms for at_ms, lateness_ms in self._begun.values() if at_ms >= since_ms]
         is_complete = self._gap_ms is None or self._gap_ms < since_ms
         return lateness_of(samples, is_complete=is_complete)
 
+    def rates(self) -> Mapping[Lane, DispatchRate]:
+        """Return the dispatch rate of each lane whose backlogs were long enough to measure it."""
+        measured = {lane: meter.rate() for lane, meter in self._rates.items()}
+        return {lane: rate for lane, rate in measured.items() if rate is not None}
+
+    def _count_started(self) -> None:
+        for at_ms, due_ms, lane in sorted(self._started):  # the parts of a journal were read one after the other
+            self._rates[lane].note(at_ms, due_ms)
+        self._started.clear()
+
+    def _skip(self) -> None:
+        for meter in self._rates.values():
+            meter.skip()
+
     async def _read_on(self, reader: JournalReader, part: int, span: range, most: int, now_ms: int) -> None:
         following = self._next.get(part, span.start)
         first = max(following, span.stop - most)
+        if first > following:
+            self._skip()
         was_trimmed = part not in self._next and span.start > FIRST and first < span.stop
         has_gap = first > following or was_trimmed
 
@@ -388,6 +410,8 @@ class LatenessMeter:
         occurrence = entry.id, entry.revision, entry.due_ms
         # A claimed message has two entries, "claimed" and "delivered". A message that the server itself moves has only
         # "delivered". The first entry gives the start of the delivery.
+        if occurrence not in self._begun:
+            self._started.append((entry.at_ms, entry.due_ms, entry.lane))
         self._begun.setdefault(occurrence, (entry.at_ms, max(entry.at_ms - entry.due_ms, 0)))
         while len(self._begun) > self._keep:
             _, (at_ms, _) = self._begun.popitem(last=False)

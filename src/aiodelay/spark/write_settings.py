@@ -21,7 +21,15 @@ from aiodelay.scheduler import MOST_PAYLOAD
 
 from .options import Options, store_url
 
-__all__ = ["DEFAULT_RATE", "WriteSettings", "destination_of", "read_settings", "store_of", "write_options"]
+__all__ = [
+    "DEFAULT_RATE",
+    "NO_COLUMNS",
+    "WriteSettings",
+    "destination_of",
+    "read_settings",
+    "store_of",
+    "write_options",
+]
 
 DEFAULT_RATE: Final = 20_000
 """Default rate, in rows a second over all tasks. A Redis store in use hardly slows down at this rate."""
@@ -46,6 +54,12 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "trace": ("map<string,string>",),
 }
 """The columns that make up a message, with their types."""
+NO_COLUMNS: Final[Mapping[str, str]] = {
+    "spread": "a later due_at, such as timestampadd(MILLISECOND, pmod(xxhash64(id), 300000), due_at) for 5m;"
+    ' or for a series, a rule such as {"cron": "0 9 * * *", "spread": "5m"}',
+    "conflict": "the option conflict for all rows: insert, or newer with a column version",
+}
+"""Arguments of `schedule()` that no column gives, and what to use instead."""
 LEFT_OUT: Final = frozenset(
     {
         "next_attempt_at",
@@ -195,6 +209,8 @@ def _check_columns(schema: StructType, settings: WriteSettings) -> None:
         name, kind = field.name.lower(), field.dataType.simpleString().partition(" ")[0]
         if name in LEFT_OUT:
             continue
+        if name in NO_COLUMNS:
+            raise ConfigurationError("column", shortened(field.name), NO_COLUMNS[name])
         if name not in COLUMNS:
             raise ConfigurationError("column", shortened(field.name), ", ".join(COLUMNS))
         if kind not in COLUMNS[name]:

@@ -11,6 +11,7 @@ from aiodelay.core.durations import format_duration, parse_duration
 from aiodelay.core.values import Registered
 from aiodelay.errors import ConfigurationError, UnsupportedByStoreError
 from aiodelay.operations.json_shapes import blocked_shape, counts_shape, journal_shape, load_shape, time_shape
+from aiodelay.operations.load_forecast import asked, forecast_shape, forecast_store
 from aiodelay.operations.queries import oldest_overdue_ms
 
 from .bodies import Json, read_json
@@ -19,6 +20,7 @@ from .models import (
     ConsumerOut,
     ConsumersOut,
     CountsOut,
+    ForecastOut,
     JournalOut,
     LatenessBucketOut,
     LatenessOut,
@@ -36,6 +38,7 @@ __all__ = [
     "changing",
     "consumers",
     "counts",
+    "forecast",
     "journal",
     "lateness",
     "list_stores",
@@ -50,6 +53,8 @@ reading: APIRouter = APIRouter(prefix="/v1", tags=["overview"], route_class=need
 changing: APIRouter = APIRouter(prefix="/v1", tags=["overview"], route_class=needs("operate"))
 
 MOST_BUCKETS = 1_000
+MOST_ENTRIES = 5_000
+"""The most journal entries to read for one request."""
 ABILITIES_OF_ALL = ("Inspectable", "DeadLetters", "Pauses", "Journal")
 """Every store has these abilities. They were optional once, so clients of the API may still check for them."""
 ABILITIES_OF_SOME = (ports.Transfer, ports.Registry)
@@ -105,6 +110,36 @@ async def load(
     found = await store.scheduler.load(bucket=bucket, buckets=buckets)
     length = format_duration(parse_duration(bucket, field="bucket", error=ConfigurationError, least_ms=1))
     return Json({"bucket": length, "buckets": load_shape(found)})
+
+
+@reading.get("/forecast", summary="Forecast how late messages will be", **documents(ForecastOut))
+async def forecast(
+    store: Store,
+    *,
+    span: Annotated[str, Query(description='How far to look ahead, such as "24h".', max_length=64)] = "24h",
+    lane: Annotated[str | None, Query(description="Only this event type or sink.", max_length=256)] = None,
+    rate: Annotated[
+        str | None,
+        Query(description='The messages that start in a time, of all lanes together: "500/s".', max_length=64),
+    ] = None,
+    spread: Annotated[
+        str | None,
+        Query(description='The spread to forecast, such as "5m". Without it, one is suggested.', max_length=64),
+    ] = None,
+    within: Annotated[str, Query(description="The lateness that does not matter.", max_length=64)] = "10s",
+) -> Response:
+    """Without `rate`, the rate of each lane is measured from the store's journal, while the lane has a backlog."""
+    span_ms = parse_duration(span, field="span", error=ConfigurationError, least_ms=1_000)
+    slot_ms, found = await forecast_store(
+        store.scheduler, store.lateness, span_ms, asked(rate, spread, within), lane=lane, most=MOST_ENTRIES
+    )
+    return Json(
+        {
+            "span": format_duration(span_ms),
+            "slot": format_duration(slot_ms),
+            "forecasts": [forecast_shape(each) for each in found],
+        }
+    )
 
 
 @reading.get("/lateness", summary="Measure the lateness of recent deliveries", **documents(LatenessOut))

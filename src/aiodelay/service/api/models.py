@@ -28,8 +28,10 @@ __all__ = [
     "Etf1Kafka",
     "Etf1Schedule",
     "FilterIn",
+    "ForecastOut",
     "JournalEntryOut",
     "JournalOut",
+    "LaneForecastOut",
     "LaneOut",
     "LateIn",
     "LatenessBucketOut",
@@ -38,6 +40,7 @@ __all__ = [
     "ListOut",
     "LoadBucketOut",
     "LoadOut",
+    "MeasuredRateOut",
     "MessageIn",
     "MessageOut",
     "MovedOut",
@@ -405,6 +408,49 @@ class LoadOut(Struct, frozen=True):
 
     bucket: str
     buckets: list[LoadBucketOut]
+
+
+class MeasuredRateOut(Struct, frozen=True):
+    """A dispatch rate that was measured while messages waited: `starts` first attempts in `busy_ms`, before `until`."""
+
+    starts: int
+    busy_ms: int
+    until: str
+
+
+class LaneForecastOut(Struct, frozen=True):
+    """How late the messages of a lane will be. `lane` is null if the request gave a rate for all lanes together.
+
+    `messages` come due, and `overdue` messages wait now. `per_s` is the dispatch rate, in messages a second. If it is
+    not known, all figures of the forecast are null.
+
+    `late_ms` is the highest lateness. The messages of the slot that begins at `worst` have it. It is `least_late_ms` if
+    the messages of each slot are due evenly over the slot. `overdue_ms` is the time until the last message starts
+    that is overdue now. At `empty`, no message waits any more. With `spread`, the highest lateness is `spread_late_ms`.
+    `text` is the forecast in words.
+    """
+
+    lane: str | None
+    messages: int
+    overdue: int
+    per_s: float | None
+    measured: MeasuredRateOut | None
+    worst: str | None
+    late_ms: int | None
+    least_late_ms: int | None
+    overdue_ms: int | None
+    empty: str | None
+    spread: str | None
+    spread_late_ms: int | None
+    text: str
+
+
+class ForecastOut(Struct, frozen=True):
+    """The forecast of each lane that has messages. `slot` is the length of the slots in which they are counted."""
+
+    span: str
+    slot: str
+    forecasts: list[LaneForecastOut]
 
 
 class LatenessBucketOut(Struct, frozen=True):

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from aiodelay.core.values import Blocked, Instance, LaneCounts, LoadBucket
 from aiodelay.errors import UnsupportedByStoreError
 from aiodelay.operations.activity import MINUTE_MS, Activity, drain_ms
+from aiodelay.operations.load_forecast import Asked, LaneForecast, forecasts
 from aiodelay.service.api.served import Opened
 
 from .charts import lateness_columns, load_bars, past_stacks
@@ -19,8 +20,18 @@ from .rendering import shown
 from .requests import screen, store_of, wanted
 from .state import SPANS, Facts, Shared, Span, state_of
 
-__all__ = ["Drain", "LaneRow", "drain_of", "front", "given_of_overview", "given_of_strip", "instances_of", "lanes_of"]
-
+__all__ = [
+    "Drain",
+    "LaneRow",
+    "LateLanes",
+    "drain_of",
+    "front",
+    "given_of_overview",
+    "given_of_strip",
+    "instances_of",
+    "lanes_of",
+    "late_lanes",
+]
 
 COMING_MINUTES = 10
 
@@ -64,6 +75,7 @@ async def given_of_overview(shared: Shared, store: Opened, span: Span) -> dict[s
         "cannot": "",
         "span": span,
         "chart": load_bars(load, span, facts.now_ms),
+        "coming_late": late_lanes(store, facts, load, span),
         "histogram": None if facts.lateness is None else lateness_columns(facts.lateness),
         "past": None if activity is None else past_stacks(activity),
         "activity": activity,
@@ -71,6 +83,31 @@ async def given_of_overview(shared: Shared, store: Opened, span: Span) -> dict[s
         "lanes": await lanes_of(store, facts.lanes),
         "instances": await instances_of(store),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class LateLanes:
+    """The forecast of the lanes whose messages come due.
+
+    Attributes:
+        late: The forecasts of lanes whose messages will be late.
+        on_time: The names of the other lanes whose dispatch rate was measured.
+        unknown: The names of the lanes whose dispatch rate is not known.
+    """
+
+    late: Sequence[LaneForecast]
+    on_time: Sequence[str]
+    unknown: Sequence[str]
+
+
+def late_lanes(store: Opened, facts: Facts, load: Sequence[LoadBucket], span: Span) -> LateLanes:
+    """Return how late the messages of each lane will be, from the counts of the chart and the measured rates."""
+    now_ms, given = min([facts.now_ms, *(each.from_ms for each in load)]), Asked()
+    shown = range(now_ms, now_ms + span.buckets * span.bucket_ms, span.bucket_ms)
+    found = forecasts(load, facts.lanes, store.lateness.rates(), shown, given)
+    late = [each for each in found if each.is_late(given.within_ms)]
+    on_time = [each.lane or "" for each in found if each.forecast is not None and each not in late]
+    return LateLanes(late, on_time, [each.lane or "" for each in found if each.forecast is None])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from pyspark.sql import DataFrame
 from aiodelay.core.durations import format_duration, parse_duration
 from aiodelay.core.validation import HANDLER_TARGET, check_count, check_type_name, split_target
 from aiodelay.core.values import TOMBSTONE_WINDOW_MS
-from aiodelay.errors import ConfigurationError, InputError
+from aiodelay.errors import ConfigurationError, InputError, shortened
 from aiodelay.operations.spark_options import BackfillOptions, OnConflict, PastDue
 from aiodelay.ports.clock import SystemClock
 from aiodelay.scheduler import MOST_PAYLOAD
 from aiodelay.spark.summary import Summary
-from aiodelay.spark.write_settings import read_settings, write_options
+from aiodelay.spark.write_settings import NO_COLUMNS, read_settings, write_options
 from aiodelay.spark.writing import write_frame
 
 from .checking import DROPPED, Rules, accepted, judged, rejected
@@ -91,8 +91,11 @@ def given_whole(
     """Return the message columns of a frame (see `mapping.given`), and check that no required column is missing.
 
     Raises:
-        ConfigurationError: A required column is missing.
+        ConfigurationError: A required column is missing, or a column gives what no column of a message can give.
     """
+    for name in NO_COLUMNS:
+        if name in (frame.columns if mapping is None else mapping):
+            raise ConfigurationError("column", shortened(name), f"{NO_COLUMNS[name]}; or a map without this column")
     found = given(frame, mapping, to=checked_destination(to), names=names)
     needed = ["payload", "to", *(["version"] if rules.conflict == "newer" else [])]
     for name in needed:

@@ -26,6 +26,7 @@ from pyspark.sql.types import (
 
 from aiodelay.errors import ConfigurationError, cut, shortened
 from aiodelay.spark.cold import WAS_DUE_AT
+from aiodelay.spark.write_settings import NO_COLUMNS
 
 __all__ = ["MAPPED", "conversions", "converted", "given", "mapped", "read_mapping", "read_zone"]
 
@@ -52,6 +53,8 @@ def read_mapping(text: str) -> dict[str, str]:
     mapping: dict[str, str] = {}
     for part in _parts(text):
         name, equals, expression = (each.strip() for each in part.partition("="))
+        if name in NO_COLUMNS:
+            raise ConfigurationError("map", shortened(part), NO_COLUMNS[name])
         if not equals or not expression or name not in MAPPED:
             raise ConfigurationError("map", shortened(part), f"NAME=COLUMN, with NAME one of {', '.join(MAPPED)}")
         if name in mapping:
