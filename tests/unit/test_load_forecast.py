@@ -190,7 +190,7 @@ def test_a_punctual_lane_is_told_in_words() -> None:
     (found,) = forecasts([minute], {}, {"mail": MEASURED}, range(NINE, NINE + 3_600_000, MINUTE), Asked())
     assert found.text.startswith("messages will be on time, or up to 12s late, at 500 a second (measured")
     assert found.text.endswith("): they are counted per 1m")
-    assert told(overdue=7, given=asked("1.5/min")).text == (
+    assert told(overdue=7, given=asked("3/2m")).text == (
         "no message comes due; 7 are overdue now: the last starts in 4m, at 0.025 a second"
     )
     endless = told(BURST, overdue=9_000_000, given=asked("100/h")).text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,8 +11,9 @@ from msgspec import Struct, structs
 from aiodelay.core.dispatch_rate import DispatchRate
 from aiodelay.core.durations import Duration, format_duration, parse_duration
 from aiodelay.core.load_forecast import ComingLoad, LoadForecast, Spread
+from aiodelay.core.rates import parse_rate
 from aiodelay.core.values import Lane, LaneCounts, LoadBucket
-from aiodelay.errors import ConfigurationError, UnsupportedByStoreError, shortened
+from aiodelay.errors import ConfigurationError, UnsupportedByStoreError
 from aiodelay.scheduler import Scheduler
 
 from .json_shapes import time_shape
@@ -24,9 +24,6 @@ __all__ = ["Asked", "LaneForecast", "asked", "forecast_shape", "forecast_store",
 WITHIN = "10s"
 MOST_SLOTS = 2_000
 _SLOTS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 21_600, 43_200, 86_400)
-_RATE = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,3})?)/(s|min|h)")
-_UNITS_S = {"s": 1, "min": 60, "h": 3_600}
-_RATES = "a number above 0 per s, min or h, such as '500/s' or '90/min'"
 _NO_BACKLOG = "no backlog was measured"
 
 
@@ -78,7 +75,7 @@ def asked(rate: str | None = None, spread: Duration | None = None, within: Durat
     """Return the choices of a caller.
 
     Args:
-        rate: A rate such as "500/s", "90/min" or "100/h".
+        rate: A rate such as "500/s", "90/min" or "100/hour".
         spread: A window, at least 1 s.
         within: The lateness that does not matter, at least 1 ms.
 
@@ -93,10 +90,8 @@ def asked(rate: str | None = None, spread: Duration | None = None, within: Durat
 
 
 def _per_s(rate: str) -> float:
-    found = _RATE.fullmatch(rate)
-    if found is None or not float(found[1]):
-        raise ConfigurationError("rate", shortened(rate), _RATES)
-    return float(found[1]) / _UNITS_S[found[2]]
+    number, span_ms = parse_rate(rate, field="rate")
+    return number * 1_000 / span_ms
 
 
 def slot_ms_of(span_ms: int) -> int:

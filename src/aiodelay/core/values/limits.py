@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
 
-from aiodelay.core.durations import parse_duration
+from aiodelay.core.rates import parse_rate
 from aiodelay.errors import ConfigurationError, shortened
 
 from .record import Envelope, Lane
@@ -16,13 +15,8 @@ from .record import Envelope, Lane
 __all__ = ["ADDRESS", "NO_LIMITS", "LaneLimits", "Limit", "LimitedKey", "lane_limits"]
 
 MAX_CONCURRENCY = 100_000
-MAX_RATE = 1_000_000
-MAX_RATE_MS = 7 * 86_400_000
 ADDRESS = "address"
 """The name of the key by which a sink's messages are limited: their address."""
-_RATE = re.compile(r"([0-9]{1,7})/(.{1,20})", re.DOTALL)
-_UNITS = {"s": 1000, "sec": 1000, "second": 1000, "min": 60_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
-_RATES = "a number per time, such as '5/min', '1000/s', '10/5m' or '100/day'; at most 1000000, at most 7 days"
 
 
 class Limit(Struct, frozen=True):
@@ -54,25 +48,12 @@ class Limit(Struct, frozen=True):
                 allowed = f"an integer from 1 to {MAX_CONCURRENCY}"
                 raise ConfigurationError("limit.concurrency", shortened(self.concurrency), allowed)
         if self.rate is not None:
-            _window(self.rate)
+            parse_rate(self.rate, field="limit.rate")
 
     @property
     def window(self) -> tuple[int, int] | None:
         """The rate as (most messages, ms); None = there is no rate."""
-        return None if self.rate is None else _window(self.rate)
-
-
-def _window(rate: object) -> tuple[int, int]:
-    found = _RATE.fullmatch(rate) if isinstance(rate, str) else None
-    if found is None or not 1 <= int(found[1]) <= MAX_RATE:
-        raise ConfigurationError("limit.rate", shortened(rate), _RATES)
-    span_ms = _UNITS.get(found[2])
-    if span_ms is None:
-        text = f"1{found[2]}" if found[2] in {"ms", "m", "h", "d", "w"} else found[2]
-        span_ms = parse_duration(text, field="limit.rate", error=ConfigurationError, least_ms=1)
-    if span_ms > MAX_RATE_MS:
-        raise ConfigurationError("limit.rate", shortened(rate), _RATES)
-    return int(found[1]), span_ms
+        return None if self.rate is None else parse_rate(self.rate, field="limit.rate")
 
 
 class LaneLimits(Struct, frozen=True):
