@@ -136,6 +136,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "post /v1/messages/{id}/reschedule": [{"delay": "1s"}, {"at": LATER}],
     "post /v1/pause": [{"what": "work"}],
     "post /v1/resume": [{"what": "work"}],
+    "post /v1/limits": [{"what": "work", "limits": [{"key": "customer", "concurrency": 2, "rate": "5/min"}]}],
     "post /v1/dead/redrive": LETTERS,
     "post /v1/dead/purge": LETTERS,
     "post /v1/bulk": [

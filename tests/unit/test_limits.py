@@ -279,7 +279,7 @@ async def test_operators_are_told_what_cannot_be_limited() -> None:
     async with Scheduler("memory://", sinks=["stdout:"], dispatch=False) as scheduler:
         with pytest.raises(ConfigurationError, match="without an address"):
             await scheduler.set_limits("stdout:x", Limit(concurrency=1))
-        with pytest.raises(ConfigurationError, match="'address' or None"):
+        with pytest.raises(ConfigurationError, match="'address', or no key"):
             await scheduler.set_limits("stdout", Limit("customer", 1))
         with pytest.raises(ConfigurationError, match="is no sink"):
             await scheduler.set_limits("mail", Limit("address", 1))

@@ -193,7 +193,7 @@ class Control(Openable):
         if sink is None and key == ADDRESS:
             raise ConfigurationError("limit.key", repr(ADDRESS), f"the name of a sink with it: {lane} is no sink")
         if sink is not None and key not in (None, ADDRESS):
-            raise ConfigurationError("limit.key", shortened(key), f"{ADDRESS!r} or None for the sink {lane}")
+            raise ConfigurationError("limit.key", shortened(key), f"{ADDRESS!r}, or no key, for the sink {lane}")
         if sink is not None and limits and moves_into(self._store, sink):
             got = f"set for the sink {lane}, into which the store moves messages by itself"
             raise UnsupportedByStoreError("limit", got, "a limit of a handler or of another sink")

@@ -39,7 +39,7 @@ class Limit(Struct, frozen=True):
     def __post_init__(self) -> None:
         """Check the attributes."""
         if self.key is not None and (not isinstance(self.key, str) or not self.key.isidentifier()):
-            raise ConfigurationError("limit.key", shortened(self.key), "the name of a field of the event, or None")
+            raise ConfigurationError("limit.key", shortened(self.key), "the name of a field of the event, or no key")
         if self.concurrency is None and self.rate is None:
             raise ConfigurationError("limit", "without a number", "a concurrency, a rate, or both")
         if self.concurrency is not None:
