@@ -14,6 +14,7 @@ import pytest
 
 from aiodelay import Limit, Scheduler
 from aiodelay.operations.diagnosis import story_of
+from aiodelay.operations.json_shapes import time_shape
 from tests.support.api import ALL, problem_of, serving_api
 from tests.support.cli import Cli
 from tests.support.waiting import until
@@ -48,11 +49,13 @@ async def test_operators_read_and_change_limits_over_http() -> None:
         limit = {"what": "Ask", "key": "customer", "concurrency": 1, "rate": None}
         assert (await client.get("/v1/limits")).json() == {"limits": [limit]}
         await until(lambda: waiting_of(client, 2), "two messages wait")
-        found = (await client.get("/v1/limits/keys", params={"what": "Ask"})).json()["keys"]
-        assert found == [
-            {"what": "Ask", "key": "a", "running": 1, "waiting": 2, "why": "concurrency", "until": None},
-            {"what": "Ask", "key": "b", "running": 1, "waiting": 0, "why": "", "until": None},
-        ]
+        waiting = await scheduler.get("a2")
+        assert waiting is not None
+        due_ms = waiting.record.due_ms
+        a, b = (await client.get("/v1/limits/keys", params={"what": "Ask"})).json()["keys"]
+        assert a.pop("since") == time_shape(due_ms)
+        assert a == {"what": "Ask", "key": "a", "running": 1, "waiting": 2, "why": "concurrency", "until": None}
+        assert b == {"what": "Ask", "key": "b", "running": 1, "waiting": 0, "why": "", "until": None, "since": None}
         changed = {"what": "Ask", "limits": [{"key": "customer", "concurrency": 2}, {"rate": "900/s"}]}
         assert (await client.post("/v1/limits", json=changed)).status_code == 200
         assert await scheduler.limits() == {"Ask": (Limit(rate="900/s"), Limit("customer", 2))}

@@ -80,10 +80,13 @@ def _print(limits: Mapping[Lane, Sequence[Limit]], keys: Sequence[LimitedKey], n
     print_table(("what", "key", "concurrency", "rate"), rows)
     if keys:
         print()
-        print_table(("key", "in flight", "waiting", "because of", "next"), [_row(each, now_ms) for each in keys])
+        print_table(
+            ("key", "in flight", "waiting", "since", "because of", "next"), [_row(each, now_ms) for each in keys]
+        )
 
 
 def _row(key: LimitedKey, now_ms: int) -> tuple[object, ...]:
     name = "" if key.key is None else cut(key.key.decode("utf-8", "backslashreplace"))
     until = "" if key.until_ms is None else ago(key.until_ms, now_ms)
-    return name, key.running, key.waiting, WHY[key.why], until
+    since = "" if key.since_ms is None else ago(key.since_ms, now_ms)
+    return name, key.running, key.waiting, since, WHY[key.why], until

@@ -12,9 +12,9 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from .values.limits import Limit
+from .values.limits import LaneLimits, Limit
 
-__all__ = ["PARTS", "Marks", "Use", "began", "counted", "next_ms", "room", "why_full"]
+__all__ = ["PARTS", "Marks", "Use", "began", "counted", "next_ms", "room", "why_full", "why_waiting"]
 
 Marks: TypeAlias = tuple[tuple[int, int], ...]
 """Beginnings that a rate still counts, oldest first: (time of the last of them, epoch ms; their number)."""
@@ -61,6 +61,23 @@ def why_full(limit: Limit | None, use: Use, now_ms: int) -> Literal["concurrency
         return ""
     is_busy = limit.concurrency is not None and use.running >= limit.concurrency
     return "concurrency" if is_busy else "rate"
+
+
+def why_waiting(
+    limits: LaneLimits, whole: Use, each: Use, now_ms: int
+) -> tuple[Literal["concurrency", "rate", "lane", ""], int | None]:
+    """Return which limit makes the due messages of a key wait, and when a rate has room for the next message.
+
+    Args:
+        limits: The limits of the lane.
+        whole: What the limit of the whole lane counts.
+        each: What the limit of the key counts.
+        now_ms: The store's time, epoch ms.
+    """
+    if why := why_full(limits.whole, whole, now_ms):
+        return "lane", next_ms(limits.whole, whole, now_ms) if why == "rate" else None
+    why = why_full(limits.each, each, now_ms)
+    return why, next_ms(limits.each, each, now_ms) if why == "rate" else None
 
 
 def began(limit: Limit | None, use: Use, number: int, now_ms: int) -> Use:

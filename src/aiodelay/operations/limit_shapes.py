@@ -26,4 +26,5 @@ def limited_key_shape(key: LimitedKey) -> dict[str, Any]:
         "waiting": key.waiting,
         "why": key.why,
         "until": None if key.until_ms is None else time_shape(key.until_ms),
+        "since": None if key.since_ms is None else time_shape(key.since_ms),
     }

@@ -192,15 +192,14 @@ class LimitedQueue(LaneQueue):
     def limited_keys(self, waiting: Iterable[Entry], now: int) -> Iterator[LimitedKey]:
         """Return the keys that have messages in flight, or due messages among the waiting messages of the lane."""
         due = Counter(self._key_of(entry).name for entry in waiting if entry.place_ms <= now)
-        is_full = rules.room(self.limits.whole, self._use, now) == 0
         for key in self._keys.values():
-            if not (due[key.name] or key.use.running):
-                continue
-            why = "lane" if is_full else rules.why_full(self.limits.each, key.use, now)
-            limit, use = (self.limits.whole, self._use) if is_full else (self.limits.each, key.use)
-            until_ms = rules.next_ms(limit, use, now) if rules.why_full(limit, use, now) == "rate" else None
-            name = None if self.limits.each is None else key.name
-            yield LimitedKey(self._lane, name, key.use.running, due[key.name], why if due[key.name] else "", until_ms)
+            number = due[key.name]
+            if number or key.use.running:
+                first = key.waiting.first() if number else None
+                since_ms = None if first is None else first.place_ms
+                name = None if self.limits.each is None else key.name
+                why, until_ms = rules.why_waiting(self.limits, self._use, key.use, now) if number else ("", None)
+                yield LimitedKey(self._lane, name, key.use.running, number, why, until_ms, since_ms)
 
 
 def _changed(use: Use, by: int) -> Use:

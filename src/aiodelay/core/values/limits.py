@@ -100,6 +100,7 @@ class LimitedKey(Struct, frozen=True):
         why: The limit that makes them wait: `concurrency` or `rate` of the key, `lane` for a limit of the whole lane;
             "" if none waits.
         until_ms: When the rate lets the next message begin, epoch ms; None if a message in flight has to end first.
+        since_ms: When the first of the waiting messages was due, epoch ms; None if none waits.
     """
 
     lane: Lane
@@ -108,6 +109,7 @@ class LimitedKey(Struct, frozen=True):
     waiting: int
     why: Literal["concurrency", "rate", "lane", ""]
     until_ms: int | None = None
+    since_ms: int | None = None
 
 
 def lane_limits(limits: Sequence[Limit]) -> LaneLimits:

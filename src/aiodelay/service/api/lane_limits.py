@@ -67,7 +67,8 @@ class LimitedKeyOut(Struct, frozen=True, omit_defaults=True):
     """A key with messages in flight or waiting. Both `key` and `key_base64` are null if no limit has a key.
 
     `why` is the number that is used up: `concurrency` or `rate` of the key, or `lane` for the limit of all messages.
-    `until` is the time at which a rate lets the next message begin.
+    `until` is the time at which a rate lets the next message begin. `since` is the time at which the first of the
+    waiting messages was due.
     """
 
     what: str
@@ -75,6 +76,7 @@ class LimitedKeyOut(Struct, frozen=True, omit_defaults=True):
     waiting: int
     why: Literal["concurrency", "rate", "lane", ""]
     until: str | None
+    since: str | None
     key: str | None = None
     key_base64: str | None = None
 

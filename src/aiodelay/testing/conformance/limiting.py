@@ -365,17 +365,27 @@ class LimitChangeRules(Bench):
     @staged
     async def test_operators_see_which_limit_makes_messages_wait(self, stage: Stage) -> None:
         await _limited(stage, lane_limits([Limit("customer", 1, "2/min")]))
+        since = stage.now
         await _queued(stage, "a1", "a2", "a3", "b1")
+        stage.move(10)
         first, _ = await stage.claim()
         assert await _keys(stage) == [
-            LimitedKey(LANE, b"a", 1, 2, "concurrency"),
+            LimitedKey(LANE, b"a", 1, 2, "concurrency", None, since),
             LimitedKey(LANE, b"b", 1, 0, ""),
         ]
         await stage.end(done(first))
         (second,) = await stage.claim()
         await stage.end(done(second))
         (waiting, _) = await _keys(stage)
-        assert waiting == LimitedKey(LANE, b"a", 0, 1, "rate", stage.now + MINUTE_MS)
+        assert waiting == LimitedKey(LANE, b"a", 0, 1, "rate", stage.now + MINUTE_MS, since)
+
+    @staged
+    async def test_operators_see_that_the_limit_of_the_lane_makes_messages_wait(self, stage: Stage) -> None:
+        await _limited(stage, lane_limits([Limit(concurrency=1), Limit("customer", 1)]))
+        await _queued(stage, "a1", "b1")
+        await stage.claim_one()
+        (_, waiting) = sorted(await _keys(stage), key=lambda each: each.waiting)
+        assert waiting == LimitedKey(LANE, b"b", 0, 1, "lane", None, stage.now)
 
     @staged
     async def test_suspects_are_tried_within_the_limits(self, stage: Stage) -> None:
