@@ -22,6 +22,8 @@ from aiodelay.core.values import (
     JournalEntry,
     Lane,
     LaneCounts,
+    LaneLimits,
+    LimitedKey,
     LoadBucket,
     Query,
     Record,
@@ -31,6 +33,7 @@ from aiodelay.core.values import (
 from aiodelay.errors import RecordFormatError
 from aiodelay.ports.control import pause_order
 
+from .limits import WHOLE, limits_of, marks_of, whole_use
 from .rows import ROW, Row, careful_record_of, object_text, salvaged
 from .upkeep import SERVED_WINDOW_MS
 
@@ -206,6 +209,38 @@ class Reader:
                 for bucket, n in self._execute(query, (now, bucket_ms, lane, now, now + bucket_ms * buckets)):
                     found[bucket, name] = found.get((bucket, name), 0) + n
         return [LoadBucket(now + bucket * bucket_ms, lane, found[bucket, lane]) for bucket, lane in sorted(found)]
+
+    # --- limits -------------------------------------------------------------------------------------------
+
+    def limits(self) -> dict[Lane, LaneLimits]:
+        """Return the limits of all lanes that have any, by lane."""
+        query = """
+            SELECT a.name, l.limits FROM limits AS l JOIN lanes AS a ON a.n = l.lane
+            WHERE l.ns = ? AND l.limits IS NOT NULL ORDER BY a.name
+        """
+        return {lane: limits_of(text) for lane, text in self._execute(query, (self._ns(),))}
+
+    def limited_keys(self, lane: Lane, limit: int, now: int) -> list[LimitedKey]:
+        """List the keys of a lane that have messages in flight or due, most due messages first."""
+        query = "SELECT queue, limits FROM limits WHERE lane = ? AND limits IS NOT NULL"
+        found = self._execute(query, (next(iter(self._lanes((lane,))), 0),)).fetchone()
+        if found is None:
+            return []
+        queue, limits = found[0], limits_of(found[1])
+        whole = whole_use(self._execute, queue)
+        query = """
+            SELECT k.key, k.running, k.marks, coalesce(w.due, 0) FROM limited_keys AS k
+            LEFT JOIN (
+                SELECT key, count(*) AS due FROM limited WHERE queue = ?1 AND place_ms <= ?2 GROUP BY key
+            ) AS w ON w.key = k.key
+            WHERE k.queue = ?1 AND k.key <> ?3 AND (k.running > 0 OR w.due > 0)
+            ORDER BY 4 DESC, k.running DESC, k.key LIMIT ?4
+        """
+        rows = self._execute(query, (queue, now, WHOLE, limit))
+        return [
+            limited_key(lane, limits, key, Use(running, marks_of(marks)), whole, due, now)
+            for key, running, marks, due in rows
+        ]
 
     # --- the rest -----------------------------------------------------------------------------------------
 
