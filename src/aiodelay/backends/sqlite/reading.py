@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from aiodelay.core import limits as rules
+from aiodelay.core.limits import Use
 from aiodelay.core.record_codec import decode_record
 from aiodelay.core.values import (
     DeadLetter,
@@ -238,7 +240,7 @@ class Reader:
         """
         rows = self._execute(query, (queue, now, WHOLE, limit))
         return [
-            limited_key(lane, limits, key, Use(running, marks_of(marks)), whole, due, now)
+            _limited_key(lane, limits, key, Use(running, marks_of(marks)), whole, due, now)
             for key, running, marks, due in rows
         ]
 
@@ -304,3 +306,14 @@ def _letter(row: Row, lane: Lane) -> DeadLetter | None:
     except RecordFormatError as error:
         log.warning("dead letter %s/%d cannot be read and is not listed: %s", message_id, revision, error)
         return None
+
+
+def _limited_key(
+    lane: Lane, limits: LaneLimits, key: bytes, use: Use, whole: Use, waiting: int, now: int
+) -> LimitedKey:
+    is_full = rules.room(limits.whole, whole, now) == 0
+    why = "lane" if is_full else rules.why_full(limits.each, use, now)
+    limit, full = (limits.whole, whole) if is_full else (limits.each, use)
+    until_ms = rules.next_ms(limit, full, now) if rules.why_full(limit, full, now) == "rate" else None
+    name = None if limits.each is None else key
+    return LimitedKey(lane, name, use.running, waiting, why if waiting else "", until_ms)
