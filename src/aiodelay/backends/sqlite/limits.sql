@@ -14,7 +14,7 @@ BEGIN
         most = excluded.most, version = excluded.version,
         place_ms = min(coalesce(place_ms, excluded.place_ms), excluded.place_ms),
         free_ms = iif(version = excluded.version, free_ms, 0),
-        turn = iif(place_ms IS NULL, excluded.turn, turn)
+        turn = iif(place_ms IS NULL OR place_ms > excluded.place_ms, excluded.turn, turn)
     WHERE place_ms IS NULL OR place_ms > excluded.place_ms OR version <> excluded.version;
 END;
 
