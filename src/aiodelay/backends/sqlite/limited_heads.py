@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from heapq import heappop, heappush
 
 from aiodelay.core import limits as rules
 from aiodelay.core.limits import Use
@@ -17,7 +18,7 @@ from .tables import Tables
 __all__ = ["LimitedHead"]
 
 TICKETS = f"""
-    SELECT k.key, k.running, k.marks, k.served_ms, k.turn, {ROW}
+    SELECT k.ticket_ms, k.turn, k.key, k.running, k.marks, k.served_ms, {ROW}
     FROM limited_keys AS k LEFT JOIN messages AS m ON m.n = (
         SELECT w.n FROM limited AS w WHERE w.queue = k.queue AND w.key = k.key ORDER BY w.place_ms, w.n LIMIT 1
     )
@@ -40,12 +41,19 @@ class _Key:
     """
 
     def __init__(self, row: Row, now: int) -> None:
-        self.name, running, marks, self.served_ms, self.turn, *first = row
+        self.ticket_ms, self.turn, self.name, running, marks, self.served_ms, *first = row
         self.use = Use(running, marks_of(marks))
         has_due = first[0] is not None and first[1] <= now
+        self.is_early = has_due and first[1] > self.ticket_ms
+        if self.is_early:
+            self.ticket_ms = first[1]
         self._rows: deque[Row] = deque([tuple(first)] if has_due else [])
         self._last: tuple[int, int] | None = None
         self._at_once = 1 if has_due else 0
+
+    def __lt__(self, other: _Key) -> bool:
+        """Return whether the key has its turn before another key."""
+        return (self.ticket_ms, self.turn) < (other.ticket_ms, other.turn)
 
     def next_row(self, tables: Tables, queue: int) -> Row | None:
         """Return the next due message of the key. Read twice as many as before if there is none in memory."""
@@ -78,7 +86,10 @@ class LimitedHead(LaneHead):
         self._limited, self._limits = limited, limited.limits
         self._whole = whole_use(tables.execute, limited.queue)
         self._tickets: Iterator[Row] | None = None
-        self._again: deque[_Key] = deque()
+        self._ahead: _Key | None = None
+        """The next key of `_tickets`."""
+        self._again: list[_Key] = []
+        """A heap of keys that have another ticket than in the table."""
         self._turn = tables.next_n(0)
         self._key: _Key | None = None
         self._seen: dict[bytes, _Key] = {}
@@ -99,12 +110,23 @@ class LimitedHead(LaneHead):
         return None
 
     def _next_key(self) -> _Key | None:
+        self._read_ahead()
+        if self._again and (self._ahead is None or self._again[0] < self._ahead):
+            return heappop(self._again)
+        key, self._ahead = self._ahead, None
+        return key
+
+    def _read_ahead(self) -> None:
+        """Read the next key of the table. If its ticket is too early, put the key where it belongs, and read on."""
         if self._tickets is None:
             self._tickets = self._tables.execute(TICKETS, (self._limited.queue, self._tables.now))
-        row = next(self._tickets, None)
-        if row is not None:
-            return _Key(row, self._tables.now)
-        return self._again.popleft() if self._again else None
+        while self._ahead is None and (row := next(self._tickets, None)) is not None:
+            key = _Key(row, self._tables.now)
+            if key.is_early:
+                self._seen[key.name] = key
+                heappush(self._again, key)
+            else:
+                self._ahead = key
 
     def take(self) -> None:
         super().take()
@@ -113,15 +135,19 @@ class LimitedHead(LaneHead):
             return
         key.use = rules.began(self._limits.each, key.use, 1, now)
         self._whole = rules.began(self._limits.whole, self._whole, 1, now)
-        key.served_ms, key.turn = now, self._turn
-        self._turn += 1
+        key.served_ms = now
         self._seen[key.name] = key
-        self._again.append(key)
+        self._put_behind(key)
 
     def step_over(self) -> None:
         super().step_over()
         if self._key is not None:
-            self._again.append(self._key)
+            self._put_behind(self._key)
+
+    def _put_behind(self, key: _Key) -> None:
+        key.ticket_ms, key.turn = self._tables.now, self._turn
+        self._turn += 1
+        heappush(self._again, key)
 
     def behind_ms(self) -> int | None:
         if (first := self.first()) is not None:

@@ -153,26 +153,25 @@ def _counts(limits: LaneLimits) -> str:
 
 
 def _create_triggers(tables: Namespace) -> None:
-    """Create the triggers that count, unless the file has them."""
+    """Create the triggers that count, unless the file has them.
+
+    From then on, the file has the keys of superseded claims. An older claim gets the key of the newest version of its
+    message.
+    """
     known = {name for (name,) in tables.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")}
-    for name, statement in made_by(LIMITS_SCRIPT).items():
-        if name not in known:
-            tables.execute(statement)
+    triggers = made_by(LIMITS_SCRIPT)
+    if triggers.keys() <= known:
+        return
+    for statement in triggers.values():
+        tables.execute(statement)
+    tables.execute("""
+        INSERT INTO superseded_keys (ns, id, revision, lane, address, key)
+        SELECT s.ns, s.id, s.revision, m.lane, m.address, m.key FROM superseded AS s JOIN messages AS m USING (ns, id)
+    """)
 
 
 def _count_anew(tables: Namespace, limited: LimitedLane, marks: Marks, *, is_new_queue: bool) -> None:
-    """Count the messages in flight of a lane whose limits have changed.
-
-    The table `superseded` does not keep the key of a claim. So a claim that is older than the queue counts under the
-    key of the newest version of its message.
-    """
-    if is_new_queue:
-        query = """
-            INSERT OR REPLACE INTO limited_superseded (ns, id, revision, queue, key)
-            SELECT s.ns, s.id, s.revision, c.queue, c.key FROM superseded AS s JOIN counted AS c USING (ns, id)
-            WHERE s.ns = ? AND c.lane = ?
-        """
-        tables.execute(query, (tables.ns, limited.lane))
+    """Count the messages in flight of a lane whose limits have changed."""
     running = _running(tables, limited)
     if is_new_queue:
         _set_running(tables, limited, running.items())
@@ -189,8 +188,8 @@ def _running(tables: Namespace, limited: LimitedLane) -> Counter[bytes]:
     query = """
         SELECT c.key FROM leases AS l CROSS JOIN counted AS c ON c.n = l.n WHERE l.ns = ?1 AND l.lane = ?2
         UNION ALL
-        SELECT k.key FROM limited_superseded AS k JOIN superseded AS s USING (ns, id, revision)
-        WHERE k.ns = ?1 AND k.queue = ?3
+        SELECT c.key FROM superseded AS s CROSS JOIN counted_superseded AS c USING (ns, id, revision)
+        WHERE s.ns = ?1 AND c.queue = ?3
     """
     return Counter(key for (key,) in tables.execute(query, (tables.ns, limited.lane, limited.queue)))
 

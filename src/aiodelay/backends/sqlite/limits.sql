@@ -47,23 +47,20 @@ END;
 
 -- A message is about to be replaced in flight: its claim goes on, and its lease is deleted next.
 CREATE TRIGGER limited_supersede AFTER INSERT ON superseded
-WHEN EXISTS (SELECT 1 FROM counted WHERE ns = NEW.ns AND id = NEW.id)
-    AND NOT EXISTS (SELECT 1 FROM limited_superseded WHERE ns = NEW.ns AND id = NEW.id AND revision = NEW.revision)
+WHEN NOT EXISTS (SELECT 1 FROM superseded_keys WHERE ns = NEW.ns AND id = NEW.id AND revision = NEW.revision)
 BEGIN
-    INSERT INTO limited_superseded (ns, id, revision, queue, key)
-    SELECT NEW.ns, NEW.id, NEW.revision, queue, key FROM counted WHERE ns = NEW.ns AND id = NEW.id;
+    INSERT INTO superseded_keys (ns, id, revision, lane, address, key)
+    SELECT ns, id, NEW.revision, lane, address, key FROM messages WHERE ns = NEW.ns AND id = NEW.id;
     UPDATE limited_keys SET running = running + 1
-    WHERE queue = (SELECT queue FROM counted WHERE ns = NEW.ns AND id = NEW.id)
-        AND key IN ((SELECT key FROM counted WHERE ns = NEW.ns AND id = NEW.id), 'lane');
+    WHERE queue = (SELECT queue FROM counted_superseded WHERE ns = NEW.ns AND id = NEW.id AND revision = NEW.revision)
+        AND key IN ((SELECT key FROM counted_superseded WHERE ns = NEW.ns AND id = NEW.id AND revision = NEW.revision), 'lane');
 END;
 
 -- The claim of a replaced message ends.
 CREATE TRIGGER limited_superseded_end AFTER DELETE ON superseded
-WHEN EXISTS (SELECT 1 FROM limited_superseded WHERE ns = OLD.ns AND id = OLD.id AND revision = OLD.revision)
 BEGIN
     UPDATE limited_keys SET running = max(running - 1, 0)
-    WHERE queue = (SELECT queue FROM limited_superseded WHERE ns = OLD.ns AND id = OLD.id AND revision = OLD.revision)
-        AND key IN (
-            (SELECT key FROM limited_superseded WHERE ns = OLD.ns AND id = OLD.id AND revision = OLD.revision), 'lane');
-    DELETE FROM limited_superseded WHERE ns = OLD.ns AND id = OLD.id AND revision = OLD.revision;
+    WHERE queue = (SELECT queue FROM counted_superseded WHERE ns = OLD.ns AND id = OLD.id AND revision = OLD.revision)
+        AND key IN ((SELECT key FROM counted_superseded WHERE ns = OLD.ns AND id = OLD.id AND revision = OLD.revision), 'lane');
+    DELETE FROM superseded_keys WHERE ns = OLD.ns AND id = OLD.id AND revision = OLD.revision;
 END;

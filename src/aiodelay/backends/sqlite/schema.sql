@@ -164,22 +164,35 @@ CREATE TABLE limited_keys (
 ) WITHOUT ROWID;
 CREATE INDEX limited_tickets ON limited_keys (queue, ticket_ms, turn) WHERE ticket_ms IS NOT NULL;
 
--- The keys of superseded claims of limited lanes.
-CREATE TABLE limited_superseded (
-    ns INTEGER NOT NULL, id TEXT NOT NULL, revision INTEGER NOT NULL, queue INTEGER NOT NULL, key BLOB NOT NULL,
+-- What limits need to know of superseded claims.
+CREATE TABLE superseded_keys (
+    ns INTEGER NOT NULL, id TEXT NOT NULL, revision INTEGER NOT NULL,
+    lane INTEGER NOT NULL, address TEXT NOT NULL, key BLOB,
     PRIMARY KEY (ns, id, revision)
 ) WITHOUT ROWID;
 
 -- The messages of limited lanes, each with the key under which it counts.
 CREATE VIEW counted AS
 SELECT
-    m.n, m.ns, m.id, m.lane, l.queue, l.most, l.version,
+    m.n, m.ns, m.lane, l.queue, l.most, l.version,
     CASE
         WHEN l.counts = 'address' AND m.address <> '' THEN CAST(m.address AS BLOB)
         WHEN l.counts <> '' THEN coalesce(CAST(m.key AS BLOB), x'')
         ELSE x''
     END AS key
 FROM messages AS m JOIN limits AS l ON l.lane = m.lane
+WHERE l.limits IS NOT NULL;
+
+-- The superseded claims of limited lanes, each with the key under which it counts.
+CREATE VIEW counted_superseded AS
+SELECT
+    s.ns, s.id, s.revision, l.queue,
+    CASE
+        WHEN l.counts = 'address' AND s.address <> '' THEN CAST(s.address AS BLOB)
+        WHEN l.counts <> '' THEN coalesce(CAST(s.key AS BLOB), x'')
+        ELSE x''
+    END AS key
+FROM superseded_keys AS s JOIN limits AS l ON l.lane = s.lane
 WHERE l.limits IS NOT NULL;
 
 -- The workers, and the lanes that they serve (JSON array of names).
