@@ -43,6 +43,7 @@ class _Key:
     def __init__(self, row: Row, now: int) -> None:
         self.ticket_ms, self.turn, self.name, running, marks, self.served_ms, *first = row
         self.use = Use(running, marks_of(marks))
+        self.taken = 0
         has_due = first[0] is not None and first[1] <= now
         self.is_early = has_due and first[1] > self.ticket_ms
         if self.is_early:
@@ -88,8 +89,10 @@ class LimitedHead(LaneHead):
         self._tickets: Iterator[Row] | None = None
         self._ahead: _Key | None = None
         """The next key of `_tickets`."""
-        self._again: list[_Key] = []
-        """A heap of keys that have another ticket than in the table."""
+        self._early: list[_Key] = []
+        """A heap of keys whose tickets in the table are too early."""
+        self._behind: deque[_Key] = deque()
+        """Keys that have had a turn in this claim."""
         self._turn = tables.next_n(0)
         self._key: _Key | None = None
         self._seen: dict[bytes, _Key] = {}
@@ -97,7 +100,7 @@ class LimitedHead(LaneHead):
 
     def _next(self) -> Entry | None:
         now = self._tables.now
-        if rules.room(self._limits.whole, self._whole, now) == 0:
+        if self._is_full():
             return None
         while self._passed < MOST_PASSED and (key := self._next_key()) is not None:
             if rules.room(self._limits.each, key.use, now) != 0:
@@ -109,10 +112,16 @@ class LimitedHead(LaneHead):
             self._passed += 1
         return None
 
+    def _is_full(self) -> bool:
+        """Return whether the limit of the whole lane lets no message begin now."""
+        return rules.room(self._limits.whole, self._whole, self._tables.now) == 0
+
     def _next_key(self) -> _Key | None:
         self._read_ahead()
-        if self._again and (self._ahead is None or self._again[0] < self._ahead):
-            return heappop(self._again)
+        if self._early and (self._ahead is None or self._early[0] < self._ahead):
+            return heappop(self._early)
+        if self._ahead is None:
+            return self._behind.popleft() if self._behind else None
         key, self._ahead = self._ahead, None
         return key
 
@@ -124,7 +133,7 @@ class LimitedHead(LaneHead):
             key = _Key(row, self._tables.now)
             if key.is_early:
                 self._seen[key.name] = key
-                heappush(self._again, key)
+                heappush(self._early, key)
             else:
                 self._ahead = key
 
@@ -134,8 +143,10 @@ class LimitedHead(LaneHead):
         if key is None:
             return
         key.use = rules.began(self._limits.each, key.use, 1, now)
-        self._whole = rules.began(self._limits.whole, self._whole, 1, now)
+        if self._limits.whole is not None:
+            self._whole = rules.began(self._limits.whole, self._whole, 1, now)
         key.served_ms = now
+        key.taken += 1
         self._seen[key.name] = key
         self._put_behind(key)
 
@@ -145,9 +156,8 @@ class LimitedHead(LaneHead):
             self._put_behind(self._key)
 
     def _put_behind(self, key: _Key) -> None:
-        key.ticket_ms, key.turn = self._tables.now, self._turn
-        self._turn += 1
-        heappush(self._again, key)
+        key.turn, self._turn = self._turn, self._turn + 1
+        self._behind.append(key)
 
     def behind_ms(self) -> int | None:
         if (first := self.first()) is not None:
@@ -158,7 +168,7 @@ class LimitedHead(LaneHead):
         whole, now = self._limits.whole, self._tables.now
         if self._limited.filled is not None:
             return now
-        if rules.room(whole, self._whole, now) == 0:
+        if self._is_full():
             return rules.next_ms(whole, self._whole, now)
         return self._ticket_after(-1)
 
@@ -173,7 +183,7 @@ class LimitedHead(LaneHead):
         limited, now, execute = self._limited, self._tables.now, self._tables.execute
         self._tables.executemany(
             """
-            UPDATE limited_keys SET marks = ?, served_ms = ?, free_ms = ?, turn = ?, most = ?, version = ?,
+            UPDATE limited_keys SET running = running + ?, marks = ?, served_ms = ?, free_ms = ?, turn = ?, most = ?, version = ?,
                 place_ms = (
                     SELECT w.place_ms FROM limited AS w
                     WHERE w.queue = limited_keys.queue AND w.key = limited_keys.key ORDER BY w.place_ms LIMIT 1
@@ -182,6 +192,7 @@ class LimitedHead(LaneHead):
             """,
             [
                 (
+                    key.taken,
                     marks_text(key.use.marks),
                     key.served_ms,
                     rules.next_ms(self._limits.each, key.use, now) or 0,
@@ -195,8 +206,8 @@ class LimitedHead(LaneHead):
             ],
         )
         if self.taken:
-            query = "UPDATE limited_keys SET marks = ? WHERE queue = ? AND key = ?"
-            execute(query, (marks_text(self._whole.marks), limited.queue, WHOLE))
+            query = "UPDATE limited_keys SET running = running + ?, marks = ? WHERE queue = ? AND key = ?"
+            execute(query, (len(self.taken), marks_text(self._whole.marks), limited.queue, WHOLE))
             execute("UPDATE limits SET claimed_ms = ? WHERE lane = ?", (now, limited.lane))
 
     def _remove_taken(self) -> None:

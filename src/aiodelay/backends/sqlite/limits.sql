@@ -27,22 +27,14 @@ BEGIN
         AND key = (SELECT key FROM counted WHERE n = OLD.n) AND place_ms = OLD.place_ms AND n = OLD.n;
 END;
 
--- A claim begins.
-CREATE TRIGGER limited_begin AFTER INSERT ON leases
-WHEN EXISTS (SELECT 1 FROM limits WHERE lane = NEW.lane AND limits IS NOT NULL)
-BEGIN
-    UPDATE limited_keys SET running = running + 1
-    WHERE queue = (SELECT queue FROM limits WHERE lane = NEW.lane)
-        AND key IN ((SELECT key FROM counted WHERE n = NEW.n), 'lane');
-END;
-
 -- A claim ends.
 CREATE TRIGGER limited_end AFTER DELETE ON leases
 WHEN EXISTS (SELECT 1 FROM limits WHERE lane = OLD.lane AND limits IS NOT NULL)
 BEGIN
     UPDATE limited_keys SET running = max(running - 1, 0)
-    WHERE queue = (SELECT queue FROM limits WHERE lane = OLD.lane)
-        AND key IN ((SELECT key FROM counted WHERE n = OLD.n), 'lane');
+    WHERE queue = (SELECT queue FROM limits WHERE lane = OLD.lane) AND key = (SELECT key FROM counted WHERE n = OLD.n);
+    UPDATE limited_keys SET running = max(running - 1, 0)
+    WHERE queue = (SELECT queue FROM limits WHERE lane = OLD.lane) AND key = 'lane';
 END;
 
 -- A message is about to be replaced in flight: its claim goes on, and its lease is deleted next.
