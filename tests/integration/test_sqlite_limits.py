@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from datetime import timedelta
 from pathlib import Path
@@ -50,6 +51,10 @@ class Stage:
 
     async def tidy(self) -> None:
         await self.work.tidy([LANE], limit=500)
+
+    async def trace(self, told: Callable[[str], object]) -> None:
+        """Have each statement of the store told."""
+        await self.store._handle.write(lambda tables: tables._connection.set_trace_callback(told))
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401 - of any column
         """Do as another program does."""
@@ -288,3 +293,17 @@ def _claim(tables: Tables) -> None:
 async def test_c2_a_put_and_a_claim_do_not_depend_on_the_number_of_keys(tmp_path: Path) -> None:
     few, many = (instructions(filled(tmp_path, keys)) for keys in (10, 100_000))
     assert few == many
+
+
+async def test_a_namespace_without_limits_reads_none(stage: Stage) -> None:
+    """Also if another namespace of the file has limits."""
+    async with SqliteStore(stage.store.path, namespace="other") as other:
+        await other.set_limits(LANE, ONE, is_declared=False)
+    said: list[str] = []
+    await stage.trace(said.append)
+    await stage.put("a1")
+    [claim] = await stage.claim()
+    await stage.settle(claim)
+    await stage.tidy()
+    assert said
+    assert not [each for each in said if re.search("limit(s|ed)", each) and not each.startswith("-- ")], "no trigger"

@@ -183,7 +183,8 @@ class LimitedHead(LaneHead):
         limited, now, execute = self._limited, self._tables.now, self._tables.execute
         self._tables.executemany(
             """
-            UPDATE limited_keys SET running = running + ?, marks = ?, served_ms = ?, free_ms = ?, turn = ?, most = ?, version = ?,
+            UPDATE limited_keys SET
+                running = running + ?, marks = ?, served_ms = ?, free_ms = ?, turn = ?, most = ?, version = ?,
                 place_ms = (
                     SELECT w.place_ms FROM limited AS w
                     WHERE w.queue = limited_keys.queue AND w.key = limited_keys.key ORDER BY w.place_ms LIMIT 1

@@ -239,10 +239,7 @@ class Reader:
             ORDER BY 4 DESC, k.running DESC, k.key LIMIT ?4
         """
         rows = self._execute(query, (queue, now, WHOLE, limit))
-        return [
-            _limited_key(lane, limits, key, Use(running, marks_of(marks)), whole, due, now)
-            for key, running, marks, due in rows
-        ]
+        return [_limited_key(lane, limits, whole, row, now) for row in rows]
 
     # --- the rest -----------------------------------------------------------------------------------------
 
@@ -308,12 +305,11 @@ def _letter(row: Row, lane: Lane) -> DeadLetter | None:
         return None
 
 
-def _limited_key(
-    lane: Lane, limits: LaneLimits, key: bytes, use: Use, whole: Use, waiting: int, now: int
-) -> LimitedKey:
-    is_full = rules.room(limits.whole, whole, now) == 0
+def _limited_key(lane: Lane, limits: LaneLimits, whole: Use, row: Row, now: int) -> LimitedKey:
+    key, running, marks, waiting = row
+    use, is_full = Use(running, marks_of(marks)), rules.room(limits.whole, whole, now) == 0
     why = "lane" if is_full else rules.why_full(limits.each, use, now)
     limit, full = (limits.whole, whole) if is_full else (limits.each, use)
     until_ms = rules.next_ms(limit, full, now) if rules.why_full(limit, full, now) == "rate" else None
     name = None if limits.each is None else key
-    return LimitedKey(lane, name, use.running, waiting, why if waiting else "", until_ms)
+    return LimitedKey(lane, name, running, waiting, why if waiting else "", until_ms)
