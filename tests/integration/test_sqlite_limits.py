@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from datetime import timedelta
 from pathlib import Path
@@ -17,11 +17,25 @@ import pytest_asyncio
 from aiodelay.backends.sqlite import claims, limits
 from aiodelay.backends.sqlite.connection import Database
 from aiodelay.backends.sqlite.tables import Tables
+from aiodelay.backends.sqlite.work import SqliteWork
+from aiodelay.backends.sqlite.writer import Writer
 from aiodelay.core.ids import new_id, new_op
-from aiodelay.core.values import NO_LIMITS, After, Claim, Conflict, Demand, Done, Envelope, LaneLimits, Limit, Put
-from aiodelay.ports import Work
+from aiodelay.core.values import (
+    NO_LIMITS,
+    After,
+    Cancel,
+    Claim,
+    Conflict,
+    Demand,
+    Done,
+    Envelope,
+    LaneLimits,
+    Limit,
+    Put,
+)
 from aiodelay.sqlite import SqliteStore
 from aiodelay.testing.clock import VirtualClock
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -32,7 +46,7 @@ ONE, TWO = (LaneLimits(each=Limit("key", concurrency)) for concurrency in (1, 2)
 class Stage:
     """A store on a file, and one worker."""
 
-    def __init__(self, store: SqliteStore, work: Work, clock: VirtualClock) -> None:
+    def __init__(self, store: SqliteStore, work: SqliteWork, clock: VirtualClock) -> None:
         self.store, self.work, self.clock = store, work, clock
 
     async def put(self, *names: str, conflict: Conflict = Conflict.replace()) -> None:  # noqa: B008 - frozen
@@ -51,6 +65,12 @@ class Stage:
 
     async def tidy(self) -> None:
         await self.work.tidy([LANE], limit=500)
+
+    async def wakes(self, change: Awaitable[object]) -> None:
+        """Check that a change wakes the worker. The writes of other processes wake nobody."""
+        self.work.clear()
+        await change
+        await until(lambda: self.work.wakeup.is_set, "the worker is awake")
 
     async def trace(self, told: Callable[[str], object]) -> None:
         """Have each statement of the store told."""
@@ -73,11 +93,13 @@ class Stage:
 async def opened(folder: Path) -> AsyncIterator[Stage]:
     clock = VirtualClock()
     async with SqliteStore(folder / "delay.db", clock=clock) as store, store.work("one", [LANE]) as work:
+        assert isinstance(work, SqliteWork)
         yield Stage(store, work, clock)
 
 
 @pytest_asyncio.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stage]:
+    monkeypatch.setattr(Writer, "look_around", lambda _: None)
     async with opened(tmp_path) as found:
         yield found
 
@@ -141,6 +163,78 @@ async def test_a_file_of_another_version_gets_the_triggers_of_this_one(tmp_path:
         stage.execute("CREATE TRIGGER limited_end AFTER DELETE ON leases BEGIN SELECT 1; END")
     async with opened(tmp_path) as stage:
         assert stage.execute(query) == triggers
+
+
+# --- turns ------------------------------------------------------------------------------------------------
+
+
+async def test_c2_keys_take_turns_within_a_millisecond(stage: Stage) -> None:
+    await stage.store.set_limits(LANE, LaneLimits(each=Limit("key", 9)), is_declared=False)
+    await stage.put(*[f"{key}{i}" for key in "abc" for i in range(3)])
+    stage.clock.move(1)
+    assert [name[0] for _ in range(9) for name in await stage.ids(1)] == [*"abcabcabc"]
+
+
+async def test_c2_a_key_that_was_served_comes_behind_a_key_that_came_before_it(stage: Stage) -> None:
+    await stage.store.set_limits(LANE, ONE, is_declared=False)
+    await stage.put("a1")
+    await stage.settle((await stage.claim())[0])
+    stage.clock.move(1)
+    await stage.put("b1", "a2")
+    assert await stage.ids(1) == ["b1"]
+
+
+async def test_c2_a_key_whose_first_message_has_left_has_the_turn_of_its_next_one(stage: Stage) -> None:
+    await stage.store.set_limits(LANE, ONE, is_declared=False)
+    for names in ("a1", "b1", "a2"):
+        await stage.put(names)
+        stage.clock.move(1)
+    await stage.store.apply([Cancel(new_op(), "a1")])
+    assert await stage.ids(1) == ["b1"]
+    assert await stage.ids(1) == ["a2"]
+
+
+async def test_a_key_whose_messages_have_left_asks_for_no_further_claims(stage: Stage) -> None:
+    await stage.store.set_limits(LANE, ONE, is_declared=False)
+    await stage.put("a1")
+    await stage.store.apply([Cancel(new_op(), "a1")])
+    claimed = await stage.work.claim({LANE: Demand(1)}, request=new_id(), lease_ms=15_000)
+    assert (claimed.claims, claimed.next_due_ms) == ([], None)
+
+
+async def test_c1_a_new_limit_by_key_keeps_what_the_rate_of_the_lane_has_counted(stage: Stage) -> None:
+    whole = Limit(rate="3/min")
+    await stage.store.set_limits(LANE, LaneLimits(whole), is_declared=False)
+    await stage.put("a1", "a2", "b1", "b2")
+    assert await stage.ids(2) == ["a1", "a2"]
+    await stage.store.set_limits(LANE, LaneLimits(whole, Limit("key", 5)), is_declared=False)
+    assert await stage.ids() == ["b1"]
+
+
+# --- wake-ups ---------------------------------------------------------------------------------------------
+
+
+async def test_new_limits_wake_workers(stage: Stage) -> None:
+    for limits_ in (ONE, TWO, NO_LIMITS):
+        await stage.wakes(stage.store.set_limits(LANE, limits_, is_declared=False))
+
+
+async def test_c1_a_replaced_message_that_lapses_wakes_workers(stage: Stage) -> None:
+    await stage.store.set_limits(LANE, ONE, is_declared=False)
+    await stage.put("a1")
+    await stage.claim()
+    await stage.put("a1")
+    stage.clock.move(20_000)
+    await stage.wakes(stage.tidy())
+    assert await stage.ids() == ["a1"]
+
+
+async def test_c1_a_corrected_count_wakes_workers(stage: Stage) -> None:
+    await stage.store.set_limits(LANE, ONE, is_declared=False)
+    await stage.put("a1")
+    stage.execute("UPDATE limited_keys SET running = 1")
+    await stage.wakes(stage.tidy())
+    assert await stage.ids() == ["a1"]
 
 
 # --- housekeeping -----------------------------------------------------------------------------------------
@@ -226,7 +320,9 @@ async def test_c1_claims_go_on_where_the_process_that_set_limits_has_ended(
     monkeypatch.setattr("aiodelay.backends.sqlite.limit_control._is_filled", lambda tables, lane: True)
     await stage.put(*"abcde")
     await stage.store.set_limits(LANE, ONE, is_declared=False)
-    assert [await stage.ids() for _ in range(4)] == [["a", "b"], ["c", "d"], ["e"], []]
+    claimed = await stage.work.claim({LANE: Demand(5)}, request=new_id(), lease_ms=15_000)
+    assert (len(claimed.claims), claimed.next_due_ms) == (2, stage.clock.now_ms()), "claim again at once"
+    assert [await stage.ids() for _ in range(3)] == [["c", "d"], ["e"], []]
 
 
 async def test_c2_a_clock_that_steps_back_holds_up_no_key(stage: Stage) -> None:

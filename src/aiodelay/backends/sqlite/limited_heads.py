@@ -93,7 +93,7 @@ class LimitedHead(LaneHead):
         """A heap of keys whose tickets in the table are too early."""
         self._behind: deque[_Key] = deque()
         """Keys that have had a turn in this claim."""
-        self._turn = tables.next_n(0)
+        self._turn = max(tables.next_n(0), limited.turn)
         self._key: _Key | None = None
         self._seen: dict[bytes, _Key] = {}
         """The keys whose rows change."""
@@ -209,7 +209,8 @@ class LimitedHead(LaneHead):
         if self.taken:
             query = "UPDATE limited_keys SET running = running + ?, marks = ? WHERE queue = ? AND key = ?"
             execute(query, (len(self.taken), marks_text(self._whole.marks), limited.queue, WHOLE))
-            execute("UPDATE limits SET claimed_ms = ? WHERE lane = ?", (now, limited.lane))
+            query = "UPDATE limits SET claimed_ms = ?, turn = ? WHERE lane = ?"
+            execute(query, (now, self._turn, limited.lane))
 
     def _remove_taken(self) -> None:
         self._remove_each()

@@ -62,6 +62,7 @@ class LimitedLane(Struct, frozen=True):
         version: The number of the last change of the limits.
         filled: Messages up to this place and number are in the queue by key; None = all messages are.
         claimed_ms: When a claim last took a message, epoch ms.
+        turn: A number above the turns that claims have given.
     """
 
     lane: int
@@ -71,6 +72,7 @@ class LimitedLane(Struct, frozen=True):
     version: int
     filled: tuple[int, int] | None
     claimed_ms: int
+    turn: int
 
 
 def limits_of(text: str | None) -> LaneLimits:
@@ -98,16 +100,16 @@ def whole_use(execute: Callable[..., Cursor], queue: int) -> Use:
 def read_limits(tables: Namespace) -> dict[int, LimitedLane]:
     """Return the lanes of the namespace that have limits, by number."""
     query = """
-        SELECT lane, limits, queue, most, version, filled_ms, filled_n, claimed_ms
+        SELECT lane, limits, queue, most, version, filled_ms, filled_n, claimed_ms, turn
         FROM limits WHERE ns = ? AND limits IS NOT NULL
     """
     return {row[0]: _lane_of(row) for row in tables.execute(query, (tables.ns,))}
 
 
 def _lane_of(row: Row) -> LimitedLane:
-    lane, limits, queue, most, version, filled_ms, filled_n, claimed_ms = row
+    lane, limits, queue, most, version, filled_ms, filled_n, *claimed = row
     filled = None if filled_ms is None else (filled_ms, filled_n)
-    return LimitedLane(lane, limits_of(limits), queue, most, version, filled, claimed_ms)
+    return LimitedLane(lane, limits_of(limits), queue, most, version, filled, *claimed)
 
 
 # --- changes ----------------------------------------------------------------------------------------------
@@ -218,7 +220,6 @@ def fill(tables: Namespace, limited: LimitedLane) -> LimitedLane:
     filled = rows[-1][1:] if len(rows) == FILLED_AT_ONCE else None
     query = "UPDATE limits SET filled_ms = ?, filled_n = ? WHERE lane = ?"
     tables.execute(query, (*(filled or (None, None)), limited.lane))
-    tables.has_new = True
     return replace(limited, filled=filled)
 
 
@@ -240,9 +241,7 @@ def prepare(tables: Namespace, limited: LimitedLane) -> LimitedLane:
 def tidy_limits(tables: Namespace) -> None:
     """Do a bounded step of housekeeping: check the counts of some keys, and forget unused keys and old queues."""
     for limited in read_limits(tables).values():
-        fill(tables, limited)
         _check_counts(tables, limited)
-        tables.has_new = True  # a corrected count may have made room
     for table, columns in (("limited", "queue, key, place_ms, n"), ("limited_keys", "queue, key")):
         for queue in _old_queues(tables, table):
             of_queue = f"SELECT {columns} FROM {table} WHERE queue = ? LIMIT ?"
@@ -261,6 +260,7 @@ def _check_counts(tables: Namespace, limited: LimitedLane) -> None:
     if limited.limits.whole is not None:
         counts.append((WHOLE, running.total()))
     if _set_running(tables, limited, counts):
+        tables.has_new = True  # there may be room
         lane = tables.lane_name(limited.lane)
         log.warning("the counts of messages in flight of the limited lane %s were wrong and are corrected", lane)
     if not rows:

@@ -137,7 +137,8 @@ CREATE TABLE limits (
     version INTEGER NOT NULL,  -- counts the changes of this row's limits
     filled_ms INTEGER,  -- messages up to this place and number are in `limited`; NULL: all messages are
     filled_n INTEGER,
-    claimed_ms INTEGER NOT NULL DEFAULT 0  -- the last claim
+    claimed_ms INTEGER NOT NULL DEFAULT 0,  -- the last claim
+    turn INTEGER NOT NULL DEFAULT 0  -- above the turns that claims have given
 );
 
 -- The rows of `queue` of limited lanes, again, with a queue for each key. Triggers in limits.sql write them.
