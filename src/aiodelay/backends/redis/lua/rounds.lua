@@ -49,8 +49,32 @@ local function read_offers(key, most)
       key.offers[i] = name
     end
   end
-  key.offered = (key.offered or 0) + #key.offers
   return #key.offers
+end
+
+-- Lets keys offer messages in turn, at most `limit`. The keys that have more offer them in a later round.
+local function offer(round, keys, limit)
+  local names, queued, of, most = {}, {}, {}, 0
+  local each = math.ceil(limit / #keys)
+  for _, key in ipairs(keys) do
+    most = math.max(most, read_offers(key, each))
+    if #key.offers == 0 then limits.look_again(key) end
+  end
+  for i = 1, most do
+    for _, key in ipairs(keys) do
+      local offered = key.offers[i]
+      if offered and #names < limit then
+        queued[#queued + 1], of[#of + 1], key.offered = offered, key, (key.offered or 0) + 1
+        names[#names + 1] = sub(sub(offered, #key.prefix + 1), QUEUED.MEMBER_FIRST)
+      elseif offered then
+        key.next_place = math.min(key.next_place or PLACED, (unpack_bytes('>I6', offered, #key.prefix + 1)))
+      end
+    end
+  end
+  for _, key in ipairs(keys) do
+    if #key.offers > 0 and key.next_place and key.next_place <= now then round.served[#round.served + 1] = key end
+  end
+  return names, queued, of
 end
 
 -- Returns the next messages of the lane in turn: their members of `due`, their members of `queues`, and their keys.
@@ -58,30 +82,14 @@ function rounds.next(n, limit)
   local lane = limits.lane(n)
   limits.flush(lane)
   lane.round = lane.round or { read = 0, served = {}, at = 1 }
-  local names, queued, of = {}, {}, {}
   limit = math.min(limit, limits.room(lane.whole))
-  while limit > 0 and #names == 0 do
+  while limit > 0 do
     local keys = keys_in_turn(lane, lane.round, limit)
     if #keys == 0 then break end
-    local each, most = math.ceil(limit / #keys), 0
-    for _, key in ipairs(keys) do
-      most = math.max(most, read_offers(key, each))
-      if #key.offers == 0 then
-        limits.look_again(key)
-      elseif key.next_place and key.next_place <= now then
-        lane.round.served[#lane.round.served + 1] = key
-      end
-    end
-    for i = 1, most do
-      for _, key in ipairs(keys) do
-        if key.offers[i] then
-          queued[#queued + 1], of[#of + 1] = key.offers[i], key
-          names[#names + 1] = sub(sub(key.offers[i], #key.prefix + 1), QUEUED.MEMBER_FIRST)
-        end
-      end
-    end
+    local names, queued, of = offer(lane.round, keys, limit)
+    if #names > 0 then return names, queued, of end
   end
-  return names, queued, of
+  return {}, {}, {}
 end
 
 function rounds.take(e)
