@@ -58,10 +58,16 @@ end
 -- message that has replaced it.
 function agree.superseded(lane, found)
   for i = 1, #found, 2 do
-    local e = load(sub(found[i], SUPERSEDED.ID_FIRST))
-    if e and e.lane == lane.n and call('HEXISTS', limits.OF_SUPERSEDED, found[i]) == 0 then
-      limits.record_superseded(lane, key_of(lane, e.id), found[i])
-      limits.look_again(key_of(lane, e.id))
+    local written, key = call('HGET', limits.OF_SUPERSEDED, found[i]), nil
+    if not written then
+      local e = load(sub(found[i], SUPERSEDED.ID_FIRST))
+      key = e and e.lane == lane.n and key_of(lane, e.id)
+    elseif unpack_bytes('>H', written) == lane.n then
+      key = limits.key(lane, sub(written, OF_LANE.KEY_FIRST))
+    end
+    if key then
+      limits.record_superseded(lane, key, found[i])
+      limits.look_again(key)
     end
   end
 end
