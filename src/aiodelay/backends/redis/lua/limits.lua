@@ -36,7 +36,7 @@ end
 function limits.key(lane, name)
   local key = lane.keys[name]
   if not key then
-    key = { name = name, lane = lane, limit = lane.each, field = 'k' .. name, prefix = pack('>H', #name) .. name }
+    key = { name = name, lane = lane, limit = lane.each, prefix = pack('>H', #name) .. name }
     lane.keys[name] = key
   end
   return key
@@ -61,6 +61,7 @@ end
 -- Returns the marks that the rate still counts: {time, number} each, oldest first.
 local function counted_marks(use)
   if use.marks then return use.marks end
+  use.field = use.field or 'k' .. use.name
   local written, span = call('HGET', use.lane.MARKS, use.field) or '', use.limit.span
   use.marks = {}
   for at = 1, #written, BEGINNING.SIZE do
@@ -84,16 +85,17 @@ function limits.room(use)
   return math.max(left, 0)
 end
 
-local function begin(use)
-  use.running = running(use) + 1
+-- Counts messages that a claim takes. If a limit has no concurrency, nobody needs the number of messages in flight.
+local function begin(use, number)
+  if use.running then use.running = use.running + number end
   local span = use.limit.span
   if not span then return end
   local list = counted_marks(use)
   local last = list[#list]
   if last and floor(last[1] * PARTS / span) == floor(now * PARTS / span) then
-    last[1], last[2] = math.max(last[1], now), last[2] + 1
+    last[1], last[2] = math.max(last[1], now), last[2] + number
   else
-    list[#list + 1] = { now, 1 }
+    list[#list + 1] = { now, number }
   end
   use.lane.is_begun[use] = true
 end
@@ -196,12 +198,10 @@ end
 
 -- --- claims ----------------------------------------------------------------------------------------------------------
 
--- Counts a message of the key that a claim takes.
-function limits.begin(key)
-  begin(key)
-  begin(key.lane.whole)
-  key.is_served = true
-  touch(key)
+-- Counts messages of a key that a claim takes.
+function limits.begin(key, number)
+  begin(key, number)
+  begin(key.lane.whole, number)
 end
 
 -- Records that messages are in flight. `keys` has the key of each id.
@@ -276,20 +276,22 @@ end
 
 -- Returns true if the change of the key may change its ticket. A ticket `score` is '' if the key has none.
 local function may_change(key, score)
-  if key.is_served or key.has_changed then return true end
+  if key.has_changed then return true end
   if key.entered and (not score or (score >= 0 and floor(score / limits.TURNS) > key.entered)) then return true end
   return key.has_ended and score and score < 0
 end
 
--- Returns the new ticket of a key without the number of its turn; nil if the key has no message.
-local function ticket_of(key, score)
-  local place
-  if key.is_served and key.taken == key.offered then place = key.next_place else place = limits.first_place(key) end
-  if not place then return nil end
-  local served = score and floor(math.abs(score) / limits.TURNS) or 0
-  if key.is_served then served = now elseif served > now then served = 0 end
+-- Returns the ticket of a key without the number of its turn.
+local function ticket_at(key, place, served)
   if key.limit.concurrency and running(key) >= key.limit.concurrency then return -(served * limits.TURNS + 1) end
   return math.max(place, served, free_at(key) or 0) * limits.TURNS
+end
+
+-- Returns the new ticket of a key without the number of its turn; nil if the key has no message.
+local function ticket_of(key, score)
+  local place, served = limits.first_place(key), score and floor(math.abs(score) / limits.TURNS) or 0
+  if not place then return nil end
+  return ticket_at(key, place, served > now and 0 or served)
 end
 
 -- Returns the time of the first ticket of a lane, not before `from`; nil if there is none.
@@ -314,16 +316,35 @@ local function give_tickets(lane, changed, from, to)
       local ticket = ticket_of(key, score)
       if not ticket then
         if score then gone[#gone + 1] = key.name end
-      elseif ticket < 0 or key.is_served or not score or floor(score / limits.TURNS) * limits.TURNS ~= ticket then
+      elseif ticket < 0 or not score or floor(score / limits.TURNS) * limits.TURNS ~= ticket then
         turn = turn or call('HINCRBY', META, 'turns', #names) - #names
-        given[#given + 1] = text(ticket < 0 and ticket or ticket + (turn + i) % limits.TURNS)
+        given[#given + 1] = ticket < 0 and ticket or ticket + (turn + i) % limits.TURNS
         given[#given + 1] = key.name
-        if ticket >= 0 and not key.is_served then note_ticket(lane, ticket / limits.TURNS, key.has_ended) end
+        if ticket >= 0 then note_ticket(lane, ticket / limits.TURNS, key.has_ended) end
       end
     end
-    key.is_touched, key.is_served, key.has_changed, key.has_ended, key.entered = nil, nil, nil, nil, nil
+    key.is_touched, key.has_changed, key.has_ended, key.entered = nil, nil, nil, nil
   end
   if #given > 0 then call('ZADD', lane.TURNS, unpack(given)) end
+  if #gone > 0 then call('ZREM', lane.TURNS, unpack(gone)) end
+end
+
+-- Gives new tickets to keys whose messages a claim has taken.
+function limits.serve(lane, keys)
+  local given, gone, at = {}, {}, 0
+  local turn = call('HINCRBY', META, 'turns', #keys) - #keys
+  for i, key in ipairs(keys) do
+    local place
+    if key.taken == key.offered then place = key.next_place else place = limits.first_place(key) end
+    local ticket = place and ticket_at(key, place, now)
+    if ticket then
+      given[at + 1], given[at + 2] = ticket < 0 and ticket or ticket + (turn + i) % limits.TURNS, key.name
+      at = at + 2
+    else
+      gone[#gone + 1] = key.name
+    end
+  end
+  if at > 0 then call('ZADD', lane.TURNS, unpack(given)) end
   if #gone > 0 then call('ZREM', lane.TURNS, unpack(gone)) end
 end
 

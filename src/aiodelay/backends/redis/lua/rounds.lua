@@ -1,6 +1,7 @@
 -- rounds: the order in which a claim takes the messages of a limited lane. In each round, each key that has a ticket
 -- offers its first messages.
 local MOST_TICKETS, MOST_MISPLACED = 1000, 100
+local LARGE, IN_TURN = 200, 4 -- A claim of so many messages takes up to so many messages of a key in its turn.
 
 -- Returns keys whose tickets lie ahead, although they have due messages and room: the clock has stepped back.
 local function misplaced(lane, last)
@@ -17,6 +18,7 @@ end
 -- Returns the next keys in turn, at most `limit`: first the keys with due tickets, then those that this claim has served.
 local function keys_in_turn(lane, round, limit)
   local keys = {}
+  if limit >= LARGE then limit = math.ceil(limit / IN_TURN) end
   if not round.is_last then
     local last = text(now * limits.TURNS + limits.TURNS - 1)
     local names = call('ZRANGEBYSCORE', lane.TURNS, 0, last, 'LIMIT', round.read, limit)
@@ -65,7 +67,7 @@ local function offer(round, keys, limit)
       local offered = key.offers[i]
       if offered and #names < limit then
         queued[#queued + 1], of[#of + 1], key.offered = offered, key, (key.offered or 0) + 1
-        names[#names + 1] = sub(sub(offered, #key.prefix + 1), QUEUED.MEMBER_FIRST)
+        names[#names + 1] = sub(offered, #key.prefix + QUEUED.MEMBER_FIRST)
       elseif offered then
         key.next_place = math.min(key.next_place or PLACED, (unpack_bytes('>I6', offered, #key.prefix + 1)))
       end
@@ -77,11 +79,21 @@ local function offer(round, keys, limit)
   return names, queued, of
 end
 
+-- Counts the messages that were taken since the last call.
+local function count_taken(round)
+  for _, key in ipairs(round.taken) do
+    limits.begin(key, key.taken - key.counted)
+    key.counted = key.taken
+  end
+  round.taken = {}
+end
+
 -- Returns the next messages of the lane in turn: their members of `due`, their members of `queues`, and their keys.
 function rounds.next(n, limit)
   local lane = limits.lane(n)
   limits.flush(lane)
-  lane.round = lane.round or { read = 0, served = {}, at = 1 }
+  lane.round = lane.round or { read = 0, served = {}, at = 1, taken = {}, keys = {} }
+  count_taken(lane.round)
   limit = math.min(limit, limits.room(lane.whole))
   while limit > 0 do
     local keys = keys_in_turn(lane, lane.round, limit)
@@ -93,9 +105,13 @@ function rounds.next(n, limit)
 end
 
 function rounds.take(e)
-  local key = e.key
-  key.taken = (key.taken or 0) + 1
-  limits.begin(key)
+  local key, round = e.key, e.key.lane.round
+  if not key.taken then
+    key.taken, key.counted = 0, 0
+    round.keys[#round.keys + 1] = key
+  end
+  if key.taken == key.counted then round.taken[#round.taken + 1] = key end
+  key.taken = key.taken + 1
 end
 
 -- Records that a claim has taken messages of a lane.
@@ -107,6 +123,8 @@ function rounds.lease(n, taken)
   local lane = limits.lane(n)
   call('ZREM', lane.QUEUES, unpack(queued))
   limits.record(n, ids, keys)
+  count_taken(lane.round)
+  limits.serve(lane, lane.round.keys)
 end
 
 -- Returns the time of the first ticket that lies ahead, or nil.
