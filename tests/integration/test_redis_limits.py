@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -47,8 +48,10 @@ def url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) ->
 class Counting(RedisStore):
     """Counts its scripts by name, and may stop after some."""
 
-    scripts: Counter[str] = Counter()
-    most: int | None = None
+    def __init__(self, url: str, namespace: str, clock: VirtualClock) -> None:
+        super().__init__(url, namespace=namespace, clock=clock)
+        self.tag, self.scripts = f"{{{namespace}:00}}:", Counter[str]()
+        self.most: int | None = None
 
     async def run(self, script: str, arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - as in the store
         if self.scripts[script] == self.most:
@@ -93,7 +96,7 @@ class Stage:
             await self.work.tidy([LANE], limit=1000)
 
     async def key(self, command: str, name: str, *rest: Arg) -> Any:  # noqa: ANN401 - what the command returns
-        return await self.store.command(command, f"{{{self.store.namespace}:00}}:{name}", *rest)
+        return await self.store.command(command, self.store.tag + name, *rest)
 
     @asynccontextmanager
     async def without_knowing(self) -> AsyncIterator[None]:
@@ -119,9 +122,7 @@ class Stage:
 def on_stage(url: str, play: Play) -> None:
     async def run() -> None:
         clock = VirtualClock()
-        namespace = uuid4().hex
-        async with Counting(url, namespace=namespace, clock=clock) as store:
-            store.namespace, store.scripts = namespace, Counter()
+        async with Counting(url, uuid4().hex, clock) as store:
             async with store.work("one", [LANE, OTHER]) as work:
                 await play(Stage(store, work, clock))
             store.glance.found_damaged()
@@ -150,7 +151,7 @@ def test_more_keys_cost_no_more_commands(url: str) -> None:
 
             cost.append(await stage.commands_of(claim))
             assert len(claims) == 2
-            cost.append(await stage.commands_of(lambda: stage.end(claims)))
+            cost.append(await stage.commands_of(partial(stage.end, claims)))
             costs.append(cost)
             while running:
                 await stage.end(running)
@@ -264,7 +265,7 @@ def test_limits_that_end_leave_no_keys(url: str) -> None:
         claims = await stage.claim()
         await stage.put(["aa"])
         await stage.store.set_limits(LANE, NO_LIMITS, is_declared=False)
-        tag = f"{{{stage.store.namespace}:00}}:"
+        tag = stage.store.tag
         left = {bytes(key).decode().removeprefix(tag) for key in await stage.store.command("KEYS", f"{tag}*")}
         assert not left & {"queues:1", "turns:1", "inflight:1", "running:1", "marks:1", "superseded:keys"}
         assert sorted(each.record.id for each in await stage.claim()) == ["aa", "ac"]

@@ -24,7 +24,19 @@ from aiodelay.backends.redis.records.layouts import NAMESPACES, lua_constants
 from aiodelay.core import features
 from aiodelay.core.record_format import FIELDS
 
-__all__ = ["MODULES", "NAMES", "RARE", "STANDALONE", "Arg", "Script", "filled", "packed", "part_of", "script", "source_of"]
+__all__ = [
+    "MODULES",
+    "NAMES",
+    "RARE",
+    "STANDALONE",
+    "Arg",
+    "Script",
+    "filled",
+    "packed",
+    "part_of",
+    "script",
+    "source_of",
+]
 
 Arg = bytes | str | int
 

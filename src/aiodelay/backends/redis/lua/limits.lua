@@ -294,7 +294,7 @@ local function ticket_of(key, score)
   return ticket_at(key, place, served > now and 0 or served)
 end
 
--- Returns the time of the first ticket of a lane, not before `from`; nil if there is none.
+-- Returns the time of the first ticket of a lane, not before `from`, or nil.
 function limits.first_ticket(lane, from)
   local least = text((from or 0) * limits.TURNS)
   local score = call('ZRANGEBYSCORE', lane.TURNS, least, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]

@@ -1,7 +1,8 @@
 -- rounds: the order in which a claim takes the messages of a limited lane. In each round, each key that has a ticket
 -- offers its first messages.
 local MOST_TICKETS, MOST_MISPLACED = 1000, 100
-local LARGE, IN_TURN = 200, 4 -- A claim of so many messages takes up to so many messages of a key in its turn.
+-- A claim of at least LARGE messages takes up to IN_TURN messages of a key in its turn. A key costs more than a message.
+local LARGE, IN_TURN = 200, 4
 
 -- Returns keys whose tickets lie ahead, although they have due messages and room: the clock has stepped back.
 local function misplaced(lane, last)
@@ -15,7 +16,8 @@ local function misplaced(lane, last)
   return keys
 end
 
--- Returns the next keys in turn, at most `limit`: first the keys with due tickets, then those that this claim has served.
+-- Returns the next keys in turn, at most `limit`: first the keys with due tickets, then the keys
+-- that this claim has served.
 local function keys_in_turn(lane, round, limit)
   local keys = {}
   if limit >= LARGE then limit = math.ceil(limit / IN_TURN) end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from heapq import nsmallest
+from typing import Any
 
 import msgspec
 
@@ -96,7 +97,7 @@ def _limits_in(value: bytes) -> LaneLimits:
     return msgspec.json.decode(written, type=LaneLimits) if written else NO_LIMITS
 
 
-def _keys_in(lane: Lane, limits: LaneLimits, reply: Sequence[bytes | int]) -> list[LimitedKey]:
+def _keys_in(lane: Lane, limits: LaneLimits, reply: Sequence[Any]) -> list[LimitedKey]:
     now_ms, _, running, marks, *rows = reply
     now_ms = int(now_ms)
     whole = Use(int(running), _marks_in(marks))
@@ -109,7 +110,7 @@ def _keys_in(lane: Lane, limits: LaneLimits, reply: Sequence[bytes | int]) -> li
         until_ms = rules.next_ms(limit, counted, now_ms) if why == "rate" else None
         shown = "" if not waiting else "lane" if is_full else why
         found.append(
-            LimitedKey(lane, None if limits.each is None else bytes(name), use.running, int(waiting), shown, until_ms)
+            LimitedKey(lane, None if limits.each is None else name, use.running, int(waiting), shown, until_ms)
         )
     return found
 
