@@ -51,7 +51,7 @@ def _rate(plan: Plan) -> Row:
     n = plan.size(MESSAGES)
 
     def measured(limits: Sequence[Limit]) -> float:
-        return plan.run(_drained(plan.directory / "bf10.db", n, limits))
+        return plan.run(_drained(plan.directory / "bf11.db", n, limits))
 
     times = in_turn(plan, {"free": lambda: measured([]), "limited": lambda: measured([LIMIT])})
     beside = f"{per_message_us(times['limited'], n)} a message, without limits {per_message_us(times['free'], n)}"
@@ -91,7 +91,7 @@ async def _filled(file: Path, messages: Iterable[Message], limits: Sequence[Limi
 
 def _turns(plan: Plan) -> Row:
     crowd = plan.size(CROWD)
-    indices = [plan.run(_jain(plan.directory / "bf10.db", crowd)) for _ in range(plan.runs)]
+    indices = [plan.run(_jain(plan.directory / "bf11.db", crowd)) for _ in range(plan.runs)]
     what = (
         f"SQLite: {crowd:,} messages of one key, then {PER_OTHER} of each of {OTHERS} keys, at most {AT_ONCE} of a key "
         "in flight: Jain's index of the other keys when half of their messages are delivered"

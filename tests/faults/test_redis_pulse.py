@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -12,6 +13,8 @@ import pytest
 import redis
 
 from aiodelay.backends.redis.records.keys import text_of
+from aiodelay.core.values import Limit, lane_limits
+from aiodelay.redis import open_store
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import RedisScene
 from tests.support.checker import Limits
@@ -95,6 +98,24 @@ def test_b1_b2_the_messages_of_a_killed_process_return_before_their_leases_end(s
     end(heir)
     assert scene.judge(Limits(lapses=False)).duplicates == 8
     assert scene.server.command("EXISTS", PULSES) == b":0\r\n", "an idle worker has no number, nor has a dead one"
+
+
+def test_c1_the_messages_of_a_killed_process_give_their_room_back(scene: RedisScene) -> None:
+    async def limit() -> None:
+        async with open_store(scene.server.url, namespace="default", clock=None) as store:
+            await store.set_limits("work", lane_limits([Limit(concurrency=3)]), is_declared=False)
+
+    asyncio.run(limit())
+    victim = start(scene, "victim", run_ms=ENDLESS_MS, concurrency=8)
+    produce(scene, "producer", Burst(messages=12, spread_ms=0))
+    until_sync(lambda: recorded(scene) == 3, "the store has recorded the claims", PATIENCE_S)
+    until_sync(lambda: len(begun(scene, "victim")) == 3, "the messages run", PATIENCE_S)
+    heir = start(scene, "heir", concurrency=8)
+    assert begun(scene, "heir") == set()
+    victim.kill()
+    until_sync(lambda: len(begun(scene, "heir")) == 12, "the other worker runs all messages", PATIENCE_S)
+    end(heir)
+    assert scene.judge(Limits(lapses=False)).duplicates == 3
 
 
 def test_b1_a_process_that_stood_still_begins_nothing_that_others_have_got(scene: RedisScene) -> None:

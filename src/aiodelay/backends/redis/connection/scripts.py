@@ -24,7 +24,19 @@ from aiodelay.backends.redis.records.layouts import NAMESPACES, lua_constants
 from aiodelay.core import features
 from aiodelay.core.record_format import FIELDS
 
-__all__ = ["MODULES", "NAMES", "STANDALONE", "Arg", "Script", "filled", "packed", "part_of", "script", "source_of"]
+__all__ = [
+    "MODULES",
+    "NAMES",
+    "RARE",
+    "STANDALONE",
+    "Arg",
+    "Script",
+    "filled",
+    "packed",
+    "part_of",
+    "script",
+    "source_of",
+]
 
 Arg = bytes | str | int
 
@@ -38,6 +50,7 @@ NAMES = (
     "counts",
     "graves",
     "hold",
+    "limited_keys",
     "load",
     "look",
     "present",
@@ -47,6 +60,7 @@ NAMES = (
     "renew",
     "scan",
     "series",
+    "set_limits",
     "settle",
     "switch_on",
     "tidy",
@@ -92,8 +106,11 @@ MODULES = (
     "attempts",
     "lapsing",
     "pulses",
+    "limits",
 )
 """The parts whose functions a script makes only if it uses one of them. Each is a table with the name of its file."""
+RARE = ("requeue", "rounds")
+"""Parts of the same kind that only some scripts have. Their line `--@` names them."""
 
 _PARTS = re.compile(r"^--@ (.+)$", re.MULTILINE)
 _CONSTANT = re.compile(rf"\b(?:{'|'.join((*NAMESPACES, 'MARKER'))})\.[A-Z0-9_]+\b")
@@ -149,8 +166,8 @@ def _put_together(name: str, known: frozenset[str]) -> Script:
         # A script makes its functions again in each call. For each variable that a function uses, Lua searches the
         # variables of the surrounding function. They are few if the first part is outside.
         lines.append("return (function()")
-        lines += [f"local {each} = {{}}" for each in others if each in MODULES]
-        lines += [_module(each, known) if each in MODULES else _part(each, known) for each in others]
+        lines += [f"local {each} = {{}}" for each in others if each in MODULES + RARE]
+        lines += [_module(each, known) if each in MODULES + RARE else _part(each, known) for each in others]
         lines.append("end)()")
     text = "\n".join(lines).encode()
     return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())

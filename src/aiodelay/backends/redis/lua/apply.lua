@@ -147,7 +147,7 @@ local function put(a, e)
     finish_off(e)
   end
   local revision = memory.next_revision(byte(id) ~= ID.OWN and memory.recall_revision(id) or e and byte(id) == ID.OWN and e.revision or nil)
-  if letter == 's' and not any_holds() and not has_times then
+  if letter == 's' and not any_holds() and not has_times and not (limited and is_limited(lane)) then
     put_fresh(a, lane, revision, due)
   else
     local new = new_entry(a, lane, revision, due)

@@ -15,7 +15,7 @@ local WORKERS, WAKE, JOURNAL, META = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local TAG = sub(LANES, 1, -#'lanes' - 1)
 
 -- Race: a newer version may have changed the layout of the keys after the caller opened the namespace.
-local layout, features = unpack(call('HMGET', META, 'schema', 'features'))
+local layout, features, limited = unpack(call('HMGET', META, 'schema', 'features', 'limited'))
 if layout and layout ~= MARKER.LAYOUT then return redis.error_reply('NEWER layout ' .. layout) end
 
 local MOST_LANES = 65535
@@ -61,6 +61,9 @@ local function open_gate()
   end
 end
 
+-- Returns true if the lane has limits. Call it only if `limited` is set, so that a store without limits pays nothing.
+local function is_limited(n) return string.find(limited, ' ' .. n .. ' ', 1, true) ~= nil end
+
 local lane_numbers = {}
 local function known_lane(name)
   local n = lane_numbers[name]
@@ -94,7 +97,7 @@ end
 
 -- Counters and heads of lanes that change while the script runs. finish() writes the counters and wakes other
 -- processes.
-local counted = { sequence = nil, entries = nil, is_first = false }
+local counted = { sequence = nil, entries = nil, is_first = false, has_room = false, at_end = nil }
 local heads, earliest = {}, {}
 
 function counted.last_sequence()
@@ -115,8 +118,9 @@ local function next_sequence(is_elsewhere)
 end
 
 -- Call this before a message enters a lane at `place`. If the message becomes the first of the lane, finish() wakes
--- other processes.
+-- other processes. The module `limits` does this for the lanes that have limits.
 local function earlier(n, place)
+  if limited and is_limited(n) then return end
   if heads[n] == nil then
     heads[n] = tonumber(call('ZRANGE', due_key(n), 0, 0, 'WITHSCORES')[2]) or false
   end
@@ -140,6 +144,7 @@ local function marks()
 end
 
 local function finish()
+  if counted.at_end then counted.at_end() end
   if counted.sequence then call('HSET', META, 'seq', text(counted.sequence)) end
   if counted.is_first then call('HSET', META, 'parity', 1) end
   if counted.entries then call('HSET', META, 'journal', text(counted.entries)) end

@@ -1,6 +1,6 @@
 -- claim: leases due messages. Each demand first gets an equal share. A second round gives the unused parts of the
 -- shares to the other demands.
---@ base known record moves heads
+--@ base known record moves heads rounds requeue
 -- ARGV[4] length of the leases, ms
 -- ARGV[5] worker
 -- ARGV[6] request id. A repetition of the request returns the messages of the first claim that still have its lease.
@@ -40,6 +40,7 @@ local function read_demands()
       if n then
         local lane = { n = n, members = {}, ids = {}, values = {}, at = 1, kept = 0, taken = {}, rank = #groups + 1 }
         lane.is_over = is_held(n)
+        lane.is_limited = limited and is_limited(n)
         group.lanes[#group.lanes + 1] = lane
         lanes[#lanes + 1] = lane
       end
@@ -63,8 +64,13 @@ local function next_member(lane, wanted)
   if lane.at > #lane.members then
     if lane.is_last then return nil end
     local limit = math.min(MOST_COST, math.max(16, wanted + 1))
-    lane.members = call('ZRANGEBYSCORE', due_key(lane.n), '-inf', text(now), 'LIMIT', lane.kept, limit)
-    lane.at, lane.ids, lane.values, lane.is_last = 1, {}, {}, #lane.members < limit
+    if lane.is_limited then
+      lane.members, lane.queued, lane.keys = rounds.next(lane.n, limit)
+    else
+      lane.members = call('ZRANGEBYSCORE', due_key(lane.n), '-inf', text(now), 'LIMIT', lane.kept, limit)
+    end
+    lane.at, lane.ids, lane.values = 1, {}, {}
+    lane.is_last = not lane.is_limited and #lane.members < limit
     if #lane.members == 0 then return nil end
   end
   local at = lane.at
@@ -100,10 +106,12 @@ local function first_of(lane, wanted)
       e = readable(id, value)
       if pass(lane.n, due_key(lane.n), name, id, value, e) then
         passed = passed + 1
+        if lane.is_limited then limits.drop(lane.keys[lane.at - 1], lane.queued[lane.at - 1]) end
       else
         e.cost, lane.first = OTHER_COST, e
       end
     end
+    if lane.is_limited and lane.first then e.key, e.queued = lane.keys[lane.at - 1], lane.queued[lane.at - 1] end
   end
   return lane.first
 end
@@ -124,6 +132,7 @@ end
 -- Goes on to the next message of the lane. The present message stays in the lane. If the claim takes it, lease()
 -- removes it.
 local function keep(lane)
+  if lane.is_limited then lane.first.key.kept = lane.first.key.kept + 1 end
   lane.kept, lane.first = lane.kept + 1, nil
 end
 
@@ -164,7 +173,18 @@ local function fill(group, parts)
       group.taken[#group.taken + 1] = e
       group.size, group.cost = group.size + size, group.cost + e.cost
       messages, bytes, cost = messages + 1, bytes + size, cost + e.cost
+      if e.key then rounds.take(e) end
     end
+  end
+end
+
+-- Takes the next steps of limited lanes whose queues are still being made.
+local function make_ready()
+  superseded.forget_lapsed(LAPSED_AT_ONCE)
+  for _, lane in ipairs(lanes) do
+    local of = lane.is_limited and limits.lane(lane.n)
+    if of and of.step then requeue.step(of) end
+    if of and requeue.is_counting(of) then lane.is_over = true end
   end
 end
 
@@ -195,6 +215,7 @@ local function lease(taken)
   for n, names in pairs(members) do
     call('ZREM', due_key(n), unpack(names))
     call('ZADD', leased_key(n), unpack(leases[n]))
+    if limited and is_limited(n) then rounds.lease(n, taken) end
   end
   return token
 end
@@ -223,6 +244,7 @@ end
 -- skipped suspects, or the time at which a trial of suspects may begin, whichever is earlier.
 function trial.behind(lane)
   if lane.first then return now end
+  if lane.is_limited then return sooner(now + trials.FIRST, rounds.behind(lane.n)) end
   local next = call('ZRANGEBYSCORE', due_key(lane.n), '(' .. text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
   return sooner(now + trials.FIRST, tonumber(next))
 end
@@ -264,6 +286,7 @@ elseif request == ARGV[6] then
 elseif ARGV[7] ~= '1' then
   local left = LAPSED_AT_ONCE
   for _, lane in ipairs(lanes) do left = left - lapsing.return_lapsed(lane.n, left) end
+  if limited then make_ready() end
   taken = take()
   if #taken > 0 then
     open_gate()

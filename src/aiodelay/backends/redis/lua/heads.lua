@@ -55,7 +55,10 @@ function tokens.next_end(n)
 end
 
 -- Returns the time at which a lane may next have something to claim, because a message becomes due or a lease ends.
-local function next_claim(n, most_parked) return sooner(head_of(n, most_parked), tokens.next_end(n)) end
+local function next_claim(n, most_parked)
+  if limited and is_limited(n) then return sooner(limits.next_ms(n), tokens.next_end(n)) end
+  return sooner(head_of(n, most_parked), tokens.next_end(n))
+end
 
 -- Returns the time at which a lane may next have something to move. This is the time of a claim, or the next try of a
 -- blocked address.

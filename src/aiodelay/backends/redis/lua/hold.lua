@@ -30,6 +30,7 @@ local function put_back(n)
   if #names > 0 then
     call('ZREM', key, unpack(names))
     call('ZADD', due_key(n), unpack(scored))
+    if limited and is_limited(n) then limits.enter_all(n, parked) end
   end
   if #names < MOST_MOVED then
     call('SREM', PARKED, text(n) .. ARGV[6])

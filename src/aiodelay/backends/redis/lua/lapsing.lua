@@ -42,6 +42,7 @@ function lapsing.return_lapsed(n, limit)
       lapsing.lapse(e)
     else
       call('ZREM', key, id)
+      if limited and is_limited(n) then limits.ended(n, { id }) end
       local value = call('HGET', MSG, id)
       if not e and value then dead.set_aside(n, id, value) end
     end

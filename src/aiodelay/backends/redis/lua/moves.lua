@@ -57,12 +57,14 @@ local function insert(e, place, keeps_sequence)
   else
     earlier(e.lane, place)
     call('ZADD', due_key(e.lane), place, member(e))
+    if limited and is_limited(e.lane) then limits.enter(e) end
   end
   if is_due_to_expire(e) then call('ZADD', LATE, math.max(place, e.expires + 1), e.id) end
 end
 
 local function leave_lane(e)
   if call('ZREM', due_key(e.lane), member(e)) == 0 then call('ZREM', parked_key(e), member(e)) end
+  if limited and is_limited(e.lane) then limits.leave(e) end
   if is_due_to_expire(e) then
     call('ZREM', LATE, e.id)
     call('ZREM', LATE_HELD, e.id)
@@ -72,6 +74,7 @@ end
 local function take_out(e)
   if token_of(e) then
     call('ZREM', leased_key(e.lane), e.id)
+    if limited and is_limited(e.lane) then limits.ended(e.lane, { e.id }) end
     trials.stop(e)
   else
     leave_lane(e)
@@ -117,6 +120,7 @@ local function head_of(n, most_parked)
     if not (e and is_held(n, fields.address_of(e))) then return tonumber(first[2]) end
     open_gate()
     call('ZREM', key, first[1])
+    if limited and is_limited(n) then limits.leave(e) end
     park(e)
   end
   return now

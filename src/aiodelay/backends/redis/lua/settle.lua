@@ -13,7 +13,8 @@
 --   trace     the new value of the key 'c' of the body; '' = no change
 --   traceback for 'x'; '' = none
 -- Returns a letter for each claim, in order: 's' settled, 'u' superseded, 'g' gone. 'n' means that no plain claim has
--- this token. The caller sends this claim again as one of the other claims.
+-- this token. The caller sends this claim again as one of the other claims. Then '+', if limits let other messages of the
+-- lanes begin now.
 local answers = {}
 
 open_gate()
@@ -29,6 +30,7 @@ local function end_plain(a)
   end
   if #ended > 0 then
     call('ZREM', leased_key(n), unpack(ended))
+    if limited and is_limited(n) then limits.ended(n, ended) end
     call('HDEL', MSG, unpack(ended))
   end
   return a + 3 + count
@@ -107,4 +109,4 @@ local memories = tonumber(ARGV[at])
 remember_plain(at + 1, at + memories)
 for a = at + memories + 1, #ARGV, 10 do answers[#answers + 1] = settle(a) end
 finish()
-return table.concat(answers)
+return table.concat(answers) .. (counted.has_room and '+' or '')

@@ -16,6 +16,7 @@ end
 -- Records the claim of a message that a command replaces. Call this before the message leaves `leased`.
 function superseded.add(e)
   if not token_of(e) then return end
+  if limited and is_limited(e.lane) then limits.supersede(e) end
   local id, due = superseded.split(e.id)
   call('ZADD', superseded.CLAIMS, text(e.token), u48(e.revision) .. e.id)
   parts.add(superseded.VERSIONS, id, u48(e.revision) .. due)
@@ -38,6 +39,7 @@ end
 function superseded.forget(name)
   local id, due = superseded.split(sub(name, SUPERSEDED.ID_FIRST))
   call('ZREM', superseded.CLAIMS, name)
+  if limited then limits.end_superseded(name) end
   parts.remove(superseded.VERSIONS, id, sub(name, SUPERSEDED.REVISION_FIRST, SUPERSEDED.REVISION_LAST) .. due)
 end
 

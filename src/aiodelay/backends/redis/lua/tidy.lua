@@ -1,5 +1,5 @@
 -- tidy: does one bounded step of housekeeping for all lanes.
---@ base known record moves
+--@ base known record moves requeue
 -- ARGV[4] the most messages to change
 -- ARGV[5] worker
 -- ARGV[6] the lanes that the worker serves, as a MessagePack list: a time in ms, which the script replaces by now,
@@ -8,7 +8,7 @@
 -- Returns now, the number of lapsed messages, the number of expired messages, {worker, its MessagePack list, ...} of
 -- the live workers, {lane, place of its first overdue message or '', ...} of every lane that has messages.
 local LIMIT = tonumber(ARGV[4])
-local MOST_MOVED, MOST_PARKED, MOST_UNTRIED, MOST_BLOCKED, MOST_QUIET = 500, 100, 60000, 100, 1000
+local MOST_MOVED, MOST_PARKED, MOST_UNTRIED, MOST_BLOCKED, MOST_QUIET, MOST_STEPS = 500, 100, 60000, 100, 1000, 4
 
 local function note_worker()
   local serves = cmsgpack.unpack(ARGV[6])
@@ -61,6 +61,7 @@ local function unpark_released()
         call('ZADD', due_key(tonumber(n)), parked[i + 1], parked[i])
         call('ZREM', key, parked[i])
       end
+      if limited and is_limited(tonumber(n)) then limits.enter_all(tonumber(n), parked) end
       if #parked < 2 * left then
         call('SREM', PARKED, name)
         unblock(n, address)
@@ -141,6 +142,7 @@ else
   memory.forget_past(100)
   unpark_released()
 end
+for n in string.gmatch(limited or '', '%d+') do requeue.check(tonumber(n), MOST_STEPS) end
 if tonumber(ARGV[2]) > 0 then call('XTRIM', JOURNAL, 'MAXLEN', ARGV[2]) end
 local alive = forget_workers()
 local answer = { text(now), text(lapsed), text(expired), alive, lane_states(lanes, quiet) }

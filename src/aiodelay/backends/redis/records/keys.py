@@ -33,6 +33,7 @@ FIXED = (
 DERIVED = (
     *("due:", "leased:", "parked:", "blocked:", "why:", "done:", "ended:", "req:", "cut:", "fanout:", "log:", "logs"),
     *("graves:ids", "superseded", "superseded:ids", "retries", "series", "trials", "pulses", "held:"),
+    *("limits", "queues:", "turns:", "inflight:", "running:", "superseded:keys", "marks:"),
 )
 """Other keys. Names that end with `:` are beginnings: a script adds a lane, address, time window, worker or topic."""
 

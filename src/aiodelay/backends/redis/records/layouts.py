@@ -63,6 +63,10 @@ def layouts_of(fields: Sequence[Field]) -> dict[str, Layout]:
         "UNREADABLE_LETTER": {"mark": 1, "lane": 2, "value": None},
         "SUPERSEDED": {"revision": U48, "id": None},
         "SUPERSEDED_VERSION": {"revision": U48, "due": U48},  # side by side in `superseded:ids`
+        "SIZED_KEY": {"size": 2, "key": None},  # in `queues` and `running`; the rest follows the key
+        "QUEUED": {"place": U48, "member": None},  # in `queues`, behind the key
+        "OF_LANE": {"lane": 2, "key": None},  # in `superseded:keys`
+        "BEGINNING": {"at": U48, "number": 4},  # side by side in `marks`
         "REMEMBERED": {"until": U48, "content": None},  # in `done` and `ended`
         "ANSWER": {"letter": 1, "revision": U48, "due": U48, "version": None},  # to a command
         "ELEMENT": {"message": None, "pushed_key": len(PUSHED), "pushed_ms": U64},  # in a list

@@ -25,6 +25,7 @@ __all__ = [
     "NOT_HELD",
     "RENEWED",
     "RENEWED_AT_ONCE",
+    "ROOM",
     "SETTLED",
     "cost_of_change",
     "divided",
@@ -41,6 +42,8 @@ script reads and rewrites the record. The limit bounds the time for which one ca
 RENEWED_AT_ONCE = 150
 SETTLED = {ord("s"): SettleOutcome.SETTLED, ord("u"): SettleOutcome.SUPERSEDED, ord("g"): SettleOutcome.GONE}
 NOT_HELD = ord("n")
+ROOM = b"+"
+"""The end of the answer of `settle`, if limits let other messages begin now."""
 RENEWED = {
     ord("r"): RenewOutcome.RENEWED,
     ord("c"): RenewOutcome.CANCELLED,

@@ -23,6 +23,7 @@ from aiodelay.ports.pulse import Step
 from .lease_arguments import (
     RENEWED,
     RENEWED_AT_ONCE,
+    ROOM,
     SETTLED,
     cost_of_change,
     divided,
@@ -294,7 +295,7 @@ async def _settled(client: Client, settlements: Sequence[Settlement], now_ms: in
         for _, settlement, _ in part:
             arguments += settlement_arguments(settlement)
         letters = await client.run("settle", arguments, now_ms=now_ms)
-        outcomes += [SETTLED[letter] for letter in letters]
+        outcomes += [SETTLED[letter] for letter in letters.removesuffix(ROOM)]
     return outcomes
 
 

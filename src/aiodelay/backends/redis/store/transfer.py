@@ -44,7 +44,7 @@ from aiodelay.ports import Sink, Source, StoreTraits, Transferring
 from aiodelay.ports.clock import Clock
 
 from .commands import answer_of
-from .inspection import Inspection
+from .limits import RedisLimits
 from .waiting import Waiter
 
 __all__ = ["Transfers"]
@@ -53,7 +53,7 @@ SAFETY_POLL_S = 2.0
 BACK_AT_ONCE = 100
 
 
-class Transfers(Inspection):
+class Transfers(RedisLimits):
     """Implements `Endpoints`, `Transfer` and `PutsBack`: the store's methods for lists, topics and logs."""
 
     traits: StoreTraits

@@ -35,6 +35,7 @@ from .lease_arguments import (
     NOT_HELD,
     RENEWED,
     RENEWED_AT_ONCE,
+    ROOM,
     SETTLED,
     cost_of_change,
     divided,
@@ -161,9 +162,11 @@ class RedisWork:
         arguments, order = plain_arguments([held for _, held in plain], self._store.now_ms())
         for _, settlement, _ in others:
             arguments += settlement_arguments(settlement)
-        letters = await self._store.run("settle", arguments)
+        letters: bytes = await self._store.run("settle", arguments)
+        if letters.endswith(ROOM):
+            self._store.waiters.wake()
         indexes = [plain[i][0] for i in order] + [i for i, _, _ in others]
-        return dict(zip(indexes, letters, strict=True))
+        return dict(zip(indexes, letters.removesuffix(ROOM), strict=True))
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
         """Renew leases. Return one outcome for each renewal, in order."""
