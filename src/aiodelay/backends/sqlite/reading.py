@@ -231,9 +231,10 @@ class Reader:
         queue, limits = found[0], limits_of(found[1])
         whole = whole_use(self._execute, queue)
         query = """
-            SELECT k.key, k.running, k.marks, coalesce(w.due, 0) FROM limited_keys AS k
+            SELECT k.key, k.running, k.marks, coalesce(w.due, 0), w.since_ms FROM limited_keys AS k
             LEFT JOIN (
-                SELECT key, count(*) AS due FROM limited WHERE queue = ?1 AND place_ms <= ?2 GROUP BY key
+                SELECT key, count(*) AS due, min(place_ms) AS since_ms FROM limited
+                WHERE queue = ?1 AND place_ms <= ?2 GROUP BY key
             ) AS w ON w.key = k.key
             WHERE k.queue = ?1 AND k.key <> ?3 AND (k.running > 0 OR w.due > 0)
             ORDER BY 4 DESC, k.running DESC, k.key LIMIT ?4
@@ -306,10 +307,7 @@ def _letter(row: Row, lane: Lane) -> DeadLetter | None:
 
 
 def _limited_key(lane: Lane, limits: LaneLimits, whole: Use, row: Row, now: int) -> LimitedKey:
-    key, running, marks, waiting = row
-    use, is_full = Use(running, marks_of(marks)), rules.room(limits.whole, whole, now) == 0
-    why = "lane" if is_full else rules.why_full(limits.each, use, now)
-    limit, full = (limits.whole, whole) if is_full else (limits.each, use)
-    until_ms = rules.next_ms(limit, full, now) if rules.why_full(limit, full, now) == "rate" else None
-    name = None if limits.each is None else key
-    return LimitedKey(lane, name, running, waiting, why if waiting else "", until_ms)
+    key, running, marks, waiting, since_ms = row
+    use = Use(running, marks_of(marks))
+    why, until_ms = rules.why_waiting(limits, whole, use, now) if waiting else ("", None)
+    return LimitedKey(lane, None if limits.each is None else key, running, waiting, why, until_ms, since_ms)

@@ -4,7 +4,8 @@
 -- ARGV[5] 'turns' for keys with waiting messages, 'running' for keys with messages in flight
 -- ARGV[6] for 'turns' the cursor, 0 at first; for 'running' the last key of the previous call
 -- Returns now, the next ARGV[6] ('' = none), the messages in flight of the whole lane, the marks of the lane, then for
--- each key: its name, its messages in flight, its due messages that wait, and its marks.
+-- each key: its name, its messages in flight, its due messages that wait, the place of its first message that waits
+-- ('' = none), and its marks.
 local AT_ONCE = 250
 local n = known_lane(ARGV[4])
 if not n or not limited or not is_limited(n) then return { text(now), '', 0, '' } end
@@ -12,10 +13,12 @@ local lane = limits.lane(n)
 local answer = { text(now), '', call('ZCARD', lane.RUNNING), call('HGET', lane.MARKS, 'w') or '' }
 
 local function add(name)
-  local first = limits.key(lane, name).prefix
+  local key = limits.key(lane, name)
+  local first, place = key.prefix, limits.first_place(key)
   answer[#answer + 1] = name
   answer[#answer + 1] = call('ZLEXCOUNT', lane.RUNNING, '[' .. first, '(' .. first .. '\255')
   answer[#answer + 1] = call('ZLEXCOUNT', lane.QUEUES, '[' .. first, '(' .. first .. u48(now + 1))
+  answer[#answer + 1] = place and text(place) or ''
   answer[#answer + 1] = call('HGET', lane.MARKS, 'k' .. name) or ''
 end
 

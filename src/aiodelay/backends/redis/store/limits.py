@@ -101,17 +101,12 @@ def _keys_in(lane: Lane, limits: LaneLimits, reply: Sequence[Any]) -> list[Limit
     now_ms, _, running, marks, *rows = reply
     now_ms = int(now_ms)
     whole = Use(int(running), _marks_in(marks))
-    is_full = rules.room(limits.whole, whole, now_ms) == 0
     found: list[LimitedKey] = []
-    for name, own, waiting, own_marks in zip(*[iter(rows)] * 4, strict=True):
-        use = Use(int(own), _marks_in(own_marks))
-        limit, counted = (limits.whole, whole) if is_full else (limits.each, use)
-        why = rules.why_full(limit, counted, now_ms)
-        until_ms = rules.next_ms(limit, counted, now_ms) if why == "rate" else None
-        shown = "" if not waiting else "lane" if is_full else why
-        found.append(
-            LimitedKey(lane, None if limits.each is None else name, use.running, int(waiting), shown, until_ms)
-        )
+    for name, own, number, place, own_marks in zip(*[iter(rows)] * 5, strict=True):
+        use, waiting = Use(int(own), _marks_in(own_marks)), int(number)
+        why, until_ms = rules.why_waiting(limits, whole, use, now_ms) if waiting else ("", None)
+        key = None if limits.each is None else name
+        found.append(LimitedKey(lane, key, use.running, waiting, why, until_ms, int(place) if waiting else None))
     return found
 
 
