@@ -264,7 +264,7 @@ def _batching(
 def _limits_of(
     class_: type, limit: Limit | Sequence[Limit], types: EventTypes, source: tuple[str, str] | None
 ) -> LaneLimits:
-    """Return the limits of a handler: its own, or those of its event type."""
+    """Return the limits of a handler: its own limits, or the limits of its event type."""
     declared = declared_limits(class_)
     limits = checked_limits(limit, class_)
     if limits and declared and limits != declared:

@@ -89,7 +89,7 @@ class LimitedKeysOut(Struct, frozen=True):
 
 @reading.get("/limits", summary="List limits", **documents(LimitsOut))
 async def list_limits(store: Store) -> Response:
-    """The limits that code has declared, and those that operators have set."""
+    """Lists the limits that code has declared, and the limits that operators have set."""
     found = await store.scheduler.limits()
     return Json({"limits": [shape for what in sorted(found) for shape in limit_shapes(what, found[what])]})
 
