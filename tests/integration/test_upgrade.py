@@ -61,6 +61,7 @@ def knowing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_upgrade_lists_asks_and_switches_on(cli: Cli, knowing: Callable[..., None]) -> None:
+    knowing()
     assert cli("upgrade").out == "no features are in use, and this version knows none\n"
     knowing(NEW)
     off = {"feature": NEW, "switched_on_by": None, "known": True}

@@ -27,8 +27,10 @@ __all__ = [
     "unknown",
 ]
 
-KNOWN: frozenset[str] = frozenset()
-"""Optional features that this version can use: names of lower-case letters, digits and `_`. The set is empty so far.
+KNOWN: frozenset[str] = frozenset({"limits"})
+"""Optional features that this version can use: names of lower-case letters, digits and `_`.
+
+`limits`: lanes have limits. A store switches it on when it stores the first limit.
 
 Always read it as `features.KNOWN`, and never copy it: tests add features of their own here.
 """
