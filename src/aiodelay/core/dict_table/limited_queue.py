@@ -89,7 +89,8 @@ class LimitedQueue(LaneQueue):
         while (ticket := self._first_ticket()) is not None and ticket[0] <= now:
             key = ticket[2]
             entry = key.waiting.first()
-            if entry is not None and self._may_begin(entry, key, now):
+            is_early = entry is not None and entry.place_ms > ticket[0]  # the first message of the key has left
+            if entry is not None and not is_early and self._may_begin(entry, key, now):
                 return entry
             heapq.heappop(self._tickets)
             key.ticket = 0
