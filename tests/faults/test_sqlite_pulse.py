@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sqlite3
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from aiodelay.core.values import LaneLimits, Limit
+from aiodelay.sqlite import SqliteStore
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import Scene
 from tests.support.checker import Limits
@@ -90,6 +93,22 @@ def test_b1_b2_the_messages_of_a_killed_process_return_long_before_their_leases_
     end(heir)
     assert scene.judge(Limits(lapses=False)).duplicates == 8
     assert not [each.name for each in scene.path.parent.glob("*-workers")]
+
+
+def test_c1_the_end_of_a_process_makes_room_within_the_limits_of_a_lane(scene: Scene) -> None:
+    async def limit() -> None:
+        async with SqliteStore(scene.path) as store:
+            await store.set_limits("work", LaneLimits(whole=Limit(concurrency=8)), is_declared=False)
+
+    asyncio.run(limit())
+    victim = holding(scene, 8)
+    heir = start(scene, "heir")
+    victim.kill()
+    wait_for_return(scene, heir)
+    end(heir)
+    assert scene.judge(Limits(lapses=False)).duplicates == 8
+    with closing(sqlite3.connect(scene.path)) as connection:
+        assert set(connection.execute("SELECT running FROM limited_keys")) == {(0,)}
 
 
 def test_b2_the_only_process_gets_its_messages_back_when_it_is_started_again(scene: Scene) -> None:

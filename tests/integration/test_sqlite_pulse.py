@@ -24,7 +24,7 @@ from aiodelay.backends.sqlite.writer import Writer
 from aiodelay.core.ids import new_id, new_op
 from aiodelay.core.pulse import PULSE_MS, QUIET_MS
 from aiodelay.core.transitions import token_counter, token_for
-from aiodelay.core.values import After, Claim, Demand, Done, Envelope, Put, Renewal, RenewOutcome, SettleOutcome
+from aiodelay.core.values import After, Cancel, Claim, Demand, Done, Envelope, Put, Renewal, RenewOutcome, SettleOutcome
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.sqlite import SqliteStore
 from aiodelay.testing.clock import VirtualClock
@@ -119,6 +119,21 @@ async def test_b2_the_messages_that_return_wake_the_worker_that_has_looked(
     async with stage(tmp_path) as there:
         await there.put(1)
         await there.claim()
+        there.end()
+        there.other.clear()
+        await there.look()
+        await until(lambda: there.other.wakeup.is_set, "the worker is awake")
+
+
+async def test_c1_a_cancelled_message_that_returns_wakes_the_worker_that_has_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends, and so another message of its key may begin."""
+    monkeypatch.setattr(Writer, "look_around", lambda _: None)  # writes of other processes wake nobody
+    async with stage(tmp_path) as there:
+        await there.put(1)
+        await there.claim()
+        await there.store.apply([Cancel(new_op(), "m0")])
         there.end()
         there.other.clear()
         await there.look()

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
 from aiodelay.core import transitions as t
 from aiodelay.core.fair_share import FairShare, Head
 from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Claimed, Demand, Lane
-from aiodelay.errors import RecordFormatError
 
 from .entry import Entry
-from .rows import ROW, careful_record_of, object_text, record_of, salvaged
+from .lane_heads import LaneHead
+from .limited_heads import LimitedHead
+from .limits import FEATURE, prepare, read_limits
+from .rows import object_text
 from .tables import Tables
 
 __all__ = ["ClaimCounter", "claim", "claim_again", "return_claims", "return_lapsed"]
-
-HEAD = f"""
-    SELECT {ROW} FROM queue AS q CROSS JOIN messages AS m ON m.n = q.n
-    WHERE q.lane = ? AND q.place_ms <= ? ORDER BY q.place_ms, q.n
-"""
-MOST_PASSED = 10_000
-"""The limit at which a claim stops reading a lane, because it has passed so many messages. The next claim continues.
-
-A message that the claim parks counts 1. A message that the claim ends counts 10.
-"""
 
 
 class ClaimCounter:
@@ -45,104 +37,6 @@ class ClaimCounter:
         return self._last
 
 
-class _Head:
-    """Reads one lane from its head on, and collects the messages that leave the lane. `close` writes the changes.
-
-    The object does not write while it reads. SQLite does not define whether an open SELECT sees rows that change.
-    """
-
-    def __init__(self, tables: Tables, lane: int, held: frozenset[str]) -> None:
-        self.lane, self.held = lane, held
-        self.taken: list[Entry] = []
-        self.has_aside = False
-        self._late: list[Entry] = []
-        self._parked: list[Entry] = []
-        self._unreadable: list[Entry] = []
-        self._tables = tables
-        self._rows: Iterator[Entry] | None = None
-        self._first: Entry | None = None
-        self._is_read = False
-
-    def first(self) -> Entry | None:
-        """Return the first message that is due, not paused and not late. The message stays in the lane.
-
-        The method reads only up to this message. Later claims end the late messages behind it.
-        """
-        if not self._is_read:
-            if self._rows is None:
-                self._rows = self._due()
-            self._first = next(self._rows, None)
-            self._is_read = True
-        return self._first
-
-    def _due(self) -> Iterator[Entry]:
-        now, lane, held = self._tables.now, self._tables.lane_name(self.lane), self.held
-        read = careful_record_of if self._tables.careful else record_of
-        passed = 0
-        for row in self._tables.execute(HEAD, (self.lane, now)):
-            try:
-                record = read(row, lane)
-            except RecordFormatError:
-                self._unreadable.append(Entry(row[0], row[1], row[2], salvaged(row, lane)))
-                passed += 10
-            else:
-                entry = Entry(row[0], row[1], row[2], record)
-                if held and record.envelope.address in held:
-                    self._parked.append(entry)
-                    passed += 1
-                elif record.late and t.ends_by_itself(record, now):
-                    self._late.append(entry)
-                    passed += 10
-                else:
-                    yield entry
-            if passed >= MOST_PASSED:
-                return
-
-    def take(self) -> None:
-        """Take the message that `first` returned. `first` then returns the next message."""
-        if self._first is not None:
-            self.taken.append(self._first)
-            self._is_read = False
-
-    def step_over(self) -> None:
-        """Leave the message that `first` returned in the lane. `first` then returns the next message."""
-        self.has_aside = True
-        self._is_read = False
-
-    def next_ms(self) -> int | None:
-        """Return the place of the first message behind the messages that the claim left, or None if there is none."""
-        if (first := self.first()) is not None:
-            return first.place_ms
-        query = "SELECT place_ms FROM queue WHERE lane = ? AND place_ms > ? ORDER BY place_ms LIMIT 1"
-        found = self._tables.execute(query, (self.lane, self._tables.now)).fetchone()
-        return None if found is None else int(found[0])
-
-    def close(self) -> None:
-        """End reading.
-
-        Remove taken messages from the queue, park paused messages, and end late and unreadable messages.
-        """
-        self._rows = iter(())
-        tables, now = self._tables, self._tables.now
-        for entry in self._unreadable:
-            tables.rules.bury(entry.record, "undecodable", now)
-            tables.rules.end(entry, now)
-        for entry in self._late:
-            tables.rules.expire(entry, now)
-        tables.park([(entry.lane, entry.record.envelope.address, entry.place_ms, entry.n) for entry in self._parked])
-        if not self.taken:
-            return
-        if self.has_aside:
-            tables.executemany(
-                "DELETE FROM queue WHERE lane = ? AND place_ms = ? AND n = ?",
-                [(self.lane, entry.place_ms, entry.n) for entry in self.taken],
-            )
-        else:
-            last = self.taken[-1]
-            query = "DELETE FROM queue WHERE lane = ? AND (place_ms, n) <= (?, ?)"
-            tables.execute(query, (self.lane, last.place_ms, last.n))
-
-
 class _Heads:
     """The heads of the lanes of one claim, for `FairShare`.
 
@@ -157,13 +51,18 @@ class _Heads:
         paused = tables.paused()
         names = [name for lane, each in demand.items() if each.messages > 0 for name in (lane, *each.aliases)]
         self.numbers = {name: number for name in names if (number := tables.known_lane(name))}
-        self._by_lane: dict[Lane, _Head] = {}
+        limited = read_limits(tables) if FEATURE in tables.features else {}
+        tables.limited = frozenset(tables.lane_name(number) for number in limited)
+        self._by_lane: dict[Lane, LaneHead] = {}
         for name, number in self.numbers.items():
             held = paused.get(number, ())
             if None not in held:
                 addresses = frozenset(address for address in held if address is not None)
-                self._by_lane[name] = _Head(tables, number, addresses)
-        self.all: list[_Head] = list(self._by_lane.values())
+                if number in limited:
+                    self._by_lane[name] = LimitedHead(tables, prepare(tables, limited[number]), addresses)
+                else:
+                    self._by_lane[name] = LaneHead(tables, number, addresses)
+        self.all: list[LaneHead] = list(self._by_lane.values())
 
     def of(self, lanes: Sequence[Lane]) -> Head[Entry]:
         heads = [head for lane in lanes if (head := self._by_lane.get(lane))]
@@ -173,9 +72,9 @@ class _Heads:
 class _MergedHead:
     """The heads of several lanes as one head. The earliest message of all lanes comes first."""
 
-    def __init__(self, heads: Sequence[_Head]) -> None:
+    def __init__(self, heads: Sequence[LaneHead]) -> None:
         self._heads = heads
-        self._earliest: _Head | None = None
+        self._earliest: LaneHead | None = None
 
     def first(self) -> Entry | None:
         found = [(first.place_ms, first.n, first, head) for head in self._heads if (first := head.first()) is not None]
@@ -215,7 +114,7 @@ def claim(
     share = FairShare(demand, heads, turn=turn, most_tried=lambda: _most_tried(tables))
     entries = share.take()
     has_tried = share.is_trial and bool(entries)
-    behind = {} if has_tried else {head.lane: head.next_ms() for head in heads.all if head.has_aside}
+    behind = {} if has_tried else {head.lane: head.behind_ms() for head in heads.all if head.has_aside}
     for head in heads.all:
         head.close()
     if tables.series_changed:
@@ -260,7 +159,7 @@ def _next_due_ms(tables: Tables, heads: _Heads, behind: Mapping[int, int | None]
         behind: The lanes in which the claim left messages, with the place of the first message behind them. The next
             claim reads such a lane again after a second.
     """
-    places = [behind[head.lane] if head.lane in behind else tables.head_ms(head.lane, head.held) for head in heads.all]
+    places = [behind[head.lane] if head.lane in behind else head.next_ms() for head in heads.all]
     found = [ms for ms in places if ms is not None] + [tables.now + t.TRIAL_MS] * bool(behind)
     lanes = set(heads.numbers.values())
     if lanes:
@@ -328,6 +227,7 @@ def return_claims(tables: Tables, holder: int, limit: int) -> int:
 
 
 def _lapse(tables: Tables, numbers: Sequence[int]) -> None:
+    tables.has_new |= bool(numbers)
     for found in tables.entries(numbers):
         # If a retry of a series lapses, the row of the series changes. So an earlier lapse in this loop may have
         # changed this row. Read such a row again.

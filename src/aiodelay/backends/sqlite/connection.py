@@ -26,6 +26,7 @@ __all__ = [
     "APPLICATION_ID",
     "BAD_VALUE",
     "LATER_COLUMNS",
+    "LIMITS_SCRIPT",
     "SCHEMA_VERSION",
     "Database",
     "Failure",
@@ -34,6 +35,7 @@ __all__ = [
     "decoded_anyhow",
     "failure_of",
     "file_uri",
+    "made_by",
 ]
 
 APPLICATION_ID = 0x61696F64  # "aiod"
@@ -48,6 +50,7 @@ OWNER = """
            (SELECT count(*) FROM sqlite_master)
 """
 _MADE = re.compile(r"^CREATE (?:UNIQUE )?(?:TABLE|INDEX|VIEW|TRIGGER) (\w+)", re.MULTILINE)
+SCHEMA_SCRIPT, LIMITS_SCRIPT = "schema.sql", "limits.sql"
 TABLES = ("namespaces", "lanes", "messages", "queue", "parked", "leases", "ended", "ops", "tombstones", "dead", "holds")
 TRIGGERS = ("schedule_insert", "schedule_delete")
 """Triggers whose text may be different in files of older versions."""
@@ -190,7 +193,7 @@ class Database:
             connection.execute(f"SELECT * FROM {table} LIMIT 1").fetchall()
 
     def _create(self) -> None:
-        for statement in _statements():
+        for statement in made_by(SCHEMA_SCRIPT).values():
             self.connection.execute(statement)
         self.connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         self.connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -202,12 +205,14 @@ class Database:
         """
         connection = self.connection
         known = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
-        made = {found[1]: statement for statement in _statements() if (found := _MADE.search(statement))}
+        made, counting = made_by(SCHEMA_SCRIPT), made_by(LIMITS_SCRIPT)
+        if counting.keys() & known.keys():
+            made |= counting
         for table, later in (("messages", LATER_COLUMNS), ("leases", {"holder": "INTEGER"})):
             columns = columns_of(connection.execute, table)
             for name in (each for each in later if each not in columns):
                 connection.execute(f"ALTER TABLE {table} ADD COLUMN {name} {later[name]}")
-        for name in TRIGGERS:
+        for name in (each for each in (*TRIGGERS, *counting) if each in made):
             if known.get(name) != _sql_of(made[name]):
                 connection.execute(f"DROP TRIGGER IF EXISTS {name}")
                 known.pop(name, None)
@@ -336,14 +341,21 @@ def _sql_of(statement: str) -> str:
     return statement[statement.index("CREATE ") :].rstrip().removesuffix(";")
 
 
-def _statements() -> list[str]:
-    """Return the statements of the schema as a list. `executescript` would commit the open transaction first."""
-    script = files("aiodelay.backends.sqlite").joinpath("schema.sql").read_text(encoding="utf-8")
-    statements: list[str] = []
+def made_by(name: str) -> dict[str, str]:
+    """Return the statements of a script, by the name of the object that a statement creates.
+
+    The caller executes them one by one, because `executescript` would first commit the open transaction.
+
+    Args:
+        name: `SCHEMA_SCRIPT` or `LIMITS_SCRIPT`.
+    """
+    script = files("aiodelay.backends.sqlite").joinpath(name).read_text(encoding="utf-8")
+    statements: dict[str, str] = {}
     text = ""
     for line in script.splitlines(keepends=True):
         text += line
         if line.rstrip().endswith(";") and sqlite3.complete_statement(text):
-            statements.append(text)
+            found = _MADE.search(text)
+            statements |= {found[1]: text} if found else {}
             text = ""
     return statements

@@ -60,6 +60,12 @@ class Namespace:
         self.has_new = False
         self.new_answers = 0
         self.sweep: Sweep = Sweep()
+        self.features: dict[str, str] = {}
+        """The features that `check_features` last found, each with the version that switched it on."""
+        self.limited: frozenset[Lane] = frozenset()
+        """The lanes that had limits at the last claim."""
+        self.checked_keys: dict[int, bytes] = {}
+        """The last keys of limited queues that housekeeping has checked, by the number of the queue."""
         self.series_changed: set[int] = set()
         """The numbers of the series whose lists of retries have changed in this transaction.
 
@@ -105,8 +111,8 @@ class Namespace:
         Raises:
             StoreTooNewError: The namespace uses a feature that this version does not know. The error names the feature.
         """
-        found = self.execute("SELECT name, version FROM features WHERE ns = ?", (self.ns,)).fetchall()
-        check_known(f"namespace {self._namespace!r}", dict(found))
+        self.features = dict(self.execute("SELECT name, version FROM features WHERE ns = ?", (self.ns,)))
+        check_known(f"namespace {self._namespace!r}", self.features)
 
     def switch_on(self, names: Collection[str]) -> None:
         """Switch features on: record in the namespace that it uses these features from now on."""

@@ -15,6 +15,8 @@ from typing import Any
 
 import msgspec
 
+from aiodelay.core import limits as rules
+from aiodelay.core.limits import Use
 from aiodelay.core.record_codec import decode_record
 from aiodelay.core.values import (
     DeadLetter,
@@ -22,6 +24,8 @@ from aiodelay.core.values import (
     JournalEntry,
     Lane,
     LaneCounts,
+    LaneLimits,
+    LimitedKey,
     LoadBucket,
     Query,
     Record,
@@ -31,6 +35,7 @@ from aiodelay.core.values import (
 from aiodelay.errors import RecordFormatError
 from aiodelay.ports.control import pause_order
 
+from .limits import WHOLE, limits_of, marks_of, whole_use
 from .rows import ROW, Row, careful_record_of, object_text, salvaged
 from .upkeep import SERVED_WINDOW_MS
 
@@ -207,6 +212,35 @@ class Reader:
                     found[bucket, name] = found.get((bucket, name), 0) + n
         return [LoadBucket(now + bucket * bucket_ms, lane, found[bucket, lane]) for bucket, lane in sorted(found)]
 
+    # --- limits -------------------------------------------------------------------------------------------
+
+    def limits(self) -> dict[Lane, LaneLimits]:
+        """Return the limits of all lanes that have any, by lane."""
+        query = """
+            SELECT a.name, l.limits FROM limits AS l JOIN lanes AS a ON a.n = l.lane
+            WHERE l.ns = ? AND l.limits IS NOT NULL ORDER BY a.name
+        """
+        return {lane: limits_of(text) for lane, text in self._execute(query, (self._ns(),))}
+
+    def limited_keys(self, lane: Lane, limit: int, now: int) -> list[LimitedKey]:
+        """List the keys of a lane that have messages in flight or due, most due messages first."""
+        query = "SELECT queue, limits FROM limits WHERE lane = ? AND limits IS NOT NULL"
+        found = self._execute(query, (next(iter(self._lanes((lane,))), 0),)).fetchone()
+        if found is None:
+            return []
+        queue, limits = found[0], limits_of(found[1])
+        whole = whole_use(self._execute, queue)
+        query = """
+            SELECT k.key, k.running, k.marks, coalesce(w.due, 0) FROM limited_keys AS k
+            LEFT JOIN (
+                SELECT key, count(*) AS due FROM limited WHERE queue = ?1 AND place_ms <= ?2 GROUP BY key
+            ) AS w ON w.key = k.key
+            WHERE k.queue = ?1 AND k.key <> ?3 AND (k.running > 0 OR w.due > 0)
+            ORDER BY 4 DESC, k.running DESC, k.key LIMIT ?4
+        """
+        rows = self._execute(query, (queue, now, WHOLE, limit))
+        return [_limited_key(lane, limits, whole, row, now) for row in rows]
+
     # --- the rest -----------------------------------------------------------------------------------------
 
     def position(self, source: str) -> int | None:
@@ -269,3 +303,13 @@ def _letter(row: Row, lane: Lane) -> DeadLetter | None:
     except RecordFormatError as error:
         log.warning("dead letter %s/%d cannot be read and is not listed: %s", message_id, revision, error)
         return None
+
+
+def _limited_key(lane: Lane, limits: LaneLimits, whole: Use, row: Row, now: int) -> LimitedKey:
+    key, running, marks, waiting = row
+    use, is_full = Use(running, marks_of(marks)), rules.room(limits.whole, whole, now) == 0
+    why = "lane" if is_full else rules.why_full(limits.each, use, now)
+    limit, full = (limits.whole, whole) if is_full else (limits.each, use)
+    until_ms = rules.next_ms(limit, full, now) if rules.why_full(limit, full, now) == "rate" else None
+    name = None if limits.each is None else key
+    return LimitedKey(lane, name, running, waiting, why if waiting else "", until_ms)

@@ -125,6 +125,78 @@ CREATE INDEX dead_lane ON dead (lane, at_ms, id, revision);
 -- Paused lanes (`address` is NULL) and paused addresses.
 CREATE TABLE holds (lane INTEGER NOT NULL, address TEXT);
 
+-- The limits of lanes. `limits` and `declared` are JSON. A lane whose limits have ended keeps its row; `limits` is NULL.
+CREATE TABLE limits (
+    lane INTEGER PRIMARY KEY,
+    ns INTEGER NOT NULL,
+    limits TEXT,
+    declared TEXT,  -- what code declared last
+    queue INTEGER NOT NULL,  -- the lane's number in the next tables: another one whenever `counts` changes
+    counts TEXT NOT NULL,  -- what the limit of each key counts: 'key', 'address', or '' if there is no such limit
+    most INTEGER NOT NULL,  -- messages of one key in flight
+    version INTEGER NOT NULL,  -- counts the changes of this row's limits
+    filled_ms INTEGER,  -- messages up to this place and number are in `limited`; NULL: all messages are
+    filled_n INTEGER,
+    claimed_ms INTEGER NOT NULL DEFAULT 0,  -- the last claim
+    turn INTEGER NOT NULL DEFAULT 0  -- above the turns that claims have given
+);
+
+-- The rows of `queue` of limited lanes, again, with a queue for each key. Triggers in limits.sql write them.
+CREATE TABLE limited (
+    queue INTEGER NOT NULL, key BLOB NOT NULL, place_ms INTEGER NOT NULL, n INTEGER NOT NULL,
+    PRIMARY KEY (queue, key, place_ms, n)
+) WITHOUT ROWID;
+
+-- The keys of limited lanes. The row with the text 'lane' in the place of a key counts the whole lane. A key with a
+-- ticket may begin its first message at `ticket_ms`. A place or a ticket may be too early. The claim that finds such a
+-- row repairs it.
+CREATE TABLE limited_keys (
+    queue INTEGER NOT NULL,
+    key BLOB NOT NULL,
+    running INTEGER NOT NULL DEFAULT 0,  -- messages in flight
+    marks TEXT,  -- JSON array of [ms, number]: the beginnings that a rate counts
+    most INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    place_ms INTEGER,  -- of the first message that waits
+    served_ms INTEGER NOT NULL DEFAULT 0,  -- the last claim that took a message of the key
+    free_ms INTEGER NOT NULL DEFAULT 0,  -- when the rate has room
+    turn INTEGER NOT NULL,  -- orders the keys with the same ticket
+    ticket_ms INTEGER AS (CASE WHEN running < most AND place_ms IS NOT NULL THEN max(place_ms, served_ms, free_ms) END),
+    PRIMARY KEY (queue, key)
+) WITHOUT ROWID;
+CREATE INDEX limited_tickets ON limited_keys (queue, ticket_ms, turn) WHERE ticket_ms IS NOT NULL;
+
+-- What limits need to know of superseded claims.
+CREATE TABLE superseded_keys (
+    ns INTEGER NOT NULL, id TEXT NOT NULL, revision INTEGER NOT NULL,
+    lane INTEGER NOT NULL, address TEXT NOT NULL, key BLOB,
+    PRIMARY KEY (ns, id, revision)
+) WITHOUT ROWID;
+
+-- The messages of limited lanes, each with the key under which it counts.
+CREATE VIEW counted AS
+SELECT
+    m.n, m.ns, m.lane, l.queue, l.most, l.version,
+    CASE
+        WHEN l.counts = 'address' AND m.address <> '' THEN CAST(m.address AS BLOB)
+        WHEN l.counts <> '' THEN coalesce(CAST(m.key AS BLOB), x'')
+        ELSE x''
+    END AS key
+FROM messages AS m JOIN limits AS l ON l.lane = m.lane
+WHERE l.limits IS NOT NULL;
+
+-- The superseded claims of limited lanes, each with the key under which it counts.
+CREATE VIEW counted_superseded AS
+SELECT
+    s.ns, s.id, s.revision, l.queue,
+    CASE
+        WHEN l.counts = 'address' AND s.address <> '' THEN CAST(s.address AS BLOB)
+        WHEN l.counts <> '' THEN coalesce(CAST(s.key AS BLOB), x'')
+        ELSE x''
+    END AS key
+FROM superseded_keys AS s JOIN limits AS l ON l.lane = s.lane
+WHERE l.limits IS NOT NULL;
+
 -- The workers, and the lanes that they serve (JSON array of names).
 CREATE TABLE workers (
     ns INTEGER NOT NULL, worker TEXT NOT NULL, lanes TEXT NOT NULL, seen_ms INTEGER NOT NULL, PRIMARY KEY (ns, worker)

@@ -6,10 +6,20 @@ the message.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from aiodelay.core.values import RETRY_WINDOW_MS, Claim, Done, Record, Renewal, RenewOutcome, Settlement, SettleOutcome
+from aiodelay.core.values import (
+    RETRY_WINDOW_MS,
+    Claim,
+    Done,
+    Lane,
+    Record,
+    Renewal,
+    RenewOutcome,
+    Settlement,
+    SettleOutcome,
+)
 
 from .forgetting import PURGED_PER_ENDED, purge_ended
 from .rows import object_text
@@ -70,6 +80,11 @@ class HeldClaims:
         is_plain = is_plain and not held.record.lapses
         return held if is_plain else None
 
+    def are_in(self, lanes: Collection[Lane], settlements: Iterable[Settlement]) -> bool:
+        """Return whether one of the settled claims is in one of the lanes. A claim that is not held may be."""
+        held = (self._held.get(settlement.id) for settlement in settlements)
+        return any(each is None or each.record.envelope.lane in lanes for each in held)
+
     def drop(self, settlements: Iterable[Settlement]) -> None:
         """Remove claims that have been settled."""
         for settlement in settlements:
@@ -78,6 +93,8 @@ class HeldClaims:
 
 def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) -> list[SettleOutcome]:
     """End claims. Return one outcome for each settlement, in order."""
+    if tables.limited and held.are_in(tables.limited, settlements):
+        tables.has_new = True  # the next message of a key may begin
     plain: dict[int, Held] = {}
     by_index: dict[int, int] = {}
     if len({settlement.id for settlement in settlements}) < len(settlements):

@@ -43,8 +43,8 @@ from .commands import apply
 from .connection import Failure
 from .file_identity import note_of
 from .handle import Handle
-from .inspection import Inspection
 from .journal_reader import SqliteJournalReader, open_journal
+from .limit_control import LimitControl
 from .pulse import SqlitePulse
 from .reading import Reader
 from .settling import HeldClaims
@@ -66,7 +66,7 @@ FORMS = "sqlite:///relative/file.db, sqlite:////absolute/file.db; option journal
 MAX_JOURNAL = 10_000_000
 
 
-class SqliteStore(Inspection):
+class SqliteStore(LimitControl):
     """Keeps messages in a file, for any number of processes on this machine.
 
     The object may be opened again after a close.

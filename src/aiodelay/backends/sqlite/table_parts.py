@@ -154,6 +154,7 @@ class SupersededClaims:
             over += ahead
         query = "DELETE FROM superseded WHERE ns = ? AND id = ? AND revision = ?"
         tables.executemany(query, [(tables.ns, *each) for each in over])
+        tables.has_new |= bool(over)  # another message of a limited key may begin
 
 
 class Letters:

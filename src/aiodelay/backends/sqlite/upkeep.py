@@ -11,6 +11,7 @@ from aiodelay.core.values import DeadKey, Lane, LaneState, Outcome, PutBack, Sto
 
 from .claims import return_lapsed
 from .forgetting import purge_answers, purge_ended
+from .limits import FEATURE, tidy_limits
 from .rows import object_text
 from .tables import Tables
 
@@ -46,6 +47,8 @@ def tidy(tables: Tables, worker: str, lanes: Collection[Lane], limit: int) -> Ti
     tables.superseded.forget(limit)
     _purge_memory(tables, limit * PURGE_FACTOR)
     _unpark_released(tables)
+    if FEATURE in tables.features:
+        tidy_limits(tables)
     return Tidied(tables.now, lapsed, expired, _lane_states(tables))
 
 
