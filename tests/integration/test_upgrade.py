@@ -85,6 +85,10 @@ def test_upgrade_lists_asks_and_switches_on(cli: Cli, knowing: Callable[..., Non
     assert f"on, by aiodelay {__version__}; unknown here" in cli("upgrade", "--list").out
 
 
+def test_upgrade_leaves_features_off_that_a_store_switches_on_when_it_needs_them(cli: Cli) -> None:
+    assert cli("upgrade").out.split() == ["feature", "state", "limits", "off"]
+
+
 def test_upgrade_takes_the_url_of_the_store(tmp_path: Path, knowing: Callable[..., None]) -> None:
     url = f"sqlite:///{tmp_path}/other.db"
     cli = Cli("", tmp_path)

@@ -198,7 +198,7 @@ async def _of_features(store: Store) -> AsyncIterator[Finding]:
         features.check_known(store.name, recorded)
     except StoreTooNewError as error:
         yield _of_error(store.name, error)
-    if off := sorted(features.KNOWN - recorded.keys()):
+    if off := sorted(features.KNOWN - features.ON_DEMAND - recorded.keys()):
         mend = "aiodelay upgrade, once all processes run this version"
         yield Finding("note", store.name, f"features that are not switched on: {', '.join(off)}", mend)
 

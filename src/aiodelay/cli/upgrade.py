@@ -59,7 +59,7 @@ async def upgrade(
         recorded = await store.features()
         if not list_:
             features.check_known(store.name, recorded)
-            if off := sorted(features.KNOWN - recorded.keys()):
+            if off := sorted(features.KNOWN - features.ON_DEMAND - recorded.keys()):
                 question = f"switch on {', '.join(off)}, after which older versions claim nothing from {store.name}"
                 await confirm(question, yes=yes)
                 await store.switch_on(off)

@@ -18,6 +18,7 @@ from .version import __version__
 
 __all__ = [
     "KNOWN",
+    "ON_DEMAND",
     "REDIS_LAYOUT",
     "SQLITE_LAYOUT",
     "VersionCheck",
@@ -34,6 +35,9 @@ KNOWN: frozenset[str] = frozenset({"limits"})
 
 Always read it as `features.KNOWN`, and never copy it: tests add features of their own here.
 """
+
+ON_DEMAND: frozenset[str] = frozenset({"limits"})
+"""Features that a store switches on by itself when they are first used. `aiodelay upgrade` leaves them off."""
 
 SQLITE_LAYOUT = 1
 """The schema version of a SQLite file."""

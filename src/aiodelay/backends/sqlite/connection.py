@@ -342,7 +342,9 @@ def _sql_of(statement: str) -> str:
 
 
 def made_by(name: str) -> dict[str, str]:
-    """Return the statements of a script by what they create. `executescript` would commit the open transaction first.
+    """Return the statements of a script, by the name of the object that a statement creates.
+
+    The caller executes them one by one, because `executescript` would first commit the open transaction.
 
     Args:
         name: `SCHEMA_SCRIPT` or `LIMITS_SCRIPT`.

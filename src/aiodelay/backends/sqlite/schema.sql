@@ -147,8 +147,9 @@ CREATE TABLE limited (
     PRIMARY KEY (queue, key, place_ms, n)
 ) WITHOUT ROWID;
 
--- The keys of limited lanes. The text 'lane' in the place of a key stands for the lane as a whole. A key with a ticket
--- may begin its first message at `ticket_ms`. A place or a ticket may be too early: the claim that finds this repairs it.
+-- The keys of limited lanes. The row with the text 'lane' in the place of a key counts the whole lane. A key with a
+-- ticket may begin its first message at `ticket_ms`. A place or a ticket may be too early. The claim that finds such a
+-- row repairs it.
 CREATE TABLE limited_keys (
     queue INTEGER NOT NULL,
     key BLOB NOT NULL,
