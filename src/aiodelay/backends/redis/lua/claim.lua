@@ -180,11 +180,15 @@ end
 
 -- Takes the next steps of limited lanes whose queues are still being made.
 local function make_ready()
-  superseded.forget_lapsed(LAPSED_AT_ONCE)
+  local has_ended = false
   for _, lane in ipairs(lanes) do
-    local of = lane.is_limited and limits.lane(lane.n)
-    if of and of.step then requeue.step(of) end
-    if of and requeue.is_counting(of) then lane.is_over = true end
+    if lane.is_limited then
+      if not has_ended then superseded.forget_lapsed(LAPSED_AT_ONCE) end
+      has_ended = true
+      local of = limits.lane(lane.n)
+      if of.step then requeue.step(of) end
+      if requeue.is_counting(of) then lane.is_over = true end
+    end
   end
 end
 
