@@ -152,9 +152,13 @@ class LaneQueue:
             return self._waiting.first()
         while (entry := self._waiting.first()) is not None and self.parks(entry):
             self._waiting.pop()
-            entry.state = PARKED
-            self._parked.setdefault(entry.record.envelope.address, {})[entry.sequence] = entry
+            self.park(entry)
         return entry
+
+    def park(self, entry: Entry) -> None:
+        """Keep apart an entry that was taken out of the lane, until its address is free again."""
+        entry.state = PARKED
+        self._parked.setdefault(entry.record.envelope.address, {})[entry.sequence] = entry
 
     def first_due(self, now: int) -> Entry | None:
         """Return the first message that can be claimed now."""

@@ -18,7 +18,7 @@ from aiodelay.core.values import (
 )
 
 from .claims import DictClaiming
-from .entries import LEASED, Entry
+from .entries import IN_LANE, Entry
 from .limited_queue import LimitedQueue
 from .table import SERVED_WINDOW_MS, DictTable
 
@@ -113,7 +113,7 @@ class DictInspection:
         queue = self._table.lanes[lane]
         if not isinstance(queue, LimitedQueue):
             return []
-        waiting = (entry for entry in self._table.of_lane(lane) if entry.state is not LEASED)
+        waiting = (entry for entry in self._table.of_lane(lane) if entry.state is IN_LANE)
         found = queue.limited_keys(waiting, now)
         return heapq.nsmallest(limit, found, key=lambda each: (-each.waiting, -each.running, each.key or b""))
 

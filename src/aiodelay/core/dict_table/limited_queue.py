@@ -89,17 +89,17 @@ class LimitedQueue(LaneQueue):
         while (ticket := self._first_ticket()) is not None and ticket[0] <= now:
             key = ticket[2]
             entry = key.waiting.first()
-            is_stale = entry is not None and entry.place_ms > ticket[0]  # An earlier message has left the queue.
-            if entry is not None and not is_stale and self._may_begin(entry, key, now):
-                return entry
+            is_stale = entry is None or entry.place_ms > ticket[0]  # An earlier message has left the queue.
+            if entry is not None and not is_stale:
+                if self.parks(entry):
+                    key.waiting.pop()
+                    self.park(entry)
+                elif rules.room(self.limits.each, key.use, now) != 0:
+                    return entry
             heapq.heappop(self._tickets)
             key.ticket = 0
-            if entry is not None and not self.parks(entry):
-                self._give_ticket(key)
+            self._give_ticket(key)
         return None
-
-    def _may_begin(self, entry: Entry, key: _Key, now: int) -> bool:
-        return entry.place_ms <= now and not self.parks(entry) and rules.room(self.limits.each, key.use, now) != 0
 
     def next_ms(self, now: int) -> int | None:
         entry = self.first_due(now)
@@ -139,14 +139,6 @@ class LimitedQueue(LaneQueue):
         self._sweep_keys()
         return self._first_ticket() is not None
 
-    def release(self, address: str) -> None:
-        self.held.discard(address)
-        self._give_tickets()
-
-    def block(self, addresses: Iterable[str]) -> None:
-        self.blocked = set(addresses)
-        self._give_tickets()
-
     # --- keys and tickets ---------------------------------------------------------------------------------
 
     def _key_of(self, entry: Entry) -> _Key:
@@ -167,10 +159,6 @@ class LimitedQueue(LaneQueue):
         if not key.ticket or at_ms < key.ticket_ms:
             key.ticket, key.ticket_ms = next(self._numbers), at_ms
             heapq.heappush(self._tickets, (at_ms, key.ticket, key))
-
-    def _give_tickets(self) -> None:
-        for key in self._keys.values():
-            self._give_ticket(key)
 
     def _first_ticket(self) -> tuple[int, int, _Key] | None:
         while self._tickets and self._tickets[0][1] != self._tickets[0][2].ticket:

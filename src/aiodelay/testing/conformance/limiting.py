@@ -354,6 +354,17 @@ class LimitChangeRules(Bench):
         assert await stage.ids() == ["x0"]
 
     @staged
+    async def test_a_paused_address_does_not_hold_up_another_address_of_the_lane(self, stage: Stage) -> None:
+        await _limited(stage, lane_limits([Limit(concurrency=2)]))
+        await stage.store.pause(LANE, "x")
+        await stage.stored(*[stage.put(f"{to}{i}", address=to) for i in range(2) for to in ("x", "y")])
+        claims = await stage.claim()
+        assert ids_of(claims) == ["y0", "y1"]
+        await stage.end(done(claims[0]))
+        await stage.store.resume(LANE, "x")
+        assert await stage.ids() == ["x0"]
+
+    @staged
     async def test_a_settled_message_wakes_a_process_whose_messages_wait(self, stage: Stage) -> None:
         stage.needs_wake_ups()
         await _limited(stage, lane_limits([Limit("customer", 1)]))
