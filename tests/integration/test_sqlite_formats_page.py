@@ -193,3 +193,21 @@ async def test_wrong_values_are_refused_by_name(tmp_path: Path, columns: str, va
         with pytest.raises(sqlite3.IntegrityError, match=says):
             execute(path, put(values, columns))
         assert execute(path, "SELECT count(*) FROM messages") == [(0,)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("clause", ["REPLACE", "IGNORE", "ABORT", "FAIL", "ROLLBACK"])
+async def test_a_clause_of_the_statement_loses_no_message(tmp_path: Path, clause: str) -> None:
+    """In a trigger, the clause of the outer statement wins over the clauses of the trigger's own statements."""
+    path, due_ms = tmp_path / "delay.db", 9_000_000_000_000
+    async with SqliteStore(path) as store:
+        await store.apply([Put(b"12345678", Envelope("before", "lane", payload=b"p", version=3), At(due_ms))])
+        insert = put("?, 'lane', ?, ?").replace("INSERT", f"INSERT OR {clause}")
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            for message_id, payload in (("new", b"1"), ("new", b"2"), ("before", b"3")):
+                connection.execute(insert, (message_id, due_ms, payload))
+        found = await store.search(Query(limit=10))
+        assert sorted((each.record.id, each.record.envelope.payload) for each in found) == [
+            ("before", b"3"),
+            ("new", b"2"),
+        ]

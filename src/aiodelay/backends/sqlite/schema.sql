@@ -262,13 +262,16 @@ BEGIN
     WHERE coalesce(NEW.late, 0) NOT IN (0, 1, 2)
         OR typeof(NEW.expires_ms) NOT IN ('integer', iif(coalesce(NEW.late, 0) = 0, 'null', 'integer'));
 
-    INSERT OR IGNORE INTO namespaces (name) VALUES (coalesce(NEW.namespace, 'default'));
-    INSERT OR IGNORE INTO lanes (ns, name)
-    SELECT n, NEW.lane FROM namespaces WHERE name = coalesce(NEW.namespace, 'default');
+    -- No OR clauses here: the clause of the outer statement, such as INSERT OR REPLACE INTO schedule, would win.
+    INSERT INTO namespaces (name) VALUES (coalesce(NEW.namespace, 'default')) ON CONFLICT (name) DO NOTHING;
+    INSERT INTO lanes (ns, name)
+    SELECT n, NEW.lane FROM namespaces WHERE name = coalesce(NEW.namespace, 'default')
+    ON CONFLICT (ns, name) DO NOTHING;
 
-    INSERT OR REPLACE INTO superseded (ns, id, revision, token)
+    INSERT INTO superseded (ns, id, revision, token)
     SELECT ns, id, revision, token FROM retries
-    WHERE namespace = coalesce(NEW.namespace, 'default') AND series = NEW.id AND token IS NOT NULL;
+    WHERE namespace = coalesce(NEW.namespace, 'default') AND series = NEW.id AND token IS NOT NULL
+    ON CONFLICT (ns, id, revision) DO UPDATE SET token = excluded.token;
     DELETE FROM trials WHERE n IN (
         SELECT n FROM retries WHERE namespace = coalesce(NEW.namespace, 'default') AND series = NEW.id);
     DELETE FROM leases WHERE n IN (
@@ -295,20 +298,22 @@ BEGIN
     DELETE FROM ended WHERE (ns, n) IN (
         SELECT m.ns, m.n FROM messages AS m JOIN namespaces AS s ON s.n = m.ns
         WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id);
-    INSERT OR REPLACE INTO superseded (ns, id, revision, token)
+    INSERT INTO superseded (ns, id, revision, token)
     SELECT m.ns, m.id, m.revision, l.token
     FROM leases AS l JOIN messages AS m ON m.n = l.n JOIN namespaces AS s ON s.n = m.ns
-    WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id;
+    WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id
+    ON CONFLICT (ns, id, revision) DO UPDATE SET token = excluded.token;
     DELETE FROM trials WHERE n IN (
         SELECT m.n FROM messages AS m JOIN namespaces AS s ON s.n = m.ns
         WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id);
     DELETE FROM leases WHERE n IN (
         SELECT m.n FROM messages AS m JOIN namespaces AS s ON s.n = m.ns
         WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id);
-    INSERT OR REPLACE INTO tombstones (ns, id, version, until_ms)
+    INSERT INTO tombstones (ns, id, version, until_ms)
     SELECT m.ns, m.id, m.version, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) + 86400000
     FROM messages AS m JOIN namespaces AS s ON s.n = m.ns
-    WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id AND m.version IS NOT NULL;
+    WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id AND m.version IS NOT NULL
+    ON CONFLICT (ns, id) DO UPDATE SET version = excluded.version, until_ms = excluded.until_ms;
 
     INSERT INTO messages (n, ns, id, lane, address, type, encoding, key, headers, version, revision, due_ms, expires_ms,
                           late, op, place_ms, payload)
