@@ -83,6 +83,8 @@ class LimitedQueue(LaneQueue):
         self._give_ticket(key)
 
     def first_due(self, now: int) -> Entry | None:
+        if now < self._now:
+            self._forget_later_turns(now)
         self._now = now
         if self.is_held or rules.room(self.limits.whole, self._use, now) == 0:
             return None
@@ -100,6 +102,13 @@ class LimitedQueue(LaneQueue):
             key.ticket = 0
             self._give_ticket(key)
         return None
+
+    def _forget_later_turns(self, now: int) -> None:
+        """Give all keys new tickets, because the clock has stepped back: no key waits for a time that had passed."""
+        self._now = now
+        for key in self._keys.values():
+            key.served_ms, key.ticket = min(key.served_ms, now), 0
+            self._give_ticket(key)
 
     def next_ms(self, now: int) -> int | None:
         entry = self.first_due(now)

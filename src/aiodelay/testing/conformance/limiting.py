@@ -199,6 +199,18 @@ class KeyTurnRules(Bench):
         assert "b1" in [each for _ in range(2) for each in ids_of(await stage.claim(1))]
 
     @staged
+    async def test_c2_after_the_clock_has_stepped_back_a_key_does_not_wait_for_its_last_turn(
+        self, stage: Stage
+    ) -> None:
+        await _limited(stage, lane_limits([Limit("customer", 1)]))
+        await _queued(stage, "a1")
+        await stage.end(done(await stage.claim_one()))
+        stage.step_back(HOUR_MS)
+        await _queued(stage, "a2")
+        stage.move(2_000)
+        assert await stage.ids() == ["a2"]
+
+    @staged
     async def test_c2_keys_take_turns(self, stage: Stage) -> None:
         await _limited(stage, lane_limits([Limit("customer", 100)]))
         await _queued(stage, *[f"{key}{i:02}" for key in "abc" for i in range(20)])
