@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -29,6 +30,8 @@ from .core.values import (
     Lane,
     LaneCounts,
     Late,
+    Limit,
+    LimitedKey,
     LoadBucket,
     Message,
     Outcome,
@@ -50,7 +53,51 @@ CHUNK: Final = 2_000
 """The number of messages that `schedule_many` reads and then stores together, in four concurrent round trips."""
 
 
-class BlockingScheduler:
+class _Control(ABC):
+    """The operators' methods of `BlockingScheduler`."""
+
+    @abstractmethod
+    def call(self, function: Callable[[Scheduler], Awaitable[T]], /) -> T:
+        """Call a method of the scheduler."""
+
+    def counts(self) -> Mapping[Lane, LaneCounts]:
+        """Count messages by lane and state, as `Scheduler.counts`."""
+        return self.call(lambda scheduler: scheduler.counts())
+
+    def load(self, *, bucket: Duration, buckets: int) -> Sequence[LoadBucket]:
+        """Count the messages that become due in each of the next spans of time, as `Scheduler.load`."""
+        return self.call(lambda scheduler: scheduler.load(bucket=bucket, buckets=buckets))
+
+    def pause(self, what: type | str) -> bool:
+        """Pause a lane or one destination, as `Scheduler.pause`."""
+        return self.call(lambda scheduler: scheduler.pause(what))
+
+    def resume(self, what: type | str) -> bool:
+        """Resume a paused lane or destination, as `Scheduler.resume`."""
+        return self.call(lambda scheduler: scheduler.resume(what))
+
+    def paused(self) -> Sequence[str]:
+        """List the paused lanes and destinations, as `Scheduler.paused`."""
+        return self.call(lambda scheduler: scheduler.paused())
+
+    def blocked(self) -> Sequence[Blocked]:
+        """List the blocked destinations, as `Scheduler.blocked`."""
+        return self.call(lambda scheduler: scheduler.blocked())
+
+    def set_limits(self, what: type | str, *limits: Limit) -> None:
+        """Set the limits of a handler's messages or of a sink, as `Scheduler.set_limits`."""
+        self.call(lambda scheduler: scheduler.set_limits(what, *limits))
+
+    def limits(self) -> Mapping[Lane, Sequence[Limit]]:
+        """Return the limits of all handlers and sinks, as `Scheduler.limits`."""
+        return self.call(lambda scheduler: scheduler.limits())
+
+    def limited_keys(self, what: type | str, *, limit: int = 100) -> Sequence[LimitedKey]:
+        """List keys in flight or waiting because of a limit, as `Scheduler.limited_keys`."""
+        return self.call(lambda scheduler: scheduler.limited_keys(what, limit=limit))
+
+
+class BlockingScheduler(_Control):
     """Schedules messages from code that is not asynchronous. Each call returns when it is done.
 
     The scheduler connects at the first call, on an event loop in a thread of its own. It stays connected until
@@ -252,30 +299,6 @@ class BlockingScheduler:
     ) -> Iterator[Snapshot]:
         """Yield messages that are pending or in flight, as `Scheduler.pending`."""
         return self._each(lambda scheduler: scheduler.pending(of, since=since, before=before, limit=limit))
-
-    def counts(self) -> Mapping[Lane, LaneCounts]:
-        """Count messages by lane and state, as `Scheduler.counts`."""
-        return self.call(lambda scheduler: scheduler.counts())
-
-    def load(self, *, bucket: Duration, buckets: int) -> Sequence[LoadBucket]:
-        """Count the messages that become due in each of the next spans of time, as `Scheduler.load`."""
-        return self.call(lambda scheduler: scheduler.load(bucket=bucket, buckets=buckets))
-
-    def pause(self, what: type | str) -> bool:
-        """Pause a lane or one destination, as `Scheduler.pause`."""
-        return self.call(lambda scheduler: scheduler.pause(what))
-
-    def resume(self, what: type | str) -> bool:
-        """Resume a paused lane or destination, as `Scheduler.resume`."""
-        return self.call(lambda scheduler: scheduler.resume(what))
-
-    def paused(self) -> Sequence[str]:
-        """List the paused lanes and destinations, as `Scheduler.paused`."""
-        return self.call(lambda scheduler: scheduler.paused())
-
-    def blocked(self) -> Sequence[Blocked]:
-        """List the blocked destinations, as `Scheduler.blocked`."""
-        return self.call(lambda scheduler: scheduler.blocked())
 
     def dead_letters(
         self, of: type | str | None = None, *, message_id: str | None = None, limit: int | None = None

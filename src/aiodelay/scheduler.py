@@ -317,7 +317,7 @@ class Scheduler(Control, Registration):
         lanes = [lane for spec in specs for lane in (spec.name, *spec.aliases)] + [sink.name for sink in sinks]
         self._opening = running
         try:
-            await running.open(dispatch=self._dispatch, lanes=lanes)
+            await running.open(dispatch=self._dispatch, lanes=lanes, specs=specs)
         finally:
             self._opening = None
         self._running, self._closing = running, asyncio.Lock()
@@ -328,8 +328,6 @@ class Scheduler(Control, Registration):
         try:
             for sink in sinks:
                 running.subscriptions.add_sink(sink)
-            if self._dispatch:
-                await self.until_answered("storing the limits of handlers", partial(self._declare_limits, specs))
             for spec in specs:
                 running.subscriptions.add_handler(spec)
             for spec in specs if self._dispatch else ():

@@ -89,7 +89,7 @@ def test_a_given_rate_needs_no_journal(cli: Cli) -> None:
     assert unknown.startswith("mail: how late messages will be is not known: the store keeps no journal (")
     told = cli("load", "--bucket", "1h", "--buckets", "1", "--rate", "500/s").lines[-1]
     assert told == "Messages will be less than 1s late, at 500 a second"
-    given = ("--rate", "0.1/min", "--of", "mail", "--spread", "1h", "--json")
+    given = ("--rate", "1/10m", "--of", "mail", "--spread", "1h", "--json")
     *_, last = cli("load", "--bucket", "1h", "--buckets", "1", *given).objects
     assert last["forecast"]["lane"] == "mail"
     assert (last["forecast"]["spread"], last["forecast"]["measured"]) == ("1h", None)

@@ -18,9 +18,11 @@ from aiodelay.core.completion import run_to_completion
 from aiodelay.core.values import Claim, Lane, WorkStatus
 from aiodelay.errors import WrongLoopError
 from aiodelay.handlers.context import RunContext
+from aiodelay.handlers.spec import HandlerSpec
 from aiodelay.ports import Identified, Sink, Source, Store, Work
 
 from .data_watch import DataWatch
+from .declared_limits import declare_limits
 from .delivery.dead_letter_hooks import DeadLetterHooks
 from .idle import IdleWait
 from .loops import Loops, RuntimeOptions, ended_by
@@ -80,7 +82,7 @@ class Running:
 
     # --- open ---------------------------------------------------------------------------------------------
 
-    async def open(self, *, dispatch: bool, lanes: Sequence[Lane]) -> None:
+    async def open(self, *, dispatch: bool, lanes: Sequence[Lane], specs: Sequence[HandlerSpec]) -> None:
         """Connect, and start the background tasks.
 
         While the store, a sink or a source does not answer, `open` tries again for `open_timeout`.
@@ -88,26 +90,28 @@ class Running:
         Args:
             dispatch: Whether to claim and deliver messages too.
             lanes: The lanes that are served at first.
+            specs: The handlers that are served at first. Their limits are stored before the first claim.
         """
         what = f"opening {self._store.name}"
         with self._options.apart(silent=True):
-            work = await self.patience.answered(what, lambda: self._connect(lanes, dispatch=dispatch))
+            work = await self.patience.answered(what, lambda: self._connect(lanes, specs, dispatch=dispatch))
         await self._tasks.__aenter__()
         with self._options.apart():
             self._start(work)
 
-    async def _connect(self, lanes: Sequence[Lane], *, dispatch: bool) -> Work | None:
+    async def _connect(self, lanes: Sequence[Lane], specs: Sequence[HandlerSpec], *, dispatch: bool) -> Work | None:
         """Open all or nothing: if the attempt fails, the next attempt opens the store, sinks and sources again."""
         try:
-            return await self._enter_all(lanes, dispatch=dispatch)
+            return await self._enter_all(lanes, specs, dispatch=dispatch)
         except BaseException:
             await self._stack.aclose()
             raise
 
-    async def _enter_all(self, lanes: Sequence[Lane], *, dispatch: bool) -> Work | None:
+    async def _enter_all(self, lanes: Sequence[Lane], specs: Sequence[HandlerSpec], *, dispatch: bool) -> Work | None:
         await self._stack.enter_async_context(self._store)
         if not dispatch:
             return None
+        await declare_limits(self._store, specs)
         for sink in self._sinks:
             if not moves_into(self._store, sink):  # a store that transfers needs no open sink
                 await self._stack.enter_async_context(sink)

@@ -25,6 +25,7 @@ from aiodelay.handlers.spec import HandlerSpec, OnFailure
 from aiodelay.ports import Limits, Sink, Store
 
 from .control import STORES_WITH_LIMITS
+from .declared_limits import declare_limits
 from .handler_set import HandlerSet
 from .lifecycle import Running
 from .sending.commands import Commands
@@ -265,21 +266,11 @@ class Registration(Commands):
         if self._running is not None:
             self._running.subscriptions.set_concurrency(name, concurrency)
 
-    async def _declare_limits(self, specs: Sequence[HandlerSpec]) -> None:
-        """Store the limits of handlers. If the code no longer declares a limit, end it."""
-        store = self._store
-        if isinstance(store, Limits):
-            known = await store.limits()
-            for spec in specs:
-                for lane in (spec.name, *spec.aliases):
-                    if spec.limits or lane in known:
-                        await store.set_limits(lane, spec.limits, is_declared=True)
-
     async def _serve_limited(self, spec: HandlerSpec, running: Running) -> None:
         """Serve a handler as soon as the store has its limits, in a separate task: a failure must not end the loops."""
         while self._handlers.specs.get(spec.name) is spec and not running.is_closing:
             try:
-                await self._declare_limits([spec])
+                await declare_limits(self._store, [spec])
             except StoreError as error:
                 log.warning("the limits of handler %s are not stored yet: %s", spec.name, error)
                 await asyncio.sleep(SERIES_AGAIN_S)

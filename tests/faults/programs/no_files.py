@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from aiodelay import Scheduler
 from aiodelay.errors import AiodelayError
 from tests.faults.programs.worker import Plan, count_resources, say, scheduler_of
 from tests.support import history as h
@@ -48,15 +49,15 @@ async def main(plan: Plan) -> None:
         except AiodelayError as error:
             say(f"error {type(error).__name__}: {error}")
     async with scheduler:
-        producer = Producer(scheduler, history)
+        producer, another = Producer(scheduler, history), Scheduler(plan.store, dispatch=False)
         for number in range(20):
             await producer.schedule(f"before-{number}", b"", delay_ms=number * 50)
         with no_files_left():
             for number in range(20):
                 await producer.schedule(f"during-{number}", b"", delay_ms=number * 50)
             try:
-                await scheduler.get("before-19")
-                say("meanwhile none")
+                async with another:
+                    say("meanwhile none")
             except AiodelayError as error:
                 say(f"meanwhile {type(error).__name__}: {error}")
             await asyncio.sleep(1)  # real time: as long as messages come due

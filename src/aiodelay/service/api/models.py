@@ -36,6 +36,12 @@ __all__ = [
     "LateIn",
     "LatenessBucketOut",
     "LatenessOut",
+    "LimitIn",
+    "LimitOut",
+    "LimitedKeyOut",
+    "LimitedKeysOut",
+    "LimitsIn",
+    "LimitsOut",
     "LineOut",
     "ListOut",
     "LoadBucketOut",
@@ -490,6 +496,60 @@ class PausesOut(Struct, frozen=True):
 
     paused: list[str]
     blocked: list[BlockedOut]
+
+
+class LimitIn(Struct, frozen=True, forbid_unknown_fields=True):
+    """A limit: of each key if there is a `key`, else of all messages together. Give `concurrency`, `rate` or both."""
+
+    key: str | None = None
+    concurrency: int | None = None
+    rate: str | None = None
+
+
+class LimitsIn(Struct, frozen=True, forbid_unknown_fields=True):
+    """The new limits of a handler or sink: at most one with a key, and one without. An empty list ends the limits."""
+
+    what: str
+    limits: list[LimitIn]
+
+
+class LimitOut(Struct, frozen=True):
+    """A limit of a handler or sink. `rate` is a number per time, such as "5/min"."""
+
+    what: str
+    key: str | None
+    concurrency: int | None
+    rate: str | None
+
+
+class LimitsOut(Struct, frozen=True):
+    """All limits of a store."""
+
+    limits: list[LimitOut]
+
+
+class LimitedKeyOut(Struct, frozen=True, omit_defaults=True):
+    """A key with messages in flight or waiting. Both `key` and `key_base64` are null if no limit has a key.
+
+    `why` is the number that is used up: `concurrency` or `rate` of the key, or `lane` for the limit of all messages.
+    `until` is the time at which a rate lets the next message begin. `since` is the time at which the first of the
+    waiting messages was due.
+    """
+
+    what: str
+    running: int
+    waiting: int
+    why: Literal["concurrency", "rate", "lane", ""]
+    until: str | None
+    since: str | None
+    key: str | None = None
+    key_base64: str | None = None
+
+
+class LimitedKeysOut(Struct, frozen=True):
+    """The keys of a handler or sink, most waiting messages first."""
+
+    keys: list[LimitedKeyOut]
 
 
 class ConsumerOut(Struct, frozen=True):
