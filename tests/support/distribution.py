@@ -6,8 +6,6 @@ import os
 import re
 from collections.abc import Iterable
 from functools import cache
-from heapq import merge
-from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -16,10 +14,8 @@ from xdist.scheduler import LoadScopeScheduling
 __all__ = ["InGroups", "give_way", "slowest_first"]
 
 ROOT = Path(__file__).parents[2]
-WAITING = ("spark", "faults", "e2e", "integration")
-"""The folders of tests that mostly wait, or for which a process waits until the end. The longest tests come first."""
-BUSY = ("browser", "stateful", "conformance", "regressions", "unit")
-"""The folders of tests that mostly keep a processor busy. The longest tests come first."""
+FOLDERS = ("spark", "faults", "e2e", "integration", "browser", "stateful", "conformance", "regressions", "unit")
+"""The folders of tests, longest tests first. A long test at the end would leave all other processes idle."""
 ONE_BY_ONE = ("faults", "e2e", "integration", "conformance")
 """Folders whose tests mostly wait. Any process may run each test, unless the file has a server of its own."""
 OF_ONE_PROCESS = ("spark", "browser")
@@ -31,23 +27,11 @@ OWN_BROKER = r"\([^)]*\bown_broker\b"
 
 
 def slowest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Return the tests in an order in which tests that wait, and tests that are busy, take turns.
-
-    Each of the two kinds begins with its longest tests: a long test at the end would leave all other processes idle.
-    Within a folder, the order of collection stays.
-    """
-    kinds: tuple[list[pytest.Item], list[pytest.Item]] = ([], [])
-    for item in items:
-        kinds[folder_of(item.nodeid) not in WAITING].append(item)
-    turns = [_in_turn(kind) for kind in kinds]
-    return [item for _, item in merge(*turns, key=itemgetter(0))]
-
-
-def _in_turn(items: list[pytest.Item]) -> list[tuple[float, pytest.Item]]:
-    """Return the tests of a kind, each with its place between the first test (0) and the last (1)."""
-    places = {folder: place for place, folder in enumerate(WAITING + BUSY)}
-    items.sort(key=lambda item: (places.get(folder_of(item.nodeid), len(places)), not kills_the_broker(item.nodeid)))
-    return [(place / len(items), item) for place, item in enumerate(items)]
+    """Return the tests by the order of their folders. Within a folder, keep the order of collection."""
+    places = {folder: place for place, folder in enumerate(FOLDERS)}
+    return sorted(
+        items, key=lambda item: (places.get(folder_of(item.nodeid), len(places)), not kills_the_broker(item.nodeid))
+    )
 
 
 def give_way(item: pytest.Item) -> None:
