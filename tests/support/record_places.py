@@ -209,7 +209,8 @@ def _in_schema(declared: Mapping[str, str]) -> Iterator[str]:
             yield f"sqlite/connection.py: LATER_COLUMNS lacks {name}, which older files do not have"
     for name in found.keys() - declared.keys() - _OF_ROW:
         yield f"record_format.py: FIELDS lacks the column {name}"
-    replaced = schema.partition("ON CONFLICT (ns, id) DO UPDATE SET")[2].partition(";")[0]
+    insert = schema.partition("INSERT INTO messages (")[2]
+    replaced = insert.partition("ON CONFLICT (ns, id) DO UPDATE SET")[2].partition(";")[0]
     for name in declared.keys() - set(re.findall(r"(\w+) =", replaced)):
         yield f"sqlite/schema.sql: trigger schedule_insert leaves {name} as it was"
 
