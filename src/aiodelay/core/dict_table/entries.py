@@ -112,11 +112,14 @@ class LaneQueue:
     A message of a paused or blocked address is *parked*: it is kept apart until the address is free again.
     """
 
+    messages: int
+    is_held: bool
+    held: set[str]
+    blocked: set[str]
+
     def __init__(self) -> None:
-        self.messages = 0
-        self.is_held = False
-        self.held: set[str] = set()
-        self.blocked: set[str] = set()
+        self.messages, self.is_held = 0, False
+        self.held, self.blocked = set(), set()
         self._waiting = EntryHeap(IN_LANE)
         self._parked: dict[str, dict[int, Entry]] = {}
 
@@ -130,10 +133,14 @@ class LaneQueue:
             now: The table's time, epoch ms.
         """
         del running, now  # only limits need them
-        self.messages, self.is_held = before.messages, before.is_held
-        self.held, self.blocked = before.held, before.blocked
+        self.take_pauses(before)
         for entry in waiting:
             self.add(entry)
+
+    def take_pauses(self, before: LaneQueue) -> None:
+        """Take over the number of messages and the pauses of another queue of this lane."""
+        self.messages, self.is_held = before.messages, before.is_held
+        self.held, self.blocked = before.held, before.blocked
 
     def add(self, entry: Entry) -> None:
         """Add an entry to the lane, at the entry's place."""

@@ -58,8 +58,7 @@ class LimitedQueue(LaneQueue):
     def begin_with(self, before: LaneQueue, waiting: Iterable[Entry], running: Iterable[Entry], now: int) -> None:
         """Take over the messages and the pauses of another queue of this lane."""
         self._now = now
-        self.messages, self.is_held = before.messages, before.is_held
-        self.held, self.blocked = before.held, before.blocked
+        self.take_pauses(before)
         if isinstance(before, LimitedQueue):
             self._use, uses = before.uses()
             for name, use in uses.items():

@@ -72,8 +72,7 @@ class BatchSubscription(HandlerSubscription):
 
     def deliver(self, claimed: Sequence[Held]) -> None:
         """Take claims, no more than were requested. While the subscription drains, give the claims back."""
-        self.in_flight += len(claimed)
-        self._waiting.extend(claimed)
+        self._let_wait(claimed)
         if any(held.may_kill_until_ms for held in claimed):  # if they waited, they would lapse without a run
             for held in list(self._waiting):
                 held.begins_by_s = 0.0
