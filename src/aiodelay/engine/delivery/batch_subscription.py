@@ -72,16 +72,14 @@ class BatchSubscription(HandlerSubscription):
 
     def deliver(self, claimed: Sequence[Held]) -> None:
         """Take claims, no more than were requested. While the subscription drains, give the claims back."""
-        self._let_wait(claimed)
+        begins_by_s = asyncio.get_running_loop().time() + self._batching.wait_ms / 1000
         if any(held.may_kill_until_ms for held in claimed):  # if they waited, they would lapse without a run
+            begins_by_s = 0.0
             for held in list(self._waiting):
-                held.begins_by_s = 0.0
-        else:
-            begins_by_s = asyncio.get_running_loop().time() + self._batching.wait_ms / 1000
-            for held in claimed:
                 held.begins_by_s = begins_by_s
-        self._give_back()
-        self._start_runner()
+        for held in claimed:
+            held.begins_by_s = begins_by_s
+        HandlerSubscription.deliver(self, claimed)
 
     def lost(self, held: Held) -> None:
         """Cancel a run if the leases of all its messages were lost. A run in a thread cannot be cancelled."""

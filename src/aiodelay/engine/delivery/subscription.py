@@ -101,16 +101,13 @@ class HandlerSubscription:
 
     def deliver(self, claimed: Sequence[Held]) -> None:
         """Take claims, no more than were requested. While the subscription drains, give the claims back."""
-        self._let_wait(claimed)
+        self.in_flight += len(claimed)
+        self._waiting.extend(claimed)
         if self.claims_ahead and self.concurrency > 1:
             self._ahead.arrived(claimed)
         else:
             self._give_back()
         self._start_runner()
-
-    def _let_wait(self, claimed: Sequence[Held]) -> None:
-        self.in_flight += len(claimed)
-        self._waiting.extend(claimed)
 
     def take_directly(self, refill: Callable[[], None]) -> None:
         """Take messages from a `LocalFeed` between two runs, and claim nothing ahead: a part's messages would wait."""
