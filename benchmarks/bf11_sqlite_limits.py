@@ -2,129 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
-from itertools import chain
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
-from aiodelay import Limit, Message, Scheduler
+from aiodelay.ports import Store
 from aiodelay.sqlite import SqliteStore
 
-from .harness import (
-    Benchmark,
-    Goal,
-    Order,
-    Plan,
-    Row,
-    Stopwatch,
-    check,
-    check_once_each,
-    in_turn,
-    order,
-    per_message_us,
-    ratios,
-)
+from .harness import Benchmark, Plan, Row
+from .limited_lanes import rows_of
 from .sqlite_files import new_file
 
 __all__ = ["BENCHMARK"]
 
-MESSAGES, KEYS = 100_000, 1_000
-CROWD, PER_OTHER = 1_000_000, 20
-"""The messages of the key with most messages, and the messages of each other key, due later."""
-CONCURRENCY, AT_ONCE = 1_000, 10
-OTHERS, CROWD_KEY = KEYS - 1, -1
-LIMIT = Limit("number", AT_ONCE)
-LONG_AGO, LATER = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
-RATE_GOAL, JAIN_GOAL = Goal("at least", 0.9), Goal("at least", 0.95)
-
 
 def run(plan: Plan) -> list[Row]:
-    return [_rate(plan), _turns(plan)]
+    @asynccontextmanager
+    async def emptied() -> AsyncIterator[Callable[[], Store]]:
+        file = new_file(plan.directory / "bf11.db")
+        yield lambda: SqliteStore(file)
 
-
-# --- the rate ---------------------------------------------------------------------------------------------
-
-
-def _rate(plan: Plan) -> Row:
-    n = plan.size(MESSAGES)
-
-    def measured(limits: Sequence[Limit]) -> float:
-        return plan.run(_drained(plan.directory / "bf11.db", n, limits))
-
-    times = in_turn(plan, {"free": lambda: measured([]), "limited": lambda: measured([LIMIT])})
-    beside = f"{per_message_us(times['limited'], n)} a message, without limits {per_message_us(times['free'], n)}"
-    what = f"SQLite: {n:,} messages of {KEYS:,} keys, due at once, each key limited to {AT_ONCE} in flight"
-    return Row("BF11", what, "x speed without limits", ratios(times["free"], times["limited"]), RATE_GOAL, beside)
-
-
-async def _drained(file: Path, n: int, limits: Sequence[Limit]) -> float:
-    """Return the seconds in which all messages are delivered."""
-    delivered: list[int] = []
-    all_delivered = asyncio.get_running_loop().create_future()
-    scheduler = Scheduler(SqliteStore(new_file(file)), overdue_alarm="1h")
-
-    @scheduler.handler(concurrency=CONCURRENCY, timeout="30s", limit=limits)
-    async def handle(event: Order) -> None:
-        delivered.append(event.number)
-        if len(delivered) == n:
-            all_delivered.set_result(None)
-
-    await _filled(file, (Message(order(i), at=LONG_AGO, key=b"%d" % (i % KEYS)) for i in range(n)), limits)
-    with Stopwatch() as watch:
-        async with scheduler:
-            await all_delivered
-    check_once_each(delivered, n)
-    return watch.seconds
-
-
-async def _filled(file: Path, messages: Iterable[Message], limits: Sequence[Limit]) -> None:
-    """Make a file with these messages, which were scheduled after the limits were set."""
-    async with Scheduler(SqliteStore(new_file(file)), dispatch=False) as producer:
-        await producer.set_limits(Order, *limits)
-        await producer.schedule_many(messages)
-
-
-# --- the turns --------------------------------------------------------------------------------------------
-
-
-def _turns(plan: Plan) -> Row:
-    crowd = plan.size(CROWD)
-    indices = [plan.run(_jain(plan.directory / "bf11.db", crowd)) for _ in range(plan.runs)]
-    what = (
-        f"SQLite: {crowd:,} messages of one key, then {PER_OTHER} of each of {OTHERS} keys, at most {AT_ONCE} of a key "
-        "in flight: Jain's index of the other keys when half of their messages are delivered"
-    )
-    return Row("BF11", what, "", tuple(indices), JAIN_GOAL, "1 = all keys have got the same; no key exceeded its limit")
-
-
-async def _jain(file: Path, crowd: int) -> float:
-    """Deliver until the keys beside the crowd have half of their messages. Return Jain's index of their numbers."""
-    half, delivered, running = OTHERS * PER_OTHER // 2, Counter[int](), Counter[int]()
-    has_half = asyncio.get_running_loop().create_future()
-    scheduler = Scheduler(SqliteStore(file), overdue_alarm="1h")
-
-    @scheduler.handler(concurrency=CONCURRENCY, timeout="30s", limit=LIMIT)
-    async def handle(event: Order) -> None:
-        key = CROWD_KEY if event.number < crowd else event.number % OTHERS
-        running[key] += 1
-        check(running[key] <= AT_ONCE, f"{running[key]} messages of a key are in flight")
-        await asyncio.sleep(0)
-        running[key] -= 1
-        delivered[key] += 1
-        if delivered.total() - delivered[CROWD_KEY] >= half and not has_half.done():
-            has_half.set_result(None)
-
-    messages = chain(
-        (Message(order(i), at=LONG_AGO, key=b"crowd") for i in range(crowd)),
-        (Message(order(crowd + i), at=LATER, key=b"%d" % ((crowd + i) % OTHERS)) for i in range(OTHERS * PER_OTHER)),
-    )
-    await _filled(file, messages, [LIMIT])
-    async with scheduler:
-        await has_half
-        shares = [delivered[key] for key in range(OTHERS)]
-    return sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares))
+    return rows_of(plan, "BF11", "SQLite", emptied)
 
 
 BENCHMARK = Benchmark("BF11", "limits on SQLite", run)
