@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from aiodelay.handlers.spec import HandlerSpec
 from aiodelay.ports import Limits, Store
@@ -10,13 +10,13 @@ from aiodelay.ports import Limits, Store
 __all__ = ["declare_limits"]
 
 
-async def declare_limits(store: Store, specs: Iterable[HandlerSpec]) -> None:
+async def declare_limits(store: Store, specs: Sequence[HandlerSpec]) -> None:
     """Store the limits of handlers. If the code no longer declares a limit, end it.
 
     Raises:
         StoreUnavailableError: The store did not answer. Repeating is safe.
     """
-    if isinstance(store, Limits):
+    if specs and isinstance(store, Limits):
         known = await store.limits()
         for spec in specs:
             for lane in (spec.name, *spec.aliases):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal
 
 from msgspec import Struct
@@ -53,7 +54,13 @@ class Limit(Struct, frozen=True):
     @property
     def window(self) -> tuple[int, int] | None:
         """The rate as (most messages, ms); None = there is no rate."""
-        return None if self.rate is None else parse_rate(self.rate, field="limit.rate")
+        return None if self.rate is None else _window_of(self.rate)
+
+
+@lru_cache(maxsize=1024)
+def _window_of(rate: str) -> tuple[int, int]:
+    """Return a rate as (most messages, ms). Claims ask several times for each message, so the text is read once."""
+    return parse_rate(rate, field="limit.rate")
 
 
 class LaneLimits(Struct, frozen=True):
