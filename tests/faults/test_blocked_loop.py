@@ -31,7 +31,7 @@ def test_f4_what_a_blocked_process_holds_is_taken_over_and_afterwards_both_work(
         serve=("work",),
         burst=burst,
         run_ms=100,
-        blocks=True,
+        misbehaves=True,
         waits=True,
         until="sigterm",
         stuck_after_ms=STUCK_AFTER_MS,

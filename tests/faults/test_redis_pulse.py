@@ -119,7 +119,7 @@ def test_c1_the_messages_of_a_killed_process_give_their_room_back(scene: RedisSc
 
 
 def test_b1_a_process_that_stood_still_begins_nothing_that_others_have_got(scene: RedisScene) -> None:
-    victim = holding_one(scene, "victim", run_ms=ENDLESS_MS, concurrency=8, blocks=True)
+    victim = holding_one(scene, "victim", run_ms=ENDLESS_MS, concurrency=8, misbehaves=True)
     produce(scene, "producer", Burst(messages=8, spread_ms=0, special={0: b"block"}))
     victim.line("blocking")
     heir = start(scene, "heir")
@@ -154,7 +154,7 @@ def test_l1_b1_a_process_whose_loop_is_blocked_keeps_what_it_runs_and_gives_back
     scene: RedisScene, way: str
 ) -> None:
     times = {"lease_ms": KEPT_MS, "run_ms": 0, "concurrency": 8}
-    victim = start(scene, "victim", blocks=True, **times)
+    victim = start(scene, "victim", misbehaves=True, **times)
     produce(scene, "first", Burst(messages=1, prefix="first", spread_ms=0, special={0: b"sleep:5000"}))
     until_sync(lambda: recorded(scene) == 1, "the store has recorded the claim", PATIENCE_S)
     produce(scene, "producer", Burst(messages=20, spread_ms=0, special={0: way.encode()}))
@@ -181,7 +181,7 @@ def test_l1_b1_a_process_whose_loop_is_blocked_keeps_what_it_runs_and_gives_back
 
 
 def test_b2_others_get_the_messages_of_a_process_whose_loop_is_blocked_for_too_long(scene: RedisScene) -> None:
-    victim = start(scene, "victim", run_ms=ENDLESS_MS, concurrency=8, blocks=True, stuck_after_ms=3_000)
+    victim = start(scene, "victim", run_ms=ENDLESS_MS, concurrency=8, misbehaves=True, stuck_after_ms=3_000)
     produce(scene, "producer", Burst(messages=8, spread_ms=0, special={0: b"block"}))
     victim.line("blocking")
     heir = start(scene, "heir", run_ms=0)

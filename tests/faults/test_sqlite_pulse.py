@@ -139,7 +139,7 @@ def test_b1_l1_a_child_that_outlives_a_killed_process(scene: Scene, how: str) ->
     # A lapse before the kill would make suspects of the messages, and their trials last for a minute.
     lease_ms = LONG_LEASE_MS if how == "python" else 2 * SHORT_LEASE_MS
     burst = Burst(messages=8, spread_ms=0, special={7: f"fork:{how}".encode()})
-    victim = holding(scene, 8, burst=burst, lease_ms=lease_ms)
+    victim = holding(scene, 8, burst=burst, lease_ms=lease_ms, misbehaves=True)
     with child_of(victim):
         heir = start(scene, "heir", lease_ms=lease_ms)
         victim.kill()
@@ -156,7 +156,7 @@ def test_b1_l1_a_child_that_outlives_a_killed_process(scene: Scene, how: str) ->
 
 def test_b1_a_process_that_lives_keeps_its_lock_when_its_child_ends(scene: Scene) -> None:
     burst = Burst(messages=8, spread_ms=0, special={7: b"fork:c"})
-    victim = holding(scene, 8, burst=burst)
+    victim = holding(scene, 8, burst=burst, misbehaves=True)
     with child_of(victim):
         pass
     heir = start(scene, "heir")
@@ -174,7 +174,7 @@ def test_l1_b1_a_process_whose_loop_is_blocked_keeps_what_it_runs_and_gives_back
 ) -> None:
     times: dict[str, Any] = {"lease_ms": SHORT_LEASE_MS, "run_ms": 0, "concurrency": 8}
     burst = Burst(messages=20, spread_ms=0, special={0: way.encode()})
-    victim = start(scene, "victim", blocks=True, burst=burst, **times)
+    victim = start(scene, "victim", misbehaves=True, burst=burst, **times)
     victim.line("blocking")
     heir = start(scene, "heir", **times)
     kept = begun(scene, "victim")

@@ -25,6 +25,8 @@ __all__ = ["ROOT", "Crew", "Worker"]
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
 """The longest wait for a process, at least twenty times the wait on an idle machine."""
+OUTPUT_END_S = 30.0
+"""The longest wait for the end of the output of a process that has ended. A child that it has forked may hold it open."""
 
 
 class Worker:
@@ -96,6 +98,10 @@ class Worker:
             self._is_at_end = True
             self._changed.notify_all()
 
+    def _join_reader(self) -> None:
+        self._reader.join(OUTPUT_END_S)
+        assert not self._reader.is_alive(), f"{self.name} has ended, and another process holds its standard output"
+
     def line(self, start: str, timeout_s: float = PATIENCE_S) -> str:
         """Wait for a line that begins with `start`. Drop the lines before it, and return the rest of the line.
 
@@ -154,7 +160,7 @@ class Worker:
             raise AssertionError(f"{self.name} did not end within {timeout_s:.0f} s; {self._said()}") from None
         if not self._was_reaped:
             self._was_reaped = True
-            self._reader.join(PATIENCE_S)
+            self._join_reader()
             self._history.write(h.Process(process=self.name, what="ended", code=code))
         return code
 
@@ -172,7 +178,7 @@ class Worker:
         if self.is_alive:
             self._process.send_signal(signal.SIGKILL)
         self._process.wait()
-        self._reader.join()
+        self._join_reader()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):

@@ -89,7 +89,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         run_ms: How long a handler takes.
         waits: Open the scheduler only once told `go`.
         stuck_after_ms: How long a blocked event loop keeps its claims.
-        blocks: Block the event loop, once, where a message says so, until told `go`.
+        misbehaves: Where a message says so, once: block the event loop until told `go`, or fork a child.
         bug: Break a promise, as the store of this name in `tests/support/bugs.py` does.
         knows: Be a version that knows these features too.
         until: End when nothing is left to deliver, when told by SIGTERM, or once it has scheduled all it should.
@@ -111,7 +111,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     burst: Burst | None = None
     stream: Stream | None = None
     waits: bool = False
-    blocks: bool = False
+    misbehaves: bool = False
     stuck_after_ms: int = 300_000
     bug: str = ""
     knows: tuple[str, ...] = ()
@@ -153,18 +153,21 @@ class Handling:
             kill_oneself(self._history)
         elif what == "fail" and context.attempt <= int(number):
             raise RuntimeError("as told")
-        elif what in ("block", "spin") and self._plan.blocks and not self._has_blocked:
-            self._has_blocked = True
+        elif what in ("block", "spin") and self._may_misbehave():
             self._history.write(h.Blocked())
             say("blocking")
             block_until_told(is_busy=what == "spin")
             return
-        elif what == "fork":
+        elif what == "fork" and self._may_misbehave():
             say(f"child {fork_child(number)}")
         elif what == "hog":  # in each run, where `block` does so once
             time.sleep(int(number) / 1000)  # noqa: ASYNC251 - the fault
         # A run takes real time, and so does what a producer pauses for below: processes share no virtual clock.
         await asyncio.sleep(int(number) / 1000 if what == "sleep" else self._plan.run_ms / 1000)
+
+    def _may_misbehave(self) -> bool:
+        may, self._has_misbehaved = self._plan.misbehaves and not self._has_misbehaved, True
+        return may
 
 
 def block_until_told(*, is_busy: bool) -> None:
@@ -185,14 +188,20 @@ def fork_child(how: str) -> int:
         how: `python`, or `c`: as a library in C forks, so that Python does not notice.
     """
     library = ctypes.PyDLL(None)
+    fork, close, pause = library.fork, library.close, library.pause
+    # The child of a C library has one thread and the state of all. It would wait for ever for a thread that had asked
+    # for the GIL before the fork. With a long interval no thread asks, and after a short sleep none has asked.
+    sys.setswitchinterval(3600)
+    time.sleep(0.05)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads
-        child = int(library.fork()) if how == "c" else os.fork()
+        child = int(fork()) if how == "c" else os.fork()
     if not child:
         for descriptor in range(3):
-            library.close(descriptor)  # the supervisor waits for their end
+            close(descriptor)  # the supervisor waits for their end
         while True:
-            library.pause()
+            pause()
+    sys.setswitchinterval(0.005)
     return child
 
 
