@@ -184,7 +184,10 @@ def test_it_ends_quietly_when_the_reader_goes_away(tmp_path: Path, folder: Path)
 
 
 def test_what_is_kept_is_resumed(tmp_path: Path) -> None:
-    with aiodelay("demo", "--no-page", "--keep", "kept.db", "--seconds", "1", cwd=tmp_path) as program:
+    with aiodelay("demo", "--no-page", "--keep", "kept.db", cwd=tmp_path) as program:
+        program.out.wait_for("  scheduled  ")
+        until_sync(lambda: asyncio.run(waiting_checks(tmp_path / "kept.db")), "checks are waiting", DEADLINE_S)
+        program.send(signal.SIGTERM)
         assert program.exit_code() == 0
         *_, remain, summary = program.out.seen
     found = re.fullmatch(r"(\d+) pending messages remain in kept\.db; the same command resumes them", remain)
@@ -205,6 +208,7 @@ async def waiting_checks(file: Path) -> list[str]:
 
 def test_what_is_kept_outlives_kill_9(tmp_path: Path) -> None:
     with aiodelay("demo", "--no-page", "--keep", "kept.db", cwd=tmp_path) as program:
+        program.out.wait_for("  scheduled  ")
         program.out.wait_for("  delivered  ")
         program.send(signal.SIGKILL)
     with aiodelay("demo", "--no-page", "--keep", "kept.db", "--seconds", "1", cwd=tmp_path) as program:

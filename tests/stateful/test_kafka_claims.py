@@ -89,6 +89,12 @@ class Play:
         }
         steps[name]()
 
+    def repetitions(self) -> Sequence[str]:
+        """Return the steps that would now do the same as another step."""
+        if not self.held:
+            return "last fails", "last ends"
+        return ("last fails",) if len(self.held) == 1 else ()
+
     def op(self) -> bytes:
         return next(self.ops).to_bytes(8)
 
@@ -204,9 +210,13 @@ def version_of(claim: Claim) -> int:
     return int(claim.record.envelope.payload)
 
 
-def play(steps: Sequence[str]) -> None:
+def play(beginning: Sequence[str], steps: Sequence[str]) -> None:
     played = Play()
+    for step in beginning:
+        played.step(step)
     for step in steps:
+        if step in played.repetitions():
+            return
         played.step(step)
     for step in ("reads", "claims", "another owner", "claims", "cleaner", "another owner", "claims"):
         played.step(step)
@@ -216,7 +226,7 @@ def play(steps: Sequence[str]) -> None:
 def test_s4_s5_no_old_version_begins_and_a_cancel_tells_of_what_is_in_flight(beginning: Sequence[str]) -> None:
     for steps in product(STEPS, repeat=3):
         try:
-            play([*beginning, *steps])
+            play(beginning, steps)
         except AssertionError as error:
             error.add_note(", ".join([*beginning, *steps]))
             raise

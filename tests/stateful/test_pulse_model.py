@@ -253,13 +253,17 @@ def check(state: State) -> None:
         raise BrokenError("the message of a worker that has ended was not returned")
 
 
-def explore(rules: Rules) -> set[State]:
-    """Visit every state once, breadth first, for a worker without and with a number. A broken promise names its way."""
+def explore(rules: Rules, take: Callable[[deque[State]], State] = deque.popleft) -> set[State]:
+    """Visit every state once, for a worker without and with a number. A broken promise names its way.
+
+    Args:
+        take: Takes the next state. Breadth first finds the shortest way to a broken promise, depth first finds one soon.
+    """
     firsts = State(), State(life=(True, 1, pulse.BEGIN_MS), stored=1)
     came_from: dict[State, State | None] = dict.fromkeys(firsts)
     waiting = deque(firsts)
     while waiting:
-        state = waiting.popleft()
+        state = take(waiting)
         try:
             check(state)
             after = list(following(state, rules))
@@ -323,4 +327,4 @@ CONTROLS = {
 def test_the_model_notices_a_missing_rule(control: str) -> None:
     rules, promise = CONTROLS[control]
     with pytest.raises(BrokenError, match=promise):
-        explore(rules)
+        explore(rules, take=deque.pop)

@@ -37,7 +37,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[type[RedisMachine]]:
 
 @pytest.mark.valkey_too
 def test_walks(machine: type[RedisMachine]) -> None:
-    run_state_machine_as_test(machine, settings=settings(WALKS, max_examples=20))
+    run_state_machine_as_test(machine, settings=settings(WALKS, max_examples=12))
 
 
 @pytest.mark.storm
