@@ -257,7 +257,7 @@ def explore(rules: Rules, take: Callable[[deque[State]], State] = deque.popleft)
     """Visit every state once, for a worker without and with a number. A broken promise names its way.
 
     Args:
-        take: Takes the next state. Breadth first finds the shortest way to a broken promise, depth first finds one soon.
+        take: Takes the next state. Breadth first finds the shortest way to a broken promise, depth first a way soon.
     """
     firsts = State(), State(life=(True, 1, pulse.BEGIN_MS), stored=1)
     came_from: dict[State, State | None] = dict.fromkeys(firsts)

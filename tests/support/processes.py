@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
 """The longest wait for a process, at least twenty times the wait on an idle machine."""
 OUTPUT_END_S = 30.0
-"""The longest wait for the end of the output of a process that has ended. A child that it has forked may hold it open."""
+"""The longest wait for the end of the output of a process that has ended. A child of the process may hold it open."""
 
 
 class Worker:

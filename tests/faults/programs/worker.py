@@ -123,7 +123,7 @@ class Handling:
 
     def __init__(self, lane: str, plan: Plan, history: h.History, points: FailurePoints) -> None:
         self._lane, self._plan, self._history, self._points = lane, plan, history, points
-        self._has_blocked, self._runs = False, 0
+        self._has_misbehaved, self._runs = False, 0
 
     async def handle(self, payload: bytes, context: Context) -> None:
         digest = h.digest_of(payload, context.key, context.headers)
@@ -166,8 +166,10 @@ class Handling:
         await asyncio.sleep(int(number) / 1000 if what == "sleep" else self._plan.run_ms / 1000)
 
     def _may_misbehave(self) -> bool:
-        may, self._has_misbehaved = self._plan.misbehaves and not self._has_misbehaved, True
-        return may
+        if not self._plan.misbehaves or self._has_misbehaved:
+            return False
+        self._has_misbehaved = True
+        return True
 
 
 def block_until_told(*, is_busy: bool) -> None:
