@@ -124,6 +124,10 @@ def test_operators_change_limits_on_the_command_line(tmp_path: Path) -> None:
     assert cli("limit", "mail", "--rate", "9/s", "--json").objects == [whole, keyed]
     assert cli("limit", "mail", "--key", "customer", "--end", "--json").objects == [whole]
     assert "9/s" in cli("limit", "mail").out
+    keyed["concurrency"] = 7
+    again = ("--key", "customer", "--concurrency", "7", "--rate", "60/min")
+    assert cli("limit", "handler:mail", *again, "--json").objects == [whole, keyed]
+    assert cli("limit", "handler:mail", "--key", "customer", "--end", "--json").objects == [whole]
     for wrong in (("--rate", "1/s"), ("mail", "--key", "customer"), ("mail", "--end", "--rate", "1/s")):
         assert cli("limit", *wrong).code == 2
     refused = cli("limit", "mail", "--rate", "fast", "--json")

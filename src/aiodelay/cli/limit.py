@@ -7,9 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from aiodelay import Scheduler
 from aiodelay.core.values import Lane, Limit, LimitedKey
 from aiodelay.errors import cut
+from aiodelay.operations.limit_change import change_limit, limited_lane
 from aiodelay.operations.limit_shapes import limit_shapes, limited_key_shape
 
 from .errors import NOT_UNDERSTOOD, CommandError
@@ -51,17 +51,12 @@ async def limit(
         raise CommandError("give either --end, or --concurrency and --rate", exit_code=NOT_UNDERSTOOD)
     async with place.opened() as scheduler:
         if what is not None and is_change:
-            await _change(scheduler, what, key, None if end else Limit(key, concurrency, rate))
+            await change_limit(scheduler, what, key, None if end else Limit(key, concurrency, rate))
+        lane = None if what is None else limited_lane(what)
         limits = await scheduler.limits()
-        keys = [] if what is None or what not in limits else await scheduler.limited_keys(what)
+        keys = [] if lane is None or lane not in limits else await scheduler.limited_keys(lane)
         now_ms = scheduler.store.now_ms()
-    _print({name: found for name, found in limits.items() if what in (None, name)}, keys, now_ms, json=place.json)
-
-
-async def _change(scheduler: Scheduler, what: str, key: str | None, new: Limit | None) -> None:
-    """Set the limit with a key, or the one without. The other limit stays."""
-    others = [each for each in (await scheduler.limits()).get(what, ()) if (each.key is None) != (key is None)]
-    await scheduler.set_limits(what, *others, *(() if new is None else (new,)))
+    _print({name: found for name, found in limits.items() if lane in (None, name)}, keys, now_ms, json=place.json)
 
 
 def _print(limits: Mapping[Lane, Sequence[Limit]], keys: Sequence[LimitedKey], now_ms: int, *, json: bool) -> None:
