@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 from playwright.async_api import Page, expect
 
-from aiodelay.core.values import Command, Outcome, SourcePosition
+from aiodelay.core.values import Command, Limit, Outcome, SourcePosition, lane_limits
 from aiodelay.service import Token, hash_token
 from aiodelay.service.api import bulk
 from tests.browser.conftest import Viewer, Watch
@@ -141,6 +141,15 @@ async def test_a_bad_value_leaves_the_form_with_what_was_typed(script: bool, wat
         await page.locator("#what").fill("no sink:x")
         await page.locator("form:has(#what)").get_by_role("button", name="Pause").click()
         await expect(page.locator("#what")).to_have_value("no sink:x")
+
+        await page.get_by_label("Handler or sink", exact=True).fill("RefundDue")
+        rate = page.get_by_label("Rate at most")
+        await rate.fill("fast")
+        await press(page, "Set limit")
+        await expect(page.locator("div:has(> #rate)")).to_contain_text("Limit.rate is 'fast'; allowed: ")
+        await expect(rate).to_be_focused()
+        await expect(rate).to_have_value("fast")
+        await expect(page.locator("[aria-invalid]")).to_have_count(1)
 
         await page.goto(viewer.base + "/messages?due_from=soon&lane=RefundDue")
         await expect(page.get_by_role("alert").filter(has_text="soon")).to_be_visible()
@@ -302,7 +311,7 @@ async def test_purge_one(script: bool, watch: Watch, store: SceneStore) -> None:
 
 
 @SCRIPTED
-async def test_pause_and_resume(script: bool, watch: Watch, store: SceneStore) -> None:
+async def test_pauses_and_limits_of_a_destination(script: bool, watch: Watch, store: SceneStore) -> None:
     async with watch(store, looks=looks(script)) as viewer:
         page = await viewer.open("/sinks")
         await page.locator("#what").fill("CheckPaiment")
@@ -320,7 +329,34 @@ async def test_pause_and_resume(script: bool, watch: Watch, store: SceneStore) -
         await page.get_by_role("listitem").filter(has_text="CheckPayment").get_by_role("button", name="Resume").click()
         await press(page, "Resume 1 destination")
         await expect(page.get_by_role("row", name="resumed 1")).to_be_visible()
-    assert await store.paused() == [("webhook", "us-1")]
+        assert await store.paused() == [("webhook", "us-1")]
+
+        await page.get_by_role("link", name="Back").click()
+        await set_limit(page, {"Handler or sink": "SendReceipt", "Rate at most": "60/min"})
+        await set_limit(page, {"Handler or sink": "SendReceipt", "Of each": "customer", "In flight at most": "2"})
+        keyed = page.get_by_role("row", name="SendReceipt customer 2")
+        await expect(keyed).to_be_visible()
+        whole = page.get_by_role("row", name="SendReceipt all messages together \u2013 60/min")
+        await expect(whole).to_be_visible()
+        assert await store.limits() == {"SendReceipt": lane_limits([Limit(rate="60/min"), Limit("customer", 2)])}
+        await keyed.get_by_role("button", name="End").click()
+        await expect(page.get_by_text("Limit until now: each customer: at most 2 in flight")).to_be_visible()
+        await press(page, "End 1 limit")
+        await expect(page.get_by_role("row", name="ended 1")).to_be_visible()
+        await page.get_by_role("link", name="Back").click()
+        await expect(whole).to_be_visible()
+        await expect(keyed).to_have_count(0)
+    assert await store.limits() == {"SendReceipt": lane_limits([Limit(rate="60/min")])}
+
+
+async def set_limit(page: Page, fields: Mapping[str, str]) -> None:
+    """Fill the form, confirm, and go back to the screen of the form."""
+    for label, text in fields.items():
+        await page.get_by_label(label, exact=True).fill(text)
+    await press(page, "Set limit")
+    await press(page, "Set 1 limit")
+    await expect(page.get_by_role("row", name="set 1")).to_be_visible()
+    await page.get_by_role("link", name="Back").click()
 
 
 # --- who may ------------------------------------------------------------------------------------------------
@@ -360,6 +396,12 @@ async def test_a_token_for_reading_sees_no_buttons_and_is_refused(watch: Watch, 
         refused = await viewer.context.request.post(viewer.base + "/plan", form=form)
         assert refused.status == 403
         assert "needs a token with the scope schedule" in await refused.text()
+        await page.goto(viewer.base + "/sinks")
+        await expect(page.get_by_role("button", name="Set limit")).to_have_count(0)
+        form = {"csrf": csrf or "", "action": "limit", "limited": "SendReceipt", "rate": "1/s"}
+        refused = await viewer.context.request.post(viewer.base + "/plan", form=form)
+        assert refused.status == 403
+        assert "needs a token with the scope operate" in await refused.text()
     assert await store.get(ORDER) is not None
 
 

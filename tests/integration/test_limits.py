@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -111,6 +112,53 @@ async def test_why_says_when_a_rate_has_room_again() -> None:
 async def settled(scheduler: Scheduler) -> bool:
     counts = (await scheduler.counts())["Ask"]
     return (counts.overdue, counts.in_flight) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"limited": "no name", "rate": "1/s"}, ["limited"]),
+        ({"limited": "webhook:eu-1", "rate": "1/s"}, ["limited"]),
+        ({"limited": "Ask", "key": "address", "rate": "1/s"}, ["key"]),
+        ({"limited": "Ask", "key": "2 keys", "rate": "1/s"}, ["key"]),
+        ({"limited": "Ask", "concurrency": "many", "rate": "1/s"}, ["concurrency"]),
+        ({"limited": "Ask", "concurrency": "0"}, ["concurrency"]),
+        ({"limited": "Ask", "concurrency": "9" * 5_000}, ["concurrency"]),
+        ({"limited": "Ask", "concurrency": "1", "rate": "fast"}, ["rate"]),
+        ({"limited": "Ask", "key": "customer"}, ["concurrency", "rate"]),
+    ],
+)
+@pytest.mark.asyncio
+async def test_the_page_shows_the_error_of_a_wrong_limit_at_its_field(fields: dict[str, str], wrong: list[str]) -> None:
+    async with asking() as (client, scheduler, _):
+        screen = await sent(client, "limit", fields)
+        assert re.findall(r'<input id="(\w+)"[^>]*aria-invalid="true" aria-describedby="mistake"', screen) == wrong
+        assert re.findall(r'<input id="(\w+)"[^>]* autofocus><small class="mistake">', screen) == wrong[:1]
+        typed = dict(re.findall(r'<input id="(\w+)"[^>]* value="([^"]*)"', screen))
+        assert {name: typed[name] for name in fields} == fields
+        assert await scheduler.limits() == {}
+
+
+@pytest.mark.asyncio
+async def test_the_page_names_the_limit_that_a_change_ends_or_replaces() -> None:
+    async with asking(Limit("customer", 1, "9/s")) as (client, _, _):
+        screen = await sent(client, "limit", {"limited": "handler:Ask", "key": "tenant", "concurrency": "3"})
+        assert "New limit: <strong>each tenant: at most 3 in flight</strong>" in screen
+        assert "Limit until now: <strong>each customer: at most 1 in flight, at most 9/s begin</strong>" in screen
+        assert "Nothing is called" not in screen
+        screen = await sent(client, "limit", {"limited": "Aks", "rate": "2/min"})
+        assert "New limit: <strong>all messages together: at most 2/min begin</strong>" in screen
+        assert "Nothing is called Aks" in screen
+        assert "A handler or sink that gets this name later has this limit" in screen
+        screen = await sent(client, "end_limit", {"limited": "Ask"})
+        assert "Ask has no such limit any more." in screen
+
+
+async def sent(client: httpx.AsyncClient, action: str, fields: dict[str, str]) -> str:
+    """Send the form of a limit, and return the screen that answers it."""
+    csrf = re.findall(r'name="csrf" value="(\w+)"', (await client.get("/sinks")).text)[0]
+    form = {"csrf": csrf, "back": "/sinks", "action": action, **fields}
+    return (await client.post("/plan", data=form, follow_redirects=True)).text
 
 
 def test_operators_change_limits_on_the_command_line(tmp_path: Path) -> None:

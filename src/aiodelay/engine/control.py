@@ -38,7 +38,7 @@ from aiodelay.ports import Limits, Transfer
 from .openable import Openable
 from .subscriptions import moves_into
 
-__all__ = ["STORES_WITH_LIMITS", "Control", "lanes_and_address"]
+__all__ = ["STORES_WITH_LIMITS", "Control", "check_limits", "lanes_and_address"]
 
 PAGE = 500
 MOST = (1 << 63) - 1
@@ -161,10 +161,9 @@ class Control(Openable):
             UnsupportedByStoreError: The store has no limits, or moves messages into this sink by itself.
             StoreUnavailableError: The store did not answer.
         """
-        lanes, store, given = _whole_lanes(what), self._limits_store(), lane_limits(limits)
-        for lane in lanes:
-            self._check_limits(lane, given)
-        for lane in lanes:
+        check_limits(self, what, *limits)
+        store, given = _limits_store(self), lane_limits(limits)
+        for lane in _whole_lanes(what):
             await store.set_limits(lane, given, is_declared=False)
 
     async def limits(self) -> Mapping[Lane, Sequence[Limit]]:
@@ -179,24 +178,8 @@ class Control(Openable):
             what: An event class, or the name of a handler or of a sink.
             limit: Most keys to return for each lane, 1 to 1,000. Keys with the most waiting messages come first.
         """
-        store, most = self._limits_store(), check_count(limit, "limit", 1, 1_000)
+        store, most = _limits_store(self), check_count(limit, "limit", 1, 1_000)
         return [key for lane in _whole_lanes(what) for key in await store.limited_keys(lane, limit=most)]
-
-    def _limits_store(self) -> Limits:
-        store = self.opened_store()
-        if not isinstance(store, Limits):
-            raise UnsupportedByStoreError("limits", "asked for", STORES_WITH_LIMITS)
-        return store
-
-    def _check_limits(self, lane: Lane, limits: LaneLimits) -> None:
-        sink, key = self._sinks.get(lane), None if limits.each is None else limits.each.key
-        if sink is None and key == ADDRESS:
-            raise ConfigurationError("limit.key", repr(ADDRESS), f"the name of a sink with it: {lane} is no sink")
-        if sink is not None and key not in (None, ADDRESS):
-            raise ConfigurationError("limit.key", shortened(key), f"{ADDRESS!r}, or no key, for the sink {lane}")
-        if sink is not None and limits and moves_into(self._store, sink):
-            got = f"set for the sink {lane}, into which the store moves messages by itself"
-            raise UnsupportedByStoreError("limit", got, "a limit of a handler or of another sink")
 
     # --- dead letters and journal -------------------------------------------------------------------------
 
@@ -281,6 +264,37 @@ def lanes_and_address(what: type | str) -> tuple[tuple[Lane, ...], str | None]:
         lane, address = split_target(what, field="what")
         return ((address,), None) if lane == HANDLER_TARGET else ((lane,), address)
     return (check_type_name(what, "what"),), None
+
+
+def check_limits(scheduler: Openable, what: type | str, *limits: Limit) -> None:
+    """Raise the error with which `set_limits` would refuse these limits, if it would.
+
+    Raises:
+        ConfigurationError: The limits do not fit the handler or sink, or no lane can have that name.
+        UnsupportedByStoreError: The store has no limits, or moves messages into this sink by itself.
+    """
+    _limits_store(scheduler)
+    given = lane_limits(limits)
+    for lane in _whole_lanes(what):
+        _check_limits(scheduler, lane, given)
+
+
+def _limits_store(scheduler: Openable) -> Limits:
+    store = scheduler.opened_store()
+    if not isinstance(store, Limits):
+        raise UnsupportedByStoreError("limits", "asked for", STORES_WITH_LIMITS)
+    return store
+
+
+def _check_limits(scheduler: Openable, lane: Lane, limits: LaneLimits) -> None:
+    sink, key = scheduler.sinks.get(lane), None if limits.each is None else limits.each.key
+    if sink is None and key == ADDRESS:
+        raise ConfigurationError("limit.key", repr(ADDRESS), f"the name of a sink with it: {lane} is no sink")
+    if sink is not None and key not in (None, ADDRESS):
+        raise ConfigurationError("limit.key", shortened(key), f"{ADDRESS!r}, or no key, for the sink {lane}")
+    if sink is not None and limits and moves_into(scheduler.store, sink):
+        got = f"set for the sink {lane}, into which the store moves messages by itself"
+        raise UnsupportedByStoreError("limit", got, "a limit of a handler or of another sink")
 
 
 def _whole_lanes(what: type | str) -> tuple[Lane, ...]:

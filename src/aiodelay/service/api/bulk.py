@@ -11,9 +11,10 @@ from typing import Annotated, NamedTuple
 from fastapi import APIRouter, Query, Request, Response
 
 from aiodelay.core.validation import due_of
-from aiodelay.core.values import DeadKey, Stored
+from aiodelay.core.values import DeadKey, Limit, Stored
 from aiodelay.errors import AiodelayError, StoreError
 from aiodelay.operations.json_shapes import read_time, time_shape
+from aiodelay.operations.limit_change import change_limit
 from aiodelay.operations.queries import DeadFilter, Filter, dead_page, page
 from aiodelay.scheduler import Scheduler
 
@@ -296,6 +297,10 @@ def _change_of(scheduler: Scheduler, plan: Plan) -> Callable[[str], Awaitable[ob
             return lambda each: _word_of(scheduler.pause(each), "paused", "was_paused")
         case "resume":
             return lambda each: _word_of(scheduler.resume(each), "resumed", "was_not_paused")
+        case "limit" | "end_limit":
+            new = Limit(**plan.options) if plan.action == "limit" else None
+            words = ("ended", "not_found") if new is None else ("replaced", "set")
+            return lambda each: _word_of(change_limit(scheduler, each, plan.options["key"], new), *words)
         case _:
             at, delay = read_time(plan.options["at"], "at"), plan.options["delay"]
             return lambda each: scheduler.reschedule(each, at=at, delay=delay)

@@ -7,6 +7,7 @@ form.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from difflib import get_close_matches
 
 from fastapi import Request
@@ -29,6 +30,7 @@ from aiodelay.service.config import Scope
 
 from .dead import DEAD_FIELDS, dead_filter_in
 from .forms import Form
+from .limits import WRONG_FIELDS, limit_facts, limit_plan
 from .messages import FIELDS, filter_in, in_utc
 from .overview import instances_of
 from .rendering import here_of, local, shown, url_of
@@ -44,6 +46,7 @@ WAIT_S = 1.5
 """Seconds for which the answer to a confirmation waits for the end of the operation."""
 MOST_NAMED = 12
 OF_MESSAGES, OF_LETTERS, OF_PLACES = ("cancel", "fire", "reschedule"), ("redrive", "purge"), ("pause", "resume")
+OF_LIMITS = ("limit", "end_limit")
 ACTIONS: dict[str, tuple[str, str]] = {
     "cancel": ("Cancel", "An attempt in flight goes on. No retry and no further occurrence follows."),
     "fire": ("Fire now", "The due time becomes now. Messages in flight do not change."),
@@ -52,6 +55,8 @@ ACTIONS: dict[str, tuple[str, str]] = {
     "purge": ("Purge", "The dead letters are deleted for good. They cannot be redriven later."),
     "pause": ("Pause", "The pause applies to all instances, until a resume. Messages in flight go on."),
     "resume": ("Resume", "Messages that are already due are delivered at once."),
+    "limit": ("Set", "The limit applies to all instances at once, also to messages that wait already."),
+    "end_limit": ("End", "No message waits because of this limit any more."),
 }
 
 
@@ -74,7 +79,8 @@ async def plan(request: Request) -> Response:
         problem = problem_of(error)
         if problem.status != 422:
             raise
-        return refused(request, form, problem.detail, form.one("back"))
+        wrong_fields = WRONG_FIELDS.get(str(problem.field), ()) if action in OF_LIMITS else ()
+        return refused(request, form, problem.detail, form.one("back"), wrong_fields)
     token = served_of(request).plans.add(found)
     return seen_at(url_of(request, store, f"plan/{token}", back=local(request, form.one("back"))))
 
@@ -87,6 +93,8 @@ def _scope_of(action: str, form: Form) -> Scope:
 
 async def _planned(request: Request, store: Opened, action: str, form: Form) -> Plan:
     by, most = caller_of(request).name, served_of(request).limits.max_examined
+    if action in OF_LIMITS:
+        return await limit_plan(store, action, form, by=by)
     at, delay = _when(form) if action == "reschedule" else (None, None)
     if form.one("scope") == "all" and action not in OF_PLACES:
         of_letters = action in OF_LETTERS
@@ -151,10 +159,10 @@ async def ask(request: Request) -> Response:
         what=_what(found.action, count),
         count=count,
         first=(found.names or found.series)[:SHOWN],
-        options={name: value for name, value in found.options.items() if value},
+        changes=await _changes(store, found, is_confirmed=is_confirmed),
         plan=found,
         series=found.series[:SHOWN],
-        unknown=await _unknown(store, found, list(facts.lanes)) if found.action == "pause" else {},
+        unknown=await _unknown(store, found, list(facts.lanes)) if found.action in ("pause", "limit") else {},
         to_type=_to_type(found),
         token=token,
         is_confirmed=is_confirmed,
@@ -163,10 +171,17 @@ async def ask(request: Request) -> Response:
     )
 
 
+async def _changes(store: Opened, plan: Plan, *, is_confirmed: bool) -> Mapping[str, str]:
+    """Return the values that a plan changes, by their names."""
+    if plan.action in OF_LIMITS:
+        return {} if is_confirmed else await limit_facts(store, plan)
+    at, delay = plan.options.get("at"), plan.options.get("delay")
+    return {"New time": at or f"in {delay}"} if at or delay else {}
+
+
 def _what(action: str, count: int) -> str:
-    if action in OF_PLACES:
-        return "destination" if count == 1 else "destinations"
-    name = "dead letter" if action in OF_LETTERS else "message"
+    names = {"dead letter": OF_LETTERS, "destination": OF_PLACES, "limit": OF_LIMITS}
+    name = next((name for name, actions in names.items() if action in actions), "message")
     return name if count == 1 else f"{name}s"
 
 

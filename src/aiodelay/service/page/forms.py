@@ -35,11 +35,13 @@ class Draft:
         by: The name of the caller that sent the form.
         form: The fields of the form.
         mistake: The reason of the refusal.
+        wrong: The names of the wrong fields; empty = any of the filled fields.
     """
 
     by: str
     form: Form
     mistake: str
+    wrong: Sequence[str] = ()
 
 
 NO_DRAFT = Draft("", Form({}), "")

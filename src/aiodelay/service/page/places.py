@@ -34,6 +34,7 @@ async def sinks(request: Request) -> Response:
         sinks=[(name, scheduler.reaches(name)) for name in sorted(scheduler.sinks)],
         blocked=await scheduler.blocked(),
         paused=await scheduler.paused(),
+        has_limits=isinstance(scheduler.opened_store(), ports.Limits),
         limits=(limits := await scheduler.limits()),
         limited=[each for what in sorted(limits) for each in await scheduler.limited_keys(what, limit=MOST_KEYS)],
     )

@@ -162,6 +162,7 @@ def _common(request: Request, store: Opened | None) -> Mapping[str, Any]:
         "may_schedule": "schedule" in scopes and not served.read_only,
         "may_operate": "operate" in scopes and not served.read_only,
         "mistake": draft.mistake,
+        "wrong_fields": draft.wrong,
         "typed": draft.form.one,
         "ticked": frozenset(draft.form.all("id")) | frozenset(draft.form.all("letter")),
         "running": [] if store is None else served.operations.running(store=store.name),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 from urllib.parse import parse_qs
 
@@ -75,7 +75,7 @@ def seen_at(path: str) -> Response:
     return RedirectResponse(path, 303)
 
 
-def refused(request: Request, form: Form, mistake: str, back: str) -> Response:
+def refused(request: Request, form: Form, mistake: str, back: str, wrong_fields: Sequence[str] = ()) -> Response:
     """Return the answer to a form with a mistake: a redirect to its screen, which shows the form as it was typed.
 
     Args:
@@ -83,8 +83,9 @@ def refused(request: Request, form: Form, mistake: str, back: str) -> Response:
         form: The fields as typed.
         mistake: The reason of the refusal.
         back: The path and the query of the form's screen.
+        wrong_fields: The names of the wrong fields; empty = any of the filled fields.
     """
-    token = state_of(request).drafts.add(Draft(caller_of(request).name, form, mistake))
+    token = state_of(request).drafts.add(Draft(caller_of(request).name, form, mistake, wrong_fields))
     path = local(request, back)
     return seen_at(f"{path}{'&' if '?' in path else '?'}draft={token}")
 
