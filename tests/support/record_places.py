@@ -72,6 +72,8 @@ FULL = Record(
     traceback="Traceback",
     put_due_ms=DUE_MS - 30_000,
     debounced_ms=DUE_MS - 60_000,
+    appended=b'{"a": 2}',
+    appended_due_ms=DUE_MS + 30_000,
 )
 """A record in which no field has its default."""
 

@@ -69,6 +69,8 @@ class _Body(msgspec.Struct, omit_defaults=True, gc=False):
     b: str | None = None
     d: int | None = None
     w: int | None = None
+    i: bytes | None = None
+    m: int | None = None
 
 
 _read_body = msgspec.msgpack.Decoder(_Body).decode
@@ -104,6 +106,8 @@ def encode_record(record: Record, lane_number: int) -> bytes:
         traceback=record.traceback,
         put_due_ms=record.put_due_ms,
         debounced_ms=record.debounced_ms,
+        appended=record.appended,
+        appended_due_ms=record.appended_due_ms,
     )
     return prefix + version + body
 
@@ -118,6 +122,8 @@ def encode_body(
     traceback: str | None = None,
     put_due_ms: int | None = None,
     debounced_ms: int | None = None,
+    appended: bytes | None = None,
+    appended_due_ms: int | None = None,
 ) -> bytes:
     """Write only the body of a record: the MessagePack map, without the prefix."""
     body = _Body(
@@ -136,6 +142,8 @@ def encode_body(
         b=storable_text(traceback),
         d=put_due_ms,
         w=debounced_ms,
+        i=appended,
+        m=appended_due_ms,
     )
     return _body_encoder.encode(body)
 
@@ -266,6 +274,8 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
         body.b,
         body.d,
         body.w,
+        body.i,
+        body.m,
     )
 
 

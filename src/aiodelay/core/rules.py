@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from aiodelay.errors import RecordFormatError
 
 from . import transitions as t
+from .appending import append_refused, next_message, with_appended, with_item, with_item_in_flight, without_appended
 from .conflicts import VERSIONED, Verdict, put_verdict, timed
 from .table import Answers, Row, Table
 from .values import (
@@ -91,6 +92,8 @@ class Rules(Generic[R]):
     def put(self, put: Put, row: R | None, now: int) -> Outcome:
         """Carry out a put."""
         table, message_id, conflict = self.table, put.id, put.conflict
+        if conflict.mode == "append" and row is not None:
+            return self._append(put, row, now)
         current, in_flight = None if row is None else row.record, row is not None and row.token != 0
         ended_version = table.answers.ended_version(message_id, now) if conflict.mode in VERSIONED else None
         due_ms = t.due_of(put.due, now)
@@ -115,8 +118,27 @@ class Rules(Generic[R]):
             self._make_room(row, now)
         table.insert(record, record.due_ms)
         table.note(verdict, record, now)
-        is_older_in_flight = verdict == "replaced" and self._has_superseded(message_id, now)
+        is_older_in_flight = verdict == "replaced" and _has_superseded(table, message_id, now)
         return Stored(verdict, record.revision, record.due_ms, is_older_in_flight)
+
+    def _append(self, put: Put, row: R, now: int) -> Outcome:
+        """Add an item to a stored message. A claim on the message goes on."""
+        table, current = self.table, row.record
+        refused = append_refused(put, current)
+        if refused is not None:
+            return refused
+        if row.token:
+            record = with_item_in_flight(put, current, t.due_of(put.due, now), now)
+            table.update(row, record)
+            due_ms = record.appended_due_ms or 0
+        else:
+            record = with_item(put, current, t.next_revision(now, current.revision), now)
+            due_ms = record.due_ms
+            self._make_room(row, now)
+            table.insert(record, row.place_ms if due_ms == current.due_ms else due_ms)
+        table.note("replaced", record, now)
+        is_older_in_flight = row.token != 0 or _has_superseded(table, record.id, now)
+        return Stored("replaced", record.revision, due_ms, is_older_in_flight)
 
     def _make_room(self, row: R, now: int) -> None:
         """Remove a message, to free its id for another record; keep its answer and version."""
@@ -127,7 +149,7 @@ class Rules(Generic[R]):
             self._leave_series(record.id)
             return
         table.answers.keep(record, now)
-        self._keep_version(record, now)
+        _keep_version(self.table.answers, record, now)
 
     def cancel(self, command: Cancel, row: R | None, now: int) -> Outcome:
         """Carry out a cancel."""
@@ -136,8 +158,8 @@ class Rules(Generic[R]):
             return refused or Refused("not_found")
         record, is_claimed = row.record, row.token != 0
         if is_claimed:  # before `end_retries`, which may change `live` of the stored series, and so make `row` stale
-            self.table.update(row, replace(record, no_retry=True))
-        in_flight = self.end_retries(command.id, now) or self._has_superseded(command.id, now) or is_claimed
+            self.table.update(row, replace(without_appended(record), no_retry=True))
+        in_flight = self.end_retries(command.id, now) or _has_superseded(self.table, command.id, now) or is_claimed
         if not is_claimed:
             self.end(row, now)
         answer: Literal["in_flight", "cancelled"] = "in_flight" if in_flight else "cancelled"
@@ -166,10 +188,6 @@ class Rules(Generic[R]):
         self.table.move(row, record, place_ms)
         self.table.note(answer, record, now)
         return Stored(answer, record.revision, record.due_ms)
-
-    def _has_superseded(self, message_id: str, now: int) -> bool:
-        """Return whether a replaced version of this id is still in flight."""
-        return any(not t.is_lease_over(token, now) for token in self.table.superseded.tokens(message_id))
 
     # --- series and their retries -------------------------------------------------------------------------
 
@@ -205,6 +223,14 @@ class Rules(Generic[R]):
 
     # --- ends ---------------------------------------------------------------------------------------------
 
+    def _end_claimed(self, row: R, now: int) -> None:
+        """End a message after its last attempt. If it got items meanwhile, they become the next message of its id."""
+        if row.record.appended is None:
+            self.end(row, now)
+        else:
+            following = next_message(row.record, now)
+            _put_in_place(self.table, row, following, following.due_ms, now)
+
     def end(self, row: R, now: int) -> None:
         """End a message, and keep its answer, revision and version for repeated commands."""
         record = row.record
@@ -213,13 +239,7 @@ class Rules(Generic[R]):
             self._leave_series(record.id)
             return
         self.table.retire(row, now)
-        self._keep_version(record, now)
-
-    def _keep_version(self, record: Record, now: int) -> None:
-        version, answers = record.envelope.version, self.table.answers
-        if version is not None:
-            newest = max(version, answers.ended_version(record.id, now) or 0)
-            answers.add_version(record.id, newest, until_ms=now + TOMBSTONE_WINDOW_MS)
+        _keep_version(self.table.answers, record, now)
 
     def bury(self, record: Record, reason: DeadReason, now: int) -> None:
         """Keep a message, or the current occurrence of a series, as a dead letter."""
@@ -269,10 +289,14 @@ class Rules(Generic[R]):
             table.move(row, series, series.due_ms)
         elif retry is not None:
             failed = t.after_failure(record, retry)
-            table.move(row, failed, t.retry_place(failed, retry.due_ms))
+            place_ms = t.retry_place(failed, retry.due_ms)
+            if record.appended is None:
+                table.move(row, failed, place_ms)
+            else:
+                _put_in_place(self.table, row, with_appended(failed, now), place_ms, now)
             table.note("again", failed, now, retry.error or "")
         else:
-            self.end(row, now)
+            self._end_claimed(row, now)
         return SettleOutcome.SETTLED
 
     def _retry_beside(self, record: Record, settlement: Again, now: int) -> None:
@@ -290,7 +314,7 @@ class Rules(Generic[R]):
             case Again():
                 self.table.note("dropped", record, now, "cancelled in flight")
             case Dead():
-                self.bury(t.after_failure(record, settlement), settlement.reason, now)
+                self.bury(t.after_failure(without_appended(record), settlement), settlement.reason, now)
             case Done():
                 self.table.note(settlement.outcome, record, now)
 
@@ -320,15 +344,19 @@ class Rules(Generic[R]):
         if after != search:
             trials.set_search(after)
         if record != "killed_worker" and not record.no_retry:
-            table.move(row, record, row.place_ms, keeps_turn=is_tried)
+            if record.appended is None:
+                table.move(row, record, row.place_ms, keeps_turn=is_tried)
+            else:
+                _put_in_place(self.table, row, with_appended(record, now), row.place_ms, now)
             table.note("lapsed", record, now)
             return
         with table.changing(row):
             if record == "killed_worker":
-                self.bury(replace(before, kills=t.KILLS_TO_DEATH, alone=False), "killed_worker", now)
+                killer = replace(without_appended(before), kills=t.KILLS_TO_DEATH, alone=False)
+                self.bury(killer, "killed_worker", now)
             else:
                 table.note("dropped", record, now, "cancelled in flight")
-            self.end(row, now)
+            self._end_claimed(row, now)
 
     # --- dead letters, and messages that a source puts back -----------------------------------------------
 
@@ -369,6 +397,26 @@ class Rules(Generic[R]):
         table.insert(record, t.retry_place(record, message.due_ms))
         table.note("again", record, now, record.last_error or "")
         return Stored("stored", record.revision, record.due_ms)
+
+
+def _has_superseded(table: Table[R], message_id: str, now: int) -> bool:
+    """Return whether a replaced version of this id is still in flight."""
+    return any(not t.is_lease_over(token, now) for token in table.superseded.tokens(message_id))
+
+
+def _put_in_place(table: Table[R], row: R, record: Record, place_ms: int, now: int) -> None:
+    """Put a message with another payload and revision in the place of a claimed message."""
+    with table.changing(row):
+        table.answers.keep(row.record, now)
+        table.remove(row)
+        table.insert(record, place_ms)
+
+
+def _keep_version(answers: Answers, record: Record, now: int) -> None:
+    version = record.envelope.version
+    if version is not None:
+        newest = max(version, answers.ended_version(record.id, now) or 0)
+        answers.add_version(record.id, newest, until_ms=now + TOMBSTONE_WINDOW_MS)
 
 
 def _kept(verdict: Verdict, current: Record | None, ended_version: int | None) -> Stored:

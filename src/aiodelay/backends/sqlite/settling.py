@@ -69,6 +69,8 @@ class HeldClaims:
 
         A claim is plain if four conditions hold. The settlement is `Done`. The message has never lapsed. The message
         does not recur, and its id has no `~`, which the id of a retry of a series has. The message has no version.
+
+        The caller also checks that the message got no items since the claim.
         """
         if type(settlement) is not Done:
             return None
@@ -99,9 +101,10 @@ def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) 
     by_index: dict[int, int] = {}
     if len({settlement.id for settlement in settlements}) < len(settlements):
         held = HeldClaims()  # Two settlements have the same id. Without a cache, the rules handle them in order.
+    appended = {n for (n,) in tables.execute("SELECT n FROM messages WHERE appended IS NOT NULL")}
     for i, settlement in enumerate(settlements):
         claim = held.plain(settlement)
-        if claim is not None:
+        if claim is not None and claim.n not in appended:
             plain[claim.n] = claim
             by_index[i] = claim.n
     ended = _end_leases(tables, plain) if plain else []
