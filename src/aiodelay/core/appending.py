@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from aiodelay.errors import shortened
-
 from . import transitions as t
 from .values import Put, Record, Refused
 
 __all__ = [
+    "OTHER_KIND",
     "SEPARATOR",
     "append_refused",
     "next_message",
@@ -24,6 +23,8 @@ __all__ = [
     "without_appended",
 ]
 
+OTHER_KIND = "which is of another kind"
+"""The detail of a refused append to a message that recurs, or has another destination, type or encoding."""
 SEPARATOR = b"\n"
 """The byte between two items of a payload."""
 
@@ -37,8 +38,7 @@ def append_refused(put: Put, current: Record) -> Refused | None:
     given, stored, most = put.envelope, current.envelope, put.conflict.max_bytes
     kinds = ((each.lane, each.address, each.type, each.encoding) for each in (given, stored))
     if len(set(kinds)) > 1 or stored.rule is not None:
-        to = f"{stored.lane}:{stored.address}" if stored.address else stored.lane
-        return Refused("duplicate", f"a message of another kind, to {shortened(to)}")
+        return Refused("duplicate", OTHER_KIND)
     size = len(_joined(stored.payload, current.appended, given.payload))
     return Refused("too_large") if most is not None and size > most else None
 
@@ -64,10 +64,12 @@ def with_item_in_flight(put: Put, current: Record, due_ms: int, now_ms: int) -> 
 
 
 def with_appended(record: Record, now_ms: int) -> Record:
-    """Return a message that is tried again, with the items that came while it was in flight.
+    """Return a message that is tried again, with the items that came while it was in flight, if any.
 
     The revision is new, because the delivery id must differ if the payload differs.
     """
+    if record.appended is None:
+        return record
     payload = _joined(record.envelope.payload, record.appended)
     revision = t.next_revision(now_ms, record.revision)
     return replace(without_appended(record), envelope=replace(record.envelope, payload=payload), revision=revision)

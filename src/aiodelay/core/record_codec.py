@@ -51,8 +51,12 @@ _MOST_ATTEMPTS = 65_535
 _body_encoder = msgspec.msgpack.Encoder()
 
 
-class _Body(msgspec.Struct, omit_defaults=True, gc=False):
-    """The MessagePack map after the prefix. If a key is absent, its field has the default value."""
+class _UsualBody(msgspec.Struct, omit_defaults=True, gc=False):
+    """The keys of `_Body` that messages have while they wait.
+
+    msgspec writes the map of a struct with up to 15 fields with 1 byte for the number of keys, which scripts expect of
+    most records. For more fields it takes 3 bytes, even if most fields are left out.
+    """
 
     p: bytes = b""
     k: bytes | None = None
@@ -69,6 +73,11 @@ class _Body(msgspec.Struct, omit_defaults=True, gc=False):
     b: str | None = None
     d: int | None = None
     w: int | None = None
+
+
+class _Body(_UsualBody, omit_defaults=True, gc=False):
+    """The MessagePack map after the prefix. If a key is absent, its field has the default value."""
+
     i: bytes | None = None
     m: int | None = None
 
@@ -126,7 +135,7 @@ def encode_body(
     appended_due_ms: int | None = None,
 ) -> bytes:
     """Write only the body of a record: the MessagePack map, without the prefix."""
-    body = _Body(
+    body = _UsualBody(
         p=envelope.payload,
         k=envelope.key,
         h=dict(envelope.headers) if envelope.headers else {},
@@ -142,9 +151,9 @@ def encode_body(
         b=storable_text(traceback),
         d=put_due_ms,
         w=debounced_ms,
-        i=appended,
-        m=appended_due_ms,
     )
+    if appended is not None:
+        body = _Body(*msgspec.structs.astuple(body), appended, appended_due_ms)
     return _body_encoder.encode(body)
 
 

@@ -289,11 +289,7 @@ class Rules(Generic[R]):
             table.move(row, series, series.due_ms)
         elif retry is not None:
             failed = t.after_failure(record, retry)
-            place_ms = t.retry_place(failed, retry.due_ms)
-            if record.appended is None:
-                table.move(row, failed, place_ms)
-            else:
-                _put_in_place(self.table, row, with_appended(failed, now), place_ms, now)
+            failed = _return(table, row, failed, t.retry_place(failed, retry.due_ms), now)
             table.note("again", failed, now, retry.error or "")
         else:
             self._end_claimed(row, now)
@@ -344,10 +340,7 @@ class Rules(Generic[R]):
         if after != search:
             trials.set_search(after)
         if record != "killed_worker" and not record.no_retry:
-            if record.appended is None:
-                table.move(row, record, row.place_ms, keeps_turn=is_tried)
-            else:
-                _put_in_place(self.table, row, with_appended(record, now), row.place_ms, now)
+            record = _return(table, row, record, row.place_ms, now, keeps_turn=is_tried)
             table.note("lapsed", record, now)
             return
         with table.changing(row):
@@ -402,6 +395,16 @@ class Rules(Generic[R]):
 def _has_superseded(table: Table[R], message_id: str, now: int) -> bool:
     """Return whether a replaced version of this id is still in flight."""
     return any(not t.is_lease_over(token, now) for token in table.superseded.tokens(message_id))
+
+
+def _return(table: Table[R], row: R, record: Record, place_ms: int, now: int, *, keeps_turn: bool = False) -> Record:
+    """Put a claimed message back into its lane, with the items that it got meanwhile. Return its new record."""
+    if record.appended is None:
+        table.move(row, record, place_ms, keeps_turn=keeps_turn)
+        return record
+    joined = with_appended(record, now)
+    _put_in_place(table, row, joined, place_ms, now)
+    return joined
 
 
 def _put_in_place(table: Table[R], row: R, record: Record, place_ms: int, now: int) -> None:
