@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aiodelay.core.conflicts import TIMED
+from aiodelay.core.conflicts import FOR_ONE_RUN
 from aiodelay.core.transitions import token_counter, token_for
 from aiodelay.core.values import (
     MAX_LAPSES,
@@ -198,7 +198,7 @@ class StoreMachine(RuleBasedStateMachine):
         if conflict.revision is not None:
             conflict = Conflict.if_revision(self.revision(wish.id) + conflict.revision)
         due = self.due(wish.due) if conflict.quiet_ms is None else After(conflict.quiet_ms)
-        rule = None if conflict.mode in TIMED else rule
+        rule = None if conflict.mode in FOR_ONE_RUN else rule
         envelope = Envelope(wish.id, wish.lane, wish.address, payload=wish.payload, version=conflict.version, rule=rule)
         source = None if wish.position is None else SourcePosition("source", *wish.position)
         self.send(Put(self.op(), envelope, due, conflict, late), source)
