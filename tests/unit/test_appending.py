@@ -153,7 +153,7 @@ async def test_a_sink_gets_one_payload_of_lines(clock: VirtualClock) -> None:
             await scheduler.schedule(Added(number), delay="1s", id="m", to=to, conflict=APPEND)
         await scheduler.run_until_idle()
     (delivery,) = sink.deliveries
-    assert delivery.payload == b'{"number":1}\n{"number":2}'
+    assert delivery.envelope.payload == b'{"number":1}\n{"number":2}'
 
 
 async def test_a_handler_of_single_events_says_what_it_lacks(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""Decisions about `Conflict.append()`, as pure functions: how payloads join, and what is left after a claim ends.
+"""Decisions about `Conflict.append()`, as pure functions: the joining of payloads, and the items left after a claim.
 
 A message may get more items while it is in flight. The run under way does not know them, so they wait beside its
 payload, in `Record.appended`. If the run ends the message, they become the next message of the id. If the message is

@@ -153,7 +153,7 @@ def encode_body(
         w=debounced_ms,
     )
     if appended is not None:
-        body = _Body(*msgspec.structs.astuple(body), appended, appended_due_ms)
+        body = _Body(**msgspec.structs.asdict(body), i=appended, m=appended_due_ms)
     return _body_encoder.encode(body)
 
 

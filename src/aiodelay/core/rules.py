@@ -84,10 +84,8 @@ class Rules(Generic[R]):
                 return self.put(command, row, now)
             case Cancel():
                 return self.cancel(command, row, now)
-            case Reschedule():
-                return self._reschedule(command, row, now)
-            case Fire():
-                return self._fire(row, now)
+            case Reschedule() | Fire():
+                return self._move(command, row, now)
 
     def put(self, put: Put, row: R | None, now: int) -> Outcome:
         """Carry out a put."""
@@ -118,7 +116,7 @@ class Rules(Generic[R]):
             self._make_room(row, now)
         table.insert(record, record.due_ms)
         table.note(verdict, record, now)
-        is_older_in_flight = verdict == "replaced" and _has_superseded(table, message_id, now)
+        is_older_in_flight = verdict == "replaced" and self._has_superseded(message_id, now)
         return Stored(verdict, record.revision, record.due_ms, is_older_in_flight)
 
     def _append(self, put: Put, row: R, now: int) -> Outcome:
@@ -137,7 +135,7 @@ class Rules(Generic[R]):
             self._make_room(row, now)
             table.insert(record, row.place_ms if due_ms == current.due_ms else due_ms)
         table.note("replaced", record, now)
-        is_older_in_flight = row.token != 0 or _has_superseded(table, record.id, now)
+        is_older_in_flight = row.token != 0 or self._has_superseded(record.id, now)
         return Stored("replaced", record.revision, due_ms, is_older_in_flight)
 
     def _make_room(self, row: R, now: int) -> None:
@@ -149,7 +147,7 @@ class Rules(Generic[R]):
             self._leave_series(record.id)
             return
         table.answers.keep(record, now)
-        _keep_version(self.table.answers, record, now)
+        self._keep_version(record, now)
 
     def cancel(self, command: Cancel, row: R | None, now: int) -> Outcome:
         """Carry out a cancel."""
@@ -159,35 +157,35 @@ class Rules(Generic[R]):
         record, is_claimed = row.record, row.token != 0
         if is_claimed:  # before `end_retries`, which may change `live` of the stored series, and so make `row` stale
             self.table.update(row, replace(without_appended(record), no_retry=True))
-        in_flight = self.end_retries(command.id, now) or _has_superseded(self.table, command.id, now) or is_claimed
+        in_flight = self.end_retries(command.id, now) or self._has_superseded(command.id, now) or is_claimed
         if not is_claimed:
             self.end(row, now)
         answer: Literal["in_flight", "cancelled"] = "in_flight" if in_flight else "cancelled"
         self.table.note("cancelled", record, now, answer if in_flight else "")
         return Stored(answer, record.revision, record.due_ms)
 
-    def _reschedule(self, command: Reschedule, row: R | None, now: int) -> Outcome:
+    def _move(self, command: Reschedule | Fire, row: R | None, now: int) -> Outcome:
+        """Carry out a reschedule or a fire."""
+        is_fired = isinstance(command, Fire)
         if row is None:
             return Refused("not_found")
         if row.token:
-            return Refused("too_late")
-        record = t.moved(row.record, t.due_of(command.due, now))
-        return self._move(row, record, record.due_ms, "rescheduled", now)
-
-    def _fire(self, row: R | None, now: int) -> Outcome:
-        if row is None:
-            return Refused("not_found")
-        if row.token:
-            return Refused("in_flight")
-        return self._move(row, t.fired(row.record, now), min(row.place_ms, now), "fired", now)
-
-    def _move(
-        self, row: R, record: Record, place_ms: int, answer: Literal["rescheduled", "fired"], now: int
-    ) -> Outcome:
+            return Refused("in_flight" if is_fired else "too_late")
         self.table.answers.keep(row.record, now)
+        if isinstance(command, Fire):
+            record = t.fired(row.record, now)
+            place_ms = min(row.place_ms, now)
+        else:
+            record = t.moved(row.record, t.due_of(command.due, now))
+            place_ms = record.due_ms
+        answer: Literal["fired", "rescheduled"] = "fired" if is_fired else "rescheduled"
         self.table.move(row, record, place_ms)
         self.table.note(answer, record, now)
         return Stored(answer, record.revision, record.due_ms)
+
+    def _has_superseded(self, message_id: str, now: int) -> bool:
+        """Return whether a replaced version of this id is still in flight."""
+        return any(not t.is_lease_over(token, now) for token in self.table.superseded.tokens(message_id))
 
     # --- series and their retries -------------------------------------------------------------------------
 
@@ -239,7 +237,13 @@ class Rules(Generic[R]):
             self._leave_series(record.id)
             return
         self.table.retire(row, now)
-        _keep_version(self.table.answers, record, now)
+        self._keep_version(record, now)
+
+    def _keep_version(self, record: Record, now: int) -> None:
+        version, answers = record.envelope.version, self.table.answers
+        if version is not None:
+            newest = max(version, answers.ended_version(record.id, now) or 0)
+            answers.add_version(record.id, newest, until_ms=now + TOMBSTONE_WINDOW_MS)
 
     def bury(self, record: Record, reason: DeadReason, now: int) -> None:
         """Keep a message, or the current occurrence of a series, as a dead letter."""
@@ -392,11 +396,6 @@ class Rules(Generic[R]):
         return Stored("stored", record.revision, record.due_ms)
 
 
-def _has_superseded(table: Table[R], message_id: str, now: int) -> bool:
-    """Return whether a replaced version of this id is still in flight."""
-    return any(not t.is_lease_over(token, now) for token in table.superseded.tokens(message_id))
-
-
 def _return(table: Table[R], row: R, record: Record, place_ms: int, now: int, *, keeps_turn: bool = False) -> Record:
     """Put a claimed message back into its lane, with the items that it got meanwhile. Return its new record."""
     if record.appended is None:
@@ -413,13 +412,6 @@ def _put_in_place(table: Table[R], row: R, record: Record, place_ms: int, now: i
         table.answers.keep(row.record, now)
         table.remove(row)
         table.insert(record, place_ms)
-
-
-def _keep_version(answers: Answers, record: Record, now: int) -> None:
-    version = record.envelope.version
-    if version is not None:
-        newest = max(version, answers.ended_version(record.id, now) or 0)
-        answers.add_version(record.id, newest, until_ms=now + TOMBSTONE_WINDOW_MS)
 
 
 def _kept(verdict: Verdict, current: Record | None, ended_version: int | None) -> Stored:

@@ -201,7 +201,7 @@ OPERANDS: Mapping[ConflictMode, frozenset[str]] = {
     "throttle_last": frozenset({"window_ms"}),
     "append": frozenset({"max_items"}),
 }
-"""The attributes of `Conflict` that a mode uses. The other attributes are None. Those of `OPTIONAL` may be None too."""
+"""The attributes of `Conflict` that a mode uses. The others are None. Attributes in `OPTIONAL` may be None too."""
 OPTIONAL = frozenset({"max_wait_ms", "max_items"})
 """The attributes of `OPERANDS` that may be None. `max_bytes` is not among them: the scheduler sets it."""
 

@@ -182,9 +182,8 @@ local function cancel(a, e)
   local in_flight = occurrences.end_retries(e) or superseded.is_any(e.id)
   if token_of(e) then
     in_flight = true
-    set(e, NO_RETRY)
-    body_of(e)
     if appends then appending.drop(e) end
+    set(e, NO_RETRY)
     store(e)
   else
     finish_off(e)
