@@ -23,7 +23,9 @@ from aiodelay import (
     PayloadTypeError,
     Retry,
     Scheduler,
+    UnsupportedByStoreError,
 )
+from aiodelay.backends.kafka.store.store import open_store
 from aiodelay.memory import MemoryStore
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.sinks import RecordingSink
@@ -246,6 +248,15 @@ async def test_a_message_that_recurs_cannot_be_appended(stage: Stage) -> None:
     async with stage.scheduler:
         with pytest.raises(ConfigurationError, match="conflict of message 'm' is append; allowed: for a message that"):
             await stage.scheduler.schedule(Added(1), every=Every("1m"), id="m", conflict=APPEND)
+
+
+async def test_kafka_refuses_the_rule(clock: VirtualClock) -> None:
+    class LikeKafka(MemoryStore):
+        traits = open_store("kafka://host/schedules", namespace="default", clock=clock).traits
+
+    async with Scheduler(LikeKafka(clock=clock), clock=clock) as scheduler:
+        with pytest.raises(UnsupportedByStoreError, match="conflict of message 'm' is append; allowed: debounce, "):
+            await scheduler.schedule(Added(1), delay="1s", id="m", conflict=APPEND)
 
 
 @pytest.mark.parametrize("most", [0, -1, 1.5, True, "5", 1_000_001])

@@ -65,7 +65,7 @@ def _refused(conflict: Conflict, current: Record | None, known: int | None) -> R
     match conflict.mode:
         case "newer" if conflict.version is not None and known is not None and conflict.version <= known:
             return outdated(conflict, *_standing(current), known)
-        case "if_revision" if current is None or current.revision != conflict.revision:
+        case "if_revision" if current is None or current.revision != conflict.revision or current.appended is not None:
             return outdated(conflict, *_standing(current))
         case "error" if current is not None:
             return Refused("duplicate")

@@ -158,6 +158,18 @@ class AppendRules(Bench):
         assert (record.envelope.payload, record.no_retry) == (b"3", False)
 
     @staged
+    async def test_a_cancel_of_a_revision_does_not_end_items_that_came_in_flight(self, stage: Stage) -> None:
+        stage.needs_conflict("append")
+        stage.needs_verdict()
+        claim = await self._in_flight(stage)
+        await stage.stored(stage.put(conflict=APPEND, payload=b"2"))
+        outcome = await stage.do(Cancel(stage.op(), "m", (claim.record.revision, claim.record.due_ms)))
+        assert isinstance(outcome, Refused)
+        assert outcome.reason == "outdated"
+        await stage.end(done(claim))
+        assert (await stage.claim_one()).record.envelope.payload == b"2"
+
+    @staged
     async def test_a_replacement_in_flight_replaces_the_items_too(self, stage: Stage) -> None:
         stage.needs_conflict("append")
         claim = await self._in_flight(stage)

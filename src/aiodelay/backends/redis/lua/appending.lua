@@ -42,6 +42,8 @@ local function items_of(e)
   return nil
 end
 
+function appending.has_items(e) return items_of(e) ~= nil end
+
 local function join(a, b) return a and a .. SEPARATOR .. b or b end
 
 local function is_full(payload, most)

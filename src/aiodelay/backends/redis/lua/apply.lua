@@ -109,7 +109,10 @@ local function verdict_on(a, e, mode)
     local known = memory.known_version(ARGV[a + 1], e)
     if known and not memory.is_newer(sub(ARGV[a], WHAT.OPERAND_FIRST), known) then return outdated(e, known) end
   end
-  if mode == 'i' and not (e and u48(e.revision) == sub(ARGV[a], WHAT.OPERAND_FIRST)) then return outdated(e) end
+  if mode == 'i' then
+    local is_same = e and u48(e.revision) == sub(ARGV[a], WHAT.OPERAND_FIRST)
+    if not is_same or (appends and appending.has_items(e)) then return outdated(e) end
+  end
   if TIMED[mode] then
     local is_kept, since = conflicts.is_kept(a, e, mode, due_of(ARGV[a + 4]))
     if is_kept and not e then return 'k' .. u48(0) .. u48(since) end
@@ -179,6 +182,7 @@ local function cancel(a, e)
   if not e then return 'N' end
   local due, revision = tonumber(ARGV[a + 4]), tonumber(ARGV[a + 7])
   if revision and (e.revision ~= revision or (due and e.due ~= due)) then return outdated(e) end
+  if revision and appends and appending.has_items(e) then return outdated(e) end
   local in_flight = occurrences.end_retries(e) or superseded.is_any(e.id)
   if token_of(e) then
     in_flight = true
