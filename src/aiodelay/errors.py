@@ -168,7 +168,7 @@ class PayloadTypeError(InputError, TypeError):
 
 
 class PayloadTooLargeError(InputError):
-    """The encoded event exceeds the scheduler's `max_payload`."""
+    """The encoded event, alone or joined by `Conflict.append()`, exceeds the scheduler's `max_payload`."""
 
 
 class CodecError(InputError):
@@ -264,15 +264,24 @@ class StoreMismatchError(ConfigurationError):
 
 
 class DuplicateIdError(AiodelayError):
-    """`Conflict.error()` was given, and a message with this id is pending or in flight. Nothing was written."""
+    """A message with this id is pending or in flight, and nothing was written.
+
+    `Conflict.error()` was given; or `Conflict.append()` was given, and the stored message is of another kind.
+    """
 
     message_id: str
+    stored: str
 
-    def __init__(self, message_id: str) -> None:
-        super().__init__(message_id)
-        self.message_id = message_id
+    def __init__(self, message_id: str, stored: str = "") -> None:
+        super().__init__(message_id, stored)
+        self.message_id, self.stored = message_id, stored
 
     def __str__(self) -> str:
+        if self.stored:
+            return (
+                f"message {self.message_id!r} cannot join the stored message, {self.stored}; items that gather under"
+                " one id need the same destination, event type and encoding, and no recurrence"
+            )
         return (
             f"message {self.message_id!r} is already scheduled; "
             "to avoid this error, use the conflict rule replace (the new message stays) or keep (the stored one stays)"

@@ -128,6 +128,7 @@ async def test_of_several_conflicts_each_answers_as_in_the_library(url: str) -> 
             ("newer:8", 201, "replaced"),
             ("earlier", 200, "kept"),
             ("throttle:1m:last", 201, "replaced"),
+            ("append:50", 201, "replaced"),
             ("throttle:1m", 200, "kept"),
         ):
             answer = await client.post("/v1/messages", json=work(id="c", conflict=conflict))

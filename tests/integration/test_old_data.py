@@ -23,7 +23,7 @@ from tests.support.old_data.sqlite import OldSqlite, rows_of
 from tests.support.old_data.story import JOURNAL
 from tests.support.servers import Found, redis_servers
 
-LATER_COLUMNS = {"debounced_ms", "holder"}
+LATER_COLUMNS = {"debounced_ms", "appended", "appended_due_ms", "holder"}
 LATER_TABLES = ("features", "limits", "limited", "limited_keys", "superseded_keys")
 LATER_SCHEMA = {
     *LATER_TABLES,
@@ -32,7 +32,9 @@ LATER_SCHEMA = {
     "counted_superseded",
     "messages",
     "leases",
+    "messages_appended",
     "schedule_insert",
+    "schedule_delete",
 }
 """What has another definition since the old version wrote its file."""
 SQLITE, REDIS, EXPORT = FIXTURES / "sqlite", FIXTURES / "redis", FIXTURES / "export"

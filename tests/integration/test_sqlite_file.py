@@ -153,7 +153,8 @@ async def test_a_file_of_an_older_version_gets_the_columns_it_lacks(tmp_path: Pa
     with closing(sqlite3.connect(path)) as connection:
         drops = [f"ALTER TABLE messages DROP COLUMN {name}" for name in LATER_COLUMNS]
         drops.append("ALTER TABLE leases DROP COLUMN holder")
-        connection.executescript(";".join(["DROP TRIGGER schedule_insert", *drops]))
+        users = ["DROP TRIGGER schedule_insert", "DROP TRIGGER schedule_delete", "DROP INDEX messages_appended"]
+        connection.executescript(";".join([*users, *drops]))
     scan = Scan(table="messages", columns=("id", "last_error"))
     store = SqliteStore(path)
     rows = [row for part in store.scan_parts(scan) for batch in store.scan_part(scan, part) for row in batch["id"]]

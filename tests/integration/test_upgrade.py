@@ -86,7 +86,7 @@ def test_upgrade_lists_asks_and_switches_on(cli: Cli, knowing: Callable[..., Non
 
 
 def test_upgrade_leaves_features_off_that_a_store_switches_on_when_it_needs_them(cli: Cli) -> None:
-    assert cli("upgrade").out.split() == ["feature", "state", "limits", "off"]
+    assert cli("upgrade").out.split() == ["feature", "state", "append", "off", "limits", "off"]
 
 
 def test_upgrade_takes_the_url_of_the_store(tmp_path: Path, knowing: Callable[..., None]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from msgspec import structs
@@ -68,6 +68,8 @@ class Message:
     live: list[int] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     burst_ms: int | None = None
+    came_in_flight: list[bytes] = field(default_factory=list)
+    came_for_ms: int | None = None
     token: int | None = None
     lease_ends_ms: int = 0
     was_alone: bool = False
@@ -112,6 +114,8 @@ class Message:
         told = [error for error, _ in groupby(self.errors)]
         assert list(record.earlier_errors) == told[:-1][-4:]
         assert record.debounced_ms == self.burst_ms, (record, self)
+        assert record.appended == (b"\n".join(self.came_in_flight) if self.came_in_flight else None)
+        assert record.appended_due_ms == self.came_for_ms
         assert record.late is self.late
         if self.late is not LateAction.DELIVER:
             assert record.expires_ms == self.due_ms + self.limit_ms
@@ -176,6 +180,9 @@ class PlainStore:
 
     def _put(self, put: Put, outcome: Outcome, now: int) -> None:
         old = self.messages.get(put.id)
+        if put.conflict.mode == "append" and old is not None:
+            self._append(put, old, outcome, now)
+            return
         if self._is_refused(put, old, outcome):
             return
         assert isinstance(outcome, Stored)
@@ -209,6 +216,36 @@ class PlainStore:
             burst_ms=burst_ms,
         )
 
+    def _append(self, put: Put, old: Message, outcome: Outcome, now: int) -> None:
+        item, stored = put.envelope, old.envelope
+        if old.recurs or (item.lane, item.address) != (stored.lane, stored.address):
+            assert isinstance(outcome, Refused)
+            assert outcome.reason == "duplicate"
+            return
+        assert isinstance(outcome, Stored)
+        most = put.conflict.max_items or math.inf
+        if old.token is not None:
+            old.came_in_flight.append(item.payload)
+            due_ms = max(put.due.ms, 0) if isinstance(put.due, At) else now + put.due.ms
+            due_ms = due_ms if old.came_for_ms is None else min(due_ms, old.came_for_ms)
+            old.came_for_ms = min(due_ms, now) if len(old.came_in_flight) >= most else due_ms
+            assert outcome == Stored("replaced", old.revision, old.came_for_ms, is_older_in_flight=True)
+            return
+        assert outcome.revision >= max(now, old.revision + 1)
+        self._end(old, now)
+        self._orders += 1
+        new = replace(
+            old,
+            envelope=structs.replace(stored, payload=stored.payload + b"\n" + item.payload),
+            revision=outcome.revision,
+            order=None if old.order is None else self._orders,
+        )
+        if new.envelope.payload.count(b"\n") + 1 >= most and new.due_ms > now:
+            new.due_ms = new.place_ms = now
+        self.messages[put.id] = new
+        assert (outcome.answer, outcome.due_ms) == ("replaced", new.due_ms)
+        assert outcome.is_older_in_flight in self._older_in_flight(put.id, now)
+
     def _is_refused(self, put: Put, old: Message | None, outcome: Outcome) -> bool:
         mode, version = put.conflict.mode, put.conflict.version
         if mode == "newer":
@@ -221,7 +258,7 @@ class PlainStore:
                 assert outcome.reason == "outdated"
                 return True
             return version <= self._faded.get(put.id, -1) and isinstance(outcome, Refused)
-        if mode == "if_revision" and put.conflict.revision != (old.revision if old is not None else None):
+        if mode == "if_revision" and (old is None or put.conflict.revision != old.revision or old.came_in_flight):
             assert isinstance(outcome, Refused)
             assert outcome.reason == "outdated"
             return True
@@ -280,7 +317,7 @@ class PlainStore:
             assert outcome == Refused("not_found")
             return
         revision, due_ms = message.revision, message.due_ms
-        if command.only is not None and command.only[0] != revision:
+        if command.only is not None and (command.only[0] != revision or message.came_in_flight):
             assert isinstance(outcome, Refused)
             assert outcome.reason == "outdated"
             return
@@ -288,6 +325,7 @@ class PlainStore:
         in_flight = message.token is not None
         if in_flight:
             message.is_cancelled = True
+            message.came_in_flight, message.came_for_ms = [], None
         else:
             self._end(message, now)
         told = {in_flight or retry_in_flight or older for older in self._older_in_flight(command.id, now)}
@@ -446,17 +484,43 @@ class PlainStore:
         if isinstance(settlement, Again) and not message.is_cancelled:
             retry = self._as_occurrence(ended) if recurs else ended
             retry.place_ms, retry.order = max(settlement.due_ms, retry.due_ms), None
+            retry.came_in_flight = message.came_in_flight
+            self._gather(retry, now)
             if recurs:
                 self._supersede(self.messages.get(retry.envelope.id))
             self.messages[retry.envelope.id] = retry
             if recurs:
                 message.live.append(message.due_ms)
         elif not recurs:
-            self._end(message, now)
+            self._end_run(message, now)
         if isinstance(settlement, Dead):
             self._bury(ended, settlement.reason, now)
         if recurs:
             self._rearm(message, settlement.then_due_ms or 0)
+
+    @staticmethod
+    def _gather(message: Message, now: int) -> None:
+        """Give a message that is tried again the items that came while it was in flight."""
+        if message.came_in_flight:
+            payload = b"\n".join([message.envelope.payload, *message.came_in_flight])
+            message.envelope = structs.replace(message.envelope, payload=payload)
+            message.revision = max(now, message.revision + 1)
+            message.came_in_flight, message.came_for_ms = [], None
+
+    def _end_run(self, message: Message, now: int) -> None:
+        """End a message after its last attempt; the items that came meanwhile are the next message."""
+        if message.came_for_ms is None:
+            self._end(message, now)
+            return
+        self.messages[message.envelope.id] = Message(
+            structs.replace(message.envelope, payload=b"\n".join(message.came_in_flight)),
+            max(now, message.revision + 1),
+            message.came_for_ms,
+            message.came_for_ms,
+            message.late,
+            message.limit_ms,
+        )
+        message.came_in_flight, message.came_for_ms = [], None
 
     @staticmethod
     def _attempted(message: Message, settlement: Again | Dead) -> Message:
@@ -559,10 +623,12 @@ class PlainStore:
                 self._killed_ms = message.tried_ms
         message.tried_by = None
         if message.is_cancelled:
-            self._end(message, now)
+            self._end_run(message, now)
         elif message.kills >= 3 and not message.recurs:
             self._bury(message, "killed_worker", now)
-            self._end(message, now)
+            self._end_run(message, now)
+        else:
+            self._gather(message, now)
 
     def _has_ended(self, who: int, now: int) -> bool:
         return self.outlives_processes and abs(now - self.seen[who]) >= SILENCE_MS // 2

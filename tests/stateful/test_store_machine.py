@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aiodelay.core.conflicts import TIMED
+from aiodelay.core.conflicts import FOR_ONE_RUN
 from aiodelay.core.transitions import token_counter, token_for
 from aiodelay.core.values import (
     MAX_LAPSES,
@@ -103,6 +103,9 @@ wishes = st.builds(
             Conflict.throttle("1s"),
             Conflict.throttle("1m"),
             Conflict.throttle("1m", last=True),
+            Conflict.append(),
+            Conflict.append(),
+            Conflict.append(2),
         ]
     ),
     late=st.sampled_from([Late.deliver(), Late.deliver(), Late.drop("5s"), Late.dead_letter("5s")]),
@@ -112,6 +115,14 @@ wishes = st.builds(
 )
 series = wishes.map(
     lambda wish: replace(wish, id="s", due=0, conflict=Conflict.replace(), late=Late.deliver(), rule={"e": MINUTE_MS})
+)
+items = st.builds(
+    lambda wish, due, conflict: replace(
+        wish, id="a", lane="x", address="", due=due, conflict=conflict, late=Late.deliver(), rule=None
+    ),
+    wishes,
+    st.sampled_from([0, 0, 500]),
+    st.sampled_from([Conflict.append(), Conflict.append(2)]),
 )
 changes = st.sampled_from(["cancel", "cancel the same", "cancel another", "reschedule", "fire"])
 picks = st.integers(0, 1000)
@@ -198,10 +209,14 @@ class StoreMachine(RuleBasedStateMachine):
         if conflict.revision is not None:
             conflict = Conflict.if_revision(self.revision(wish.id) + conflict.revision)
         due = self.due(wish.due) if conflict.quiet_ms is None else After(conflict.quiet_ms)
-        rule = None if conflict.mode in TIMED else rule
+        rule = None if conflict.mode in FOR_ONE_RUN else rule
         envelope = Envelope(wish.id, wish.lane, wish.address, payload=wish.payload, version=conflict.version, rule=rule)
         source = None if wish.position is None else SourcePosition("source", *wish.position)
         self.send(Put(self.op(), envelope, due, conflict, late), source)
+
+    @rule(wish=items)
+    def append(self, wish: Wish) -> None:
+        self.put(wish)
 
     @rule(pick=picks, kind=changes, due=dues)
     def change(self, pick: int, kind: str, due: After | int) -> None:

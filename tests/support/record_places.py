@@ -72,6 +72,8 @@ FULL = Record(
     traceback="Traceback",
     put_due_ms=DUE_MS - 30_000,
     debounced_ms=DUE_MS - 60_000,
+    appended=b'{"a": 2}',
+    appended_due_ms=DUE_MS + 30_000,
 )
 """A record in which no field has its default."""
 
@@ -306,7 +308,7 @@ def in_json(fields: Fields) -> Iterator[str]:
     """Compare the shapes of the API, the command line and an export."""
     letter = DeadLetter(FULL, "rejected", DUE_MS)
     # A key or a payload that is not text has another JSON key.
-    binary = replace(FULL, envelope=replace(FULL.envelope, key=b"\xff", payload=b"\xff"))
+    binary = replace(FULL, envelope=replace(FULL.envelope, key=b"\xff", payload=b"\xff"), appended=b"\xff")
     written = json_shapes.dead_letter_shape(letter) | json_shapes.dead_letter_shape(
         DeadLetter(binary, "rejected", DUE_MS)
     )

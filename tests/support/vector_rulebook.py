@@ -278,13 +278,14 @@ class Play:
         lease = 0 if not entry.token else 2 if t.is_lease_over(entry.token, self.now) else 1
         kind = record.envelope.rule is not None, record.envelope.version is not None, record.late > 0
         stands = entry.place_ms > self.now, record.no_retry, bool(record.live)
-        return lease, *kind, *stands, min(record.lapses, t.SUSPECT_LAPSES)
+        return lease, *kind, *stands, min(record.lapses, t.SUSPECT_LAPSES), record.appended is not None
 
     def _more_of(self, entry: Entry) -> tuple[object, ...]:
         record, envelope = entry.record, entry.record.envelope
         written = (envelope.rule or {}).get("e", 0), envelope.version or 0, envelope.lane, envelope.address
         times = entry.place_ms != record.due_ms, record.put_due_ms is not None, len(record.live)
-        return *written, *times, record.lapses, record.alone, record.attempt > 0, int(record.late)
+        items = envelope.payload.count(b"\n"), (record.appended or b"").count(b"\n")
+        return *written, *times, *items, record.lapses, record.alone, record.attempt > 0, int(record.late)
 
     def _where(self, at: int) -> str:
         """Return the state of a claim of the case, as text."""

@@ -31,6 +31,10 @@ DEEP = (
     ("put newer, high", "cancel", "leases end", "leases end"),
     ("put", "claim", "put", "leases end"),
     ("put", "claim", "put", "cancel", "done"),
+    ("append", "claim", "append", "append far, until there are two"),
+    ("append", "claim", "cancel", "append"),
+    ("append", "claim", "append", "leases end", "claim"),
+    ("append", "leases end", "claim", "leases end", "claim", "leases end", "claim", "append"),
 )
 """Ways into important states that the search misses: they are too long, or too similar to others."""
 

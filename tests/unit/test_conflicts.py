@@ -29,6 +29,8 @@ TEXTS = {
     "debounce:5s:1m": Conflict.debounce("5s", "60s"),
     "throttle:1h": Conflict.throttle("60m"),
     "throttle:PT1H:last": Conflict.throttle("1h", last=True),
+    "append": Conflict.append(),
+    "append:50": Conflict.append(50),
 }
 
 

@@ -247,6 +247,7 @@ records = st.builds(
     debounced_ms=st.none() | u48,
     traceback=st.none() | texts,
 )
+records |= st.builds(msgspec.structs.replace, records, appended=st.binary(max_size=300), appended_due_ms=u48)
 
 
 @given(records, u16)

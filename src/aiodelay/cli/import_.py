@@ -13,6 +13,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from aiodelay import InputError, Scheduler
+from aiodelay.core.appending import with_appended
 from aiodelay.core.durations import to_epoch_ms
 from aiodelay.core.values import DeadReason, PutBack, SourcePosition
 from aiodelay.errors import cut, kind_of, shortened
@@ -251,7 +252,7 @@ def _read(text: bytes) -> PutBack | tuple[str, str | None] | None:
             return lane, address
         case "message":
             next_attempt = read_time(given.get("next_attempt"), "next_attempt")
-            record = read_record(given)
+            record = with_appended(read_record(given), 0)
             due_ms = record.due_ms if next_attempt is None else to_epoch_ms(next_attempt, field="next_attempt")
             return PutBack(record, max(due_ms, record.due_ms))
         case "dead_letter":

@@ -12,7 +12,8 @@ __all__ = ["CONFLICT_TEXTS", "read_conflict"]
 
 CONFLICT_TEXTS = (
     '"replace", "keep", "error", "earlier", "later", "newer:7", "if_revision:7", "debounce:5s" (quiet),'
-    ' "debounce:5s:1m" (quiet, max_wait), "throttle:1h" (window) or "throttle:1h:last"'
+    ' "debounce:5s:1m" (quiet, max_wait), "throttle:1h" (window), "throttle:1h:last", "append" or "append:50"'
+    " (max_items)"
 )
 """The texts that `read_conflict` knows, for error messages."""
 
@@ -41,6 +42,10 @@ def _if_revision(revision: str) -> Conflict | None:
     return Conflict.if_revision(int(revision)) if _is_number(revision) else None
 
 
+def _append(max_items: str) -> Conflict | None:
+    return Conflict.append(int(max_items)) if _is_number(max_items) else None
+
+
 def _throttle_last(window: str, last: str) -> Conflict | None:
     return Conflict.throttle(window, last=True) if last == "last" else None
 
@@ -61,5 +66,7 @@ _READERS: Mapping[tuple[str, int], Callable[..., Conflict | None]] = {
     ("debounce", 2): Conflict.debounce,
     ("throttle", 1): Conflict.throttle,
     ("throttle", 2): _throttle_last,
+    ("append", 0): Conflict.append,
+    ("append", 1): _append,
 }
 """The rules by mode and number of values."""

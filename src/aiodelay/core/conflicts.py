@@ -14,15 +14,15 @@ from msgspec.structs import replace
 
 from .values import Conflict, ConflictMode, Record, Refused
 
-__all__ = ["TIMED", "VERSIONED", "Verdict", "known_version", "outdated", "put_verdict", "timed"]
+__all__ = ["FOR_ONE_RUN", "VERSIONED", "Verdict", "known_version", "outdated", "put_verdict", "timed"]
 
 Verdict: TypeAlias = Literal["stored", "replaced", "kept", "in_flight"]
 """How a put ends that is not refused."""
 
 VERSIONED = frozenset({"newer", "throttle", "throttle_last"})
 """The modes that depend on the versions of messages that have ended."""
-TIMED = frozenset({"earlier", "later", "debounce", "throttle", "throttle_last"})
-"""The modes that compare or set due times. A recurring message cannot have them."""
+FOR_ONE_RUN = frozenset({"earlier", "later", "debounce", "throttle", "throttle_last", "append"})
+"""The modes that a recurring message cannot have, because they are about the due time or the payload of one run."""
 
 
 def put_verdict(
@@ -65,7 +65,7 @@ def _refused(conflict: Conflict, current: Record | None, known: int | None) -> R
     match conflict.mode:
         case "newer" if conflict.version is not None and known is not None and conflict.version <= known:
             return outdated(conflict, *_standing(current), known)
-        case "if_revision" if current is None or current.revision != conflict.revision:
+        case "if_revision" if current is None or current.revision != conflict.revision or current.appended is not None:
             return outdated(conflict, *_standing(current))
         case "error" if current is not None:
             return Refused("duplicate")

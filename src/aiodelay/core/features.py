@@ -28,15 +28,16 @@ __all__ = [
     "unknown",
 ]
 
-KNOWN: frozenset[str] = frozenset({"limits"})
+KNOWN: frozenset[str] = frozenset({"limits", "append"})
 """Optional features that this version can use: names of lower-case letters, digits and `_`.
 
 `limits`: lanes have limits. A store switches it on when it stores the first limit.
+`append`: messages in flight may get items. A store switches it on when it carries out the first `Conflict.append()`.
 
 Always read it as `features.KNOWN`, and never copy it: tests add features of their own here.
 """
 
-ON_DEMAND: frozenset[str] = frozenset({"limits"})
+ON_DEMAND: frozenset[str] = frozenset({"limits", "append"})
 """Features that a store switches on by itself when they are first used. `aiodelay upgrade` leaves them off."""
 
 SQLITE_LAYOUT = 1

@@ -51,8 +51,12 @@ _MOST_ATTEMPTS = 65_535
 _body_encoder = msgspec.msgpack.Encoder()
 
 
-class _Body(msgspec.Struct, omit_defaults=True, gc=False):
-    """The MessagePack map after the prefix. If a key is absent, its field has the default value."""
+class _UsualBody(msgspec.Struct, omit_defaults=True, gc=False):
+    """The keys of `_Body` that messages have while they wait.
+
+    msgspec writes the map of a struct with up to 15 fields with 1 byte for the number of keys, which scripts expect of
+    most records. For more fields it takes 3 bytes, even if most fields are left out.
+    """
 
     p: bytes = b""
     k: bytes | None = None
@@ -69,6 +73,13 @@ class _Body(msgspec.Struct, omit_defaults=True, gc=False):
     b: str | None = None
     d: int | None = None
     w: int | None = None
+
+
+class _Body(_UsualBody, omit_defaults=True, gc=False):
+    """The MessagePack map after the prefix. If a key is absent, its field has the default value."""
+
+    i: bytes | None = None
+    m: int | None = None
 
 
 _read_body = msgspec.msgpack.Decoder(_Body).decode
@@ -104,6 +115,8 @@ def encode_record(record: Record, lane_number: int) -> bytes:
         traceback=record.traceback,
         put_due_ms=record.put_due_ms,
         debounced_ms=record.debounced_ms,
+        appended=record.appended,
+        appended_due_ms=record.appended_due_ms,
     )
     return prefix + version + body
 
@@ -118,9 +131,11 @@ def encode_body(
     traceback: str | None = None,
     put_due_ms: int | None = None,
     debounced_ms: int | None = None,
+    appended: bytes | None = None,
+    appended_due_ms: int | None = None,
 ) -> bytes:
     """Write only the body of a record: the MessagePack map, without the prefix."""
-    body = _Body(
+    body = _UsualBody(
         p=envelope.payload,
         k=envelope.key,
         h=dict(envelope.headers) if envelope.headers else {},
@@ -137,6 +152,8 @@ def encode_body(
         d=put_due_ms,
         w=debounced_ms,
     )
+    if appended is not None:
+        body = _Body(**msgspec.structs.asdict(body), i=appended, m=appended_due_ms)
     return _body_encoder.encode(body)
 
 
@@ -266,6 +283,8 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
         body.b,
         body.d,
         body.w,
+        body.i,
+        body.m,
     )
 
 

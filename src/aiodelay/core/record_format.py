@@ -340,6 +340,26 @@ FIELDS: tuple[Field, ...] = (
         header="aiodelay-debounced-ms",
         json=("debounced_since",),
     ),
+    Field(
+        path="appended",
+        type="bytes | None",
+        meaning="of a message in flight: the items that came since its claim, joined by newlines",
+        body="i",
+        column=Column("appended", "BLOB"),
+        is_state=True,
+        header="aiodelay-appended",
+        json=("appended", "appended_base64"),
+    ),
+    Field(
+        path="appended_due_ms",
+        type="int | None",
+        meaning="due time of these items, if they become a message of their own",
+        body="m",
+        column=Column("appended_due_ms", "INTEGER"),
+        is_state=True,
+        header="aiodelay-appended-due-ms",
+        json=("appended_due",),
+    ),
 )
 """First the numbers of the prefix in the order of their bytes, then the keys of the body in their written order."""
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from aiodelay.errors import RecordFormatError
 
 from . import transitions as t
+from .appending import append_refused, next_message, with_appended, with_item, with_item_in_flight, without_appended
 from .conflicts import VERSIONED, Verdict, put_verdict, timed
 from .table import Answers, Row, Table
 from .values import (
@@ -83,14 +84,14 @@ class Rules(Generic[R]):
                 return self.put(command, row, now)
             case Cancel():
                 return self.cancel(command, row, now)
-            case Reschedule():
-                return self._reschedule(command, row, now)
-            case Fire():
-                return self._fire(row, now)
+            case Reschedule() | Fire():
+                return self._move(command, row, now)
 
     def put(self, put: Put, row: R | None, now: int) -> Outcome:
         """Carry out a put."""
         table, message_id, conflict = self.table, put.id, put.conflict
+        if conflict.mode == "append" and row is not None:
+            return self._append(put, row, now)
         current, in_flight = None if row is None else row.record, row is not None and row.token != 0
         ended_version = table.answers.ended_version(message_id, now) if conflict.mode in VERSIONED else None
         due_ms = t.due_of(put.due, now)
@@ -118,6 +119,25 @@ class Rules(Generic[R]):
         is_older_in_flight = verdict == "replaced" and self._has_superseded(message_id, now)
         return Stored(verdict, record.revision, record.due_ms, is_older_in_flight)
 
+    def _append(self, put: Put, row: R, now: int) -> Outcome:
+        """Add an item to a stored message. A claim on the message goes on."""
+        table, current = self.table, row.record
+        refused = append_refused(put, current)
+        if refused is not None:
+            return refused
+        if row.token:
+            record = with_item_in_flight(put, current, t.due_of(put.due, now), now)
+            table.update(row, record)
+            due_ms = record.appended_due_ms or 0
+        else:
+            record = with_item(put, current, t.next_revision(now, current.revision), now)
+            due_ms = record.due_ms
+            self._make_room(row, now)
+            table.insert(record, row.place_ms if due_ms == current.due_ms else due_ms)
+        table.note("replaced", record, now)
+        is_older_in_flight = row.token != 0 or self._has_superseded(record.id, now)
+        return Stored("replaced", record.revision, due_ms, is_older_in_flight)
+
     def _make_room(self, row: R, now: int) -> None:
         """Remove a message, to free its id for another record; keep its answer and version."""
         table, record = self.table, row.record
@@ -136,7 +156,7 @@ class Rules(Generic[R]):
             return refused or Refused("not_found")
         record, is_claimed = row.record, row.token != 0
         if is_claimed:  # before `end_retries`, which may change `live` of the stored series, and so make `row` stale
-            self.table.update(row, replace(record, no_retry=True))
+            self.table.update(row, replace(without_appended(record), no_retry=True))
         in_flight = self.end_retries(command.id, now) or self._has_superseded(command.id, now) or is_claimed
         if not is_claimed:
             self.end(row, now)
@@ -144,25 +164,21 @@ class Rules(Generic[R]):
         self.table.note("cancelled", record, now, answer if in_flight else "")
         return Stored(answer, record.revision, record.due_ms)
 
-    def _reschedule(self, command: Reschedule, row: R | None, now: int) -> Outcome:
+    def _move(self, command: Reschedule | Fire, row: R | None, now: int) -> Outcome:
+        """Carry out a reschedule or a fire."""
+        is_fired = isinstance(command, Fire)
         if row is None:
             return Refused("not_found")
         if row.token:
-            return Refused("too_late")
-        record = t.moved(row.record, t.due_of(command.due, now))
-        return self._move(row, record, record.due_ms, "rescheduled", now)
-
-    def _fire(self, row: R | None, now: int) -> Outcome:
-        if row is None:
-            return Refused("not_found")
-        if row.token:
-            return Refused("in_flight")
-        return self._move(row, t.fired(row.record, now), min(row.place_ms, now), "fired", now)
-
-    def _move(
-        self, row: R, record: Record, place_ms: int, answer: Literal["rescheduled", "fired"], now: int
-    ) -> Outcome:
+            return Refused("in_flight" if is_fired else "too_late")
         self.table.answers.keep(row.record, now)
+        if isinstance(command, Fire):
+            record = t.fired(row.record, now)
+            place_ms = min(row.place_ms, now)
+        else:
+            record = t.moved(row.record, t.due_of(command.due, now))
+            place_ms = record.due_ms
+        answer: Literal["fired", "rescheduled"] = "fired" if is_fired else "rescheduled"
         self.table.move(row, record, place_ms)
         self.table.note(answer, record, now)
         return Stored(answer, record.revision, record.due_ms)
@@ -204,6 +220,14 @@ class Rules(Generic[R]):
             self.table.update(series, replace(series.record, live=live))
 
     # --- ends ---------------------------------------------------------------------------------------------
+
+    def _end_claimed(self, row: R, now: int) -> None:
+        """End a message after its last attempt. If it got items meanwhile, they become the next message of its id."""
+        if row.record.appended is None:
+            self.end(row, now)
+        else:
+            following = next_message(row.record, now)
+            _put_in_place(self.table, row, following, following.due_ms, now)
 
     def end(self, row: R, now: int) -> None:
         """End a message, and keep its answer, revision and version for repeated commands."""
@@ -269,10 +293,10 @@ class Rules(Generic[R]):
             table.move(row, series, series.due_ms)
         elif retry is not None:
             failed = t.after_failure(record, retry)
-            table.move(row, failed, t.retry_place(failed, retry.due_ms))
+            failed = _return(table, row, failed, t.retry_place(failed, retry.due_ms), now)
             table.note("again", failed, now, retry.error or "")
         else:
-            self.end(row, now)
+            self._end_claimed(row, now)
         return SettleOutcome.SETTLED
 
     def _retry_beside(self, record: Record, settlement: Again, now: int) -> None:
@@ -290,7 +314,7 @@ class Rules(Generic[R]):
             case Again():
                 self.table.note("dropped", record, now, "cancelled in flight")
             case Dead():
-                self.bury(t.after_failure(record, settlement), settlement.reason, now)
+                self.bury(t.after_failure(without_appended(record), settlement), settlement.reason, now)
             case Done():
                 self.table.note(settlement.outcome, record, now)
 
@@ -320,15 +344,16 @@ class Rules(Generic[R]):
         if after != search:
             trials.set_search(after)
         if record != "killed_worker" and not record.no_retry:
-            table.move(row, record, row.place_ms, keeps_turn=is_tried)
+            record = _return(table, row, record, row.place_ms, now, keeps_turn=is_tried)
             table.note("lapsed", record, now)
             return
         with table.changing(row):
             if record == "killed_worker":
-                self.bury(replace(before, kills=t.KILLS_TO_DEATH, alone=False), "killed_worker", now)
+                killer = replace(without_appended(before), kills=t.KILLS_TO_DEATH, alone=False)
+                self.bury(killer, "killed_worker", now)
             else:
                 table.note("dropped", record, now, "cancelled in flight")
-            self.end(row, now)
+            self._end_claimed(row, now)
 
     # --- dead letters, and messages that a source puts back -----------------------------------------------
 
@@ -369,6 +394,24 @@ class Rules(Generic[R]):
         table.insert(record, t.retry_place(record, message.due_ms))
         table.note("again", record, now, record.last_error or "")
         return Stored("stored", record.revision, record.due_ms)
+
+
+def _return(table: Table[R], row: R, record: Record, place_ms: int, now: int, *, keeps_turn: bool = False) -> Record:
+    """Put a claimed message back into its lane, with the items that it got meanwhile. Return its new record."""
+    if record.appended is None:
+        table.move(row, record, place_ms, keeps_turn=keeps_turn)
+        return record
+    joined = with_appended(record, now)
+    _put_in_place(table, row, joined, place_ms, now)
+    return joined
+
+
+def _put_in_place(table: Table[R], row: R, record: Record, place_ms: int, now: int) -> None:
+    """Put a message with another payload and revision in the place of a claimed message."""
+    with table.changing(row):
+        table.answers.keep(row.record, now)
+        table.remove(row)
+        table.insert(record, place_ms)
 
 
 def _kept(verdict: Verdict, current: Record | None, ended_version: int | None) -> Stored:

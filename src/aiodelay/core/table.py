@@ -194,7 +194,10 @@ class Table(Protocol[R]):
         ...
 
     def update(self, row: R, record: Record) -> None:
-        """Give a message the `no_retry`, `alone`, `kills` and `live` of this record. The message keeps its place."""
+        """Give a message the `no_retry`, `alone`, `kills`, `live` and appended items of this record.
+
+        The message keeps its place.
+        """
         ...
 
     def set_token(self, row: R, token: int) -> None:

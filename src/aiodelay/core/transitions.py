@@ -241,10 +241,15 @@ def loads_of(puts: Sequence[Put]) -> list[Put]:
 
 
 def cancel_refused(cancel: Cancel, current: Record | None) -> Refused | None:
-    """Return why a cancel is refused: its message does not exist or is another version. None = it is not refused."""
+    """Return why a cancel is refused: its message does not exist or is another version. None = it is not refused.
+
+    A message that got items since its claim is another version: the caller may not know the items.
+    """
     if current is None:
         return Refused("not_found")
-    if cancel.only in (None, (current.revision, current.due_ms), (current.revision, None)):
+    if cancel.only is None:
+        return None
+    if current.appended is None and cancel.only in ((current.revision, current.due_ms), (current.revision, None)):
         return None
     return outdated(None, current.revision, current.due_ms)
 

@@ -116,6 +116,7 @@ class Registration(Commands):
         batch: int | None = None,
         batch_wait: Duration | None = None,
         on_failure: OnFailure | None = None,
+        gathered: bool = False,
     ) -> Callable[[F], F]: ...
 
     def handler(
@@ -133,6 +134,7 @@ class Registration(Commands):
         batch: int | None = None,
         batch_wait: Duration | None = None,
         on_failure: OnFailure | None = None,
+        gathered: bool = False,
     ) -> F | Callable[[F], F]:
         """Decorate a handler. The type of its first parameter is the event type that it handles.
 
@@ -142,7 +144,8 @@ class Registration(Commands):
         `functools.partial`s and callable objects can be handlers too.
 
         If the first parameter is annotated `list[Event]`, the handler gets the messages in batches. It returns None, or
-        a list with None, `Later` or `Reject` for each event, in order (docs/handlers.md, "Batches").
+        a list with None, `Later` or `Reject` for each event, in order (docs/handlers.md, "Batches"). With
+        `gathered=True`, it gets the events that gathered in one message instead.
 
         The decorated function can still be called directly.
 
@@ -166,6 +169,8 @@ class Registration(Commands):
             on_failure: Only for a handler of `list[Event]`: what follows a run that fails. "halve", the default, runs
                 the halves of the batch at once, until the messages that fail are alone. "retry_all" counts a failed
                 attempt for each message.
+            gathered: Only for a handler of `list[Event]`: the list has the events that gathered in one message
+                (`Conflict.append()`), not the events of several messages. There is one outcome for the message.
 
         Raises:
             HandlerSignatureError: The function cannot be a handler. The error says why, and names the expected form.
@@ -186,6 +191,7 @@ class Registration(Commands):
                 batch=batch,
                 batch_wait=batch_wait,
                 on_failure=on_failure,
+                gathered=gathered,
             )
             return function
 
@@ -205,6 +211,7 @@ class Registration(Commands):
         batch: int | None = None,
         batch_wait: Duration | None = None,
         on_failure: OnFailure | None = None,
+        gathered: bool = False,
     ) -> None:
         """Add a handler, also while the scheduler is open. Arguments and errors are those of `handler`."""
         spec = spec_of(
@@ -219,6 +226,7 @@ class Registration(Commands):
             batch=batch,
             batch_wait=batch_wait,
             on_failure=on_failure,
+            gathered=gathered,
         )
         self._handlers.check_free(spec)
         if spec.limits and not isinstance(self._store, Limits):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_origin,
 
 import msgspec
 
+from aiodelay.core.appending import SEPARATOR
 from aiodelay.core.durations import Duration, parse_duration
 from aiodelay.core.event_codecs import codec_named
 from aiodelay.core.retry import Retry
@@ -193,6 +194,7 @@ def spec_of(
     batch: int | None = None,
     batch_wait: Duration | None = None,
     on_failure: OnFailure | None = None,
+    gathered: bool = False,
 ) -> HandlerSpec:
     """Inspect a function, and return the spec with which the engine runs it.
 
@@ -201,14 +203,19 @@ def spec_of(
         ConfigurationError: An option is out of range.
     """
     parameters, hints = _signature(function)
-    class_, is_batch = _event_class(function, parameters, hints)
+    class_, is_list = _event_class(function, parameters, hints)
+    is_batch = is_list and not gathered
+    if gathered and not is_list:
+        raise ConfigurationError(
+            "gathered", "given to a handler of single events", "a handler whose event parameter is annotated list[...]"
+        )
     wanted = _wanted(function, parameters)
     rest = [parameter for parameter in parameters[1:] if parameter.name not in wanted]
     context_name = _context_parameter(function, rest, hints)
     is_coroutine = is_coroutine_function(function)
     call = _caller(function, context_name, parameters, has_dependencies=bool(wanted))
     if wanted:
-        event_type = list[class_] if is_batch else class_  # type: ignore[valid-type]
+        event_type = list[class_] if is_list else class_  # type: ignore[valid-type]
         call = Dependencies(_named(function), wanted, event_type, is_coroutine=is_coroutine).around(call)
     if class_ is bytes and name is None:
         raise HandlerSignatureError(
@@ -219,6 +226,8 @@ def spec_of(
             "handler name", shortened(name), f"none for typed events; name {class_.__name__} with @event(...)"
         )
     route = _route(class_ if name is None else name, types, _named(function))
+    if gathered:
+        route["decode"] = _gathered(route["decode"])
     return HandlerSpec(
         **route,
         call=call,
@@ -231,12 +240,12 @@ def spec_of(
         source=source,
         limits=_limits_of(class_, limit, types, source),
         place=_place_of(function),
-        batch=_batching(batch, batch_wait, on_failure, is_batch=is_batch),
+        batch=_batching(batch, batch_wait, on_failure, is_batch=is_batch, is_gathered=gathered),
     )
 
 
 def _batching(
-    size: int | None, wait: Duration | None, on_failure: OnFailure | None, *, is_batch: bool
+    size: int | None, wait: Duration | None, on_failure: OnFailure | None, *, is_batch: bool, is_gathered: bool
 ) -> Batching | None:
     """Return how a handler gets batches; None for a handler of single messages.
 
@@ -246,8 +255,9 @@ def _batching(
     if not is_batch:
         for name, value in (("batch", size), ("batch_wait", wait), ("on_failure", on_failure)):
             if value is not None:
-                got = f"{shortened(value)} for a handler of single events"
-                raise ConfigurationError(name, got, "a handler whose event parameter is annotated list[...]")
+                got = f"{shortened(value)} for a handler {'with gathered=True' if is_gathered else 'of single events'}"
+                allowed = "a handler whose event parameter is annotated list[...], without gathered=True"
+                raise ConfigurationError(name, got, allowed)
         return None
     wait_ms = 0 if wait is None else parse_duration(wait, field="batch_wait", error=ConfigurationError)
     if wait_ms > MAX_BATCH_WAIT_MS:
@@ -443,13 +453,40 @@ def _typed(class_: type, owner: str) -> Callable[[bytes, str], Any]:
 
     def decode(payload: bytes, encoding: str) -> object:
         if encoding == "json" or not encoding:
-            return json(payload)
+            try:
+                return json(payload)
+            except Exception:
+                _check_is_single(payload, json)
+                raise
         decoder = decoders.get(encoding)
         if decoder is None:
             raise RecordFormatError(f"unknown encoding {shortened(encoding)}")
         return decoder(payload)
 
     return decode
+
+
+def _check_is_single(payload: bytes, decode: Callable[[bytes], object]) -> None:
+    """Refuse the items of an unreadable payload with a clear reason. Another payload passes."""
+    first, separator, _ = payload.partition(SEPARATOR)
+    if not separator:
+        return
+    try:
+        decode(first)
+    except Exception:  # noqa: BLE001 - a user's type may raise anything
+        return
+    items = payload.count(SEPARATOR) + 1
+    raise RecordFormatError(f"it has {items} items (Conflict.append), which only a handler with gathered=True can take")
+
+
+def _gathered(decode: Decoder) -> Decoder:
+    """Return a decoder of all items that have gathered in a payload."""
+
+    def decode_all(payload: bytes, encoding: str) -> list[Any]:
+        items = [payload] if encoding == "msgpack" else payload.split(SEPARATOR)
+        return [decode(item, encoding) for item in items]
+
+    return decode_all
 
 
 def _as_bytes(payload: bytes, encoding: str) -> bytes:

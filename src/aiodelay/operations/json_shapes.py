@@ -146,6 +146,9 @@ def record_shape(record: Record) -> dict[str, Any]:
         "last_error": record.last_error,
     }
     shape |= text_pair("key", envelope.key)
+    if record.appended is not None:
+        due_ms = record.due_ms if record.appended_due_ms is None else record.appended_due_ms
+        shape |= text_pair("appended", record.appended) | {"appended_due": time_shape(due_ms)}
     return shape | text_pair("payload", None if envelope.encoding == "null" else envelope.payload)
 
 
@@ -393,6 +396,8 @@ def read_record(given: Mapping[str, Any]) -> Record:
         traceback=_error_text(given, "traceback"),
         put_due_ms=put_due_of(str(given.get("delivery_id") or ""), due_ms),
         debounced_ms=None if given.get("debounced_since") is None else _ms(given, "debounced_since"),
+        appended=_bytes(given.get("appended"), given.get("appended_base64"), "appended", PayloadTypeError),
+        appended_due_ms=None if given.get("appended_due") is None else _ms(given, "appended_due"),
     )
 
 

@@ -47,7 +47,7 @@ __all__ = ["CHAPTERS", "FIXTURES", "LATER_FIELDS", "OldData", "answered", "answe
 
 ROOT = Path(__file__).parents[3]
 FIXTURES = ROOT / "tests" / "fixtures"
-LATER_FIELDS = {"debounced_ms"}
+LATER_FIELDS = {"debounced_ms", "appended", "appended_due_ms"}
 """The fields of a record that the version did not know which wrote the data."""
 
 DAY_MS = 24 * HOUR_MS

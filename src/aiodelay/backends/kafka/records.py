@@ -315,7 +315,9 @@ def _rest_of(record: Record) -> Iterable[tuple[str, bytes]]:
     for name, mapping in (("rule", envelope.rule), ("trace", envelope.trace), ("live", record.live)):
         if mapping:
             yield name, msgspec.json.encode(mapping)
-    for name in ("put_due_ms", "debounced_ms"):
+    if record.appended is not None:
+        yield "appended", record.appended
+    for name in ("put_due_ms", "debounced_ms", "appended_due_ms"):
         if (time_ms := getattr(record, name)) is not None:
             yield name, b"%d" % time_ms
     yield from _errors_of(record)
@@ -835,6 +837,8 @@ def _state(found: Mapping[str, bytes | None]) -> dict[str, Any]:
         "traceback": _optional_text(found, "traceback"),
         "put_due_ms": _field(found, "put_due_ms") if HEADER["put_due_ms"] in found else None,
         "debounced_ms": _field(found, "debounced_ms") if HEADER["debounced_ms"] in found else None,
+        "appended": found.get(HEADER["appended"]),
+        "appended_due_ms": _field(found, "appended_due_ms") if HEADER["appended_due_ms"] in found else None,
     }
 
 

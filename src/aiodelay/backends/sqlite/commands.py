@@ -32,6 +32,8 @@ def apply(tables: Tables, commands: Sequence[Command], source: SourcePosition | 
     """
     if source is not None and not _move_position(tables, source):
         return [Refused("passed")] * len(commands)
+    if any(type(command) is Put and command.conflict.mode == "append" for command in commands):
+        tables.switch_on(("append",))
     outcomes = _apply_all(tables, commands, source)
     if tables.new_answers:
         purge_ended(tables, tables.new_answers * PURGED_PER_ENDED)

@@ -55,7 +55,13 @@ TABLES = ("namespaces", "lanes", "messages", "queue", "parked", "leases", "ended
 TRIGGERS = ("schedule_insert", "schedule_delete")
 """Triggers whose text may be different in files of older versions."""
 
-LATER_COLUMNS = {"earlier_errors": "TEXT", "put_due_ms": "INTEGER", "debounced_ms": "INTEGER"}
+LATER_COLUMNS = {
+    "earlier_errors": "TEXT",
+    "put_due_ms": "INTEGER",
+    "debounced_ms": "INTEGER",
+    "appended": "BLOB",
+    "appended_due_ms": "INTEGER",
+}
 """Columns of the table `messages` that files of older versions lack, with their types."""
 
 

@@ -105,6 +105,7 @@ _KINDS = {each.column.name: each.column.type for each in FIELDS if each.column i
 _NUMBERS = tuple(each.column.name for each in FIELDS if each.column is not None and each.type in ("int", "bool"))
 _TEXTS = ("id", *(name for name, kind in _KINDS.items() if kind == "TEXT" and name != "encoding"))
 _BLOBS = tuple(name for name, kind in _KINDS.items() if kind == "BLOB")
+_OPTIONAL_TIMES = ("put_due_ms", "debounced_ms", "appended_due_ms")
 _ENCODINGS = frozenset({"", "json", "msgpack", "null"})
 _LATE = {int(action): action for action in LateAction}
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -145,12 +146,23 @@ def insert_values(n: int, place_ms: int, lane: int, record: Record) -> Row:
         int(record.late),
         *_state(record),
         record.debounced_ms,
+        record.appended,
+        record.appended_due_ms,
     )
 
 
 def move_values(n: int, place_ms: int, record: Record) -> Row:
     """Return the parameters of `MOVE`, without the old number."""
-    return (n, place_ms, _trace_text(record.envelope), record.due_ms, record.expires_ms, *_state(record))
+    return (
+        n,
+        place_ms,
+        _trace_text(record.envelope),
+        record.due_ms,
+        record.expires_ms,
+        *_state(record),
+        record.appended,
+        record.appended_due_ms,
+    )
 
 
 def _trace_text(envelope: Envelope) -> str | None:
@@ -185,7 +197,7 @@ def record_of(row: Row, lane: Lane) -> Record:
     (
         _, _, _, id_, address, type_, encoding, payload, key, headers, trace, version, rule, revision, due_ms, op,
         expires_ms, late, attempt, lapses, kills, alone, no_retry, live, first_error, last_error,
-        earlier_errors, put_due_ms, debounced_ms,
+        earlier_errors, put_due_ms, debounced_ms, appended, appended_due_ms,
     ) = row  # fmt: skip
     if not (
         type(payload) is type(op) is bytes
@@ -195,6 +207,8 @@ def record_of(row: Row, lane: Lane) -> Record:
         and encoding in _ENCODINGS
         and (put_due_ms is None or type(put_due_ms) is int)
         and (debounced_ms is None or type(debounced_ms) is int)
+        and (appended is None or type(appended) is bytes)
+        and (appended_due_ms is None or type(appended_due_ms) is int)
     ):
         raise RecordFormatError(_problem(row))
     try:
@@ -229,6 +243,8 @@ def record_of(row: Row, lane: Lane) -> Record:
             None,
             put_due_ms,
             debounced_ms,
+            appended,
+            appended_due_ms,
         )
     except (msgspec.MsgspecError, TypeError, ValueError, KeyError):
         raise RecordFormatError(_problem(row)) from None
@@ -257,9 +273,7 @@ def _unreadable(row: Sequence[Any]) -> set[str]:
     found |= {name for name in _BLOBS if value[name] is not None and type(value[name]) is not bytes}
     if value["version"] is not None and (type(value["version"]) is not int or value["version"] < 0):
         found.add("version")
-    found |= {
-        name for name in ("put_due_ms", "debounced_ms") if value[name] is not None and type(value[name]) is not int
-    }
+    found |= {name for name in _OPTIONAL_TIMES if value[name] is not None and type(value[name]) is not int}
     if value["encoding"] not in _ENCODINGS:
         found.add("encoding")
     if value["late"] not in _LATE:
@@ -312,6 +326,7 @@ def salvaged(row: Sequence[Any], lane: Lane) -> Record:
         min(numbers["kills"], 255),
         first_error=None if value["first_error"] is None else _as_text(value["first_error"]),
         last_error=f"cannot be read: {_problem(row)}",
+        appended=None if value["appended"] is None else _as_bytes(value["appended"]),
     )
 
 

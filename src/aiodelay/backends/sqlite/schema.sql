@@ -45,11 +45,14 @@ CREATE TABLE messages (
     earlier_errors TEXT,  -- JSON array; files of older versions have this column and the next one as their last
     put_due_ms INTEGER,  -- if the message was rescheduled or fired since
     debounced_ms INTEGER,  -- of a debounced message: the first call of its burst
+    appended BLOB,  -- of a message in flight: the items that came since its claim
+    appended_due_ms INTEGER,  -- their due time, if they become a message of their own
     place_ms INTEGER NOT NULL,  -- time of the next attempt: its place in the lane
     payload BLOB NOT NULL  -- last, so that a large one is not read past
 );
 CREATE UNIQUE INDEX messages_id ON messages (ns, id);
 CREATE INDEX messages_series ON messages (ns, id) WHERE rule IS NOT NULL;
+CREATE INDEX messages_appended ON messages (n) WHERE appended IS NOT NULL;
 CREATE INDEX messages_late ON messages (ns, expires_ms) WHERE late > 0;
 
 -- Pending messages that are not in flight and not parked, in the order of delivery.
@@ -330,8 +333,8 @@ BEGIN
         version = excluded.version, rule = NULL, revision = max(excluded.revision, revision + 1),
         due_ms = excluded.due_ms, expires_ms = excluded.expires_ms, late = excluded.late, attempt = 0, lapses = 0,
         kills = 0, alone = 0, no_retry = 0, op = excluded.op, live = NULL, first_error = NULL, last_error = NULL,
-        earlier_errors = NULL, put_due_ms = NULL, debounced_ms = NULL, place_ms = excluded.place_ms,
-        payload = excluded.payload;
+        earlier_errors = NULL, put_due_ms = NULL, debounced_ms = NULL, appended = NULL, appended_due_ms = NULL,
+        place_ms = excluded.place_ms, payload = excluded.payload;
     INSERT INTO queue SELECT lane, place_ms, n FROM messages WHERE n = (SELECT max(n) FROM messages);
 END;
 
@@ -347,7 +350,7 @@ BEGIN
     DELETE FROM messages WHERE n IN (
         SELECT n FROM retries WHERE namespace = OLD.namespace AND series = OLD.id AND token IS NULL);
 
-    UPDATE messages SET no_retry = 1 WHERE n = OLD.n AND EXISTS (SELECT 1 FROM leases WHERE n = OLD.n);
+    UPDATE messages SET no_retry = 1, appended = NULL, appended_due_ms = NULL WHERE n = OLD.n AND EXISTS (SELECT 1 FROM leases WHERE n = OLD.n);
     DELETE FROM queue WHERE (lane, place_ms, n) IN (SELECT lane, place_ms, n FROM messages WHERE n = OLD.n);
     DELETE FROM parked
     WHERE (lane, address, place_ms, n) IN (SELECT lane, address, place_ms, n FROM messages WHERE n = OLD.n);

@@ -69,6 +69,8 @@ class HeldClaims:
 
         A claim is plain if four conditions hold. The settlement is `Done`. The message has never lapsed. The message
         does not recur, and its id has no `~`, which the id of a retry of a series has. The message has no version.
+
+        The caller also checks that the message got no items since the claim.
         """
         if type(settlement) is not Done:
             return None
@@ -104,7 +106,7 @@ def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) 
         if claim is not None:
             plain[claim.n] = claim
             by_index[i] = claim.n
-    ended = _end_leases(tables, plain) if plain else []
+    ended = _end_leases(tables, _without_items(tables, plain)) if plain else []
     _end(tables, ended, plain)
     outcomes = [SettleOutcome.SETTLED] * len(settlements)
     if len(ended) < len(settlements) or tables.keeps_journal:
@@ -117,6 +119,16 @@ def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) 
     if settlements:
         purge_ended(tables, len(settlements) * PURGED_PER_ENDED)
     return outcomes
+
+
+def _without_items(tables: Tables, held: Mapping[int, Held]) -> Mapping[int, Held]:
+    """Return the claims whose messages got no items since the claim. The index of the other messages is small."""
+    query = """
+        SELECT n FROM messages INDEXED BY messages_appended
+        WHERE n IN (SELECT value FROM json_each(?)) AND appended IS NOT NULL
+    """
+    with_items = {n for (n,) in tables.execute(query, (object_text(list(held)),))}
+    return {n: each for n, each in held.items() if n not in with_items} if with_items else held
 
 
 def _end_leases(tables: Tables, plain: Mapping[int, Held]) -> list[int]:

@@ -138,6 +138,9 @@ class Tables(Namespace):
         query = "UPDATE messages SET no_retry = ?, alone = ?, kills = ?, live = ? WHERE n = ?"
         live = object_text(list(record.live)) if record.live else None
         self.execute(query, (record.no_retry, record.alone, record.kills, live, row.n))
+        if record.appended is not row.record.appended:
+            query = "UPDATE messages SET appended = ?, appended_due_ms = ? WHERE n = ?"
+            self.execute(query, (record.appended, record.appended_due_ms, row.n))
         if record.live != row.record.live:
             self.series_changed.add(row.n)
         row.record = record

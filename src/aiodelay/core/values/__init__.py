@@ -23,6 +23,7 @@ from .claims import (
 from .commands import (
     CONFLICT_MODES,
     OPERANDS,
+    OPTIONAL,
     After,
     At,
     Cancel,
@@ -99,6 +100,7 @@ __all__ = [
     "NO_LIMITS",
     "NO_TRACE",
     "OPERANDS",
+    "OPTIONAL",
     "RETRY_WINDOW_MS",
     "TOMBSTONE_WINDOW_MS",
     "TRACEBACK_BYTES",

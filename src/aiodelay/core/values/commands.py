@@ -16,6 +16,7 @@ from .record import DELIVER, TOMBSTONE_WINDOW_MS, Envelope, Late
 __all__ = [
     "CONFLICT_MODES",
     "OPERANDS",
+    "OPTIONAL",
     "After",
     "At",
     "Cancel",
@@ -50,15 +51,19 @@ ConflictMode: TypeAlias = Literal[
     "debounce",
     "throttle",
     "throttle_last",
+    "append",
 ]
 """The modes of `Conflict`. `throttle_last` is `Conflict.throttle(..., last=True)`."""
 CONFLICT_MODES: frozenset[ConflictMode] = frozenset(get_args(ConflictMode))
+MOST_ITEMS = 1_000_000
+"""The largest `max_items`."""
 
 
 class Conflict(Struct, frozen=True):
     """The rule for scheduling an id that is already pending or in flight. Use the class methods.
 
-    docs/guarantees.md, "The same id again", has the whole table.
+    docs/guarantees.md, "The same id again", has the whole table. The scheduler itself sets `max_bytes`, the most bytes
+    of a joined payload.
     """
 
     mode: ConflictMode
@@ -67,6 +72,8 @@ class Conflict(Struct, frozen=True):
     quiet_ms: int | None = None
     max_wait_ms: int | None = None
     window_ms: int | None = None
+    max_items: int | None = None
+    max_bytes: int | None = None
 
     @classmethod
     def replace(cls) -> Conflict:
@@ -165,6 +172,24 @@ class Conflict(Struct, frozen=True):
             raise ConfigurationError("conflict.window", shortened(window), "at most 24 h")
         return cls("throttle_last" if last else "throttle", window_ms=window_ms)
 
+    @classmethod
+    def append(cls, max_items: int | None = None) -> Conflict:
+        """Join this message to the earlier message, as one more line of its payload. Nothing is replaced.
+
+        The joined message keeps its due time. If the earlier message is in flight, this message waits for the next
+        delivery. A handler with `gathered=True` gets all items as a list.
+
+        Args:
+            max_items: The message is due at once when it has this number of items, 1 to 1,000,000. It may get more
+                items before its delivery begins. None = only the due time counts.
+
+        Raises:
+            ConfigurationError: The number is not an integer in that range.
+        """
+        if max_items is not None and (type(max_items) is not int or not 1 <= max_items <= MOST_ITEMS):
+            raise ConfigurationError("conflict.max_items", shortened(max_items), f"an integer from 1 to {MOST_ITEMS}")
+        return cls("append", max_items=max_items)
+
 
 _REPLACE, _KEEP, _ERROR = Conflict("replace"), Conflict("keep"), Conflict("error")
 _EARLIER, _LATER = Conflict("earlier"), Conflict("later")
@@ -174,8 +199,11 @@ OPERANDS: Mapping[ConflictMode, frozenset[str]] = {
     "debounce": frozenset({"quiet_ms", "max_wait_ms"}),
     "throttle": frozenset({"window_ms"}),
     "throttle_last": frozenset({"window_ms"}),
+    "append": frozenset({"max_items"}),
 }
-"""The attributes of `Conflict` that a mode uses. The other attributes are None. `max_wait_ms` may be None too."""
+"""The attributes of `Conflict` that a mode uses. The others are None. Attributes in `OPTIONAL` may be None too."""
+OPTIONAL = frozenset({"max_wait_ms", "max_items"})
+"""The attributes of `OPERANDS` that may be None. `max_bytes` is not among them: the scheduler sets it."""
 
 
 class At(Struct, frozen=True, gc=False):
@@ -270,8 +298,8 @@ class Refused(Struct, frozen=True, gc=False):
     """The command was not carried out, and certainly nothing was written.
 
     Attributes:
-        reason: The reason. `undecodable`: the record of a dead letter cannot be read, so its payload and its
-            destination are unknown.
+        reason: The reason. `too_large`: the payload joined by `Conflict.append()` is too large. `undecodable`: the
+            record of a dead letter cannot be read, so its payload and its destination are unknown.
         detail: The reason as text for people.
         revision: For `outdated`: the revision of the stored message; 0 if there is none.
         due_ms: The due time of that message.
@@ -287,6 +315,7 @@ class Refused(Struct, frozen=True, gc=False):
         "passed",
         "unavailable",
         "full",
+        "too_large",
         "undecodable",
     ]
     detail: str = ""
@@ -307,7 +336,7 @@ class ScheduleOutcome(StrEnum):
     """The effect of `schedule()`.
 
     `STORED`: the message is new.
-    `REPLACED`: the message replaced an earlier message with the same id.
+    `REPLACED`: the message replaced an earlier message with the same id. With `Conflict.append()`: it joined it.
     `KEPT`: an earlier message with the same id stays, and this message was not stored.
     `IN_FLIGHT`: as `KEPT`, and the earlier message is in flight.
     `OUTDATED`: the conflict rule names another version or revision. This message was not stored.

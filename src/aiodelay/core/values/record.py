@@ -168,6 +168,8 @@ class Record(Struct, frozen=True, gc=False, omit_defaults=True):
         traceback: For a dead letter: the traceback of its last attempt, at most `TRACEBACK_BYTES`.
         put_due_ms: The due time of the put, if the message was rescheduled or fired since. The delivery id needs it.
         debounced_ms: For a message of `Conflict.debounce`: when the first call of its burst came, epoch ms.
+        appended: For a message in flight: the items that `Conflict.append()` added since its claim, joined by newlines.
+        appended_due_ms: The due time of these items, if they become a message of their own.
     """
 
     envelope: Envelope
@@ -188,6 +190,8 @@ class Record(Struct, frozen=True, gc=False, omit_defaults=True):
     traceback: str | None = None
     put_due_ms: int | None = None
     debounced_ms: int | None = None
+    appended: bytes | None = None
+    appended_due_ms: int | None = None
 
     @property
     def id(self) -> str:

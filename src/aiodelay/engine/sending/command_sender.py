@@ -12,6 +12,7 @@ from aiodelay.core.values import (
     Cancel,
     CancelOutcome,
     Command,
+    Conflict,
     Fire,
     FireOutcome,
     Outcome,
@@ -29,6 +30,7 @@ from aiodelay.errors import (
     ClosedError,
     DuplicateIdError,
     OutcomeUnknownError,
+    PayloadTooLargeError,
     StoreBusyError,
     StoreFullError,
     StoreUnavailableError,
@@ -133,7 +135,9 @@ class CommandSender:
         if isinstance(outcome, Refused):
             action = ACTIONS[type(command)]
             if outcome.reason == "duplicate":
-                return DuplicateIdError(command.id)
+                return DuplicateIdError(command.id, outcome.detail)
+            if outcome.reason == "too_large":
+                return _too_large(command)
             if outcome.reason == "unavailable":
                 return StoreUnavailableError(self._store, outcome.detail or "no answer", command.id, action)
             if outcome.reason == "full":
@@ -186,6 +190,16 @@ def answer_of(
 
 def _is_open(outcome: Outcome) -> bool:
     return isinstance(outcome, Unknown) or (isinstance(outcome, Refused) and outcome.reason == "unavailable")
+
+
+def _too_large(command: Command) -> PayloadTooLargeError:
+    conflict = command.conflict if isinstance(command, Put) else Conflict.append()
+    return PayloadTooLargeError(
+        "payload",
+        "too large to join the items that wait under this id",
+        f"at most {conflict.max_bytes} bytes together (setting max_payload)",
+        command.id,
+    )
 
 
 def _least_to_begin(command: Command, outcome: Outcome) -> int:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
+from msgspec.structs import replace
+
 from aiodelay.core import recurrence
-from aiodelay.core.conflicts import TIMED
+from aiodelay.core.appending import SEPARATOR
+from aiodelay.core.conflicts import FOR_ONE_RUN
 from aiodelay.core.durations import Duration, parse_duration
 from aiodelay.core.event_codecs import Codec
 from aiodelay.core.ids import new_id, new_op
@@ -23,7 +26,19 @@ from aiodelay.core.validation import (
     due_of,
     split_target,
 )
-from aiodelay.core.values import NO_HEADERS, OPERANDS, After, At, Conflict, Envelope, Late, LateAction, Message, Put
+from aiodelay.core.values import (
+    NO_HEADERS,
+    OPERANDS,
+    OPTIONAL,
+    After,
+    At,
+    Conflict,
+    Envelope,
+    Late,
+    LateAction,
+    Message,
+    Put,
+)
 from aiodelay.engine.delivery.settling import decode_error_text
 from aiodelay.errors import (
     ConfigurationError,
@@ -43,10 +58,10 @@ __all__ = ["TIMES", "Composer", "check_rule", "names_of"]
 
 TIMES = "at, delay, every"
 """The arguments that give a due time. Exactly one of them must be given."""
-_NUMBERS = ("version", "revision", "quiet_ms", "max_wait_ms", "window_ms")
+_NUMBERS = ("version", "revision", "quiet_ms", "max_wait_ms", "window_ms", "max_items", "max_bytes")
 _CONFLICTS = (
-    "Conflict.replace(), .keep(), .newer(n), .error(), .if_revision(n), .earlier(), .later(), .debounce(...) or"
-    " .throttle(...)"
+    "Conflict.replace(), .keep(), .newer(n), .error(), .if_revision(n), .earlier(), .later(), .debounce(...),"
+    " .throttle(...) or .append(...)"
 )
 
 
@@ -124,6 +139,9 @@ class Composer:
         lane, address, type_ = self._destination(message.event, message.to)
         payload, encoding = self._payload(message)
         check_payload_size(payload, self._max_payload)
+        if conflict.mode == "append":
+            _check_item(payload, encoding)
+            conflict = replace(conflict, max_bytes=self._max_payload)
         envelope = Envelope(
             message_id,
             lane,
@@ -257,17 +275,26 @@ def _spread(due: At | After, spread: Duration, message_id: str) -> At | After:
 def _checked_conflict(conflict: Conflict, *, recurs: bool) -> Conflict:
     if not isinstance(conflict, Conflict) or not _is_whole(conflict):
         raise ConfigurationError("conflict", shortened(conflict), _CONFLICTS)
-    if recurs and conflict.mode in TIMED:
+    if recurs and conflict.mode in FOR_ONE_RUN:
         allowed = "for a message that recurs: replace, keep, newer, error or if_revision"
         raise ConfigurationError("conflict", conflict.mode, allowed)
     return conflict
+
+
+def _check_item(payload: bytes, encoding: str) -> None:
+    """Refuse a payload that cannot be one line among others."""
+    if encoding not in ("", "json"):
+        raise PayloadTypeError("payload", f"of the encoding {encoding}", "JSON or bytes, for Conflict.append()")
+    if not payload or SEPARATOR in payload:
+        got = f"{payload.count(SEPARATOR) + 1} lines" if payload else "empty"
+        raise PayloadTypeError("payload", got, "one line that is not empty, for Conflict.append()")
 
 
 def _is_whole(conflict: Conflict) -> bool:
     """Return whether the rule has the numbers that its mode needs, and no others."""
     given = {name for name in _NUMBERS if getattr(conflict, name) is not None}
     known = OPERANDS.get(conflict.mode, frozenset())
-    return known - {"max_wait_ms"} <= given <= known and all(type(getattr(conflict, name)) is int for name in given)
+    return known - OPTIONAL <= given <= known and all(type(getattr(conflict, name)) is int for name in given)
 
 
 def _checked_late(late: Late) -> Late:

@@ -67,13 +67,13 @@ def not_found(message_id: str) -> ApiError:
     return ApiError(404, "MessageNotFoundError", f"no message {shortened(message_id)} is pending or in flight")
 
 
-_NOT_IN_LISTS = frozenset({"payload", "payload_base64", "traceback"})
+_NOT_IN_LISTS = frozenset({"payload", "payload_base64", "appended", "appended_base64", "traceback"})
 
 # --- read -------------------------------------------------------------------------------------------------
 
 
 def in_list(shape: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON form of a message for lists, without payload and traceback."""
+    """Return the JSON form of a message for lists, without payload, appended items and traceback."""
     return {name: value for name, value in shape.items() if name not in _NOT_IN_LISTS}
 
 

@@ -138,7 +138,7 @@ class MessageIn(Struct, frozen=True, forbid_unknown_fields=True):
         spread: A span after the due time, such as "5m": the id gives the message's place in the span.
         id: Your id, by which you replace or cancel the message later.
         conflict: The rule for an id that is already stored: "replace", "keep", "error", "earlier", "later",
-            "debounce:5s", "debounce:5s:1m", "throttle:1h", "throttle:1h:last"; or an object.
+            "debounce:5s", "debounce:5s:1m", "throttle:1h", "throttle:1h:last", "append", "append:50"; or an object.
     """
 
     to: str
@@ -295,7 +295,8 @@ class RecordOut(_RecordHead, frozen=True):
 
     A key is in `key` if it is UTF-8 text, and otherwise in `key_base64`. In the same way, a payload is in `payload` or
     in `payload_base64`. Lists leave the payload out. `is_cancelled` is true if the message was cancelled while it was
-    in flight; no further attempt follows the present attempt.
+    in flight; no further attempt follows the present attempt. `appended` or `appended_base64`, and `appended_due`, are
+    present only if a message in flight got items since its claim.
     """
 
     version: int | None
@@ -313,6 +314,9 @@ class RecordOut(_RecordHead, frozen=True):
     key_base64: str | UnsetType = UNSET
     payload: str | UnsetType | None = UNSET
     payload_base64: str | UnsetType = UNSET
+    appended: str | UnsetType = UNSET
+    appended_base64: str | UnsetType = UNSET
+    appended_due: str | UnsetType = UNSET
 
 
 class MessageOut(RecordOut, frozen=True, kw_only=True):

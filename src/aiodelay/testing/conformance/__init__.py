@@ -12,6 +12,7 @@ pytest.register_assert_rewrite(
         f"{__name__}.{name}"
         for name in (
             *(
+                "appending",
                 "cancelling",
                 "commands",
                 "dispatching",

@@ -29,6 +29,7 @@ from aiodelay.core.values import (
     Stored,
 )
 
+from .appending import AppendRules
 from .cancelling import CancelRules, OldVersionRules
 from .gathering import GatheringRules
 from .stage import HOUR_MS, OTHER, Bench, Stage, again, dead, done, ending, staged
@@ -421,6 +422,13 @@ class PositionRules(Bench):
 
 
 class CommandRules(
-    SameIdRules, GatheringRules, RepetitionRules, MoveRules, PositionRules, CancelRules, OldVersionRules
+    SameIdRules,
+    GatheringRules,
+    AppendRules,
+    RepetitionRules,
+    MoveRules,
+    PositionRules,
+    CancelRules,
+    OldVersionRules,
 ):
     """The rules for `Store.apply`."""

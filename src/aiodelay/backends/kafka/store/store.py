@@ -57,7 +57,7 @@ __all__ = ["KafkaStore", "open_store"]
 
 _TRAITS = StoreTraits(
     durable=True,
-    conflicts=CONFLICT_MODES,
+    conflicts=CONFLICT_MODES - {"append"},
     cancel="verdict",
     lookup="anywhere",
     safety_poll_ms=SAFETY_POLL_MS,

@@ -26,7 +26,7 @@ __all__ = ["CONFLICT", "FIELDS", "NEVER_REFUSED", "BadRequestError", "Rules", "r
 
 CONFLICT = "aiodelay-conflict"
 """The header of a request that names a conflict rule, such as `debounce:5s:1m`."""
-NEVER_REFUSED: Collection[ConflictMode] = CONFLICT_MODES - {"error", "newer", "if_revision"}
+NEVER_REFUSED: Collection[ConflictMode] = CONFLICT_MODES - {"error", "newer", "if_revision", "append"}
 """The conflict modes that refuse no message. Nobody would learn of a refusal."""
 FIELDS = ("topic", "message", "countdown", "at", "id", "key", "headers")
 _KNOWN = frozenset(FIELDS)

@@ -33,6 +33,7 @@ KEY_TYPES: Final[Mapping[str, KeyType]] = {
     "journal": "stream",
     "meta": "hash",
     "trials": "hash",
+    "appended": "set",
     "superseded": "zset",
     "superseded:ids": "hash",
     "retries": "hash",

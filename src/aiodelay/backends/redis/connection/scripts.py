@@ -102,6 +102,7 @@ MODULES = (
     "occurrences",
     "superseded",
     "conflicts",
+    "appending",
     "dead",
     "attempts",
     "lapsing",

@@ -8,9 +8,10 @@
 -- From ARGV[7] on, 8 arguments for each command: what, id, op (8 bytes), lane, due, late, version, body. An argument
 -- that a command does not use is ''.
 --   what    for a put: 'r' replace, 'k' keep, 'e' error, 'n' newer, 'i' if_revision, 'b' earlier, 'a' later, 'd'
---           debounce, 't' throttle, 'T' throttle with a last message. Then '*' if the message recurs, '-' if not. Then
+--           debounce, 't' throttle, 'T' throttle with a last message, 'p' append. Then '*' if the message recurs, '-' if not. Then
 --           for 'n' the version to compare, u64; for 'i' the revision, u48; for 'd' the longest wait in ms, or ''; for
---           't' and 'T' the window in ms. For other commands: 'c' cancel, 'm' reschedule, 'f' fire.
+--           't' and 'T' the window in ms; for 'p' max_items or '', ':', the most bytes of a payload or '', ':', the
+--           version of aiodelay that switches the feature `append` on. For other commands: 'c' cancel, 'm' reschedule, 'f' fire.
 --   id      byte 1 + 16 bytes of a UUIDv7, or byte 2 + text, or byte 3 + the id of a series + the due time u48
 --   op      With 8 zero bytes, the answer is not remembered. Then only a version protects the command against a
 --           repetition.
@@ -23,7 +24,8 @@
 -- commands. The other commands were not carried out, and the caller sends them again.
 --   Done: a letter, revision u48, due u48. 's' stored, 'r' replaced, 'R' replaced while an older version is in flight,
 --   'k' kept (revision 0: the message has ended, and `due` is the beginning of its window), 'i' in flight, 'c' cancelled, 'm' rescheduled, 'f' fired.
---   Refused: a letter. 'D' duplicate, 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' too many lanes. 'O'
+--   Refused: a letter. 'D' duplicate, 'N' not found, 'T' too late, 'I' in flight, 'P' passed, 'L' too many lanes, 'X' the
+--   stored message is of another kind, 'B' the joined payload is too large. 'O'
 --   outdated, then revision u48 and due u48 of the stored message (0 = none), and for 'n' its version u64.
 local FIRST, STRIDE = 7, 8
 local BLOCK = 32 -- The number of records to read in one call. The records of a whole batch may be too large.
@@ -107,7 +109,10 @@ local function verdict_on(a, e, mode)
     local known = memory.known_version(ARGV[a + 1], e)
     if known and not memory.is_newer(sub(ARGV[a], WHAT.OPERAND_FIRST), known) then return outdated(e, known) end
   end
-  if mode == 'i' and not (e and u48(e.revision) == sub(ARGV[a], WHAT.OPERAND_FIRST)) then return outdated(e) end
+  if mode == 'i' then
+    local is_same = e and u48(e.revision) == sub(ARGV[a], WHAT.OPERAND_FIRST)
+    if not is_same or (appends and appending.has_items(e)) then return outdated(e) end
+  end
   if TIMED[mode] then
     local is_kept, since = conflicts.is_kept(a, e, mode, due_of(ARGV[a + 4]))
     if is_kept and not e then return 'k' .. u48(0) .. u48(since) end
@@ -125,8 +130,19 @@ end
 
 local EVENTS = { s = 'stored', r = 'replaced', m = 'rescheduled', f = 'fired' }
 
+local function switch_on_append(version)
+  if appends then return end
+  features = (features and features .. ' ' or '') .. 'append=' .. version
+  appends = true
+  call('HSET', META, 'features', features)
+end
+
 local function put(a, e)
   local letter, mode = 's', sub(ARGV[a], WHAT.VERB_FIRST, WHAT.VERB_LAST)
+  if mode == 'p' then
+    switch_on_append(string.match(ARGV[a], '[^:]*$'))
+    if e then return appending.append(a, e, due_of(ARGV[a + 4])) end
+  end
   if e or mode == 'n' or mode == 'i' or TIMED[mode] then
     local verdict = verdict_on(a, e, mode)
     letter = sub(verdict, ANSWER.LETTER_FIRST, ANSWER.LETTER_LAST)
@@ -141,6 +157,7 @@ local function put(a, e)
   if e then
     occurrences.end_retries(e, true)
     superseded.add(e)
+    if appends then appending.drop(e) end
     -- If the new message has a newer version, the store need not remember the old version.
     if e.version and #ARGV[a + 6] > 0 and memory.is_newer(ARGV[a + 6], e.version) then e.version = nil end
     if version then e.version = nil end
@@ -165,9 +182,11 @@ local function cancel(a, e)
   if not e then return 'N' end
   local due, revision = tonumber(ARGV[a + 4]), tonumber(ARGV[a + 7])
   if revision and (e.revision ~= revision or (due and e.due ~= due)) then return outdated(e) end
+  if revision and appends and appending.has_items(e) then return outdated(e) end
   local in_flight = occurrences.end_retries(e) or superseded.is_any(e.id)
   if token_of(e) then
     in_flight = true
+    if appends then appending.drop(e) end
     set(e, NO_RETRY)
     store(e)
   else

@@ -9,8 +9,8 @@ function lapsing.lapse(e)
   unset(e, ALONE)
   if kills >= KILLS_TO_DEATH and not has(e, RECURRING) and not has(e, NO_RETRY) then
     e.kills = KILLS_TO_DEATH
-    dead.bury(e, 'killed_worker')
-    forget(e)
+    dead.bury(appending.bare(e), 'killed_worker')
+    appending.finish(e)
     return
   end
   if kills > e.kills then call('HSET', META, 'killed', text(beat or now)) end
@@ -18,9 +18,9 @@ function lapsing.lapse(e)
   if not kind and e.lapses == SUSPECT_LAPSES then call('HSET', META, 'suspected', text(now)) end
   if has(e, NO_RETRY) then
     note('dropped', e, 'cancelled in flight')
-    forget(e)
+    appending.finish(e)
   else
-    insert(e, e.place, kind)
+    insert(e, e.place, not appending.join(e) and kind)
     note('lapsed', e)
   end
 end

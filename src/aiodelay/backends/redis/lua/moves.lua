@@ -5,6 +5,9 @@ local TOKEN_EPOCH, COUNTERS = 1735689600000, 4096
 -- A script reads no more records after this many bytes. The last record may exceed the limit.
 local MOST_BYTES = 1048576
 
+-- True once the namespace has the feature `append`: messages in flight may have got items.
+local appends = features and string.find(' ' .. features, ' append=', 1, true) ~= nil
+
 local loaded = {}
 local function load(id)
   local e = loaded[id]

@@ -13,7 +13,7 @@
 --   trace     the new value of the key 'c' of the body; '' = no change
 --   traceback for 'x'; '' = none
 -- Returns a letter for each claim, in order: 's' settled, 'u' superseded, 'g' gone. 'n' means that no plain claim has
--- this token. The caller sends this claim again as one of the other claims. Then '+', if limits let other messages of the
+-- this token, or that its message got items since the claim. The caller sends this claim again as one of the other claims. Then '+', if limits let other messages of the
 -- lanes begin now.
 local answers = {}
 
@@ -22,9 +22,15 @@ open_gate()
 -- Ends the plain claims of a list that still have the token of the list. Returns the index of the next list in ARGV.
 local function end_plain(a)
   local n, token, count = tonumber(ARGV[a]), tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2])
-  local written, ended = ARGV[a + 1], {}
+  local written, ended, got_items = ARGV[a + 1], {}, {}
+  if appends and call('EXISTS', appending.IDS) == 1 then
+    for i, is_in in ipairs(call('SMISMEMBER', appending.IDS, unpack(ARGV, a + 3, a + 2 + count))) do
+      got_items[i] = is_in == 1
+    end
+  end
   for i, score in ipairs(call('ZMSCORE', leased_key(n), unpack(ARGV, a + 3, a + 2 + count))) do
     local is_held = score == written or (score and tonumber(score) == token)
+    is_held = is_held and not got_items[i]
     if is_held then ended[#ended + 1] = ARGV[a + 2 + i] end
     answers[#answers + 1] = is_held and 's' or 'n'
   end
@@ -62,6 +68,7 @@ local function retry(e, a, beside)
       take_out(there)
     end
   end
+  appending.join(failed)
   insert(failed, math.max(tonumber(ARGV[a + 4]), failed.due))
   note('again', failed, sub(ARGV[a + 6], LETTERED.REST_FIRST))
 end
@@ -75,7 +82,7 @@ local function end_attempt(e, a, beside)
   elseif what == 'a' then
     note('dropped', e, 'cancelled in flight')
   elseif what == 'x' then
-    local failed = copy(e)
+    local failed = copy(appending.bare(e))
     body_of(failed)
     attempts.count(failed, ARGV[a + 5], ARGV[a + 6], ARGV[a + 8], ARGV[a + 9], true)
     dead.bury(failed, sub(ARGV[a + 3], LETTERED.REST_FIRST))
@@ -98,7 +105,7 @@ local function settle(a)
   if due then
     attempts.rearm(e, due, lives_on)
   elseif not lives_on then
-    forget(e)
+    appending.finish(e)
   end
   return 's'
 end

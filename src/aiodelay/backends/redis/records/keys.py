@@ -32,7 +32,7 @@ FIXED = (
 """The names of the keys that every script of the store receives, in this order."""
 DERIVED = (
     *("due:", "leased:", "parked:", "blocked:", "why:", "done:", "ended:", "req:", "cut:", "fanout:", "log:", "logs"),
-    *("graves:ids", "superseded", "superseded:ids", "retries", "series", "trials", "pulses", "held:"),
+    *("graves:ids", "superseded", "superseded:ids", "retries", "series", "trials", "pulses", "held:", "appended"),
     *("limits", "queues:", "turns:", "inflight:", "running:", "superseded:keys", "marks:"),
 )
 """Other keys. Names that end with `:` are beginnings: a script adds a lane, address, time window, worker or topic."""

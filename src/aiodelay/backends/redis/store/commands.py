@@ -12,6 +12,7 @@ from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.keys import member_of
 from aiodelay.backends.redis.records.layouts import span
+from aiodelay.core.appending import OTHER_KIND
 from aiodelay.core.conflicts import outdated
 from aiodelay.core.record_codec import encode_body
 from aiodelay.core.values import (
@@ -30,6 +31,7 @@ from aiodelay.core.values import (
     Stored,
     Unknown,
 )
+from aiodelay.core.version import __version__
 
 __all__ = [
     "BAD_VALUE",
@@ -74,6 +76,7 @@ _MODES: Mapping[ConflictMode, bytes] = {
     "debounce": b"d",
     "throttle": b"t",
     "throttle_last": b"T",
+    "append": b"p",
 }
 
 _REVISION, _DUE_MS, _VERSION = (span("ANSWER", part) for part in ("revision", "due", "version"))
@@ -91,6 +94,8 @@ _STORED: dict[bytes, Answer] = {
 }
 _REFUSED = {
     b"D": Refused("duplicate"),
+    b"X": Refused("duplicate", OTHER_KIND),
+    b"B": Refused("too_large"),
     b"N": Refused("not_found"),
     b"T": Refused("too_late"),
     b"I": Refused("in_flight"),
@@ -124,6 +129,8 @@ def _put_arguments(put: Put) -> list[Arg]:
         what += conflict.version.to_bytes(8, "big")
     elif conflict.mode == "if_revision" and conflict.revision is not None:
         what += conflict.revision.to_bytes(6, "big")
+    elif conflict.mode == "append":
+        what += f"{_digits(conflict.max_items)}:{_digits(conflict.max_bytes)}:{__version__}".encode()
     elif conflict.window_ms is not None or conflict.max_wait_ms is not None:
         what += b"%d" % (conflict.window_ms or conflict.max_wait_ms or 0)
     return [
@@ -136,6 +143,10 @@ def _put_arguments(put: Put) -> list[Arg]:
         b"" if envelope.version is None else envelope.version.to_bytes(8, "big"),
         encode_body(envelope),
     ]
+
+
+def _digits(number: int | None) -> str:
+    return "" if number is None else str(number)
 
 
 def _due(due: At | After) -> bytes:
