@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from sqlite3 import Cursor
 
 import msgspec
@@ -16,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from aiodelay.core.limits import Marks, Use
-from aiodelay.core.values import ADDRESS, NO_LIMITS, Lane, LaneLimits
+from aiodelay.core.values import ADDRESS, NO_LIMITS, Envelope, Lane, LaneLimits
 
 from .connection import LIMITS_SCRIPT, made_by
 from .namespace import Namespace
@@ -26,7 +27,9 @@ __all__ = [
     "FEATURE",
     "WHOLE",
     "LimitedLane",
+    "count_ended",
     "fill",
+    "in_bulk",
     "limits_of",
     "marks_of",
     "marks_text",
@@ -110,6 +113,36 @@ def _lane_of(row: Row) -> LimitedLane:
     lane, limits, queue, most, version, filled_ms, filled_n, *claimed = row
     filled = None if filled_ms is None else (filled_ms, filled_n)
     return LimitedLane(lane, limits_of(limits), queue, most, version, filled, *claimed)
+
+
+# --- counting in bulk -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def in_bulk(tables: Namespace) -> Iterator[None]:
+    """Within this block, no trigger counts the messages that leave a lane or end. The caller counts them."""
+    query = "UPDATE limits SET in_bulk = ? WHERE ns = ? AND limits IS NOT NULL"
+    tables.execute(query, (True, tables.ns))
+    yield
+    tables.execute(query, (False, tables.ns))  # A failure undoes the transaction.
+
+
+def count_ended(tables: Namespace, limited: Mapping[int, LimitedLane], ended: Iterable[tuple[int, Envelope]]) -> None:
+    """Count ended claims of limited lanes.
+
+    Args:
+        tables: The tables, in a transaction.
+        limited: The limited lanes, by number.
+        ended: The number of the lane and the message of each claim.
+    """
+    counts: Counter[tuple[int, bytes | str]] = Counter()
+    for number, envelope in ended:
+        if (lane := limited.get(number)) is not None:
+            counts[lane.queue, lane.limits.key_of(envelope) if lane.limits.each is not None else b""] += 1
+            if lane.limits.whole is not None:
+                counts[lane.queue, WHOLE] += 1
+    query = "UPDATE limited_keys SET running = max(running - ?, 0) WHERE queue = ? AND key = ?"
+    tables.executemany(query, [(number, *key) for key, number in counts.items()])
 
 
 # --- changes ----------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from aiodelay.core.values import (
 )
 
 from .forgetting import PURGED_PER_ENDED, purge_ended
+from .limits import count_ended, in_bulk, read_limits
 from .rows import object_text
 from .tables import LARGE_BYTES, Tables
 
@@ -93,8 +94,8 @@ class HeldClaims:
 
 def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) -> list[SettleOutcome]:
     """End claims. Return one outcome for each settlement, in order."""
-    if tables.limited and held.are_in(tables.limited, settlements):
-        tables.has_new = True  # the next message of a key may begin
+    has_limited = bool(tables.limited) and held.are_in(tables.limited, settlements)
+    tables.has_new |= has_limited  # the next message of a key may begin
     plain: dict[int, Held] = {}
     by_index: dict[int, int] = {}
     if len({settlement.id for settlement in settlements}) < len(settlements):
@@ -104,7 +105,9 @@ def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) 
         if claim is not None:
             plain[claim.n] = claim
             by_index[i] = claim.n
-    ended = _end_leases(tables, plain) if plain else []
+    ended: list[int] = []
+    if plain:
+        ended = _end_limited(tables, plain) if has_limited else _end_leases(tables, plain)
     _end(tables, ended, plain)
     outcomes = [SettleOutcome.SETTLED] * len(settlements)
     if len(ended) < len(settlements) or tables.keeps_journal:
@@ -117,6 +120,16 @@ def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) 
     if settlements:
         purge_ended(tables, len(settlements) * PURGED_PER_ENDED)
     return outcomes
+
+
+def _end_limited(tables: Tables, plain: Mapping[int, Held]) -> list[int]:
+    """End leases, as `_end_leases`. Count all ended claims of a key at once."""
+    limited = read_limits(tables)
+    with in_bulk(tables):
+        ended = _end_leases(tables, plain)
+    held = (plain[n].record.envelope for n in ended)
+    count_ended(tables, limited, ((tables.known_lane(envelope.lane), envelope) for envelope in held))
+    return ended
 
 
 def _end_leases(tables: Tables, plain: Mapping[int, Held]) -> list[int]:
