@@ -61,39 +61,42 @@ class _Key:
         now: The time of the claim, epoch ms.
     """
 
-    __slots__ = ("_at_once", "_last", "_rows", "is_early", "name", "room", "served_ms", "taken", "ticket_ms", "turn", "use")
+    __slots__ = ("_at_once", "_last", "_rows", "is_early", "last", "name", "room", "served_ms", "taken", "ticket_ms", "turn", "use")
 
     def __init__(self, rows: Sequence[Row], at_once: int, each: Limit | None, now: int) -> None:
         self.ticket_ms, self.turn, self.name, running, marks, self.served_ms = rows[0][:6]
         self.use = Use(running, marks_of(marks))
         self.room = _room(each, self.use, now)
-        self.taken: list[Entry] = []
+        self.taken = 0
+        self.last: Entry | None = None
         due = [row[6:] for row in rows if row[6] is not None and row[7] <= now]
-        due.sort(key=_place)
+        if len(due) > 1:
+            due.sort(key=_place)
         self.is_early = bool(due) and due[0][1] > self.ticket_ms
         if self.is_early:
             self.ticket_ms = due[0][1]
-        self._rows: deque[Row] = deque(due)
-        self._last: tuple[int, int] | None = None
+        self._rows = deque(due)
+        self._last: Row | None = None
         self._at_once = at_once if len(due) == at_once else 0
 
     def __lt__(self, other: _Key) -> bool:
         """Return whether the key has its turn before another key."""
         return (self.ticket_ms, self.turn) < (other.ticket_ms, other.turn)
 
-    def next_row(self, tables: Tables, queue: int) -> Row | None:
-        """Return the next due message of the key. Read twice as many as before if there is none in memory."""
-        if not self._rows and self._last is not None and self._at_once:
-            size = self._at_once = min(2 * self._at_once, MOST_AT_ONCE)
-            found = tables.execute(WAITING, (queue, self.name, *self._last, tables.now, size)).fetchall()
-            self._rows.extend(found)
-            if len(found) < size:
-                self._at_once = 0
-        if not self._rows:
-            return None
-        row = self._rows.popleft()
-        self._last = row[1], row[0]
-        return row
+    def next_rows(self, tables: Tables, queue: int) -> Iterator[Row]:
+        """Return the next due messages of the key. Read twice as many as before when none is in memory."""
+        while True:
+            if not self._rows and self._at_once and self._last is not None:
+                size = self._at_once = min(2 * self._at_once, MOST_AT_ONCE)
+                place = self._last[1], self._last[0]
+                found = tables.execute(WAITING, (queue, self.name, *place, tables.now, size)).fetchall()
+                self._rows.extend(found)
+                if len(found) < size:
+                    self._at_once = 0
+            if not self._rows:
+                return
+            self._last = row = self._rows.popleft()
+            yield row
 
 
 class LimitedHead(LaneHead):
@@ -115,7 +118,7 @@ class LimitedHead(LaneHead):
         self._in_turn = IN_TURN if messages >= LARGE else 1
         self._whole = whole_use(tables.execute, limited.queue)
         self._room = _room(self._limits.whole, self._whole, tables.now)
-        """The number of messages that the limit of the whole lane still lets begin."""
+        """The number of messages that the limit of the whole lane lets begin."""
         self._tickets: Iterator[_Key] | None = None
         self._ahead: _Key | None = None
         """The next key of `_tickets`."""
@@ -123,25 +126,32 @@ class LimitedHead(LaneHead):
         """A heap of keys whose tickets in the table are too early."""
         self._behind: deque[_Key] = deque()
         """Keys that have had a turn in this claim."""
-        self._turn = max(tables.next_n(0), limited.turn)
-        self._key: _Key | None = None
+        self._first_turn = max(tables.next_n(0), limited.turn)
+        self._turns: list[tuple[_Key, int]] = []
+        """The turns of keys in this claim: the key, and how many messages the claim had taken before."""
         self._seen: dict[bytes, _Key] = {}
         """The keys whose rows change."""
 
     def _due(self) -> Iterator[Entry]:
-        while self._room and self._passed < MOST_PASSED and (key := self._next_key()) is not None:
-            self._key, left = key, self._in_turn
-            while left and key.room and (row := key.next_row(self._tables, self._limited.queue)) is not None:
-                if (entry := self._deliverable(row)) is not None:
-                    yield entry
-                    left -= 1
-                    if not self._room:
-                        return
-            if left == self._in_turn:
+        tables, queue, deliverable = self._tables, self._limited.queue, self._deliverable
+        taken, turns = self.taken, self._turns
+        while len(taken) < self._room and self._passed < MOST_PASSED and (key := self._next_key()) is not None:
+            before = len(taken)
+            left = most = min(self._in_turn, key.room, self._room - before)
+            for row in key.next_rows(tables, queue) if left else ():
+                if (entry := deliverable(row)) is None:
+                    continue
+                if left == most:
+                    turns.append((key, before))
+                left -= 1
+                yield entry
+                if not left:
+                    break
+            if left == most:
                 self._seen[key.name] = key
                 self._passed += 1
             else:
-                key.turn, self._turn = self._turn, self._turn + 1
+                key.room -= len(taken) - before
                 self._behind.append(key)
 
     def _next_key(self) -> _Key | None:
@@ -170,17 +180,6 @@ class LimitedHead(LaneHead):
         for _, found in groupby(rows, itemgetter(2)):
             yield _Key(list(found), at_once, each, now)
 
-    def take(self) -> None:
-        entry, key = self._first, self._key
-        super().take()
-        if entry is None or key is None:
-            return
-        key.taken.append(entry)
-        key.turn = self._turn
-        key.room -= 1
-        self._room -= 1
-        self._seen[key.name] = key
-
     def behind_ms(self) -> int | None:
         if (first := self.first()) is not None:
             return first.place_ms
@@ -190,7 +189,7 @@ class LimitedHead(LaneHead):
         whole, now = self._limits.whole, self._tables.now
         if self._limited.filled is not None:
             return now
-        if not self._room:
+        if len(self.taken) >= self._room:
             return rules.next_ms(whole, self._whole, now)
         return self._ticket_after(-1)
 
@@ -201,14 +200,15 @@ class LimitedHead(LaneHead):
 
     def close(self) -> None:
         self._tickets = None
+        self._count_turns()
         super().close()
         limited, now, each, execute = self._limited, self._tables.now, self._limits.each, self._tables.execute
         rows: list[Row] = []
         for key in self._seen.values():
             if key.taken:
-                key.use, key.served_ms = rules.began(each, key.use, len(key.taken), now), now
+                key.use, key.served_ms = rules.began(each, key.use, key.taken, now), now
             free_ms = rules.next_ms(each, key.use, now) or 0
-            counts = len(key.taken), marks_text(key.use.marks), key.served_ms, free_ms, key.turn
+            counts = key.taken, marks_text(key.use.marks), key.served_ms, free_ms, key.turn
             rows.append((*counts, limited.most, limited.version, limited.queue, key.name))
         self._tables.executemany(SERVED, rows)
         if self.taken:
@@ -217,22 +217,29 @@ class LimitedHead(LaneHead):
             query = "UPDATE limited_keys SET running = running + ?, marks = ? WHERE queue = ? AND key = ?"
             execute(query, (len(self.taken), marks_text(self._whole.marks), limited.queue, WHOLE))
             query = "UPDATE limits SET claimed_ms = ?, turn = ? WHERE lane = ?"
-            execute(query, (now, self._turn + 1, limited.lane))
+            execute(query, (now, self._first_turn + len(self._turns), limited.lane))
+
+    def _count_turns(self) -> None:
+        """Count the messages that the keys have got in their turns. The last turn may have no message."""
+        ends = [*(before for _, before in self._turns[1:]), len(self.taken)]
+        for turn, ((key, before), end) in enumerate(zip(self._turns, ends, strict=False), self._first_turn):
+            if end > before or turn < self._first_turn + len(ends) - 1:
+                key.turn = turn
+            if end > before:
+                key.taken += end - before
+                key.last = self.taken[end - 1]
+                self._seen[key.name] = key
 
     def _remove_taken(self) -> None:
         if self.has_aside or self._late or self._unreadable or self._parked:
             self._remove_each()  # the triggers remove the messages from the queues of their keys
             return
-        taken = [
-            (self._limited.queue, key.name, key.taken[-1].place_ms, key.taken[-1].n)
-            for key in self._seen.values()
-            if key.taken
-        ]
+        queue = self._limited.queue
+        places = [(queue, key.name, last.place_ms, last.n) for key in self._seen.values() if (last := key.last)]
         with in_bulk(self._tables):
             self._remove_each()
             query = "DELETE FROM limited WHERE queue = ? AND key = ? AND (place_ms, n) <= (?, ?)"
-            self._tables.executemany(query, taken)
-
+            self._tables.executemany(query, places)
 
 def _room(limit: Limit | None, use: Use, now_ms: int) -> int:
     room = rules.room(limit, use, now_ms)

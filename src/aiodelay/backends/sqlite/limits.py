@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from sqlite3 import Cursor
 
@@ -127,22 +127,14 @@ def in_bulk(tables: Namespace) -> Iterator[None]:
     tables.execute(query, (False, tables.ns))  # A failure undoes the transaction.
 
 
-def count_ended(tables: Namespace, limited: Mapping[int, LimitedLane], ended: Iterable[tuple[int, Envelope]]) -> None:
-    """Count ended claims of limited lanes.
-
-    Args:
-        tables: The tables, in a transaction.
-        limited: The limited lanes, by number.
-        ended: The number of the lane and the message of each claim.
-    """
-    counts: Counter[tuple[int, bytes | str]] = Counter()
-    for number, envelope in ended:
-        if (lane := limited.get(number)) is not None:
-            counts[lane.queue, lane.limits.key_of(envelope) if lane.limits.each is not None else b""] += 1
-            if lane.limits.whole is not None:
-                counts[lane.queue, WHOLE] += 1
+def count_ended(tables: Namespace, limited: LimitedLane, ended: Sequence[Envelope]) -> None:
+    """Count ended claims of a limited lane."""
+    limits = limited.limits
+    counts: Counter[bytes | str] = Counter([b""] * len(ended) if limits.each is None else map(limits.key_of, ended))
+    if limits.whole is not None:
+        counts[WHOLE] = len(ended)
     query = "UPDATE limited_keys SET running = max(running - ?, 0) WHERE queue = ? AND key = ?"
-    tables.executemany(query, [(number, *key) for key, number in counts.items()])
+    tables.executemany(query, [(number, limited.queue, key) for key, number in counts.items()])
 
 
 # --- changes ----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from aiodelay.core.values import (
     RETRY_WINDOW_MS,
     Claim,
     Done,
+    Envelope,
     Lane,
     Record,
     Renewal,
@@ -127,8 +128,13 @@ def _end_limited(tables: Tables, plain: Mapping[int, Held]) -> list[int]:
     limited = read_limits(tables)
     with in_bulk(tables):
         ended = _end_leases(tables, plain)
-    held = (plain[n].record.envelope for n in ended)
-    count_ended(tables, limited, ((tables.known_lane(envelope.lane), envelope) for envelope in held))
+    by_lane: dict[Lane, list[Envelope]] = {}
+    for n in ended:
+        envelope = plain[n].record.envelope
+        by_lane.setdefault(envelope.lane, []).append(envelope)
+    for name, envelopes in by_lane.items():
+        if (lane := limited.get(tables.known_lane(name))) is not None:
+            count_ended(tables, lane, envelopes)
     return ended
 
 
