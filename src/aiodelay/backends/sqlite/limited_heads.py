@@ -61,7 +61,20 @@ class _Key:
         now: The time of the claim, epoch ms.
     """
 
-    __slots__ = ("_at_once", "_last", "_rows", "is_early", "last", "name", "room", "served_ms", "taken", "ticket_ms", "turn", "use")
+    __slots__ = (
+        "_at_once",
+        "_last",
+        "_rows",
+        "is_early",
+        "last",
+        "name",
+        "room",
+        "served_ms",
+        "taken",
+        "ticket_ms",
+        "turn",
+        "use",
+    )
 
     def __init__(self, rows: Sequence[Row], at_once: int, each: Limit | None, now: int) -> None:
         self.ticket_ms, self.turn, self.name, running, marks, self.served_ms = rows[0][:6]
@@ -240,6 +253,7 @@ class LimitedHead(LaneHead):
             self._remove_each()
             query = "DELETE FROM limited WHERE queue = ? AND key = ? AND (place_ms, n) <= (?, ?)"
             self._tables.executemany(query, places)
+
 
 def _room(limit: Limit | None, use: Use, now_ms: int) -> int:
     room = rules.room(limit, use, now_ms)
