@@ -23,6 +23,7 @@ from aiodelay.core.ids import new_id, new_op
 from aiodelay.core.values import (
     NO_LIMITS,
     After,
+    At,
     Cancel,
     Claim,
     Conflict,
@@ -173,6 +174,29 @@ async def test_c2_keys_take_turns_within_a_millisecond(stage: Stage) -> None:
     await stage.put(*[f"{key}{i}" for key in "abc" for i in range(3)])
     stage.clock.move(1)
     assert [name[0] for _ in range(9) for name in await stage.ids(1)] == [*"abcabcabc"]
+
+
+@pytest.mark.parametrize(("messages", "in_turn"), [(12, 1), (199, 1), (200, 4), (500, 4)])
+async def test_c2_a_large_claim_takes_a_few_messages_of_a_key_in_its_turn(
+    stage: Stage, messages: int, in_turn: int
+) -> None:
+    await stage.store.set_limits(LANE, LaneLimits(each=Limit("key", 5)), is_declared=False)
+    await stage.put(*[f"{key}{i}" for key in "ab" for i in range(9)])
+    claims_ = await stage.claim(messages)
+    assert [claim.record.id[0] for claim in claims_] == [*"ab"] * 5 if in_turn == 1 else [*"aaaabbbbab"]
+    assert stage.running() == {b"a": 5, b"b": 5}
+    await stage.work.settle([Done(claim.record.id, claim.record.revision, claim.token) for claim in claims_])
+    assert stage.running() == {b"a": 0, b"b": 0}
+    assert await stage.ids(messages) == [f"{key}{i}" for key in "ab" for i in range(5, 9)]
+
+
+async def test_c2_a_key_keeps_its_order_if_its_numbers_are_in_another_order(stage: Stage) -> None:
+    await stage.store.set_limits(LANE, LaneLimits(each=Limit("key", 5)), is_declared=False)
+    now = stage.clock.now_ms()
+    puts = [Put(new_op(), Envelope(f"a{i}", LANE, key=b"a"), At(now + i)) for i in (3, 1, 2)]
+    await stage.store.apply(puts)
+    stage.clock.move(5)
+    assert [claim.record.id for claim in await stage.claim()] == ["a1", "a2", "a3"]
 
 
 async def test_c2_a_key_that_was_served_comes_behind_a_key_that_came_before_it(stage: Stage) -> None:

@@ -49,8 +49,10 @@ class _Heads:
 
     def __init__(self, tables: Tables, demand: Mapping[Lane, Demand]) -> None:
         paused = tables.paused()
-        names = [name for lane, each in demand.items() if each.messages > 0 for name in (lane, *each.aliases)]
-        self.numbers = {name: number for name in names if (number := tables.known_lane(name))}
+        most = {
+            name: each.messages for lane, each in demand.items() if each.messages > 0 for name in (lane, *each.aliases)
+        }
+        self.numbers = {name: number for name in most if (number := tables.known_lane(name))}
         limited = read_limits(tables) if FEATURE in tables.features else {}
         tables.limited = frozenset(tables.lane_name(number) for number in limited)
         self._by_lane: dict[Lane, LaneHead] = {}
@@ -59,7 +61,7 @@ class _Heads:
             if None not in held:
                 addresses = frozenset(address for address in held if address is not None)
                 if number in limited:
-                    self._by_lane[name] = LimitedHead(tables, prepare(tables, limited[number]), addresses)
+                    self._by_lane[name] = LimitedHead(tables, prepare(tables, limited[number]), addresses, most[name])
                 else:
                     self._by_lane[name] = LaneHead(tables, number, addresses)
         self.all: list[LaneHead] = list(self._by_lane.values())

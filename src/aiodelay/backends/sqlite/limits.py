@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from sqlite3 import Cursor
 
 import msgspec
@@ -16,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from aiodelay.core.limits import Marks, Use
-from aiodelay.core.values import ADDRESS, NO_LIMITS, Lane, LaneLimits
+from aiodelay.core.values import ADDRESS, NO_LIMITS, Envelope, Lane, LaneLimits
 
 from .connection import LIMITS_SCRIPT, made_by
 from .namespace import Namespace
@@ -26,7 +27,9 @@ __all__ = [
     "FEATURE",
     "WHOLE",
     "LimitedLane",
+    "count_ended",
     "fill",
+    "in_bulk",
     "limits_of",
     "marks_of",
     "marks_text",
@@ -110,6 +113,28 @@ def _lane_of(row: Row) -> LimitedLane:
     lane, limits, queue, most, version, filled_ms, filled_n, *claimed = row
     filled = None if filled_ms is None else (filled_ms, filled_n)
     return LimitedLane(lane, limits_of(limits), queue, most, version, filled, *claimed)
+
+
+# --- counting in bulk -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def in_bulk(tables: Namespace) -> Iterator[None]:
+    """Within this block, no trigger counts the messages that leave a lane or end. The caller counts them."""
+    query = "UPDATE limits SET in_bulk = ? WHERE ns = ? AND limits IS NOT NULL"
+    tables.execute(query, (True, tables.ns))
+    yield
+    tables.execute(query, (False, tables.ns))  # A failure undoes the transaction.
+
+
+def count_ended(tables: Namespace, limited: LimitedLane, ended: Sequence[Envelope]) -> None:
+    """Count ended claims of a limited lane."""
+    limits = limited.limits
+    counts: Counter[bytes | str] = Counter([b""] * len(ended) if limits.each is None else map(limits.key_of, ended))
+    if limits.whole is not None:
+        counts[WHOLE] = len(ended)
+    query = "UPDATE limited_keys SET running = max(running - ?, 0) WHERE queue = ? AND key = ?"
+    tables.executemany(query, [(number, limited.queue, key) for key, number in counts.items()])
 
 
 # --- changes ----------------------------------------------------------------------------------------------

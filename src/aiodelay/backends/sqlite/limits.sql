@@ -20,7 +20,7 @@ END;
 
 -- A message leaves the queue of its key.
 CREATE TRIGGER limited_leave AFTER DELETE ON queue
-WHEN EXISTS (SELECT 1 FROM limits WHERE lane = OLD.lane AND limits IS NOT NULL)
+WHEN EXISTS (SELECT 1 FROM limits WHERE lane = OLD.lane AND limits IS NOT NULL AND NOT in_bulk)
 BEGIN
     DELETE FROM limited
     WHERE queue = (SELECT queue FROM limits WHERE lane = OLD.lane)
@@ -29,7 +29,7 @@ END;
 
 -- A claim ends.
 CREATE TRIGGER limited_end AFTER DELETE ON leases
-WHEN EXISTS (SELECT 1 FROM limits WHERE lane = OLD.lane AND limits IS NOT NULL)
+WHEN EXISTS (SELECT 1 FROM limits WHERE lane = OLD.lane AND limits IS NOT NULL AND NOT in_bulk)
 BEGIN
     UPDATE limited_keys SET running = max(running - 1, 0)
     WHERE queue = (SELECT queue FROM limits WHERE lane = OLD.lane) AND key = (SELECT key FROM counted WHERE n = OLD.n);

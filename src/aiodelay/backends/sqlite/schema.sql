@@ -141,7 +141,8 @@ CREATE TABLE limits (
     filled_ms INTEGER,  -- messages up to this place and number are in `limited`; NULL: all messages are
     filled_n INTEGER,
     claimed_ms INTEGER NOT NULL DEFAULT 0,  -- the last claim
-    turn INTEGER NOT NULL DEFAULT 0  -- above the turns that claims have given
+    turn INTEGER NOT NULL DEFAULT 0,  -- above the turns that claims have given
+    in_bulk INTEGER NOT NULL DEFAULT 0  -- 1 within a transaction that counts many messages at once, without the triggers
 );
 
 -- The rows of `queue` of limited lanes, again, with a queue for each key. Triggers in limits.sql write them.

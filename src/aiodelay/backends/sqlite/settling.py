@@ -13,6 +13,7 @@ from aiodelay.core.values import (
     RETRY_WINDOW_MS,
     Claim,
     Done,
+    Envelope,
     Lane,
     Record,
     Renewal,
@@ -22,6 +23,7 @@ from aiodelay.core.values import (
 )
 
 from .forgetting import PURGED_PER_ENDED, purge_ended
+from .limits import count_ended, in_bulk, read_limits
 from .rows import object_text
 from .tables import LARGE_BYTES, Tables
 
@@ -95,8 +97,8 @@ class HeldClaims:
 
 def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) -> list[SettleOutcome]:
     """End claims. Return one outcome for each settlement, in order."""
-    if tables.limited and held.are_in(tables.limited, settlements):
-        tables.has_new = True  # the next message of a key may begin
+    has_limited = bool(tables.limited) and held.are_in(tables.limited, settlements)
+    tables.has_new |= has_limited  # the next message of a key may begin
     plain: dict[int, Held] = {}
     by_index: dict[int, int] = {}
     if len({settlement.id for settlement in settlements}) < len(settlements):
@@ -106,7 +108,10 @@ def settle(tables: Tables, settlements: Sequence[Settlement], held: HeldClaims) 
         if claim is not None:
             plain[claim.n] = claim
             by_index[i] = claim.n
-    ended = _end_leases(tables, _without_items(tables, plain)) if plain else []
+    ended: list[int] = []
+    if plain:
+        held_alone = _without_items(tables, plain)
+        ended = _end_limited(tables, held_alone) if has_limited else _end_leases(tables, held_alone)
     _end(tables, ended, plain)
     outcomes = [SettleOutcome.SETTLED] * len(settlements)
     if len(ended) < len(settlements) or tables.keeps_journal:
@@ -129,6 +134,21 @@ def _without_items(tables: Tables, held: Mapping[int, Held]) -> Mapping[int, Hel
     """
     with_items = {n for (n,) in tables.execute(query, (object_text(list(held)),))}
     return {n: each for n, each in held.items() if n not in with_items} if with_items else held
+
+
+def _end_limited(tables: Tables, plain: Mapping[int, Held]) -> list[int]:
+    """End leases, as `_end_leases`. Count all ended claims of a key at once."""
+    limited = read_limits(tables)
+    with in_bulk(tables):
+        ended = _end_leases(tables, plain)
+    by_lane: dict[Lane, list[Envelope]] = {}
+    for n in ended:
+        envelope = plain[n].record.envelope
+        by_lane.setdefault(envelope.lane, []).append(envelope)
+    for name, envelopes in by_lane.items():
+        if (lane := limited.get(tables.known_lane(name))) is not None:
+            count_ended(tables, lane, envelopes)
+    return ended
 
 
 def _end_leases(tables: Tables, plain: Mapping[int, Held]) -> list[int]:
