@@ -199,6 +199,18 @@ async def test_c2_a_key_keeps_its_order_if_its_numbers_are_in_another_order(stag
     assert [claim.record.id for claim in await stage.claim()] == ["a1", "a2", "a3"]
 
 
+async def test_a_message_that_a_claim_steps_over_stays_in_the_queue_of_its_key(stage: Stage) -> None:
+    await stage.store.set_limits(LANE, LaneLimits(each=Limit("key", 5)), is_declared=False)
+    await stage.put("a1")
+    await stage.claim()
+    stage.clock.move(16_000)  # the lease of a1 lapses
+    await stage.put("a2")
+    demand = {LANE: Demand(500, max_lapses=0)}
+    claimed = await stage.work.claim(demand, request=new_id(), lease_ms=15_000)
+    assert [claim.record.id for claim in claimed.claims] == ["a2"]
+    assert await stage.ids() == ["a1"]
+
+
 async def test_c2_a_key_that_was_served_comes_behind_a_key_that_came_before_it(stage: Stage) -> None:
     await stage.store.set_limits(LANE, ONE, is_declared=False)
     await stage.put("a1")
