@@ -81,7 +81,7 @@ async def schedule(
         conflict: The rule if a pending message has the id already: replace it, keep it, or fail (error). earlier,
             later: replace it only if that moves its due time so. debounce:5s, debounce:5s:1m: the quiet time and the
             longest wait. throttle:1h, throttle:1h:last: the window, and whether its last message is delivered too.
-            append, append:50: join it as one more line; with a number, it is due once it has so many lines.
+            append, append:50: join it as one more line. With a number, the message is due when it has this many lines.
         newer: The version of the message. The message replaces only an older version. It is refused if the same or a
             newer version is pending, or has ended within the last 24 h.
         drop_after: Drop the message if its lateness would exceed this duration.
