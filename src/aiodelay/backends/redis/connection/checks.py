@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import re
 from typing import Any
@@ -17,6 +18,7 @@ from .client import Client
 from .faults import Fault
 from .options import Options
 from .remedies import CAUSES
+from .scripts import Arg
 
 __all__ = ["SCHEMA", "check_layout", "check_server", "info_of", "server_time_ms", "warn_of_skew"]
 
@@ -26,6 +28,7 @@ SCHEMA = REDIS_LAYOUT
 """The version of the key layout that this code reads and writes."""
 SHARDS = 1
 LEAST_REDIS, LEAST_VALKEY = (6, 2), (7, 2)
+VERSIONS = "Redis 6.2 or later, Valkey 7.2 or later"
 LEAST_FSYNCED = (7, 2)
 MOST_SKEW_MS = 500
 
@@ -42,11 +45,13 @@ async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
         StoreUnavailableError: The server did not answer.
     """
     try:
-        info = info_of(await client.command("INFO"))
-        _check_version(options.name, info)
-        _check_role(options.name, info)
+        info = await _info(client, options.name)
+        if info:
+            _check_version(options.name, info)
+            _check_role(options.name, info)
         await _check_settings(client, options, info)
         uuid = await _check_layout(client, keys, options.name)
+        await _check_scripts(client, keys, options.name)
         await client.load_scripts()
     except Fault as fault:
         if fault.reason.startswith("MOVED "):
@@ -81,6 +86,23 @@ async def _takes_connections(options: Options) -> bool:
     return True
 
 
+async def _info(client: Client, name: str) -> dict[str, str]:
+    """Return the fields of INFO, or no fields if the service forbids INFO."""
+    try:
+        return info_of(await client.command("INFO"))
+    except Fault as fault:
+        if not fault.is_refused:
+            raise
+        unchecked = f"the version ({VERSIONS}), the role (primary) and appendonly (yes) of the server"
+        log.warning(
+            "%s: INFO is not allowed (%s); make sure of the properties that were not checked: %s",
+            name,
+            fault.reason,
+            unchecked,
+        )
+        return {}
+
+
 def info_of(reply: Any) -> dict[str, str]:  # noqa: ANN401 - redis-py's reply
     """Return the fields of a reply to INFO, by name."""
     text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
@@ -92,7 +114,7 @@ def _check_version(name: str, info: dict[str, str]) -> None:
     product = "Valkey" if "valkey_version" in info else "Redis"
     if _version(info) < (LEAST_VALKEY if product == "Valkey" else LEAST_REDIS):
         shown = info.get("valkey_version") or info.get("redis_version") or "unknown"
-        raise StoreMismatchError(f"version of {name}", f"{product} {shown}", "Redis 6.2 or later, Valkey 7.2 or later")
+        raise StoreMismatchError(f"version of {name}", f"{product} {shown}", VERSIONS)
 
 
 def _version(info: dict[str, str]) -> tuple[int, int]:
@@ -115,7 +137,12 @@ async def _check_settings(client: Client, options: Options, info: dict[str, str]
             "noeviction (CONFIG SET maxmemory-policy noeviction, and the same in the server's configuration file)",
         )
     level, _ = options.durability
-    if level == "fsynced" and "valkey_version" not in info and _version(info) < LEAST_FSYNCED:
+    if (
+        level == "fsynced"
+        and "redis_version" in info
+        and "valkey_version" not in info
+        and _version(info) < LEAST_FSYNCED
+    ):
         shown = info.get("redis_version", "unknown")
         raise StoreMismatchError(
             f"version of {options.name}", f"Redis {shown}", "Redis 7.2 or later, which durability=fsynced needs"
@@ -134,7 +161,7 @@ async def _setting(client: Client, options: Options, name: str) -> str | None:
     try:
         reply = await client.command("CONFIG", "GET", name)
     except Fault as fault:
-        if fault.is_connection:
+        if not fault.is_refused:
             raise
         log.warning("%s: CONFIG GET is not allowed; make sure that %s is noeviction", options.name, name)
         return None
@@ -151,6 +178,23 @@ async def _check_layout(client: Client, keys: Keys, name: str) -> bytes:
     schema, shards, uuid = await client.command("HMGET", meta, *wanted)
     check_layout(keys, name, schema, shards)
     return bytes(uuid)
+
+
+async def _check_scripts(client: Client, keys: Keys, name: str) -> None:
+    """Check that scripts can run, and that they can use keys which the call does not declare."""
+    text = b"return redis.call('EXISTS', KEYS[1], ARGV[1])"
+    sha = hashlib.sha1(text, usedforsecurity=False).hexdigest()
+    arguments: tuple[Arg, ...] = (1, keys.key("meta"), keys.key("logs"))
+    try:
+        await client.commands([("EVAL", text, *arguments), ("EVALSHA", sha, *arguments)])
+    except Fault as fault:
+        if not fault.is_refused:
+            raise
+        raise StoreMismatchError(
+            f"answer of {name} to a script",
+            f"'{fault.reason}'",
+            f"EVAL and EVALSHA for this user, in scripts that may use all keys {keys.tag}* and not only declared keys",
+        ) from fault
 
 
 def check_layout(keys: Keys, name: str, schema: object, shards: object) -> None:

@@ -19,6 +19,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 from aiodelay.backends.redis.records.keys import Keys
 
 from .faults import Fault, fault_of
+from .login import login
 from .options import Options
 from .pool import ConnectionPool
 from .scripts import NAMES, Arg, packed, script
@@ -70,8 +71,8 @@ class Client:
             "retry": Retry(NoBackoff(), 0),
             "health_check_interval": 0,
             "maint_notifications_config": MaintNotificationsConfig(enabled=False),
-            "client_name": "aiodelay",
             "driver_info": None,
+            "redis_connect_func": login,
         }
         if options.socket:
             return UnixDomainSocketConnection, {**kwargs, "path": options.socket}

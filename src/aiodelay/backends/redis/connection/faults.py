@@ -75,6 +75,13 @@ class Fault(Exception):  # noqa: N818 - internal: this package turns it into an 
         self.kind, self.reason, self.is_connection, self.is_damage = kind, reason, is_connection, is_damage
         self.too_new = too_new
 
+    @property
+    def is_refused(self) -> bool:
+        """True if the server does not let this user run the command, or does not know the command."""
+        return not (self.is_connection or self.is_damage) and (
+            self.kind == "unknown" or self.reason.startswith("NOPERM")
+        )
+
 
 def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
     """Return the fault for an error. The fault says whether the server may have carried out the command.

@@ -7,9 +7,12 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import SplitResult, unquote
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from aiodelay.core.urls import UrlOptions
 from aiodelay.errors import ConfigurationError, shortened
+
+from .login import Credentials, find_provider
 
 __all__ = ["Durability", "Options", "read_options", "read_url"]
 
@@ -51,11 +54,23 @@ class Options(Struct, frozen=True):
 
     @property
     def server(self) -> tuple[object, ...]:
-        """The socket, host, port, database and user.
+        """The socket, host, port, database, user and credential provider.
 
         If two URLs have equal values, they reach the same data as the same user.
         """
-        return self.socket, *(self.connection.get(name) for name in ("host", "port", "db", "username"))
+        credentials = self.connection.get("credential_provider")
+        login = credentials.provider if credentials else self.connection.get("username")
+        return self.socket, *(self.connection.get(name) for name in ("host", "port", "db")), login
+
+    def with_provider(self, credentials: Credentials) -> Options:
+        """Return the options of connections that log in with the credentials of a provider.
+
+        Raises:
+            ConfigurationError: The URL has a user, a password or a provider of its own.
+        """
+        if {"username", "password", "credential_provider"} & self.connection.keys():
+            raise ConfigurationError("url", self.name, "a URL without a user, because the credential provider names it")
+        return replace(self, connection=self.connection | {"credential_provider": credentials})
 
 
 def read_url(url: str) -> Options:
@@ -95,7 +110,10 @@ def read_options(given: UrlOptions) -> Options:
     socket = unquote(parts.path) if parts.scheme == "unix" else ""
     if parts.fragment or (parts.scheme == "unix" and not socket.strip("/")):
         raise ConfigurationError("url", masked, FORMS)
-    return Options(masked, connection, socket, parts.scheme in _SECURE, connections, timeout_ms, durability, journal)
+    secure = parts.scheme in _SECURE
+    options = Options(masked, connection, socket, secure, connections, timeout_ms, durability, journal)
+    provider = given.text("credential_provider")
+    return options.with_provider(find_provider(provider, masked)) if provider else options
 
 
 def _server(parts: SplitResult, masked: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.errors import StoreUnavailableError
 
 from .faults import fault_of
+from .login import login_blocking
 from .options import Options
 from .scripts import Arg, packed, script
 
@@ -42,8 +43,8 @@ class PipelinedConnection:
             "retry": Retry(NoBackoff(), 0),
             "health_check_interval": 0,
             "socket_read_size": READ_BYTES,
-            "client_name": "aiodelay",
             "driver_info": None,
+            "redis_connect_func": login_blocking,
         }
         kind: Any = SSLConnection if options.secure else Connection
         if options.socket:

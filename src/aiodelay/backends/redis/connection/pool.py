@@ -13,6 +13,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from .login import is_stale
+
 __all__ = ["ConnectionPool"]
 
 CLOSE_S = 2.0
@@ -76,10 +78,13 @@ class ConnectionPool:
 
 
 async def _connect(connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
-    """Connect, unless the connection is open and has no unread data. The server may have closed an idle connection."""
+    """Connect, unless the connection is open, has no unread data and need not log in again.
+
+    The server may have closed an idle connection.
+    """
     if connection.is_connected:
         with suppress(RedisError, OSError):
-            if not await connection.can_read():
+            if not is_stale(connection) and not await connection.can_read():
                 return
         await connection.disconnect(nowait=True)
     await connection.connect()

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 from aiodelay.core.backoff import pause_s
 
 from .client import Client
+from .login import is_stale
 from .scripts import Arg, packed
 
 __all__ = ["AskedReader", "BlockingReader", "ListListener", "LogListener", "WakeupListener", "listening"]
@@ -50,9 +51,10 @@ class BlockingReader(ABC):
             try:
                 async with asyncio.timeout(2 * GRACE_S):
                     await connection.connect()
-                while True:
+                while not is_stale(connection):
                     await self._read(connection)
                     failures = 0
+                continue
             except (RedisError, OSError, TimeoutError) as error:
                 failures += 1
                 if failures == 1:

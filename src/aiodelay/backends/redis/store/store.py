@@ -8,9 +8,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import Self
 
 import msgspec
+from redis.credentials import CredentialProvider
 
 from aiodelay.backends.redis.connection.checks import info_of
 from aiodelay.backends.redis.connection.faults import Fault
+from aiodelay.backends.redis.connection.login import checked_provider
 from aiodelay.backends.redis.connection.options import read_url
 from aiodelay.backends.redis.connection.wakeup_listener import WakeupListener, listening
 from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, keys_of
@@ -58,15 +60,27 @@ class RedisStore(Transfers):
         url: `redis://user:password@host:6379/0`, `rediss://`, `unix:///path`, `valkey://`, `valkeys://`, with options.
         namespace: The namespace of the messages. It separates the applications that share a server.
         clock: The clock of the store. With None, the store uses the server's TIME.
+        credential_provider: An object that returns the user and the password for each new connection, such as a token
+            that expires. The token must be valid for 5 minutes or longer. None = the user and the password in the URL.
 
     Raises:
-        ConfigurationError: The URL or the namespace is not allowed.
+        ConfigurationError: The URL, the namespace or the credential provider is not allowed.
     """
 
     traits = _TRAITS
 
-    def __init__(self, url: str, *, namespace: str = DEFAULT_NAMESPACE, clock: Clock | None = None) -> None:
-        super().__init__(read_url(url), keys_of(namespace), clock)
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str = DEFAULT_NAMESPACE,
+        clock: Clock | None = None,
+        credential_provider: CredentialProvider | None = None,
+    ) -> None:
+        options = read_url(url)
+        if credential_provider is not None:
+            options = options.with_provider(checked_provider(credential_provider))
+        super().__init__(options, keys_of(namespace), clock)
         self._calls = 0
 
     async def __aenter__(self) -> Self:
@@ -103,8 +117,16 @@ class RedisStore(Transfers):
         return await self.apply(loads_of(puts))
 
     async def fill(self) -> float | None:
-        """Return the used share of `maxmemory`, from 0 to 1, or None if the server has no such limit."""
-        info = info_of(await self.command("INFO", "memory"))
+        """Return the used share of `maxmemory`, from 0 to 1.
+
+        Return None if the server has no such limit, or forbids INFO.
+        """
+        try:
+            info = info_of(await self._checked().client.command("INFO", "memory"))
+        except Fault as fault:
+            if fault.is_refused:
+                return None
+            raise self.unavailable(fault) from fault
         most = int(info.get("maxmemory", 0))
         used = int(info["used_memory"]) - int(info.get("mem_not_counted_for_evict", 0))
         return used / most if most else None
