@@ -1,0 +1,1 @@
+"""A namespace of several shards: one store over the `RedisStore` of each shard. Begin with `store`."""
