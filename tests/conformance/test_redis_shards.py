@@ -21,6 +21,7 @@ from tests.support.servers import redis_servers, serving
 
 ORDER = "the order is of each shard"
 GROUPS = "suspects of different shards are tried apart"
+LAST = "a claim takes suspects if no shard has other messages for it"
 BYTES = "each shard that a claim asks may give a message that is larger than its part of the bytes"
 UNASKED = "a shard that a claim does not ask counts as due at once"
 VISITS = "a claim asks a shard without anything due only after the interval of the safety poll"
@@ -33,23 +34,23 @@ APART: Mapping[str, str] = {
     "test_demand_one_larger_message_is_given_alone": ORDER,
     "test_demand_one_message_larger_than_any_claim_is_given_alone": BYTES,
     "test_held_messages_are_kept_and_come_back_in_order": ORDER,
-    "test_l1_tidy_is_bounded": DIVIDED,
     "test_l3_lanes_are_served_first_in_turn": BYTES,
     "test_l5_a_claim_takes_what_has_lapsed_no_more_often_than_it_asks_for": GROUPS,
-    "test_l5_a_suspect_does_not_stop_other_workers": GROUPS,
     "test_l5_a_suspect_in_doubt_keeps_no_others_waiting": ORDER,
     "test_l5_an_error_text_that_is_no_utf8_stops_nobody": ORDER,
     "test_l5_half_of_a_group_that_ended_its_process_is_tried_next": GROUPS,
     "test_l5_kills_are_in_doubt_once_another_message_has_become_a_suspect": GROUPS,
     "test_l5_one_group_of_suspects_is_tried_at_a_time": GROUPS,
-    "test_l5_suspects_are_tried_together_and_without_others": GROUPS,
     "test_l5_the_other_half_of_a_group_holds_the_killer": GROUPS,
-    "test_late_tidy_is_bounded": DIVIDED,
     "test_other_addresses_flow_past_a_held_one": ORDER,
 }
 """The rules of one shard that several shards do not keep together. `TestInOneShard` shows that a shard keeps them."""
 ALWAYS: Mapping[str, str] = {
     "test_a_repeated_claim_gives_what_is_still_leased": REPEATED,
+    "test_l1_tidy_is_bounded": DIVIDED,
+    "test_l5_a_suspect_does_not_stop_other_workers": LAST,
+    "test_l5_suspects_are_tried_together_and_without_others": LAST,
+    "test_late_tidy_is_bounded": DIVIDED,
     "test_l1_a_lease_that_nobody_sets_right_after_the_clock_stepped_back_is_returned": VISITS,
     "test_l5_a_process_that_is_silent_for_four_leases_has_ended": VISITS,
 }

@@ -27,7 +27,7 @@ async def outcomes_of(calls: Sequence[Coroutine[Any, Any, R]]) -> list[R | Excep
 
 
 async def all_of(calls: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
-    """Make calls at the same time, and return their results in order. All calls have ended when the first error is raised."""
+    """Make calls at the same time, and return their results in order. If one fails, raise its error once all have ended."""
     if len(calls) == 1:
         return [await calls[0]]
     results: list[R] = []
@@ -39,9 +39,12 @@ async def all_of(calls: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
 
 
 async def by_shard(
-    items: Sequence[T], shards: int, id_of: Callable[[T], str], call: Callable[[int, Sequence[T]], Awaitable[Sequence[R]]]
+    items: Sequence[T],
+    shards: int,
+    id_of: Callable[[T], str],
+    call: Callable[[int, Sequence[T]], Awaitable[Sequence[R]]],
 ) -> list[R]:
-    """Divide a batch by the shards of its ids, make one call for each shard, and return the results in the order of the batch.
+    """Divide a batch by the shards of its ids, and make one call for each shard. Return the results in the batch's order.
 
     Args:
         items: The batch.

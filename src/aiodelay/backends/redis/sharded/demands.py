@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -21,28 +21,43 @@ class Demands:
 
     Args:
         demand: Most messages and bytes wanted per lane.
+        shards: The number of shards.
         turn: The number of the claim. It decides which shard and which lane come first.
     """
 
-    def __init__(self, demand: Mapping[Lane, Demand], turn: int) -> None:
+    def __init__(self, demand: Mapping[Lane, Demand], shards: int, turn: int) -> None:
         wanted = [lane for lane, each in demand.items() if each.messages > 0]
         first = turn % len(wanted) if wanted else 0
         self._left = {lane: demand[lane] for lane in wanted[first:] + wanted[:first]}
         self._owners = {alias: lane for lane in wanted for alias in (lane, *demand[lane].aliases)}
-        self._turn = turn
+        self._shards, self._turn = shards, turn
         self._exhausted: set[tuple[int, Lane]] = set()  # shards that have given all that they have of a lane
         self._messages, self._bytes = MAX_CLAIM_MESSAGES, MAX_CLAIM_BYTES
         self.lanes: frozenset[Lane] = frozenset(self._owners)
-        self.may_try: bool = bool(wanted) and min(each.max_lapses for each in self._left.values()) >= SUSPECT_LAPSES
+        max_lapses = min((each.max_lapses for each in self._left.values()), default=0)
+        self.may_try: bool = max_lapses >= SUSPECT_LAPSES
         """Whether the claim may take suspects."""
+        self.max_lapses: int = min(max_lapses, SUSPECT_LAPSES - 1)
+        """The most lapses of the messages that are divided between shards: no suspects."""
 
     def whole(self) -> dict[Lane, Demand]:
         """Return all that is left, for one shard."""
         return dict(self._left) if self._messages > 0 and self._bytes > 0 else {}
 
-    def divided(self, shards: Sequence[int]) -> dict[int, dict[Lane, Demand]]:
-        """Return a part for each of these shards, without suspects. A shard that gets no part is left out."""
-        among = {lane: [each for each in shards if (each, lane) not in self._exhausted] for lane in self._left}
+    def divided(self, is_due: Callable[[int, Sequence[Lane]], bool]) -> dict[int, dict[Lane, Demand]]:
+        """Return a part for each shard that may have something due, without suspects.
+
+        Args:
+            is_due: Returns whether a shard may have something due in one of some lanes.
+        """
+        among = {
+            lane: [
+                shard
+                for shard in range(self._shards)
+                if (shard, lane) not in self._exhausted and is_due(shard, (lane, *each.aliases))
+            ]
+            for lane, each in self._left.items()
+        }
         shares = self._shares([lane for lane, each in among.items() if each]) if self._bytes > 0 else {}
         parts: dict[int, dict[Lane, Demand]] = {}
         for n, (lane, messages) in enumerate(shares.items()):
@@ -52,11 +67,10 @@ class Demands:
             if each.max_bytes < MAX_CLAIM_BYTES:
                 asked = asked[:1]
             most_bytes = min(each.max_bytes, max(self._bytes // len(asked), 1))
-            max_lapses = min(each.max_lapses, SUSPECT_LAPSES - 1)
             share, more = divmod(messages, len(asked))
             for i, shard in enumerate(asked):
                 if part := share + (i < more):
-                    own = replace(each, messages=part, max_bytes=most_bytes, max_lapses=max_lapses)
+                    own = replace(each, messages=part, max_bytes=most_bytes, max_lapses=self.max_lapses)
                     parts.setdefault(shard, {})[lane] = own
         return parts
 

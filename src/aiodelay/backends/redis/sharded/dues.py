@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from msgspec import Struct
+
 from aiodelay.backends.redis.store.waiting import Waiter
-from aiodelay.core.values import Lane
+from aiodelay.core.values import MAX_LAPSES, Lane
 
 __all__ = ["ShardDues", "ShardWaiter"]
 
@@ -14,68 +16,84 @@ AT_ONCE = -math.inf
 """The due time of a shard that this process knows nothing about."""
 
 
-class ShardDues:
-    """The next due time of each shard. A loop visits only the shards in which something may be due.
+class _Answer(Struct):
+    """What the last answer of a shard said about a lane.
 
-    Race: a message may be written to a shard while a claim of this shard is on its way. So the object keeps the due
-    times that it hears of apart from the due times in answers, and `asked` forgets only earlier ones.
+    Attributes:
+        next_ms: The time at which there may be something to do.
+        max_lapses: The most lapses of the messages of which this is true.
+        asked_ms: The shard's time when it was asked.
+    """
+
+    next_ms: float
+    max_lapses: int
+    asked_ms: int
+
+
+class ShardDues:
+    """The next due times of each shard. A loop asks a shard for a lane only if something may be due there.
+
+    Race: a message may be written to a shard while a call to it is on its way. So the object keeps the due times that
+    it hears of apart from the due times in answers, and `asked` forgets only earlier ones.
 
     Args:
         shards: The number of shards.
-        poll_ms: The longest time between two visits of a shard. After it, a lost wake-up does no harm (L2).
+        poll_ms: The longest time between two questions about a lane. After it, a lost wake-up does no harm (L2).
     """
 
     def __init__(self, shards: int, poll_ms: int) -> None:
         self._poll_ms = poll_ms
-        self._answered = [AT_ONCE] * shards
+        self._answers: list[dict[Lane, _Answer]] = [{} for _ in range(shards)]
         self._heard = [math.inf] * shards
-        self._lanes: list[frozenset[Lane]] = [frozenset()] * shards
-        self._visited_ms = [0] * shards
 
     def comes_due(self, shard: int, due_ms: float = AT_ONCE) -> None:
         """Note that a shard may have something to do at `due_ms`; by default, at once."""
         self._heard[shard] = min(self._heard[shard], due_ms)
 
-    def asked(self, shard: int, lanes: Collection[Lane], now_ms: int) -> None:
-        """Note that a call to a shard is about to be sent.
+    def asked(self, shard: int, lanes: Collection[Lane], now_ms: int, *, max_lapses: int = MAX_LAPSES) -> None:
+        """Note that a call to a shard is about to be sent. If it is not answered, nothing is known about its lanes.
 
         Args:
             shard: The number of the shard.
-            lanes: The lanes of the call. The answer says nothing about other lanes.
+            lanes: The lanes of the call.
             now_ms: The shard's time.
+            max_lapses: The most lapses of the messages of the call.
         """
-        self._heard[shard] = math.inf
-        self._answered[shard] = AT_ONCE  # If the call fails, its outcome is unknown.
-        self._lanes[shard] = frozenset(lanes)
-        self._visited_ms[shard] = now_ms
+        heard_ms, self._heard[shard] = self._heard[shard], math.inf
+        for answer in self._answers[shard].values():
+            answer.next_ms = min(answer.next_ms, heard_ms)
+        for lane in lanes:
+            self._answers[shard][lane] = _Answer(AT_ONCE, max_lapses, now_ms)
 
-    def answered(self, shard: int, next_ms: int | None) -> None:
-        """Note the next due time in a shard's answer; None if its lanes are empty."""
-        self._answered[shard] = math.inf if next_ms is None else next_ms
-
-    def failed(self, shard: int, again_ms: int) -> None:
-        """Note that a shard did not answer, and when to ask it again."""
-        self._answered[shard] = again_ms
+    def answered(self, shard: int, lanes: Collection[Lane], next_ms: int | None) -> None:
+        """Note the next due time in a shard's answer for some lanes; None if they are empty."""
+        for lane in lanes:
+            self._answers[shard][lane].next_ms = math.inf if next_ms is None else next_ms
 
     def looked(self, shard: int, now_ms: int) -> None:
-        """Note that a shard is unchanged since its last answer."""
-        self._visited_ms[shard] = now_ms
+        """Note that a shard is unchanged since its last answers."""
+        for answer in self._answers[shard].values():
+            answer.asked_ms = now_ms
 
-    def is_due(self, shard: int, lanes: Collection[Lane], now_ms: int) -> bool:
-        """Return whether a shard may have something to do in these lanes, now or on the way of a call to it."""
+    def is_due(self, shard: int, lane: Lane, now_ms: int, *, max_lapses: int = MAX_LAPSES) -> bool:
+        """Return whether a shard may have something to do in a lane, now or on the way of a call to it."""
+        answer = self._answers[shard].get(lane)
         return (
-            self._next(shard) <= now_ms + 1
-            or not self._lanes[shard].issuperset(lanes)
-            or not 0 <= now_ms - self._visited_ms[shard] < self._poll_ms  # below 0: the clock has stepped back
+            answer is None
+            or min(answer.next_ms, self._heard[shard]) <= now_ms + 1
+            or answer.max_lapses < max_lapses
+            or not 0 <= now_ms - answer.asked_ms < self._poll_ms  # below 0: the clock has stepped back
         )
 
-    def next_ms(self) -> int | None:
-        """Return the earliest due time of all shards, 0 for one that is due at once; None if there is none."""
-        earliest = min(map(self._next, range(len(self._answered))))
-        return None if earliest == math.inf else int(max(earliest, 0))
-
-    def _next(self, shard: int) -> float:
-        return min(self._answered[shard], self._heard[shard])
+    def next_ms(self, lanes: Collection[Lane], now_ms: int) -> int | None:
+        """Return the earliest due time of lanes in all shards: `now_ms` if it is not known, None if there is none."""
+        earliest = min(self._heard)
+        for answers in self._answers:
+            for lane in lanes:
+                earliest = min(earliest, answers[lane].next_ms if lane in answers else AT_ONCE)
+        if earliest == math.inf or not lanes:
+            return None
+        return now_ms if earliest == AT_ONCE else int(earliest)
 
 
 class ShardWaiter(Waiter):

@@ -43,7 +43,9 @@ class ShardedInspection(ShardSet):
         """List messages in the order of (next attempt, id)."""
         found = await self._of_all(lambda each: each.search(query))
         return nsmallest(
-            query.limit, (each for part in found for each in part), key=lambda each: (each.next_attempt_ms, each.record.id)
+            query.limit,
+            (each for part in found for each in part),
+            key=lambda each: (each.next_attempt_ms, each.record.id),
         )
 
     async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
@@ -166,7 +168,7 @@ class ShardedInspection(ShardSet):
         return await self._first.limits()
 
     async def limited_keys(self, lane: Lane, *, limit: int = 100) -> Sequence[LimitedKey]:
-        """List keys of a lane that have messages in flight or waiting because of a limit, most waiting messages first."""
+        """List keys of a lane that have messages in flight or waiting because of a limit."""
         return await self._first.limited_keys(lane, limit=limit)
 
     def _needs_one_shard(self, what: str) -> None:

@@ -177,9 +177,7 @@ class ShardedStore(ShardedInspection):
         for part in await self._of_all(lambda each: each.blocked()):
             for each in part:
                 messages = found[each.lane, each.address].messages if (each.lane, each.address) in found else 0
-                found[each.lane, each.address] = Blocked(
-                    each.lane, each.address, each.reason, messages + each.messages
-                )
+                found[each.lane, each.address] = Blocked(each.lane, each.address, each.reason, messages + each.messages)
         return [found[place] for place in sorted(found)]
 
     # --- dispatching --------------------------------------------------------------------------------------

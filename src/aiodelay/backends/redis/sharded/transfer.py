@@ -56,28 +56,27 @@ class ShardedTransfer:
         for shard in parts:
             self._dues.asked(shard, self._lanes, self._shards[shard].now_ms())
         most_traces = -(-traces // len(parts)) if parts else 0
-        calls = [
-            self._transfers[shard].transfer(part, own, traces=most_traces) for shard, (part, own) in parts.items()
-        ]
+        calls = [self._transfers[shard].transfer(part, own, traces=most_traces) for shard, (part, own) in parts.items()]
         answers: list[Transferred] = []
         errors: list[StoreError] = []
         for shard, found in zip(parts, await outcomes_of(calls), strict=True):
             if isinstance(found, Transferred):
                 answers.append(found)
-                self._dues.answered(shard, found.next_due_ms)
+                self._dues.answered(shard, self._lanes, found.next_due_ms)
             elif isinstance(found, StoreError):
                 errors.append(found)
-                self._dues.failed(shard, self._shards[shard].now_ms() + AGAIN_MS)
+                self._dues.answered(shard, self._lanes, self._shards[shard].now_ms() + AGAIN_MS)
             else:
                 raise found
         if errors and (not answers or settlements):  # The caller repeats the settlements: repeating them is safe.
             raise errors[0]
+        now_ms = self._shards[0].now_ms()
         return Transferred(
             sum(each.moved for each in answers),
             [record for each in answers for record in each.series],
             {address: why for each in answers for address, why in each.changed.items()},
-            self._shards[0].now_ms(),
-            self._dues.next_ms(),
+            now_ms,
+            self._dues.next_ms(self._lanes, now_ms),
             [trace for each in answers for trace in each.traces][:traces],
         )
 
@@ -88,7 +87,9 @@ class ShardedTransfer:
         own: dict[int, list[Settlement]] = {}
         for each in settlements:
             own.setdefault(shard_of(each.id, len(self._shards)), []).append(each)
-        due = [shard for shard, each in enumerate(self._shards) if self._dues.is_due(shard, self._lanes, each.now_ms())]
+        due = [
+            shard for shard, each in enumerate(self._shards) if self._dues.is_due(shard, self._lanes[0], each.now_ms())
+        ]
         due = [shard for shard in due if shard >= self._turn % len(self._shards)] + [
             shard for shard in due if shard < self._turn % len(self._shards)
         ]

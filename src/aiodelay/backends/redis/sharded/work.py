@@ -60,14 +60,14 @@ class _Answers:
     Attributes:
         claims: The claimed messages of each answer.
         errors: The errors of the shards that did not answer.
-        over: The shards that this claim does not ask again.
+        away: The shards that did not answer, and that this claim does not ask again.
         asked: The shards that this claim has asked.
     """
 
     def __init__(self) -> None:
         self.claims: list[Sequence[Claim]] = []
         self.errors: list[StoreError] = []
-        self.over: set[int] = set()
+        self.away: set[int] = set()
         self.asked: set[int] = set()
 
     @property
@@ -113,10 +113,14 @@ class ShardedWork:
         if request == self._request:
             return self._repeated()
         self._turn += 1
-        wanted, answers = Demands(demand, self._turn), _Answers()
+        wanted, answers = Demands(demand, len(self._shards), self._turn), _Answers()
         await self._repeat(wanted, answers)
         await self._try_suspects(wanted, answers, lease_ms, at_once=self._turn % TRIED_EVERY == 0)
-        while not answers.is_trial and (parts := wanted.divided(self._due(wanted, answers))):
+
+        def is_due(shard: int, lanes: Sequence[Lane]) -> bool:
+            return shard not in answers.away and self._is_due(shard, lanes, wanted.max_lapses)
+
+        while not answers.is_trial and (parts := wanted.divided(is_due)):
             await self._ask(parts, wanted, answers, lease_ms)
         await self._try_suspects(wanted, answers, lease_ms, at_once=False)
         for shard in answers.asked - self._away:
@@ -125,17 +129,15 @@ class ShardedWork:
             self._check(answers.errors)
         claims = _merged(answers.claims)
         self._request, self._given = request, {claim.record.id: claim for claim in claims}
-        return Claimed(claims, self._now_ms(0), self._dues.next_ms() if wanted.lanes else None)
+        now_ms = self._now_ms(0)
+        return Claimed(claims, now_ms, self._dues.next_ms(wanted.lanes, now_ms))
 
     def _now_ms(self, shard: int) -> int:
         return self._shards[shard].now_ms()
 
-    def _due(self, wanted: Demands, answers: _Answers) -> list[int]:
-        return [
-            shard
-            for shard in range(len(self._shards))
-            if shard not in answers.over and self._dues.is_due(shard, wanted.lanes, self._now_ms(shard))
-        ]
+    def _is_due(self, shard: int, lanes: Iterable[Lane], max_lapses: int) -> bool:
+        now_ms = self._now_ms(shard)
+        return any(self._dues.is_due(shard, lane, now_ms, max_lapses=max_lapses) for lane in lanes)
 
     async def _repeat(self, wanted: Demands, answers: _Answers) -> None:
         """Repeat calls whose answers were lost, if the demand still allows their messages."""
@@ -143,8 +145,8 @@ class ShardedWork:
             if asked.ends_ms <= self._now_ms(shard):
                 del self._unanswered[shard]
             elif not _fits(asked.demand, wanted.whole()):
-                answers.over.add(shard)
-            elif shard in self._due(wanted, answers):
+                answers.away.add(shard)
+            elif self._is_due(shard, wanted.lanes, wanted.max_lapses):
                 await self._ask({shard: asked.demand}, wanted, answers, asked.lease_ms)
 
     async def _try_suspects(self, wanted: Demands, answers: _Answers, lease_ms: int, *, at_once: bool) -> None:
@@ -161,6 +163,8 @@ class ShardedWork:
         for shard in candidates or ([self._turn // TRIED_EVERY % shards] if at_once else []):
             if answers.claims or not wanted.may_try:
                 return
+            if shard in answers.away | self._away:  # Its last call has to be repeated first.
+                continue
             self._suspected.discard(shard)
             await self._ask({shard: wanted.whole()}, wanted, answers, lease_ms)
 
@@ -172,7 +176,7 @@ class ShardedWork:
             now_ms = self._now_ms(shard)
             if shard not in self._unanswered or self._unanswered[shard].demand is not part:
                 self._unanswered[shard] = _Asked(new_id(), part, lease_ms, now_ms + lease_ms)
-            self._dues.asked(shard, wanted.lanes, now_ms)
+            self._dues.asked(shard, _lanes_of(part), now_ms, max_lapses=wanted.max_lapses)
         calls = [
             self._works[shard].claim(part, request=self._unanswered[shard].request, lease_ms=lease_ms)
             for shard, part in parts.items()
@@ -182,30 +186,28 @@ class ShardedWork:
             if isinstance(found, Claimed):
                 self._answered(shard, found, parts[shard], wanted, answers)
             elif isinstance(found, StoreError):
-                self._failed(shard, found, answers)
+                self._failed(shard, found, parts[shard], answers)
             else:
                 raise found
 
     def _answered(
         self, shard: int, found: Claimed, part: Mapping[Lane, Demand], wanted: Demands, answers: _Answers
     ) -> None:
-        self._dues.answered(shard, found.next_due_ms)
+        self._dues.answered(shard, _lanes_of(part), found.next_due_ms)
         if shard in self._away:
             self._away.discard(shard)
             log.info("shard %d of %s answers again", shard, self._shards[shard].name)
         if found.claims:
             answers.claims.append(found.claims)
-        else:
-            answers.over.add(shard)
         wanted.took(shard, part, found.claims)
         has_left = len(found.claims) < sum(each.messages for each in part.values())
         if has_left and found.next_due_ms == found.now_ms + TRIAL_MS:
             self._suspected.add(shard)
 
-    def _failed(self, shard: int, error: StoreError, answers: _Answers) -> None:
+    def _failed(self, shard: int, error: StoreError, part: Mapping[Lane, Demand], answers: _Answers) -> None:
         answers.errors.append(error)
-        answers.over.add(shard)
-        self._dues.failed(shard, self._now_ms(shard) + AGAIN_MS)
+        answers.away.add(shard)
+        self._dues.answered(shard, _lanes_of(part), self._now_ms(shard) + AGAIN_MS)
         if shard not in self._away:
             self._away.add(shard)
             log.warning("shard %d does not answer: %s; the other shards go on", shard, error)
@@ -219,7 +221,7 @@ class ShardedWork:
     def _repeated(self) -> Claimed:
         now_ms = self._now_ms(0)
         held = [claim for claim in self._given.values() if not is_lease_over(claim.token, now_ms)]
-        return Claimed(held, now_ms, self._dues.next_ms())
+        return Claimed(held, now_ms, now_ms)
 
     # --- settling -----------------------------------------------------------------------------------------
 
@@ -286,9 +288,7 @@ class ShardedWork:
         self._tidied += 1
         share, more = divmod(limit, len(self._works))
         limits = [share + ((shard + self._tidied) % len(self._works) < more) for shard in range(len(self._works))]
-        found = await all_of(
-            [work.tidy(lanes, limit=own) for work, own in zip(self._works, limits, strict=True)]
-        )
+        found = await all_of([work.tidy(lanes, limit=own) for work, own in zip(self._works, limits, strict=True)])
         return Tidied(
             max(each.now_ms for each in found),
             sum(each.lapsed for each in found),
@@ -304,6 +304,10 @@ class ShardedWork:
 
 def _id_of(each: Settlement | Renewal) -> str:
     return each.id
+
+
+def _lanes_of(part: Mapping[Lane, Demand]) -> list[Lane]:
+    return [each for lane, demand in part.items() for each in (lane, *demand.aliases)]
 
 
 def _fits(part: Mapping[Lane, Demand], whole: Mapping[Lane, Demand]) -> bool:
