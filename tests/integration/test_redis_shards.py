@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -49,6 +50,11 @@ SHARDS = 4
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
 def url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) -> str:
     return shared_redis(request.param)
+
+
+@dataclass
+class Order:
+    number: int
 
 
 @pytest.fixture
@@ -100,7 +106,9 @@ def test_an_unknown_layout_is_not_guessed(schema: str) -> None:
     assert ShardLayout.of(schema) is None
 
 
-def test_the_number_of_shards_lives_in_the_namespace(url: str, namespace: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_number_of_shards_lives_in_the_namespace(
+    url: str, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def play() -> None:
         async with ShardedStore(f"{url}?shards={SHARDS}", namespace=namespace) as store:
             await put(store, [f"m{i}" for i in range(40)])
@@ -170,7 +178,10 @@ def test_v1_a_process_of_another_epoch_changes_nothing(url: str, namespace: str,
     """Commands, claims, settlements and housekeeping: all scripts compare the layout."""
 
     async def play() -> None:
-        async with ShardedStore(f"{url}?shards={former}", namespace=namespace) as store, store.work("w", [LANE]) as work:
+        async with (
+            ShardedStore(f"{url}?shards={former}", namespace=namespace) as store,
+            store.work("w", [LANE]) as work,
+        ):
             await put(store, ["claimed"])
             (held,) = (await work.claim({LANE: Demand(1)}, request=new_id(), lease_ms=LEASE_MS)).claims
             before = _contents(url, namespace)
@@ -315,7 +326,9 @@ def test_l2_a_put_of_another_process_ends_a_wait(url: str, namespace: str) -> No
     asyncio.run(play())
 
 
-def test_b1_a_claim_whose_answer_was_lost_is_repeated(url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_b1_a_claim_whose_answer_was_lost_is_repeated(
+    url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def play() -> None:
         async with opened(url, namespace) as (store, work):
             await put(store, [each for shard in range(SHARDS) for each in ids_of(shard, 5)])
@@ -355,7 +368,7 @@ def test_limits_and_positions_are_refused_in_words(url: str, namespace: str) -> 
         scheduler = Scheduler(url, namespace=namespace)
 
         @scheduler.handler(limit=Limit(rate="10/s"))
-        async def limited(event: dict[str, int]) -> None:
+        async def limited(event: Order) -> None:
             raise AssertionError
 
         with pytest.raises(UnsupportedByStoreError, match="a limit of lane .* 4 shards"):

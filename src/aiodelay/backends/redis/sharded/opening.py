@@ -29,7 +29,7 @@ async def chosen_layout(options: Options, namespace: str) -> ShardLayout:
         if schema is None and wanted.shards > 1:
             await client.command("HSETNX", meta, "schema", wanted.schema)
             schema = await client.command("HGET", meta, "schema")
-        layout = layout_in(options, namespace, schema)
+        layout = layout_in(options.name, namespace, schema)
         if layout.shards > 1 and await client.command("HGET", meta, "shards") != b"%d" % layout.shards:
             await client.command("HSET", meta, "shards", layout.shards)
     except Fault as fault:
@@ -48,28 +48,28 @@ async def found_layout(options: Options, namespace: str) -> ShardLayout:
         raise _error_of(options, fault) from fault
     finally:
         await client.aclose()
-    return layout_in(options, namespace, schema)
+    return layout_in(options.name, namespace, schema)
 
 
-def layout_in(options: Options, namespace: str, schema: Any) -> ShardLayout:  # noqa: ANN401 - redis-py's reply
+def layout_in(name: str, namespace: str, schema: Any) -> ShardLayout:  # noqa: ANN401 - redis-py's reply
     """Return the layout that a value of `schema` names. None is a new namespace. The errors are as above."""
     if schema is None:
         return ONE_SHARD
-    return checked_layout(options, namespace, schema.decode("utf-8", "backslashreplace"))
+    return checked_layout(name, namespace, schema.decode("utf-8", "backslashreplace"))
 
 
-def checked_layout(options: Options, namespace: str, schema: str) -> ShardLayout:
+def checked_layout(name: str, namespace: str, schema: str) -> ShardLayout:
     """Return the layout that a value of `schema` names. The errors are as above."""
     layout = ShardLayout.of(schema)
     if layout is None:
         raise StoreMismatchError(
-            f"layout of {Keys(namespace).tag}* on {options.name}",
+            f"layout of {Keys(namespace).tag}* on {name}",
             f"schema {shortened(schema)}",
             f"schema {ONE_SHARD.schema}, or {ONE_SHARD.schema}:<epoch>:<shards>",
         )
     if layout.is_moving:
         raise StoreUnavailableError(
-            options.name,
+            name,
             f"namespace {namespace!r} is being moved to another number of shards; if `aiodelay reshard` was stopped,"
             " run it again",
         )

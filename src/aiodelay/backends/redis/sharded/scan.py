@@ -66,4 +66,4 @@ class ShardedScanner:
         keys = Keys(self._namespace)
         with PipelinedConnection(self._options, keys) as server:
             schema = server.ask("HGET", keys.key("meta"), "schema")
-        return layout_in(self._options, self._namespace, schema)
+        return layout_in(self._options.name, self._namespace, schema)
