@@ -194,7 +194,7 @@ def test_v1_a_process_of_another_epoch_changes_nothing(url: str, namespace: str,
                 lambda: work.settle([Done("claimed", held.record.revision, held.token)]),
                 lambda: work.tidy([LANE], limit=10),
                 lambda: store.pause(LANE),
-                lambda: store.counts(),
+                store.counts,
             ):
                 with pytest.raises(StoreTooNewError, match=r"has 2 shards now.*restart this process"):
                     await call()
@@ -360,10 +360,10 @@ def test_limits_and_positions_are_refused_in_words(url: str, namespace: str) -> 
     async def play() -> None:
         async with opened(url, namespace) as (store, _):
             assert store.traits.positions == "none"
-            position = SourcePosition("kafka:t/0", None, 5)
+            position = SourcePosition("kafka:t/0", 0, 5)
             outcomes = await store.apply([Cancel(new_op(), "a"), Cancel(new_op(), "b")], source=position)
             assert outcomes == [Refused("unavailable", "a namespace of 4 shards keeps no positions of intakes")] * 2
-            with pytest.raises(UnsupportedByStoreError, match="a position of an intake .* 4 shards"):
+            with pytest.raises(UnsupportedByStoreError, match=r"a position of an intake .* 4 shards"):
                 await store.position("kafka:t/0")
         scheduler = Scheduler(url, namespace=namespace)
 
@@ -371,7 +371,7 @@ def test_limits_and_positions_are_refused_in_words(url: str, namespace: str) -> 
         async def limited(event: Order) -> None:
             raise AssertionError
 
-        with pytest.raises(UnsupportedByStoreError, match="a limit of lane .* 4 shards"):
+        with pytest.raises(UnsupportedByStoreError, match=r"a limit of lane .* 4 shards"):
             await scheduler.__aenter__()
 
     asyncio.run(play())

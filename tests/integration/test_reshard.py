@@ -187,7 +187,7 @@ def test_s2_a_move_that_is_killed_anywhere_goes_on(url: str, namespace: str, mon
                 for cut in range(5, 10_000, step):
                     if await _cut_off(patch, url, namespace, shards, cut):
                         break
-                    assert await _opens(url, namespace) == (cut < 20), "the first commands only ask"
+                    assert await _opens(url, namespace) == (cut == 5), "the first commands only ask"
                 assert cut > 50
             async with ShardedStore(url, namespace=namespace, clock=clock) as store:
                 assert len(store.shards) == shards
@@ -202,7 +202,8 @@ async def _opens(url: str, namespace: str) -> bool:
         async with ShardedStore(url, namespace=namespace):
             return True
     except StoreUnavailableError as error:
-        assert "is being moved" in str(error)
+        if "is being moved" not in str(error):
+            raise
         return False
 
 
@@ -286,7 +287,7 @@ def test_a_move_refuses_what_it_cannot_do(url: str, namespace: str) -> None:
                 with pytest.raises(ConfigurationError, match="1 to 64"):
                     await _reshard(url, namespace, shards)
             async with store.work("busy", LANES):
-                with pytest.raises(StoreMismatchError, match="busy.*stop them"):
+                with pytest.raises(StoreMismatchError, match=r"busy.*stop them"):
                     await _reshard(url, namespace, 2)
             limits = LaneLimits(whole=Limit(concurrency=1))
             await store.set_limits("orders", limits, is_declared=False)

@@ -27,7 +27,7 @@ async def outcomes_of(calls: Sequence[Coroutine[Any, Any, R]]) -> list[R | Excep
 
 
 async def all_of(calls: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
-    """Make calls at the same time, and return their results in order. If one fails, raise its error once all have ended."""
+    """Make calls at the same time, and return their results in order. If one fails, raise its error at the end."""
     if len(calls) == 1:
         return [await calls[0]]
     results: list[R] = []
@@ -44,7 +44,7 @@ async def by_shard(
     id_of: Callable[[T], str],
     call: Callable[[int, Sequence[T]], Awaitable[Sequence[R]]],
 ) -> list[R]:
-    """Divide a batch by the shards of its ids, and make one call for each shard. Return the results in the batch's order.
+    """Divide a batch by the shards of its ids, and make one call for each shard. Return the results in order.
 
     Args:
         items: The batch.

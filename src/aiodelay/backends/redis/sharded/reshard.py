@@ -54,7 +54,7 @@ class Moved(Struct, frozen=True):
 
 
 class _Plan(Struct, frozen=True):
-    """A move that has begun, as the field `reshard` of shard 0's `meta` has it. No message moves before all are counted."""
+    """A move that has begun, as the field `reshard` of shard 0's `meta` has it. First, all messages are counted."""
 
     former: int
     shards: int
