@@ -91,8 +91,11 @@ class ShardSet:
         if self._options.shards <= 1:
             try:
                 return [await stack.enter_async_context(self._store(ONE_SHARD, 0))]
-            except StoreMismatchError:
-                layout = await chosen_layout(self._options, self._namespace)
+            except StoreMismatchError as refusal:
+                try:
+                    layout = await chosen_layout(self._options, self._namespace)
+                except StoreMismatchError:
+                    raise refusal from None
                 if layout == ONE_SHARD:
                     raise
         else:

@@ -91,7 +91,7 @@ class Demands:
                 del self._left[lane]
 
     def _shares(self, lanes: Sequence[Lane]) -> dict[Lane, int]:
-        """Return how many messages to ask of each lane: first up to an equal share, then what is left of the claim."""
+        """Return how many messages to ask of each lane: first up to an equal share, then the rest of the claim."""
         left = max(self._messages, 0)
         equal = left // len(lanes) if lanes else 0
         shares = {lane: min(self._left[lane].messages, equal) for lane in lanes}

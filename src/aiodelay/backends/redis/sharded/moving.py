@@ -39,7 +39,7 @@ class Mover:
         namespace: The namespace.
         source: The number of the shard.
         shards: The new number of shards.
-        told: Called with the number of messages of each batch, also of those that stay. It may raise.
+        told: Called with the number of messages of each batch, also if they stay in the shard. It may raise.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ async def chosen_layout(options: Options, namespace: str) -> ShardLayout:
 
 
 async def found_layout(options: Options, namespace: str) -> ShardLayout:
-    """Return the layout of a namespace, and write nothing. The errors are those of `chosen_layout`."""
+    """Return the layout of a namespace, and write nothing. It raises the errors of `chosen_layout`."""
     client = Client(options)
     try:
         schema = await client.command("HGET", Keys(namespace).key("meta"), "schema")

@@ -110,7 +110,9 @@ class _Reshard:
     async def _run(self) -> Moved:
         schema, written = await self._command("HMGET", self._meta, "schema", "reshard")
         if schema is None:
-            raise StoreMismatchError(f"namespace {self._namespace!r} of {self._name}", "new", "one that was opened")
+            raise StoreMismatchError(
+                f"namespace {self._namespace!r} of {self._name}", "new", "a namespace that a process has opened"
+            )
         plan = msgspec.json.decode(written, type=_Plan) if written else await self._planned(schema)
         if plan.former == plan.shards:
             return Moved(plan.former, plan.shards, await self._messages(plan.shards))
