@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -25,6 +25,7 @@ def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
 class OnRedis:
     wakes_other_processes: ClassVar[bool] = True
     protocol = 2  # the default
+    open_store: Callable[..., Store] = staticmethod(open_store)
 
     @pytest.fixture(autouse=True)
     def _server(self, server_url: str) -> Iterator[None]:
@@ -41,10 +42,10 @@ class OnRedis:
     def make_store(self, clock: VirtualClock, *, journal: int = 0) -> Store:
         self.namespace = uuid4().hex
         self.url = f"{self.server_url}?journal={journal}&protocol={self.protocol}"
-        return open_store(self.url, namespace=self.namespace, clock=clock)
+        return self.open_store(self.url, namespace=self.namespace, clock=clock)
 
     def reopen(self, store: Store, clock: VirtualClock) -> Store:
-        return open_store(self.url, namespace=self.namespace, clock=clock)
+        return self.open_store(self.url, namespace=self.namespace, clock=clock)
 
 
 class TestRedisStore(OnRedis, StoreConformance):
@@ -56,7 +57,11 @@ class TestRedisStoreResp2(OnRedis, StoreConformance):
     """The same with the older protocol, which is the default; lists, topics and logs below use it."""
 
 
-class TestRedisLists(OnRedis, TransferConformance):
+class Moving(OnRedis, TransferConformance):
+    open_store = RedisStore
+
+
+class TestRedisLists(Moving):
     """Lists on the store's own server."""
 
     def make_sink(self, store: Store, *, limit: int) -> Sink:
@@ -76,7 +81,7 @@ class TestRedisLists(OnRedis, TransferConformance):
         await store.command("SET", address, "no list")
 
 
-class TestRedisTopics(OnRedis, TransferConformance):
+class TestRedisTopics(Moving):
     """Topics of the store's own namespace, of two consumers each."""
 
     has_limit = False
@@ -112,7 +117,7 @@ class TestRedisTopics(OnRedis, TransferConformance):
         await store.command("SET", self.key(address, ":content"), "no hash")
 
 
-class TestRedisLogs(OnRedis, TransferConformance):
+class TestRedisLogs(Moving):
     """Logs of the store's own namespace."""
 
     has_limit = False

@@ -38,6 +38,7 @@ COMMANDS = (
     ("export:export", MOVE, "Write pauses, messages and dead letters as JSON lines."),
     ("import_:import_", MOVE, "Store messages from a file of `aiodelay export`, or from another system."),
     ("upgrade:upgrade", MOVE, "Switch on the features that this version knows, once all processes run it."),
+    ("reshard:reshard", MOVE, "Move a Redis namespace to another number of shards, while its processes are stopped."),
     ("dead:dead", MESSAGES, "List, show, redrive or purge dead letters."),
     ("spark:spark", BULK, "Load, check, archive, replay and report with Apache Spark."),
 )

@@ -23,7 +23,7 @@ from aiodelay.redis import (
     RedisListSink,
     RedisListSource,
     RedisLog,
-    RedisStore,
+    ShardedStore,
 )
 from aiodelay.testing.conformance import Stage
 
@@ -60,7 +60,7 @@ class Ends:
         for each in (*ends, *self.sources.values()):
             await self._opened.enter_async_context(each)
 
-    async def feed(self, name: str, instance: str, store: RedisStore) -> Feed:
+    async def feed(self, name: str, instance: str, store: ShardedStore) -> Feed:
         """Open the feed of one of the sources for a process."""
         taking = self.sources[name].feed(ADDRESSES[name], instance, store.put_back, store.now_ms)
         return await self._opened.enter_async_context(taking)
@@ -79,7 +79,7 @@ async def _opened(url: str, namespace: str) -> AsyncIterator[Ends]:
 
 async def tell_ends(stage: Stage, url: str, namespace: str) -> None:
     """Write the list, the topic and the log. Some messages stay in the store, because their list is full."""
-    assert isinstance(stage.store, RedisStore)
+    assert isinstance(stage.store, ShardedStore)
     async with _opened(url, namespace) as ends:
         await ends.fanout.register(TOPIC, "billing")
         await ends.fanout.register(TOPIC, "audit", ordered=True)
@@ -90,7 +90,7 @@ async def tell_ends(stage: Stage, url: str, namespace: str) -> None:
         await _send(ends)
         for name in ADDRESSES:
             await _take(await ends.feed(name, "one", stage.store), stage.store)
-        await stage.store.command("RPUSH", LIST, b"pushed by another program")
+        await stage.store.shards[0].command("RPUSH", LIST, b"pushed by another program")
 
 
 async def _move(stage: Stage, sink: Sink, address: str) -> None:
@@ -100,7 +100,7 @@ async def _move(stage: Stage, sink: Sink, address: str) -> None:
         for n in range(4)
     ]
     await stage.stored(*puts, stage.put(f"{sink.name} later", FAR, lane=sink.name, address=address))
-    assert isinstance(stage.store, RedisStore)
+    assert isinstance(stage.store, ShardedStore)
     with stage.store.transferring(sink) as moving:
         await moving.transfer(Demand(100))
 
@@ -123,7 +123,7 @@ async def _send(ends: Ends) -> None:
     await ends.log._command("XADD", f"{ends.log.keys.key('log:')}{TOPIC}", f"0-{index}", *fields)
 
 
-async def _take(feed: Feed, store: RedisStore) -> None:
+async def _take(feed: Feed, store: ShardedStore) -> None:
     """Take three messages: one ends, one gets a retry, and one stays in flight."""
     claimed = await feed.claim({LANE: Demand(3)}, request="one", lease_ms=SHORT_MS)
     done, again, _ = claimed.claims
@@ -143,7 +143,7 @@ def _again(claim: Claim, due_ms: int) -> Again:
 
 async def read_ends(stage: Stage, url: str, namespace: str) -> dict[str, Any]:
     """Return the messages of the list, the topic and the log, in the order in which a process gets them."""
-    assert isinstance(stage.store, RedisStore)
+    assert isinstance(stage.store, ShardedStore)
     async with _opened(url, namespace) as ends:
         found: dict[str, Any] = {
             "lengths": await stage.store.lengths([f"redis-list:{LIST}"]),

@@ -14,7 +14,8 @@ try:
     from .log.entries import LogEntry, LogMessage, LogStart
     from .log.log import RedisLog, open_log
     from .log.topics import LogConsumer, LogTopic
-    from .store.store import RedisStore, open_store
+    from .sharded.store import ShardedStore, open_store
+    from .store.store import RedisStore
 except ImportError as _error:
     raise _missing_extra(_error, "aiodelay.redis", "redis") from _error
 
@@ -32,6 +33,7 @@ __all__ = [
     "RedisListSource",
     "RedisLog",
     "RedisStore",
+    "ShardedStore",
     "Topic",
     "open_fanout_sink",
     "open_fanout_source",

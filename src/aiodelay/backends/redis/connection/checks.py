@@ -11,7 +11,6 @@ from uuid import uuid4
 
 from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.backends.remedies import explained, with_remedy
-from aiodelay.core.features import REDIS_LAYOUT
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 
 from .client import Client
@@ -20,13 +19,10 @@ from .options import Options
 from .remedies import CAUSES
 from .scripts import Arg
 
-__all__ = ["SCHEMA", "check_layout", "check_server", "info_of", "server_time_ms", "warn_of_skew"]
+__all__ = ["check_layout", "check_server", "info_of", "server_time_ms", "warn_of_skew"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
-SCHEMA = REDIS_LAYOUT
-"""The version of the key layout that this code reads and writes."""
-SHARDS = 1
 LEAST_REDIS, LEAST_VALKEY = (6, 2), (7, 2)
 VERSIONS = "Redis 6.2 or later, Valkey 7.2 or later"
 LEAST_FSYNCED = (7, 2)
@@ -45,11 +41,12 @@ async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
         StoreUnavailableError: The server did not answer.
     """
     try:
-        info = await _info(client, options.name)
-        if info:
-            _check_version(options.name, info)
-            _check_role(options.name, info)
-        await _check_settings(client, options, info)
+        if keys.shard == 0:  # The other shards are on the same server.
+            info = await _info(client, options.name)
+            if info:
+                _check_version(options.name, info)
+                _check_role(options.name, info)
+            await _check_settings(client, options, info)
         uuid = await _check_layout(client, keys, options.name)
         await _check_scripts(client, keys, options.name)
         await client.load_scripts()
@@ -171,7 +168,7 @@ async def _setting(client: Client, options: Options, name: str) -> str | None:
 
 async def _check_layout(client: Client, keys: Keys, name: str) -> bytes:
     meta = keys.key("meta")
-    wanted = {"schema": str(SCHEMA), "shards": str(SHARDS), "uuid": uuid4().hex}
+    wanted = {"schema": keys.schema, "shards": str(keys.shards), "uuid": uuid4().hex}
     if None in await client.command("HMGET", meta, *wanted):  # A full server refuses writes, so write only if needed.
         for field, value in wanted.items():
             await client.command("HSETNX", meta, field, value)
@@ -203,9 +200,10 @@ def check_layout(keys: Keys, name: str, schema: object, shards: object) -> None:
     Raises:
         StoreMismatchError: The key layouts differ.
     """
-    if (schema, shards) != (b"%d" % SCHEMA, b"%d" % SHARDS):
+    if (_shown(schema), _shown(shards)) != (keys.schema, str(keys.shards)):
         shown = f"schema {_shown(schema)}, {_shown(shards)} shards"
-        raise StoreMismatchError(f"layout of {keys.tag}* on {name}", shown, f"schema {SCHEMA}, {SHARDS} shards")
+        wanted = f"schema {keys.schema}, {keys.shards} shards"
+        raise StoreMismatchError(f"layout of {keys.tag}* on {name}", shown, wanted)
 
 
 def _shown(value: object) -> str:

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from redis import exceptions as e
 
+from aiodelay.backends.redis.records.shards import stale_layout
 from aiodelay.core.features import REDIS_LAYOUT, newer_layout, too_new
 from aiodelay.errors import StoreTooNewError, cut
 
@@ -114,7 +115,7 @@ def _refusal(text: str) -> StoreTooNewError:
     """Return the error for a script that refuses a newer layout or unknown features."""
     what, _, found = text.partition(" ")
     if what == "layout":
-        return newer_layout("the namespace", found, REDIS_LAYOUT)
+        return stale_layout("the namespace", found) or newer_layout("the namespace", found, REDIS_LAYOUT)
     return too_new("the namespace", dict(each.split("=", 1) for each in found.split()))
 
 

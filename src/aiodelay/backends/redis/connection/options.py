@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, unquote
 from msgspec import Struct
 from msgspec.structs import replace
 
+from aiodelay.backends.redis.records.shards import MOST_SHARDS
 from aiodelay.core.urls import UrlOptions
 from aiodelay.errors import ConfigurationError, shortened
 
@@ -38,6 +39,7 @@ class Options(Struct, frozen=True):
         timeout_ms: The longest wait for an answer, and the longest wait for the durability level, in ms.
         durability: The level that a command must reach before `apply` acknowledges the command.
         journal: The largest number of journal entries to keep. With 0, the store keeps no journal.
+        shards: The number of shards of a new namespace. 0 = the URL does not name it.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Options(Struct, frozen=True):
     timeout_ms: int
     durability: Durability
     journal: int
+    shards: int = 0
 
     def __repr__(self) -> str:  # A traceback that shows variables must not show the password.
         return f"Options({self.name!r})"
@@ -80,7 +83,7 @@ def read_url(url: str) -> Options:
         ConfigurationError: The URL has none of the known forms, or an option is unknown or out of range.
     """
     given = UrlOptions(url)
-    options = read_options(given)
+    options = replace(read_options(given), shards=given.integer("shards", 0, 1, MOST_SHARDS))
     given.finish()
     return options
 

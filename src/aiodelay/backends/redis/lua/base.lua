@@ -2,7 +2,8 @@
 --
 -- KEYS, the same for every script: lanes msg dead graves done src holds late late:held parked workers wake journal
 -- meta. Each key begins with the hash tag "{namespace:00}:". Scripts build the keys of lanes, windows and workers from
--- that tag.
+-- that tag. If the namespace has several shards, one more key follows, which never exists: the tag, "layout:", and the
+-- layout that the caller expects.
 -- ARGV[1] now, epoch ms; '' = the server's TIME
 -- ARGV[2] the largest number of journal entries to keep; 0 = no journal
 -- ARGV[3] the name of the calling process. A process that reads `wake` skips its own entries.
@@ -14,9 +15,10 @@ local SRC, HOLDS, LATE, LATE_HELD, PARKED = KEYS[6], KEYS[7], KEYS[8], KEYS[9], 
 local WORKERS, WAKE, JOURNAL, META = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local TAG = sub(LANES, 1, -#'lanes' - 1)
 
--- Race: a newer version may have changed the layout of the keys after the caller opened the namespace.
+-- Race: a newer version, or `aiodelay reshard`, may have changed the layout after the caller opened the namespace.
 local layout, features, limited = unpack(call('HMGET', META, 'schema', 'features', 'limited'))
-if layout and layout ~= MARKER.LAYOUT then return redis.error_reply('NEWER layout ' .. layout) end
+local expected = KEYS[15] and sub(KEYS[15], #TAG + #'layout:' + 1) or MARKER.LAYOUT
+if layout and layout ~= expected then return redis.error_reply('NEWER layout ' .. layout) end
 
 local MOST_LANES = 65535
 local WAKE_KEPT = 64

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
+from aiodelay.core.features import REDIS_LAYOUT
 from aiodelay.core.transitions import occurrence_id
 from aiodelay.errors import ConfigurationError, shortened
 
 from .layouts import OCCURRENCE, OWN, TEXT, span
 
-__all__ = ["DEFAULT_NAMESPACE", "DERIVED", "FIXED", "MARKS", "Keys", "keys_of", "member_of", "text_of"]
+__all__ = ["DEFAULT_NAMESPACE", "DERIVED", "EXPECTED", "FIXED", "MARKS", "Keys", "keys_of", "member_of", "text_of"]
 
 DEFAULT_NAMESPACE = "default"
 
@@ -30,6 +31,8 @@ FIXED = (
     "meta",
 )
 """The names of the keys that every script of the store receives, in this order."""
+EXPECTED = "layout:"
+"""The beginning of the name of a key that never exists. The rest of the name is the layout that the caller expects."""
 DERIVED = (
     *("due:", "leased:", "parked:", "blocked:", "why:", "done:", "ended:", "req:", "cut:", "fanout:", "log:", "logs"),
     *("graves:ids", "superseded", "superseded:ids", "retries", "series", "trials", "pulses", "held:", "appended"),
@@ -48,21 +51,28 @@ _MOST_MS = (1 << 48) - 1
 
 
 class Keys:
-    """The keys of one namespace. All keys have the same hash tag, so they are in the same hash slot of a cluster.
+    """The keys of one shard of a namespace. All have the same hash tag, so they are in the same slot of a cluster.
 
     Args:
         namespace: The name of the namespace, without braces.
-        shard: Always 0. A later layout may have more shards.
+        shard: The number of the shard, from 0 on.
+        schema: The layout that scripts must find: the value of the field `schema` of `meta`.
+        shards: The number of shards of the namespace. If there are several, scripts receive one more key, whose name
+            ends with `schema`.
     """
 
     namespace: str
+    shard: int
     tag: str
+    schema: str
+    shards: int
     fixed: tuple[str, ...]
 
-    def __init__(self, namespace: str, shard: int = 0) -> None:
-        self.namespace = namespace
+    def __init__(self, namespace: str, shard: int = 0, schema: str = f"{REDIS_LAYOUT}", shards: int = 1) -> None:
+        self.namespace, self.shard, self.schema, self.shards = namespace, shard, schema, shards
         self.tag = f"{{{namespace}:{shard:02d}}}:"
-        self.fixed = tuple(self.tag + name for name in FIXED)
+        fixed = FIXED if shards == 1 else (*FIXED, EXPECTED + schema)
+        self.fixed = tuple(self.tag + name for name in fixed)
 
     def key(self, name: str) -> str:
         """Return the whole name of a key: the hash tag and `name`."""

@@ -91,6 +91,16 @@ class Base:
         return self._options.name
 
     @property
+    def keys(self) -> Keys:
+        """The keys of the namespace, or of this shard of it."""
+        return self._keys
+
+    @property
+    def writer(self) -> str:
+        """The name of this opened store in the stream of wake-ups."""
+        return self._checked().writer
+
+    @property
     def keeps_journal(self) -> bool:
         """True if the store keeps a journal."""
         return self._options.journal > 0

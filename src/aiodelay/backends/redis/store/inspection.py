@@ -165,10 +165,10 @@ class Inspection(Base):
         flat = [part for pair in reply.items() for part in pair] if isinstance(reply, dict) else reply
         return live_workers(flat, self.now_ms())
 
-    async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
-        """Count the messages that become due from now on, by lane and by span of `bucket_ms`."""
+    async def load(self, *, bucket_ms: int, buckets: int, from_ms: int | None = None) -> Sequence[LoadBucket]:
+        """Count the messages that become due from now on, or from another time, by lane and by span of `bucket_ms`."""
         reply = await self.run("counts", [])
-        now_ms = int(reply[0])
+        now_ms = int(reply[0]) if from_ms is None else from_ms
         found = Counter[tuple[int, Lane]]()
         for lane in map(bytes.decode, reply[4::6]):
             for first in range(0, buckets, SPANS_AT_ONCE):

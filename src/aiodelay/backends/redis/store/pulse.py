@@ -68,6 +68,9 @@ class RedisPulse:
         keys: The keys of the namespace.
         name: The name of the store in errors.
         now_ms: The time that scripts use; None = the server's time.
+
+    Attributes:
+        woken: Set to end the present or the next `wait`. The pulses of several shards share one event.
     """
 
     def __init__(self, client: Client, keys: Keys, name: str, now_ms: Callable[[], int | None]) -> None:
@@ -78,7 +81,7 @@ class RedisPulse:
         self._runner: asyncio.Runner | None = None
         self._heard_ms: float = pulse.NEVER
         self._calls = self._idle_steps = 0
-        self._wake = threading.Event()
+        self.woken: threading.Event = threading.Event()
         self._is_quiet = False  # whether the next step is far ahead, because nobody holds claims
         self._is_proven = False  # whether the server lets this process run the script, by its last answer
         self._has_unnamed = False  # whether this process may hold claims that no incarnation is recorded for
@@ -96,7 +99,7 @@ class RedisPulse:
         with self._lock:
             life = self._life
             self._end_quiet()
-            is_named = (life.is_registered or self._is_fresh()) and not self._is_refused()
+            is_named = (life.is_registered or self._is_fresh()) and not self.is_refused
             incarnation = self._incarnation if is_named else ""
             sent_ms = self._clock.monotonic_ms()
             call = _Call(self, incarnation, is_registered=life.is_registered, sent_ms=sent_ms)
@@ -116,6 +119,11 @@ class RedisPulse:
             elif incarnation == self._incarnation and number:
                 self._note(number, sent_ms)
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether this process needs a new incarnation."""
+        return self._life.begin_until_ms == pulse.NEVER
+
     def may_begin(self) -> bool:
         """Return whether a run may begin now: nobody can have declared this process dead."""
         return pulse.may_begin(self._life, self._clock.monotonic_ms())
@@ -127,13 +135,13 @@ class RedisPulse:
 
     def wake(self) -> None:
         """End the current or the next `wait`."""
-        self._wake.set()
+        self.woken.set()
 
     def _end_quiet(self) -> None:
         """Let the thread take a step now, so that a claim may name the incarnation."""
         if self._is_quiet:
             self._is_quiet, self._heard_ms = False, self._clock.monotonic_ms()
-            self._wake.set()
+            self.woken.set()
 
     # --- on the thread ------------------------------------------------------------------------------------
 
@@ -161,7 +169,7 @@ class RedisPulse:
         has_resumed = self._is_fresh() and self.may_begin() and (self._has_unnamed or not could_begin)
         if has_resumed:
             self._has_unnamed = False
-        return Step(wait_ms, self._is_refused(), has_resumed)
+        return Step(wait_ms, self.is_refused, has_resumed)
 
     def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
         """Renew leases while the event loop is blocked. Return one outcome for each renewal, in order."""
@@ -182,8 +190,8 @@ class RedisPulse:
 
     def wait(self, ms: int) -> None:
         """Wait for the next step, at most `ms`. A claim ends a long wait."""
-        self._wake.wait(ms / 1000)
-        self._wake.clear()
+        self.woken.wait(ms / 1000)
+        self.woken.clear()
 
     def _falls_quiet(self, tokens: Collection[int]) -> bool:
         with self._lock:
@@ -205,9 +213,6 @@ class RedisPulse:
 
     def _is_fresh(self) -> bool:
         return self._clock.monotonic_ms() - self._heard_ms <= FRESH_MS
-
-    def _is_refused(self) -> bool:
-        return self._life.begin_until_ms == pulse.NEVER
 
     def _run(self, call: Awaitable[Any]) -> Any:  # noqa: ANN401 - what the call returns
         if self._runner is None:
@@ -231,13 +236,13 @@ class RedisPulse:
         if number == pulse.DEAD:
             log.warning("others have declared this process dead: it stood still, or did not reach the server for 3 s")
             self._life = pulse.refused(self._life)
-        elif not self._is_refused():
+        elif not self.is_refused:
             self._life = pulse.registered(self._life, number, sent_ms)
 
     def _refuse_if_silent(self) -> None:
         """Give up the incarnation if others may have declared it dead. Its process then relies on its leases."""
         with self._lock:
-            if self._life.is_registered and not self.may_begin() and not self._is_refused():
+            if self._life.is_registered and not self.may_begin() and not self.is_refused:
                 log.warning("this process did not reach the server for 3 s; others may have declared it dead")
                 self._life = pulse.refused(self._life)
 

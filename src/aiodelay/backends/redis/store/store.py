@@ -13,9 +13,9 @@ from redis.credentials import CredentialProvider
 from aiodelay.backends.redis.connection.checks import info_of
 from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.login import checked_provider
-from aiodelay.backends.redis.connection.options import read_url
+from aiodelay.backends.redis.connection.options import Options, read_url
 from aiodelay.backends.redis.connection.wakeup_listener import WakeupListener, listening
-from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, keys_of
+from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, Keys, keys_of
 from aiodelay.core.features import check_known
 from aiodelay.core.table_scan import Columns, Scan
 from aiodelay.core.transitions import loads_of
@@ -29,10 +29,10 @@ from .commands import Batch
 from .journal_reader import RedisJournalReader, open_journal
 from .table_scan import Part, Scanner
 from .transfer import Transfers
-from .waiting import first_dues
+from .waiting import Waiter, first_dues
 from .work import RedisWork
 
-__all__ = ["RedisStore", "open_store"]
+__all__ = ["RedisStore"]
 
 LEAVE_S = 1.0
 COMPARED = ("messages", "pauses", "positions of sources")
@@ -56,9 +56,13 @@ _TRAITS = StoreTraits(
 class RedisStore(Transfers):
     """Keeps messages in one Redis or Valkey server. Any number of processes may open the same store.
 
+    It is the store of a namespace with one shard, and each shard of a `ShardedStore`.
+
     Args:
-        url: `redis://user:password@host:6379/0`, `rediss://`, `unix:///path`, `valkey://`, `valkeys://`, with options.
-        namespace: The namespace of the messages. It separates the applications that share a server.
+        url: `redis://user:password@host:6379/0`, `rediss://`, `unix:///path`, `valkey://`, `valkeys://`, with options;
+            or the options that were read from it.
+        namespace: The namespace of the messages. It separates the applications that share a server. Or the keys of one
+            shard of a namespace.
         clock: The clock of the store. With None, the store uses the server's TIME.
         credential_provider: An object that returns the user and the password for each new connection, such as a token
             that expires. The token must be valid for 5 minutes or longer. None = the user and the password in the URL.
@@ -71,16 +75,16 @@ class RedisStore(Transfers):
 
     def __init__(
         self,
-        url: str,
+        url: str | Options,
         *,
-        namespace: str = DEFAULT_NAMESPACE,
+        namespace: str | Keys = DEFAULT_NAMESPACE,
         clock: Clock | None = None,
         credential_provider: CredentialProvider | None = None,
     ) -> None:
-        options = read_url(url)
+        options = read_url(url) if isinstance(url, str) else url
         if credential_provider is not None:
             options = options.with_provider(checked_provider(credential_provider))
-        super().__init__(options, keys_of(namespace), clock)
+        super().__init__(options, namespace if isinstance(namespace, Keys) else keys_of(namespace), clock)
         self._calls = 0
 
     async def __aenter__(self) -> Self:
@@ -194,9 +198,25 @@ class RedisStore(Transfers):
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
         """Register a worker, and yield the object with which it claims and settles messages."""
+        opened = self._checked()
+        async with self.registered_work(worker, lanes, Waiter()) as work:
+            listener = WakeupListener(opened.client, self._keys.key("wake"), opened.writer, self.waiters.wake)
+            async with listening(listener, "aiodelay redis wake-ups"):
+                await listener.ready()
+                yield work
+
+    @asynccontextmanager
+    async def registered_work(self, worker: str, lanes: Collection[Lane], waiter: Waiter) -> AsyncIterator[RedisWork]:
+        """Register a worker, and yield its object as `work` does, without a listener for wake-ups of other processes.
+
+        Args:
+            worker: The worker id.
+            lanes: The lanes that the worker serves.
+            waiter: The wait of the worker's loop.
+        """
         opened, workers = self._checked(), self._keys.key("workers")
         check_known(self.name, await self.features())
-        work = RedisWork(self, worker)
+        work = RedisWork(self, worker, waiter)
         serves = msgspec.msgpack.encode([self.now_ms(), *sorted(lanes)])
         try:
             await opened.client.command("HSET", workers, worker, serves)
@@ -204,31 +224,12 @@ class RedisStore(Transfers):
             if fault.kind != "full":  # A full server refuses this write. `tidy` frees memory and writes it again.
                 await self._name_damage(opened.client, fault)
                 raise self.unavailable(fault) from fault
-        listener = WakeupListener(opened.client, self._keys.key("wake"), opened.writer, self.waiters.wake)
+        self.waiters.add(waiter)
         try:
-            async with listening(listener, "aiodelay redis wake-ups"):
-                self.waiters.add(work.waiter)
-                try:
-                    await listener.ready()
-                    yield work
-                finally:
-                    self.waiters.discard(work.waiter)
+            yield work
         finally:
+            self.waiters.discard(waiter)
             if self._opened is opened:
                 with suppress(StoreUnavailableError, TimeoutError):  # If this fails, the worker's entry expires.
                     async with asyncio.timeout(LEAVE_S):
                         await self.command("HDEL", workers, worker)
-
-
-def open_store(url: str, *, namespace: str, clock: Clock | None) -> RedisStore:
-    """Return a store for a URL: `redis://localhost`, `rediss://user:password@host:6380/1`, `unix:///run/redis.sock`.
-
-    `valkey://` and `valkeys://` mean the same as `redis://` and `rediss://`.
-
-    Options: `durability=memory|replicated:<n>|fsynced`, `journal=<entries>`, `protocol=2|3`, `timeout_ms`,
-    `connect_timeout_ms`, `connections`. Options for TLS: `ca_certs`, `client_cert`, `client_key`.
-
-    Raises:
-        ConfigurationError: The URL has none of these forms, or an option is unknown or out of range.
-    """
-    return RedisStore(url, namespace=namespace, clock=clock)

@@ -63,15 +63,16 @@ class RedisWork:
     Args:
         store: The store that holds the messages.
         worker: The worker id.
+        waiter: The wait of the worker's loop; None = a new one.
 
     Attributes:
         pulse: The worker's sign of life.
     """
 
-    def __init__(self, store: Transfers, worker: str) -> None:
+    def __init__(self, store: Transfers, worker: str, waiter: Waiter | None = None) -> None:
         self._store, self._worker = store, worker
         self.pulse: RedisPulse = store.new_pulse()
-        self.waiter: Waiter = Waiter()
+        self.waiter: Waiter = waiter or Waiter()
         self._held = LeaseCache()
         self._turn = 0
         self._last = ""
@@ -192,10 +193,10 @@ class RedisWork:
         while True:
             poll_s = self._store.traits.safety_poll_ms / 1000 * random.uniform(0.85, 0.97)
             until_s = poll_s if until_ms is None else self._store.seconds_until_asking(until_ms)
-            if await self.waiter.wait(min(poll_s, until_s), until_ms) or until_s < poll_s or await self._has_changed():
+            if await self.waiter.wait(min(poll_s, until_s), until_ms) or until_s < poll_s or await self.has_changed():
                 return
 
-    async def _has_changed(self) -> bool:
+    async def has_changed(self) -> bool:
         """Return False if a claim would surely find nothing, and the same next times as the last claim."""
         if not self._marks:
             return True

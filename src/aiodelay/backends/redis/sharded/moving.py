@@ -1,0 +1,280 @@
+"""`Mover`: moves the entries of one shard's keys to the shards that store them under another number of shards.
+
+No process changes the keys meanwhile. The mover copies entries first and deletes them then, some hundred at a time. To
+copy an entry again changes nothing, so a mover that was killed is simply run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.records.keys import FIXED, Keys
+from aiodelay.backends.redis.records.layouts import PLACED_BYTE, UNREADABLE, size_of, span
+from aiodelay.backends.redis.records.shards import shard_of_member
+
+__all__ = ["Mover", "lane_of_letter"]
+
+AT_ONCE = 300
+REVISION_BYTES = size_of("LETTER_KEY")
+_LANE = span("RECORD", "lane")
+_SEQUENCE, _RECORD = span("MEMBER", "sequence"), span("PLACED_VALUE", "record")
+_REMOVED = (
+    *("graves:ids", "series", "superseded", "superseded:ids", "retries", "trials", "pulses", "limits"),
+    *("superseded:keys",),
+)
+"""Keys of a shard without a lane or a window in their names, in addition to `FIXED`."""
+
+Entry = tuple[bytes, bytes]
+"""A field and its value, or a member and its score."""
+
+
+class Mover:
+    """Moves the entries of one shard.
+
+    Args:
+        client: The client of the server.
+        namespace: The namespace.
+        source: The number of the shard.
+        shards: The new number of shards.
+        told: Called with the number of messages of each batch, also if they stay in the shard. It may raise.
+    """
+
+    def __init__(
+        self, client: Client, namespace: str, source: int, shards: int, told: Callable[[int], Awaitable[None]]
+    ) -> None:
+        self._client, self._namespace, self._source, self._shards, self._told = client, namespace, source, shards, told
+        self._targets = [each for each in range(shards) if each != source]
+        self._lanes: dict[int, bytes] = {}
+        self._numbers: dict[int, dict[int, int]] = {}
+
+    def _key(self, name: str, shard: int | None = None) -> str:
+        return Keys(self._namespace, self._source if shard is None else shard).key(name)
+
+    async def move(self) -> None:
+        """Move all entries that other shards store under the new number of shards."""
+        await self._number_lanes()
+        await self._copy_shared()
+        await self._hash("msg", _whole, self._value, counts=True)
+        for number in self._lanes:
+            await self._zset(f"due:{number}", _of_member)
+            await self._zset(f"leased:{number}", _whole)
+        await self._move_parked()
+        for name in ("late", "late:held", "series"):
+            await self._zset(name, _whole)
+        await self._zset("superseded", lambda each: each[REVISION_BYTES:])
+        for name in ("superseded:ids", "retries", "trials"):
+            await self._hash(name, _whole)
+        await self._hash("dead", _of_letter, self._letter, counts=True)
+        await self._zset("graves", _of_letter)
+        await self._zset("graves:ids", lambda each: _of_letter(each[2:]))
+        await self._move_windows()
+
+    async def remove(self) -> None:
+        """Delete all keys of a shard that has no messages left."""
+        await self._number_lanes()
+        windows = await self._client.command("ZRANGE", self._key("done"), 0, -1)
+        names = [*FIXED, *_REMOVED, *(_window(each) for each in windows)]
+        for number in self._lanes:
+            names += [f"{kind}:{number}" for kind in ("due", "leased", "blocked", "why", "queues", "turns")]
+            names += [f"{kind}:{number}" for kind in ("inflight", "running", "marks")]
+        incarnations = await self._client.command("HKEYS", self._key("pulses"))
+        names += [f"held:{each.decode()}" for each in incarnations]
+        for name in names:
+            await self._client.command("UNLINK", self._key(name))
+
+    # --- lanes and shared data ----------------------------------------------------------------------------
+
+    async def _number_lanes(self) -> None:
+        """Give each lane of this shard a number in the other shards too."""
+        own = _pairs(await self._client.command("HGETALL", self._key("lanes")))
+        self._lanes = {int(number): name for name, number in sorted(own, key=lambda each: int(each[1]))}
+        for target in self._targets:
+            known = dict(_pairs(await self._client.command("HGETALL", self._key("lanes", target))))
+            for name in self._lanes.values():
+                if name not in known:
+                    known[name] = b"%d" % (len(known) + 1)
+                    await self._client.command("HSET", self._key("lanes", target), name, known[name])
+            self._numbers[target] = {number: int(known[name]) for number, name in self._lanes.items()}
+
+    async def _copy_shared(self) -> None:
+        """Copy pauses, blocked addresses, features and counters to all shards."""
+        counters = await self._client.command("HMGET", self._key("meta"), "seq", "claims", "features", "parity")
+        sequence, claims, features, parity = counters
+        holds = await self._client.command("SMEMBERS", self._key("holds"))
+        for target in self._targets:
+            meta = self._key("meta", target)
+            others = await self._client.command("HMGET", meta, "seq", "claims")
+            for name, own, other in zip(("seq", "claims"), (sequence, claims), others, strict=True):
+                if int(own or 0) > int(other or 0):
+                    await self._client.command("HSET", meta, name, own)
+            if features:
+                await self._client.command("HSETNX", meta, "features", features)
+            if parity and not others[0]:
+                await self._client.command("HSET", meta, "parity", 1)
+            elif sequence and not parity:
+                await self._client.command("HDEL", meta, "parity")
+            if holds:
+                await self._client.command(
+                    "SADD", self._key("holds", target), *(self._placed(each, target) for each in holds)
+                )
+                count = await self._client.command("SCARD", self._key("holds", target))
+                await self._client.command("HSET", meta, "holds", count)
+            await self._copy_blocked(target)
+
+    async def _copy_blocked(self, target: int) -> None:
+        for number in self._lanes:
+            other = self._numbers[target][number]
+            blocked = await self._client.command("ZRANGE", self._key(f"blocked:{number}"), 0, -1, "WITHSCORES")
+            if blocked:
+                entries = [part for name, score in _pairs(blocked) for part in (score, name)]
+                await self._client.command("ZADD", self._key(f"blocked:{other}", target), "NX", *entries)
+            for name, why in _pairs(await self._client.command("HGETALL", self._key(f"why:{number}"))):
+                await self._client.command("HSETNX", self._key(f"why:{other}", target), name, why)
+
+    def _placed(self, name: bytes, target: int) -> bytes:
+        """Return `<lane>` or `<lane>:<address>` with the number of the lane in another shard."""
+        number, colon, address = name.partition(b":")
+        return b"%d" % self._numbers[target].get(int(number), int(number)) + colon + address
+
+    # --- messages -----------------------------------------------------------------------------------------
+
+    def _value(self, value: bytes, target: int) -> bytes:
+        sequence, rest = value[_SEQUENCE], value[_SEQUENCE.stop :]
+        if value and value[0] & PLACED_BYTE:
+            start = _RECORD.start
+            return value[:start] + _with_lane(value[start:], self._numbers[target])
+        return sequence + _with_lane(rest, self._numbers[target])
+
+    def _letter(self, value: bytes, target: int) -> bytes:
+        if value[:1] == bytes([UNREADABLE]):
+            lane = self._numbers[target].get(int.from_bytes(value[1:3], "big"))
+            return value if lane is None else value[:1] + lane.to_bytes(2, "big") + self._value(value[3:], target)
+        start = 1 + value[0]
+        return value[:start] + _with_lane(value[start:], self._numbers[target])
+
+    async def _move_parked(self) -> None:
+        for name in await self._client.command("SMEMBERS", self._key("parked")):
+            parked = f"parked:{name.decode('utf-8', 'surrogateescape')}"
+            async for target, entries in self._elsewhere("ZSCAN", parked, _of_member):
+                place = self._placed(name, target)
+                key = self._key("parked:", target).encode() + place
+                await self._client.command("SADD", self._key("parked", target), place)
+                await self._client.command("ZADD", key, *_scored(entries))
+                await self._client.command("ZREM", _bytes(self._key(parked)), *(each for each, _ in entries))
+            if not await self._client.command("EXISTS", _bytes(self._key(parked))):
+                await self._client.command("SREM", self._key("parked"), name)
+
+    async def _move_windows(self) -> None:
+        """Move the memory of ended messages. The answers to commands have no id: all shards get them."""
+        windows = _pairs(await self._client.command("ZRANGE", self._key("done"), 0, -1, "WITHSCORES"))
+        for window, until in windows:
+            for target in self._targets:
+                await self._client.command("ZADD", self._key("done", target), until, window)
+            name = _window(window)
+            if window[:1] == b"v":
+                await self._hash(name, _whole)
+                continue
+            cursor: Arg = 0
+            while True:
+                cursor, flat = await self._client.command("HSCAN", self._key(name), cursor, "COUNT", AT_ONCE)
+                answers = [part for pair in _pairs(flat) if pair[0][:1] == b"o" for part in pair]
+                for target in self._targets if answers else ():
+                    await self._client.command("HSET", self._key(name, target), *answers)
+                if int(cursor) == 0:
+                    break
+            await self._hash(name, lambda field: field[1:] if field[:1] == b"r" else None)
+
+    # --- entries ------------------------------------------------------------------------------------------
+
+    async def _hash(
+        self,
+        name: str,
+        member_of: Callable[[bytes], bytes | None],
+        changed: Callable[[bytes, int], bytes] | None = None,
+        *,
+        counts: bool = False,
+    ) -> None:
+        """Move the fields of a hash that belong to other shards."""
+        async for target, entries in self._elsewhere("HSCAN", name, member_of, counts=counts):
+            values = [
+                part for field, value in entries for part in (field, changed(value, target) if changed else value)
+            ]
+            await self._client.command("HSET", self._key(name, target), *values)
+            await self._client.command("HDEL", self._key(name), *(field for field, _ in entries))
+
+    async def _zset(self, name: str, member_of: Callable[[bytes], bytes | None]) -> None:
+        """Move the members of a sorted set that belong to other shards. The set may belong to a lane."""
+        kind, colon, lane = name.partition(":")
+        async for target, entries in self._elsewhere("ZSCAN", name, member_of):
+            other = f"{kind}:{self._numbers[target][int(lane)]}" if colon and lane.isdecimal() else name
+            await self._client.command("ZADD", self._key(other, target), *_scored(entries))
+            await self._client.command("ZREM", self._key(name), *(member for member, _ in entries))
+
+    async def _elsewhere(
+        self, scan: str, name: str, member_of: Callable[[bytes], bytes | None], *, counts: bool = False
+    ) -> AsyncIterator[tuple[int, list[Entry]]]:
+        """Yield the entries of a key that belong to other shards, by shard, in batches."""
+        cursor: Arg = 0
+        while True:
+            cursor, flat = await self._client.command(scan, _bytes(self._key(name)), cursor, "COUNT", AT_ONCE)
+            entries = _pairs(flat)
+            for at in range(0, len(entries), AT_ONCE):
+                for target, own in self._by_target(entries[at : at + AT_ONCE], member_of).items():
+                    yield target, own
+            await self._told(len(entries) if counts else 0)
+            if int(cursor) == 0:
+                return
+
+    def _by_target(
+        self, entries: Sequence[Entry], member_of: Callable[[bytes], bytes | None]
+    ) -> Mapping[int, list[Entry]]:
+        found: dict[int, list[Entry]] = {}
+        for entry in entries:
+            member = member_of(entry[0])
+            target = self._source if member is None else shard_of_member(member, self._shards)
+            if target != self._source:
+                found.setdefault(target, []).append(entry)
+        return found
+
+
+def _with_lane(record: bytes, numbers: Mapping[int, int]) -> bytes:
+    """Return a record with the number that its lane has in another shard."""
+    lane = numbers.get(int.from_bytes(record[_LANE], "big"))
+    return record if lane is None else record[: _LANE.start] + lane.to_bytes(2, "big") + record[_LANE.stop :]
+
+
+def lane_of_letter(value: bytes) -> int:
+    """Return the number of the lane of a dead letter, from its value in `dead`."""
+    lane = value[1:3] if value[:1] == bytes([UNREADABLE]) else value[1 + value[0] :][_LANE]
+    return int.from_bytes(lane, "big")
+
+
+def _whole(name: bytes) -> bytes:
+    return name
+
+
+def _of_member(name: bytes) -> bytes:
+    return name[_SEQUENCE.stop :]
+
+
+def _of_letter(name: bytes) -> bytes:
+    return name[:-REVISION_BYTES]
+
+
+def _window(name: bytes) -> str:
+    return f"{'done' if name[:1] == b'o' else 'ended'}:{name[1:].decode()}"
+
+
+def _bytes(key: str) -> bytes:
+    return key.encode("utf-8", "surrogateescape")
+
+
+def _scored(entries: Iterable[Entry]) -> list[bytes]:
+    return [part for member, score in entries for part in (score, member)]
+
+
+def _pairs(flat: Any) -> list[Entry]:  # noqa: ANN401 - redis-py's reply
+    return list(zip(flat[::2], flat[1::2], strict=True))

@@ -1,0 +1,97 @@
+"""`ShardedPulse`: the pulse of one worker in all shards. Each shard has an incarnation of the process of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from aiodelay.backends.redis.records.shards import shard_of
+from aiodelay.backends.redis.store.pulse import RedisPulse
+from aiodelay.core.values import Renewal, RenewOutcome, Settlement, SettleOutcome
+from aiodelay.ports.pulse import Step
+
+__all__ = ["ShardedPulse"]
+
+T = TypeVar("T", Renewal, Settlement)
+R = TypeVar("R")
+
+
+class ShardedPulse:
+    """Implements the Protocol `Pulse` over the pulses of all shards.
+
+    A shard that does not answer holds up a step for about a second. So the shards take their steps at the same time: a
+    shard that answers does not declare the process dead meanwhile.
+
+    Args:
+        pulses: The pulses of the shards, in order.
+    """
+
+    def __init__(self, pulses: Sequence[RedisPulse]) -> None:
+        self._pulses = pulses
+        self._woken = threading.Event()
+        for each in pulses:
+            each.woken = self._woken
+        self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether a claim or renewal is on its way that names a present incarnation."""
+        return any(each.is_calling for each in self._pulses)
+
+    def may_begin(self) -> bool:
+        """Return whether a run may begin now: in no shard can this process have been declared dead."""
+        return all(each.may_begin() for each in self._pulses)
+
+    def step(self, tokens: Collection[int]) -> Step:
+        """Take a step in all shards."""
+        steps = self._of_all(lambda shard: self._pulses[shard].step(tokens))
+        return Step(
+            min(each.wait_ms for each in steps),
+            any(each.is_refused for each in steps),
+            any(each.has_resumed for each in steps),
+        )
+
+    def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
+        """Renew leases while the event loop is blocked. Return one outcome for each renewal, in order."""
+        return self._by_shard(renewals, lambda shard, part: self._pulses[shard].renew(part))
+
+    def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
+        """End claims while the event loop is blocked. Return one outcome for each settlement, in order."""
+        return self._by_shard(settlements, lambda shard, part: self._pulses[shard].settle(part))
+
+    def wait(self, ms: int) -> None:
+        """Wait for the next step, at most `ms`. A claim in any shard ends a long wait."""
+        self._woken.wait(ms / 1000)
+        self._woken.clear()
+
+    def wake(self) -> None:
+        """End the current or the next `wait`."""
+        self._woken.set()
+
+    def restart(self) -> None:
+        """Take a new incarnation in each shard that has refused the present one."""
+        for each in self._pulses:
+            if each.is_refused:
+                each.restart()
+
+    def leave(self) -> None:
+        """Delete the numbers, and close the connections."""
+        self._of_all(lambda shard: self._pulses[shard].leave())
+        if self._threads is not None:
+            self._threads.shutdown()
+
+    def _of_all(self, call: Callable[[int], R]) -> list[R]:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(len(self._pulses), thread_name_prefix="aiodelay pulse of a shard")
+        return list(self._threads.map(call, range(len(self._pulses))))
+
+    def _by_shard(self, items: Sequence[T], call: Callable[[int, Sequence[T]], Sequence[R]]) -> list[R]:
+        places: dict[int, list[int]] = {}
+        for i, item in enumerate(items):
+            places.setdefault(shard_of(item.id, len(self._pulses)), []).append(i)
+        parts = [[items[i] for i in places.get(shard, ())] for shard in range(len(self._pulses))]
+        found = self._of_all(lambda shard: call(shard, parts[shard]) if parts[shard] else ())
+        results = {i: each for shard, at in places.items() for i, each in zip(at, found[shard], strict=True)}
+        return [results[i] for i in range(len(items))]

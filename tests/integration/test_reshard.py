@@ -1,0 +1,299 @@
+"""`aiodelay reshard`: nothing is lost, nothing is doubled, and a move that was killed goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from redis import Redis
+
+from aiodelay.backends.redis.records.shards import shard_of
+from aiodelay.backends.redis.sharded import moving
+from aiodelay.backends.redis.sharded.reshard import reshard
+from aiodelay.core.ids import new_id, new_op
+from aiodelay.core.values import (
+    LEASE_MS,
+    After,
+    Again,
+    Claim,
+    Conflict,
+    Dead,
+    Demand,
+    Done,
+    Envelope,
+    LaneLimits,
+    Late,
+    Limit,
+    Put,
+    Query,
+    SettleOutcome,
+    Stored,
+)
+from aiodelay.errors import (
+    ConfigurationError,
+    StoreMismatchError,
+    StoreTooNewError,
+    StoreUnavailableError,
+    UnsupportedByStoreError,
+)
+from aiodelay.redis import ShardedStore
+from aiodelay.testing.clock import VirtualClock
+from tests.support.cli import Cli
+from tests.support.servers import Found, redis_servers
+
+LANES = ("orders", "mails", "bills")
+HOUR = After(3_600_000)
+
+
+@pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
+def url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) -> str:
+    return shared_redis(request.param)
+
+
+@pytest.fixture
+def namespace() -> str:
+    return uuid4().hex
+
+
+def _put(message_id: str, lane: str, due: After = HOUR, **fields: Any) -> Put:  # noqa: ANN401 - fields of a put
+    own = {"conflict", "late"} & fields.keys()
+    envelope = Envelope(message_id, lane, **{name: each for name, each in fields.items() if name not in own})
+    return Put(new_op(), envelope, due, **{name: fields[name] for name in own})
+
+
+async def _fill(store: ShardedStore) -> list[Claim]:
+    """Store messages in all states. Return the claims of those in flight."""
+    async with store.work("w", LANES) as work:
+        due = [_put(f"due {i}", LANES[i % 3], After(0)) for i in range(30)]
+        assert all(isinstance(each, Stored) for each in await store.apply(due))
+        claimed = await work.claim({lane: Demand(100) for lane in LANES}, request=new_id(), lease_ms=LEASE_MS)
+        claims = {each.record.id: each for each in claimed.claims}
+        assert len(claims) == 30
+        ends: list[Any] = []
+        for i in range(24):
+            claim = claims.pop(f"due {i}")
+            head = (claim.record.id, claim.record.revision, claim.token)
+            kinds = [Done(*head), Dead(*head, "rejected", 1, "why"), Again(*head, claimed.now_ms + 9_999, 1, "once")]
+            ends.append(kinds[i % 3])
+        assert set(await work.settle(ends)) == {SettleOutcome.SETTLED}
+    await store.pause("bills")
+    await store.pause("mails", "there")
+    puts = [_put(f"m{i}", LANES[i % 3], address="there" if i % 2 else "", late=Late.drop("2h")) for i in range(60)]
+    puts += [_put(f"s{i}", "orders", rule={"e": 3_600_000}) for i in range(10)]
+    puts += [_put(f"v{i}", "orders", conflict=Conflict.newer(i), version=i) for i in range(1, 10)]
+    assert all(isinstance(each, Stored) for each in await store.apply(puts))
+    return list(claims.values())
+
+
+async def _picture(store: ShardedStore) -> object:
+    counts = await store.counts()
+    return (
+        sorted(await store.search(Query(limit=1000)), key=lambda each: each.record.id),
+        sorted(await store.dead_letters(limit=1000), key=lambda each: each.key),
+        [each.record.id for each in await store.series()],
+        list(await store.paused()),
+        {lane: (each.scheduled, each.overdue, each.in_flight, each.held, each.dead) for lane, each in counts.items()},
+    )
+
+
+async def _reshard(url: str, namespace: str, shards: int) -> None:
+    await reshard(url, namespace, shards, lambda _examined, _of: None)
+
+
+def _keys(url: str, namespace: str) -> dict[bytes, bytes]:
+    with Redis.from_url(url) as client:
+        return {each: client.dump(each) for each in client.keys(f"{{{namespace}:*")}
+
+
+@pytest.mark.parametrize(("former", "later"), [(1, 4), (4, 1), (4, 3), (2, 5)])
+def test_s2_s6_a_move_keeps_everything(url: str, namespace: str, former: int, later: int) -> None:
+    async def play() -> None:
+        clock = VirtualClock()
+        async with ShardedStore(f"{url}?shards={former}", namespace=namespace, clock=clock) as store:
+            claims = await _fill(store)
+            before = await _picture(store)
+        await _reshard(url, namespace, later)
+        async with ShardedStore(url, namespace=namespace, clock=clock) as store:
+            assert len(store.shards) == later
+            assert await store.vanished() == ""
+            assert await _picture(store) == before
+            for message_id in ("m1", "s2", "v3", "due 25"):
+                assert await store.shards[shard_of(message_id, later)].get(message_id) is not None
+            async with store.work("w", LANES) as work:
+                ends = [Done(each.record.id, each.record.revision, each.token) for each in claims]
+                assert set(await work.settle(ends)) == {SettleOutcome.SETTLED}
+            await _deliver_the_rest(store, clock)
+        with Redis.from_url(url) as client:
+            keys = [each for each in client.keys(f"{{{namespace}:*") if b":req:" not in each]  # these expire
+            shards = {each[len(namespace) + 2 : len(namespace) + 4] for each in keys}
+        assert shards == {b"%02d" % shard for shard in range(later)}
+
+    asyncio.run(play())
+
+
+async def _deliver_the_rest(store: ShardedStore, clock: VirtualClock) -> None:
+    await store.resume("bills")
+    await store.resume("mails", "there")
+    clock.move(3_600_000)
+    delivered: list[str] = []
+    async with store.work("w", LANES) as work:
+        while claims := (
+            await work.claim({lane: Demand(500) for lane in LANES}, request=new_id(), lease_ms=LEASE_MS)
+        ).claims:
+            delivered += [each.record.id for each in claims]
+            await work.settle([Done(each.record.id, each.record.revision, each.token) for each in claims])
+    retried = [f"due {i}" for i in range(24) if i % 3 == 2]
+    assert sorted(delivered) == sorted(
+        [*retried, *(f"m{i}" for i in range(60)), *(f"s{i}" for i in range(10)), *(f"v{i}" for i in range(1, 10))]
+    )
+    assert list(await store.search(Query(limit=10))) == []
+
+
+def test_s6_repeated_commands_and_old_versions_are_known_after_a_move(url: str, namespace: str) -> None:
+    async def play() -> None:
+        clock = VirtualClock()
+        puts = [_put(f"p{i}", "orders", After(0), conflict=Conflict.newer(5), version=5) for i in range(20)]
+        async with ShardedStore(url, namespace=namespace, clock=clock) as store, store.work("w", LANES) as work:
+            first = await store.apply(puts)
+            claims = (await work.claim({"orders": Demand(100)}, request=new_id(), lease_ms=LEASE_MS)).claims
+            await work.settle([Done(each.record.id, each.record.revision, each.token) for each in claims])
+        await _reshard(url, namespace, 4)
+        async with ShardedStore(url, namespace=namespace, clock=clock) as store:
+            assert await store.apply(puts) == first
+            again = [_put(f"p{i}", "orders", conflict=Conflict.newer(5), version=5) for i in range(20)]
+            assert {getattr(each, "reason", "") for each in await store.apply(again)} == {"outdated"}
+
+    asyncio.run(play())
+
+
+def test_s2_a_move_that_is_killed_anywhere_goes_on(url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The move fails after each number of commands in turn, and is run again."""
+    monkeypatch.setattr(moving, "AT_ONCE", 7)
+
+    async def play() -> None:
+        clock = VirtualClock()
+        async with ShardedStore(f"{url}?shards=2", namespace=namespace, clock=clock) as store:
+            await _fill(store)
+            before = await _picture(store)
+        for shards, step in ((3, 13), (2, 17)):
+            with monkeypatch.context() as patch:
+                for cut in range(5, 10_000, step):
+                    if await _cut_off(patch, url, namespace, shards, cut):
+                        break
+                    assert await _opens(url, namespace) == (cut == 5), "the first commands only ask"
+                assert cut > 50
+            async with ShardedStore(url, namespace=namespace, clock=clock) as store:
+                assert len(store.shards) == shards
+                assert await _picture(store) == before
+                assert await store.vanished() == ""
+
+    asyncio.run(play())
+
+
+async def _opens(url: str, namespace: str) -> bool:
+    try:
+        async with ShardedStore(url, namespace=namespace):
+            return True
+    except StoreUnavailableError as error:
+        if "is being moved" not in str(error):
+            raise
+        return False
+
+
+async def _cut_off(patch: pytest.MonkeyPatch, url: str, namespace: str, shards: int, commands: int) -> bool:
+    """Move, and fail after some writes. Return True if the move has ended before."""
+    from aiodelay.backends.redis.connection.client import Client  # noqa: PLC0415 - patched here
+
+    left, command = [commands], Client.command
+
+    class CutError(Exception):
+        pass
+
+    async def cut(self: Client, *arguments: Any) -> Any:  # noqa: ANN401 - passed on
+        if arguments[0] in ("DEL", "GET") or self._fixed:
+            return await command(self, *arguments)
+        left[0] -= 1
+        if left[0] < 0:
+            raise CutError
+        return await command(self, *arguments)
+
+    with patch.context() as own:
+        own.setattr(Client, "command", cut)
+        try:
+            await _reshard(url, namespace, shards)
+        except CutError:
+            return False
+    return True
+
+
+def test_a_move_killed_by_a_signal_goes_on(url: str, namespace: str, tmp_path: Path) -> None:
+    async def store_many() -> None:
+        async with ShardedStore(url, namespace=namespace) as store:
+            for start in range(0, 6_000, 500):
+                await store.apply([_put(f"m{i}", LANES[i % 3]) for i in range(start, start + 500)])
+
+    async def count() -> tuple[int, int]:
+        async with ShardedStore(url, namespace=namespace) as store:
+            assert await store.vanished() == ""
+            return len(store.shards), sum(each.scheduled for each in (await store.counts()).values())
+
+    asyncio.run(store_many())
+    arguments = ["reshard", url, "--shards", "3", "--yes", "--namespace", namespace]
+    program = [sys.executable, "-c", "from aiodelay.cli import main; main()", *arguments]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as victim:
+        assert victim.stderr is not None
+        for line in victim.stderr:
+            if "examined" in line:
+                break
+        victim.send_signal(signal.SIGKILL)
+    assert victim.returncode == -signal.SIGKILL
+    with pytest.raises(StoreUnavailableError, match="is being moved"):
+        asyncio.run(count())
+    ran = Cli(url, tmp_path)(*arguments)
+    assert (ran.code, ran.out) == (0, "moved 6000 messages and dead letters from 1 shard to 3\n")
+    assert "examined 6000 of 6000 messages" in ran.err
+    assert asyncio.run(count()) == (3, 6_000)
+    assert Cli(url, tmp_path)(*arguments).out == "the namespace already has 3 shards\n"
+
+
+def test_v1_a_process_that_was_not_stopped_changes_nothing_after_the_move(url: str, namespace: str) -> None:
+    async def play() -> None:
+        async with ShardedStore(url, namespace=namespace) as store:
+            await store.apply([_put("m", "orders")])
+            await _reshard(url, namespace, 2)
+            with pytest.raises(StoreTooNewError, match=r"has 2 shards now.*restart this process"):
+                await store.counts()
+            (outcome,) = await store.apply([_put("n", "orders")])
+            assert not isinstance(outcome, Stored)
+        async with ShardedStore(url, namespace=namespace) as store:
+            assert await store.get("n") is None
+
+    asyncio.run(play())
+
+
+def test_a_move_refuses_what_it_cannot_do(url: str, namespace: str) -> None:
+    async def play() -> None:
+        with pytest.raises(StoreMismatchError, match="new"):
+            await _reshard(url, namespace, 2)
+        async with ShardedStore(url, namespace=namespace) as store:
+            for shards in (0, 65):
+                with pytest.raises(ConfigurationError, match="1 to 64"):
+                    await _reshard(url, namespace, shards)
+            async with store.work("busy", LANES):
+                with pytest.raises(StoreMismatchError, match=r"busy.*stop them"):
+                    await _reshard(url, namespace, 2)
+            limits = LaneLimits(whole=Limit(concurrency=1))
+            await store.set_limits("orders", limits, is_declared=False)
+            with pytest.raises(UnsupportedByStoreError, match="a limit of a lane"):
+                await _reshard(url, namespace, 2)
+            await store.set_limits("orders", LaneLimits(), is_declared=False)
+        await _reshard(url, namespace, 2)
+
+    asyncio.run(play())
