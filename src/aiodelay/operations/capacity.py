@@ -32,7 +32,7 @@ SQLITE_BYTES, SQLITE_DEAD_BYTES, SQLITE_JOURNAL_BYTES = 190, 750, 140
 KAFKA_RECORD_BYTES, KAFKA_INDEX_BYTES, KAFKA_NEAR_BYTES = 220, 30, 400
 """A record without payload; a row of an index on disk; the memory of a message within the horizon, without payload."""
 KAFKA_UNCLEANED = 1.5
-"""Bytes of a topic for each byte that is pending: Kafka cleans a partition when 30 % of it are old, and keeps 1 day."""
+"""Bytes of a topic for each byte that is pending: Kafka keeps old records for a day, and until 30 % are old."""
 KAFKA_PARTITIONS = 3
 """Partitions for each process, as in the benchmarks. When a process dies, several processes share its partitions."""
 READ_S = 600
@@ -131,16 +131,16 @@ def _redis(load: Workload) -> list[Need]:
         ),
         Need(
             "lost with durability=memory", math.ceil(load.per_s * FSYNC_S), "commands",
-            "if the server's machine dies; at a failover, those that the replica did not have yet",
+            "if the server's machine dies; at a failover, commands that the replica did not have yet",
         ),
         Need("lost with durability=replicated", 0, "commands", "at a failover, if the number is that of all replicas"),
         Need(
             "lost with durability=fsynced", 0, "commands",
-            "if the same server starts again; at a failover, those that the replica did not have yet",
+            "if the same server starts again; at a failover, commands that the replica did not have yet",
         ),
         Need(
             "repeated by a failover", math.ceil(load.per_s * FSYNC_S), "messages",
-            "those whose settlement the new primary does not have, for a second of replication lag",
+            "deliveries whose settlement the new primary does not have, for a second of replication lag",
         ),
     ]  # fmt: skip
 
