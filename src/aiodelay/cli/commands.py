@@ -34,6 +34,7 @@ COMMANDS = (
     ("top:top", INSPECT, "Show counts, lateness and lanes, live until Ctrl-C."),
     ("check:check", INSPECT, "Check a store and its server, and print a remedy for each problem."),
     ("bench:bench", INSPECT, "Measure a store, and compare it with the memory store of this machine."),
+    ("plan:plan", INSPECT, "Compute the memory, disk, cores and start time that a store needs for a workload."),
     ("why:why", INSPECT, "Explain the state of a message: why it was not delivered yet, or how it ended."),
     ("export:export", MOVE, "Write pauses, messages and dead letters as JSON lines."),
     ("import_:import_", MOVE, "Store messages from a file of `aiodelay export`, or from another system."),
