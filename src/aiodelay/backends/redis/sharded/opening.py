@@ -9,7 +9,7 @@ from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.options import Options
 from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.backends.redis.records.shards import ONE_SHARD, ShardLayout
-from aiodelay.errors import StoreMismatchError, StoreUnavailableError, shortened
+from aiodelay.errors import StoreMismatchError, StoreUnavailableError, cut
 
 __all__ = ["checked_layout", "chosen_layout", "found_layout", "layout_in"]
 
@@ -64,7 +64,7 @@ def checked_layout(name: str, namespace: str, schema: str) -> ShardLayout:
     if layout is None:
         raise StoreMismatchError(
             f"layout of {Keys(namespace).tag}* on {name}",
-            f"schema {shortened(schema)}",
+            f"schema {cut(schema, 40)}",
             f"schema {ONE_SHARD.schema}, or {ONE_SHARD.schema}:<epoch>:<shards>",
         )
     if layout.is_moving:
