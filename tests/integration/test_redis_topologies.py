@@ -19,6 +19,7 @@ from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavail
 from aiodelay.redis import RedisFanoutSink, RedisListSink, RedisStore
 from tests.support.servers import Found, RedisServer, redis_products
 from tests.support.topologies import PRIMARY, Cluster, SentinelTrio, clustered, node_of_a_cluster, watched
+from tests.support.waiting import until, until_sync
 
 NAMESPACE, META = "faults", "{faults:00}:meta"
 WRITES: dict[str, Callable[[str], tuple[str, ...]]] = {
@@ -57,17 +58,18 @@ async def opens(url: str) -> None:
         pass
 
 
-def complete(node: RedisServer) -> None:
-    """Make every fixed key of the namespace exist."""
-    tag = META.removesuffix("meta")
-    for name in FIXED:
-        if node.command("EXISTS", tag + name) == b":0\r\n":
-            node.command(*WRITES[KEY_TYPES[name]](tag + name))
+def complete(node: RedisServer) -> list[str]:
+    """Make every fixed key of the namespace exist. Return the keys that were missing."""
+    keys = {name: META.removesuffix("meta") + name for name in FIXED}
+    missing = [name for name, key in keys.items() if node.command("EXISTS", key) == b":0\r\n"]
+    for name in missing:
+        node.command(*WRITES[KEY_TYPES[name]](keys[name]))
+    return [keys[name] for name in missing]
 
 
 def scanned(store: RedisStore) -> set[str]:
     """Read the table of messages as Spark does, from a thread without an event loop."""
-    scan = Scan("messages", columns=("id",))
+    scan = Scan(table="messages", columns=("id",))
     batches = [columns for part in store.scan_parts(scan) for columns in store.scan_part(scan, part)]
     return {each for columns in batches for each in columns["id"]}
 
@@ -149,13 +151,10 @@ def test_lists_of_a_cluster_hash_where_they_hash(cluster: Cluster) -> None:
         async with scheduler:
             for name in "abc":
                 await scheduler.schedule(name.encode(), to=f"redis-list:list-{name}", delay="1ms")
-            async with asyncio.timeout(60):
-                while handled != [b"b"] or len(await lengths(scheduler)) != 2:
-                    await asyncio.sleep(0.02)
-
-    async def lengths(scheduler: Scheduler) -> list[int]:
-        found = await scheduler.store.lengths({f"redis-list:list-{name}" for name in "ac"})  # type: ignore[attr-defined]
-        return [each for each in found.values() if each]
+            lists = [f"redis-list:list-{name}" for name in "ac"]
+            await until(lambda: handled == [b"b"], "the handler of list-b has run")
+            await scheduler.run_until_idle()
+            assert await scheduler.store.lengths(lists) == dict.fromkeys(lists, 1)  # type: ignore[attr-defined]
 
     asyncio.run(play())
     assert len({cluster.owner(f"list-{name}").port for name in "abc"}) > 1
@@ -169,20 +168,20 @@ def test_calls_wait_while_their_slot_moves_and_no_script_ends_half_way(cluster: 
         async with RedisStore(f"{cluster.url}?timeout_ms=1000", namespace=NAMESPACE) as store:
             assert isinstance((await store.apply([put("before")]))[0], Stored)
             owner = cluster.owner(META)
-            complete(owner)
+            made = complete(owner)
             target = next(each for each in cluster.primaries if each is not owner)
             cluster.begin_move(META, target)
             refused = (await store.apply([put("during")]))[0]
             assert isinstance(refused, Refused), refused
             assert "TRYAGAIN" in refused.detail or "ASK" in refused.detail
+            for key in made:
+                assert owner.command("DEL", key) == b":1\r\n"
             cluster.move_keys(META, owner, target)
             waiting = asyncio.create_task(store.apply([put("after")]))
             await asyncio.to_thread(cluster.end_move, META, owner, target)
             assert isinstance((await waiting)[0], Stored)
             assert {each.record.id for each in await store.search(Query())} == {"before", "after"}
-            parts = store.scan_parts
-            rows = await asyncio.to_thread(lambda: [store.scan_part(Scan(), each) for each in parts(Scan())])
-            assert rows
+            assert await asyncio.to_thread(scanned, store) == {"before", "after"}
 
     asyncio.run(play())
 
@@ -203,8 +202,9 @@ def test_addresses_that_are_unreachable_from_here_are_replaced(program: str) -> 
     node = node_of_a_cluster(program, "--cluster-announce-ip", "127.0.0.1", "--cluster-announce-port", "1")
     try:
         node.command("CLUSTER", "ADDSLOTS", *map(str, range(16_384)))
+        until_sync(lambda: b"cluster_state:ok" in node.command("CLUSTER", "INFO"), "the node serves all slots")
         seed = f"redis+cluster://127.0.0.1:{node.port}?timeout_ms=1000"
-        with pytest.raises(StoreUnavailableError, match="127.0.0.1:1, which the cluster names .* put announce="):
+        with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1, which the cluster names .* put announce="):
             asyncio.run(opens(seed))
         asyncio.run(opens(f"{seed}&announce=127.0.0.1:1=127.0.0.1:{node.port}"))
     finally:
@@ -215,7 +215,7 @@ def test_addresses_that_are_unreachable_from_here_are_replaced(program: str) -> 
 def test_a_cluster_without_all_slots_says_so(program: str) -> None:
     node = node_of_a_cluster(program)
     try:
-        with pytest.raises(StoreUnavailableError, match="no node serves slot .* CLUSTER NODES"):
+        with pytest.raises(StoreUnavailableError, match=r"no node serves slot .* CLUSTER NODES"):
             asyncio.run(opens(f"redis+cluster://127.0.0.1:{node.port}?timeout_ms=300"))
     finally:
         node.stop()
@@ -244,5 +244,5 @@ def test_a_missing_majority_is_a_warning(trio: SentinelTrio, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING, "aiodelay.redis"):
         asyncio.run(opens(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{alive},127.0.0.1:2/{PRIMARY}"))
     assert "2 of 3 Sentinels do not answer" in caplog.text
-    with pytest.raises(StoreUnavailableError, match="no Sentinel answers: 127.0.0.1:1"):
+    with pytest.raises(StoreUnavailableError, match=r"no Sentinel answers: 127\.0\.0\.1:1"):
         asyncio.run(opens(f"redis+sentinel://127.0.0.1:1,127.0.0.1:2/{PRIMARY}?timeout_ms=300"))

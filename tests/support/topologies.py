@@ -53,10 +53,10 @@ class Cluster:
         """Return the node that the first living node names as the owner of a key."""
         slot = key_slot(key.encode())
         for line in self._lines():
-            port, flags, ranges = int(line[1].partition("@")[0].rpartition(":")[2]), line[2], line[8:]
-            for each in ranges:
+            port = int(line[1].partition("@")[0].rpartition(":")[2])
+            for each in line[8:]:
                 first, _, last = each.partition("-")
-                if "fail" not in flags and first.isdigit() and int(first) <= slot <= int(last or first):
+                if first.isdigit() and int(first) <= slot <= int(last or first):
                     return next(node for node in self.nodes if node.port == port)
         raise AssertionError(f"nobody owns slot {slot}")
 

@@ -38,8 +38,8 @@ async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
         The `uuid` of the namespace. A new namespace gets a new `uuid`.
 
     Raises:
-        StoreMismatchError: The server evicts keys, is a replica, is too old, has another key layout, or is the wrong
-            node of a cluster.
+        StoreMismatchError: The server evicts keys, is a replica, is too old, has another key layout, or does not fit
+            the scheme of the URL.
         StoreUnavailableError: The server did not answer.
     """
     try:

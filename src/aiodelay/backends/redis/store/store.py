@@ -1,4 +1,4 @@
-"""`RedisStore`: the store of `redis://`, `valkey://` and their variants, on one Redis or Valkey server."""
+"""`RedisStore`: the store of `redis://`, `valkey://` and their variants, on a server, a cluster, or behind Sentinels."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class RedisStore(Transfers):
     """Keeps messages in one Redis or Valkey server. Any number of processes may open the same store.
 
     Args:
-        url: `redis://user:password@host:6379/0`, `rediss://`, `unix:///path`, `valkey://`, `valkeys://`, with options.
+        url: `redis://user:password@host:6379/0`, `rediss://`, `unix:///path`, `valkey://`, `valkeys://`, with options;
+            `redis+cluster://node1,node2` or `redis+sentinel://sentinel1,sentinel2/primary`, and their variants.
         namespace: The namespace of the messages. It separates the applications that share a server.
         clock: The clock of the store. With None, the store uses the server's TIME.
 
@@ -202,6 +203,9 @@ def open_store(url: str, *, namespace: str, clock: Clock | None) -> RedisStore:
     """Return a store for a URL: `redis://localhost`, `rediss://user:password@host:6380/1`, `unix:///run/redis.sock`.
 
     `valkey://` and `valkeys://` mean the same as `redis://` and `rediss://`.
+
+    `redis+cluster://node1:6379,node2` names nodes of a cluster, and `redis+sentinel://sentinel1,sentinel2/primary` the
+    Sentinels of a primary; both also with `rediss`, `valkey` and `valkeys`.
 
     Options: `durability=memory|replicated:<n>|fsynced`, `journal=<entries>`, `protocol=2|3`, `timeout_ms`,
     `connect_timeout_ms`, `connections`. Options for TLS: `ca_certs`, `client_cert`, `client_key`.
