@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from redis.crc import key_slot
 
@@ -131,8 +132,8 @@ def clustered(program: str, *options: str, primaries: int = 3, replicas: bool = 
         for node in nodes[1:]:
             _ok(node.command("CLUSTER", "MEET", "127.0.0.1", str(nodes[0].port)))
         for i, node in enumerate(nodes[primaries:]):
-            primary = cluster.ids[nodes[i].port]
-            _until(lambda node=node, primary=primary: _is_ok(node.command("CLUSTER", "REPLICATE", primary)), "replica")
+            command = ("CLUSTER", "REPLICATE", cluster.ids[nodes[i].port])
+            _until(partial(_accepts, node, *command), "the node knows its primary")
         _until(cluster.is_whole, "the cluster is whole")
         yield cluster
 
@@ -206,6 +207,10 @@ def _ok(reply: bytes) -> None:
 
 def _is_ok(reply: bytes) -> bool:
     return reply == b"+OK\r\n"
+
+
+def _accepts(node: RedisServer, *command: str) -> bool:
+    return _is_ok(node.command(*command))
 
 
 def _text(reply: bytes) -> str:

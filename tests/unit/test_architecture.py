@@ -106,8 +106,6 @@ LOOP_TIMES = {
     "engine.lifecycle": "how long closing takes",
     "engine.subscriptions": "how long draining takes",
     "engine.patience": "how long opening takes",
-    "backends.redis.connection.client": "how long a call may be sent again",
-    "backends.redis.connection.locator": "how long ago the announcements of Sentinels were looked at",
     "backends.redis.store.base": "how far the server's clock is ahead of ours",
     "backends.redis.store.glance": "how long ago the keys of the store were looked up",
     "backends.redis.store.transfer": "how long ago the lanes that are moved were looked at",

@@ -1,4 +1,4 @@
-"""`RedisStore`: the store of `redis://`, `valkey://` and their variants, on a server, a cluster, or behind Sentinels."""
+"""`RedisStore`: the store on a Redis or Valkey server, on a cluster, or behind Sentinels."""
 
 from __future__ import annotations
 
