@@ -119,7 +119,7 @@ def _check_mode(options: Options, info: dict[str, str]) -> None:
 
 
 def _warn_of_silent(client: Client, options: Options) -> None:
-    """Log a warning if so many Sentinels of the URL are away that no majority is left to choose a new primary."""
+    """Log a warning if no majority of the URL's Sentinels answers. Without a majority, no failover happens."""
     locator = client.locator
     if isinstance(locator, SentinelLocator) and options.topology is not None:
         silent, seeds = locator.silent, options.topology.seeds
