@@ -68,7 +68,7 @@ class TestRedisStoreOnCluster(OnRedis, StoreConformance):
     """The same on a cluster, whose nodes check the slot of every key."""
 
     @pytest.fixture
-    def server_url(self, cluster_url: str) -> str:
+    def server_url(self, cluster_url: str) -> str:  # type: ignore[override] # the fixture of the module, for this class
         return cluster_url
 
 
