@@ -13,13 +13,20 @@ from aiodelay.redis import RedisFanoutSink, RedisListSink, RedisLog, RedisStore,
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import StoreConformance, TransferConformance
 from aiodelay.testing.conformance.stage import Stage
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import redis_products, redis_servers, serving
+from tests.support.topologies import clustered
 
 
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     with serving(request.param) as url:
         yield url
+
+
+@pytest.fixture(scope="module", params=redis_products(), ids=lambda found: found.name)
+def cluster_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    with clustered(request.param.program, replicas=False) as cluster:
+        yield f"{cluster.url}/"
 
 
 class OnRedis:
@@ -55,6 +62,15 @@ class TestRedisStore(OnRedis, StoreConformance):
 @pytest.mark.nightly
 class TestRedisStoreResp2(OnRedis, StoreConformance):
     """The same with the older protocol, which is the default; lists, topics and logs below use it."""
+
+
+@pytest.mark.nightly
+class TestRedisStoreOnCluster(OnRedis, StoreConformance):
+    """The same on a cluster, whose nodes check the slot of every key."""
+
+    @pytest.fixture
+    def server_url(self, cluster_url: str) -> str:  # type: ignore[override] # the fixture of the module, for this class
+        return cluster_url
 
 
 class Moving(OnRedis, TransferConformance):

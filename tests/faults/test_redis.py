@@ -36,11 +36,12 @@ from aiodelay.core.values import (
     Stored,
     Unknown,
 )
-from aiodelay.errors import AiodelayError, StoreMismatchError, StoreUnavailableError
+from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 from aiodelay.ports import Work
 from tests.support.proxy import proxied
 from tests.support.servers import RedisServer, replicate, start
-from tests.support.waiting import until, until_sync
+from tests.support.topologies import node_of_a_cluster
+from tests.support.waiting import until
 
 LANE = "orders"
 requests = count(1)
@@ -343,44 +344,16 @@ async def test_connections_that_lead_to_a_replica_now_are_made_anew(server: Redi
         primary.stop()
 
 
-def node_of_a_cluster(program: str) -> RedisServer:
-    """Start one; its second port, 10,000 above the first, may be taken: then another one."""
-    while True:
-        node = RedisServer(program, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
-        try:
-            if node.port <= 55_000:
-                node.start()
-                return node
-        except AiodelayError:
-            if "Address already in use" not in node.log:
-                node.stop()
-                raise
-        node.stop()
-
-
-def answers_with(node: RedisServer, text: bytes, *command: str) -> None:
-    until_sync(lambda: text in node.command(*command), f"{command} is answered with {text!r}")
-
-
 @pytest.mark.valkey_too
 @in_loop
-async def test_the_wrong_node_of_a_cluster_names_the_right_one(server: RedisServer) -> None:
-    node, owner = (node_of_a_cluster(server.program) for _ in range(2))
+async def test_a_node_of_a_cluster_needs_the_url_of_a_cluster(server: RedisServer) -> None:
+    node = node_of_a_cluster(server.program)
     try:
-        slot = owner.command("CLUSTER", "KEYSLOT", "{faults:00}:meta")[1:].decode().strip()
-        owner.command("CLUSTER", "ADDSLOTS", slot)
-        node.command("CLUSTER", "MEET", "127.0.0.1", f"{owner.port}")
-        answers_with(node, b"MOVED", "GET", "{faults:00}:meta")
-        answers_with(owner, b"cluster_state:ok", "CLUSTER", "INFO")
-        with pytest.raises(StoreMismatchError, match=rf"holds \{{faults:00\}}:\*, which is 127\.0\.0\.1:{owner.port}"):
+        with pytest.raises(StoreMismatchError, match=rf"allowed: redis\+cluster://127\.0\.0\.1:{node.port}"):
             async with opened(node.port):
                 pass
-        async with opened(owner.port) as store, store.work("w", [LANE]) as work:
-            assert isinstance(await do(store, put()), Stored)
-            assert len((await claim(work)).claims) == 1
     finally:
         node.stop()
-        owner.stop()
 
 
 @in_loop

@@ -92,4 +92,6 @@ def _load(group: Group, url: str) -> Any:  # noqa: ANN401 - the object of an ent
     try:
         return point.load()
     except ImportError as error:
-        raise missing_extra(error, f"{setting} {masked_url(url)}", _EXTRAS.get(scheme, scheme)) from error
+        raise missing_extra(
+            error, f"{setting} {masked_url(url)}", _EXTRAS.get(scheme.partition("+")[0], scheme.partition("+")[0])
+        ) from error

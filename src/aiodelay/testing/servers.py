@@ -242,16 +242,20 @@ class RedisServer:
         assert self._process is not None
         return self._process.pid
 
+    def command_line(self) -> list[str]:
+        """Return the program and the arguments with which `start` starts the server."""
+        return [
+            self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder),
+            "--appendonly", "yes", "--save", "", "--unixsocket", self.socket.name, *self._options,
+        ]  # fmt: skip
+
     def start(self) -> None:
         """Start the server with the data in its folder. Return when it answers.
 
         Raises:
             AiodelayError: The server ended, or did not answer within 10 seconds. The text contains its log.
         """
-        command = [
-            self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder),
-            "--appendonly", "yes", "--save", "", "--unixsocket", self.socket.name, *self._options,
-        ]  # fmt: skip
+        command = self.command_line()
         with (self.folder / "log").open("ab") as log:  # in a session of its own, so that Ctrl-C does not end the server
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, env={**os.environ, **self._environment}, start_new_session=True

@@ -329,7 +329,7 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
     if plan.moves:
         return Scheduler(plan.store, lanes=list(SOURCES))
     on_redis: list[Sink] = []
-    if plan.store.startswith("redis://"):
+    if plan.store.startswith(("redis://", "redis+")):
         on_redis = [RedisListSink(plan.store), RedisFanoutSink(plan.store), RedisLog(plan.store)]
     source = plan.source.partition(":")[0]
     scheduler = Scheduler(

@@ -1,6 +1,7 @@
 """The Redis store, and the lists, topics and logs on a Redis server. Any number of machines can share them.
 
-The store has the URL schemes `redis://`, `rediss://`, `unix://`, `valkey://` and `valkeys://`.
+The store has the URL schemes `redis://`, `rediss://`, `unix://`, `valkey://` and `valkeys://`. All of
+these except `unix://` also exist with `+cluster` and `+sentinel`.
 """
 
 from aiodelay.errors import missing_extra as _missing_extra

@@ -15,6 +15,7 @@ from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 
 from .client import Client
 from .faults import Fault
+from .locator import SentinelLocator
 from .options import Options
 from .remedies import CAUSES
 from .scripts import Arg
@@ -36,8 +37,8 @@ async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
         The `uuid` of the namespace. A new namespace gets a new `uuid`.
 
     Raises:
-        StoreMismatchError: The server evicts keys, is a replica, is too old, has another key layout, or is the wrong
-            node of a cluster.
+        StoreMismatchError: The server evicts keys, is a replica, is too old, has another key layout, or does not fit
+            the scheme of the URL.
         StoreUnavailableError: The server did not answer.
     """
     try:
@@ -45,19 +46,16 @@ async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
             info = await _info(client, options.name)
             if info:
                 _check_version(options.name, info)
+                _check_mode(options, info)
                 _check_role(options.name, info)
             await _check_settings(client, options, info)
         uuid = await _check_layout(client, keys, options.name)
         await _check_scripts(client, keys, options.name)
         await client.load_scripts()
+        _warn_of_silent(client, options)
     except Fault as fault:
-        if fault.reason.startswith("MOVED "):
-            owner = fault.reason.rpartition(" ")[2]
-            raise StoreMismatchError(
-                f"node of {options.name}",
-                "the wrong node of its cluster",
-                f"the node that holds {keys.tag}*, which is {owner}",
-            ) from fault
+        if fault.mismatch is not None:
+            raise fault.mismatch from fault
         if fault.is_damage:
             raise StoreMismatchError(
                 f"key {keys.key('meta')!r} of {options.name}",
@@ -65,7 +63,12 @@ async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
                 "a hash that aiodelay wrote",
             ) from fault
         reason = fault.reason
-        if options.secure and "Timeout connecting" in reason and await _takes_connections(options):
+        if (
+            options.secure
+            and options.topology is None
+            and "Timeout connecting" in reason
+            and await _takes_connections(options)
+        ):
             reason += " in the TLS handshake"
         raise StoreUnavailableError(options.name, explained(reason, CAUSES)) from fault
     return uuid
@@ -117,6 +120,33 @@ def _check_version(name: str, info: dict[str, str]) -> None:
 def _version(info: dict[str, str]) -> tuple[int, int]:
     found = re.match(r"(\d+)\.(\d+)", info.get("valkey_version") or info.get("redis_version", ""))
     return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _check_mode(options: Options, info: dict[str, str]) -> None:
+    """Refuse a URL for a single server that names a node of a cluster, or a Sentinel."""
+    if options.topology is not None:
+        return
+    scheme, _, rest = options.name.partition("://")
+    if info.get("cluster_enabled") == "1":
+        allowed = f"{scheme}+cluster://{rest}"
+        raise StoreMismatchError(
+            f"scheme of {options.name}", f"{scheme}, but the server is a node of a cluster", allowed
+        )
+    if info.get("redis_mode") == "sentinel" or info.get("server_mode") == "sentinel":
+        allowed = f"{scheme}+sentinel:// with the name of the primary after the hosts"
+        raise StoreMismatchError(f"scheme of {options.name}", f"{scheme}, but the server is a Sentinel", allowed)
+
+
+def _warn_of_silent(client: Client, options: Options) -> None:
+    """Log a warning if no majority of the URL's Sentinels answers. Without a majority, no failover happens."""
+    locator = client.locator
+    if isinstance(locator, SentinelLocator) and options.topology is not None:
+        silent, seeds = locator.silent, options.topology.seeds
+        if 2 * len(silent) >= len(seeds):
+            problem = f"{len(silent)} of {len(seeds)} Sentinels do not answer ({'; '.join(silent)}), so no failover can"
+            log.warning(
+                "%s: %s", options.name, with_remedy(f"{problem} happen", "start the Sentinels, or correct the URL")
+            )
 
 
 def _check_role(name: str, info: dict[str, str]) -> None:

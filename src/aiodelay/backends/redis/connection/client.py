@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 from redis.asyncio import Connection, SSLConnection, UnixDomainSocketConnection
@@ -16,13 +17,16 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
-from aiodelay.backends.redis.records.keys import Keys
+from aiodelay.backends.redis.records.keys import Keys, guard_of
+from aiodelay.core.backoff import pause_s
 
 from .faults import Fault, fault_of
+from .locator import ClusterLocator, Locator, SentinelLocator, slot_of
 from .login import login
 from .options import Options
 from .pool import ConnectionPool
 from .scripts import NAMES, Arg, packed, script
+from .topology import Address
 
 __all__ = ["Client"]
 
@@ -35,10 +39,21 @@ Only calls whose connection failed count.
 """
 WAIT_GRACE_S = 0.5
 """Extra time for the answer to WAIT, because a server checks only ten times a second whether a WAIT has timed out."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
+"""The pauses before a call is sent again because its key was moving to another server, in seconds."""
+KEYLESS = frozenset({"CONFIG", "INFO", "SCAN", "SCRIPT", "TIME"})
+KEY_PLACES = {"EVAL": 3, "MEMORY": 2}
+"""The place of the key in a command, where it is not the first argument."""
+
+_OWNERS = {True: "the cluster names as the owner of the slot", False: "the Sentinels name as the primary"}
 
 
 class Client:
-    """Sends scripts and commands to one server.
+    """Sends scripts and commands to one server, or to the nodes of a cluster.
+
+    On a cluster, each call goes to the node that owns the slot of its key. If a server has surely not carried out a
+    call, because the slot or the role of the primary moves to another server, the client finds that server and sends
+    the call again, until `timeout_ms` has passed.
 
     The retries of redis-py are off. A caller may repeat a failed command with the same op or request id. The server
     then recognises the repetition.
@@ -53,12 +68,30 @@ class Client:
         self._options = options
         self._failures = 0
         self._timeout_s = options.timeout_ms / 1000
-        self._fixed: list[Arg] = [] if keys is None else [len(keys.fixed), *keys.fixed]
+        self._fixed: list[Arg] = [] if keys is None else self._counted(keys.fixed)
+        self._home = 0 if keys is None else slot_of(keys.tag)
         self._writer = writer
+        self.locator: Locator | None = self._new_locator()
+        self._pools: dict[Address, ConnectionPool] = {}
         self._pool = self._new_pool()
 
-    def _new_pool(self) -> ConnectionPool:
+    def _new_locator(self) -> Locator | None:
+        topology = self._options.topology
+        if topology is None:
+            return None
         kind, kwargs = self._connection()
+        known = ClusterLocator if topology.kind == "cluster" else SentinelLocator
+        return known(self._options.name, topology, lambda **given: kind(**(kwargs | given)))
+
+    def _counted(self, keys: Sequence[str]) -> list[Arg]:
+        """Return the keys of a script after their number. On a cluster, a key that never exists comes last."""
+        given = [*keys, guard_of(keys[0])] if self._options.is_cluster else keys
+        return [len(given), *given]
+
+    def _new_pool(self, address: Address | None = None) -> ConnectionPool:
+        kind, kwargs = self._connection()
+        if address is not None:
+            kwargs |= {"host": address.host, "port": address.port}
         return ConnectionPool(lambda: kind(**kwargs), self._options.connections)
 
     def _connection(self) -> tuple[type[Any], dict[str, Any]]:
@@ -83,14 +116,36 @@ class Client:
         """Return a new client of the same server, for another event loop. It shares no connection with this client."""
         return Client(self._options)
 
-    def new_connection(self) -> Any:  # noqa: ANN401 - redis-py's connection
-        """Return a new connection for reads that block. It is not in the pool, and it is not connected yet."""
+    async def new_connection(self, key: str) -> Any:  # noqa: ANN401 - redis-py's connection
+        """Return a new connection for reads of a key that block. It is not in the pool, and it is not connected yet.
+
+        Raises:
+            Fault: The server of the key was not found.
+        """
         kind, kwargs = self._connection()
+        if self.locator is not None:
+            kwargs["host"], kwargs["port"] = await self.locator.locate(slot_of(key))
         return kind(**kwargs)
 
+    def is_current(self, key: str, connection: Any) -> bool:  # noqa: ANN401 - redis-py's connection
+        """Return False if a call has found the key on another server than the connection's."""
+        if self.locator is None:
+            return True
+        return self.locator.is_current(slot_of(key), Address(connection.host, connection.port))
+
+    def lost(self, key: str, connection: Any, error: BaseException) -> None:  # noqa: ANN401 - redis-py's connection
+        """Look for the server of a key again, because a connection from `new_connection` failed."""
+        if self.locator is not None:
+            self.locator.lost(slot_of(key), Address(connection.host, connection.port), error)
+
     async def aclose(self) -> None:
-        """Close all connections of the pool. A second call does nothing."""
-        await self._pool.close()
+        """Close all connections of the client. A second call does nothing."""
+        try:
+            for pool in (self._pool, *self._pools.values()):
+                await pool.close()
+        finally:
+            if self.locator is not None:
+                await self.locator.aclose()
 
     # --- calls --------------------------------------------------------------------------------------------
 
@@ -106,7 +161,7 @@ class Client:
         Raises:
             Fault: The call failed.
         """
-        return await self._evaluate(name, [*self._common(now_ms), *arguments], durable=durable)
+        return await self._evaluate(name, [*self._common(now_ms), *arguments], self._home, durable=durable)
 
     async def run_parts(
         self, name: str, parts: Sequence[Sequence[Arg]], *, now_ms: int | None, durable: bool = False
@@ -128,7 +183,7 @@ class Client:
             Fault: The server did not answer. It may have carried out any of the parts.
         """
         head = ["EVALSHA", script(name).sha, *self._common(now_ms)]
-        replies = await self._exchange([packed([*head, *part]) for part in parts], durable=durable)
+        replies = await self._exchange([packed([*head, *part]) for part in parts], self._home, durable=durable)
         for i, reply in enumerate(replies):
             if isinstance(reply, NoScriptError):
                 try:
@@ -146,17 +201,19 @@ class Client:
 
         Raises:
             Fault: The call failed.
+            TargetError: The first key cannot be used on a cluster.
         """
-        return await self._evaluate(name, [len(keys), *keys, *arguments], durable=False)
+        slot = slot_of(keys[0]) if self._options.is_cluster else 0
+        return await self._evaluate(name, [*self._counted(keys), *arguments], slot, durable=False)
 
-    async def _evaluate(self, name: str, tail: Sequence[Arg], *, durable: bool) -> Any:  # noqa: ANN401 - what the script returns
+    async def _evaluate(self, name: str, tail: Sequence[Arg], slot: int, *, durable: bool) -> Any:  # noqa: ANN401 - what the script returns
         source = script(name)
         try:
-            return await self._call(packed(["EVALSHA", source.sha, *tail]), durable=durable)
+            return await self._call(packed(["EVALSHA", source.sha, *tail]), slot, durable=durable)
         except NoScriptError:
             pass
         try:
-            return await self._call(packed(["EVAL", source.text, *tail]), durable=durable)
+            return await self._call(packed(["EVAL", source.text, *tail]), slot, durable=durable)
         except NoScriptError as error:
             raise fault_of(error, sent=True) from error
 
@@ -185,21 +242,27 @@ class Client:
             Fault: The command failed.
         """
         try:
-            return await self._call(packed(arguments), durable=False)
+            return await self._call(packed(arguments), self._slot(arguments), durable=False)
         except NoScriptError as error:
             raise fault_of(error, sent=True) from error
 
     async def commands(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Send commands in one round trip, and return their replies.
+        """Send commands in one round trip, and return their replies. The keys of all commands share a hash slot.
 
         Raises:
             Fault: A command failed.
         """
-        replies = await self._exchange([packed(each) for each in commands], durable=False)
+        replies = await self._exchange([packed(each) for each in commands], self._slot(commands[0]), durable=False)
         for reply in replies:
             if isinstance(reply, Fault):
                 raise reply
         return replies
+
+    def _slot(self, command: Sequence[Arg]) -> int:
+        name = str(command[0])
+        if not self._options.is_cluster or name in KEYLESS:
+            return self._home
+        return slot_of(command[KEY_PLACES.get(name, 1)])
 
     def _wait_command(self) -> bytes:
         level, replicas = self._options.durability
@@ -207,15 +270,79 @@ class Client:
             return packed(["WAIT", replicas, self._options.timeout_ms])
         return packed(["WAITAOF", 1, 0, self._options.timeout_ms]) if level == "fsynced" else b""
 
-    async def _call(self, command: bytes, *, durable: bool) -> Any:  # noqa: ANN401 - any reply
-        (reply,) = await self._exchange([command], durable=durable)
+    async def _call(self, command: bytes, slot: int, *, durable: bool) -> Any:  # noqa: ANN401 - any reply
+        (reply,) = await self._exchange([command], slot, durable=durable)
         if isinstance(reply, Fault | NoScriptError):
             raise reply
         return reply
 
-    async def _exchange(self, commands: Sequence[bytes], *, durable: bool) -> list[Any]:
+    async def _exchange(self, commands: Sequence[bytes], slot: int, *, durable: bool) -> list[Any]:
         """Send commands. Return the reply to each command, or a `Fault` or `NoScriptError` if the server refused it."""
-        pool, sent = self._pool, False
+        if self.locator is None:
+            return await self._sent(self._pool, commands, durable=durable)
+        replies: list[Any] = []
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                for failures in count():
+                    replies = await self._sent_to_owner(self.locator, slot, commands, limit, durable=durable)
+                    if not all(isinstance(each, Fault) and each.is_moving for each in replies):
+                        return replies
+                    await asyncio.sleep(pause_s(failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
+        except TimeoutError:
+            if replies:
+                return replies
+            reason = f"no server was found within {self._options.timeout_ms} ms"
+            raise Fault("unavailable", reason, is_connection=True, is_moving=True) from None
+        raise AssertionError
+
+    async def _sent_to_owner(
+        self,
+        locator: Locator,
+        slot: int,
+        commands: Sequence[bytes],
+        limit: asyncio.Timeout,
+        *,
+        durable: bool,
+    ) -> list[Any]:
+        """Send commands to the server of a slot. If the server has surely carried out none, return their faults."""
+        try:
+            address = await locator.locate(slot)
+        except Fault as fault:
+            if not fault.is_moving:
+                raise
+            return [fault] * len(commands)
+        pool = await self._pool_at(address)
+        started_s, until_s = asyncio.get_running_loop().time(), limit.when()
+        limit.reschedule(None)  # The call has a limit of its own, after which its outcome is known to be in doubt.
+        try:
+            replies = await self._sent(pool, commands, durable=durable)
+        except Fault as fault:
+            locator.lost(slot, address, fault.__cause__)
+            if not fault.is_moving:
+                raise
+            fault.reason = f"{address}, which {_OWNERS[self._options.is_cluster]}, does not answer: {fault.reason}"
+            replies = [fault] * len(commands)
+        finally:
+            limit.reschedule(max(until_s or 0.0, started_s))
+        moved = [each for each in replies if isinstance(each, Fault) and each.is_moving]
+        if moved:
+            locator.lost(slot, address, moved[0].__cause__)
+        return replies
+
+    async def _pool_at(self, address: Address) -> ConnectionPool:
+        pool = self._pools.get(address)
+        if pool is None:
+            if not self._options.is_cluster:  # Write no more to a server that is no longer the primary.
+                former, self._pools = self._pools, {}
+                self._pools[address] = pool = self._new_pool(address)
+                for each in former.values():
+                    await each.close()
+            else:
+                self._pools[address] = pool = self._new_pool(address)
+        return pool
+
+    async def _sent(self, pool: ConnectionPool, commands: Sequence[bytes], *, durable: bool) -> list[Any]:
+        sent = False
         wait = self._wait_command() if durable else b""
         try:
             async with asyncio.timeout(self._timeout_s * 2 + WAIT_GRACE_S if wait else self._timeout_s):

@@ -12,7 +12,7 @@ from redis import exceptions as e
 
 from aiodelay.backends.redis.records.shards import stale_layout
 from aiodelay.core.features import REDIS_LAYOUT, newer_layout, too_new
-from aiodelay.errors import StoreTooNewError, cut
+from aiodelay.errors import StoreMismatchError, StoreTooNewError, cut
 
 __all__ = ["Fault", "Kind", "fault_of"]
 
@@ -34,6 +34,15 @@ _CODES = ("BUSY ", "NOREPLICAS ", "MISCONF ", "READONLY ", "MASTERDOWN ", "LOADI
 _IN_SCRIPT = ("-READONLY ", "-NOREPLICAS ", "-MISCONF ", "-MASTERDOWN ")  # the forms of these codes in Redis 6.2
 _ELSEWHERE = ("READONLY ", "MASTERDOWN ")
 """Codes of a server that has become a replica. The host name may now belong to another server, so connect again."""
+_MOVING: tuple[type[Exception], ...] = (
+    e.BusyLoadingError,
+    e.ReadOnlyError,
+    e.AskError,
+    e.TryAgainError,
+    e.ClusterDownError,
+    e.MasterDownError,
+)
+"""Errors of a server that does not serve the key, or not now. Another server may serve it now or soon."""
 _NEWER = "NEWER "
 """The start of the error with which a script refuses newer data.
 
@@ -53,15 +62,20 @@ class Fault(Exception):  # noqa: N818 - internal: this package turns it into an 
         is_connection: True if the connection failed, or if the server answered that it is still loading its data or is
             a replica. False for any other error that the server answered.
         is_damage: True if another program has written a key of aiodelay as another type. A repetition does not help.
+        is_moving: True if the server has surely not carried out the call, and this server or another one may carry out
+            the same call soon. An example is a slot of a cluster that is moving to another node.
         too_new: The error for a namespace whose layout or features this version does not know, or None. The store's
             name is not in it yet.
+        mismatch: The error for a URL that does not fit the servers, or None.
     """
 
     kind: Kind
     reason: str
     is_connection: bool
     is_damage: bool
+    is_moving: bool
     too_new: StoreTooNewError | None
+    mismatch: StoreMismatchError | None
 
     def __init__(
         self,
@@ -70,11 +84,13 @@ class Fault(Exception):  # noqa: N818 - internal: this package turns it into an 
         *,
         is_connection: bool = False,
         is_damage: bool = False,
+        is_moving: bool = False,
         too_new: StoreTooNewError | None = None,
+        mismatch: StoreMismatchError | None = None,
     ) -> None:
         super().__init__(kind, reason)
         self.kind, self.reason, self.is_connection, self.is_damage = kind, reason, is_connection, is_damage
-        self.too_new = too_new
+        self.is_moving, self.too_new, self.mismatch = is_moving, too_new, mismatch
 
     @property
     def is_refused(self) -> bool:
@@ -103,12 +119,13 @@ def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
     if isinstance(error, _NOT_CARRIED_OUT) or text.startswith(_CODES) or any(each in text for each in _IN_SCRIPT):
         text = f"{_code(error)}{text}"
         is_connection = isinstance(error, e.BusyLoadingError) or any(each in text for each in _ELSEWHERE)
-        return Fault("unavailable", text, is_connection=is_connection)
+        is_moving = isinstance(error, _MOVING) or any(each in text for each in _ELSEWHERE)
+        return Fault("unavailable", text, is_connection=is_connection, is_moving=is_moving)
     if isinstance(error, e.NoPermissionError):  # A script may have changed data before its refused command.
         return Fault("unknown" if "script" in text else "unavailable", f"NOPERM {text}")
     if isinstance(error, e.ResponseError):
         return Fault("unknown", text, is_damage="WRONGTYPE" in text)
-    return Fault("unknown" if sent else "unavailable", text, is_connection=True)
+    return Fault("unknown" if sent else "unavailable", text, is_connection=True, is_moving=not sent)
 
 
 def _refusal(text: str) -> StoreTooNewError:

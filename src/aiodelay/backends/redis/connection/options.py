@@ -14,6 +14,7 @@ from aiodelay.core.urls import UrlOptions
 from aiodelay.errors import ConfigurationError, shortened
 
 from .login import Credentials, find_provider
+from .topology import TOPOLOGY_FORMS, Topology, read_topology
 
 __all__ = ["Durability", "Options", "read_options", "read_url"]
 
@@ -22,7 +23,10 @@ Durability: TypeAlias = tuple[Literal["memory", "replicated", "fsynced"], int]
 
 MAX_JOURNAL = 10_000_000
 MAX_TIMEOUT_MS = 600_000
-FORMS = "redis://host:6379/0, rediss://user:password@host/0, unix:///path/redis.sock?db=0, valkey://, valkeys://"
+FORMS = (
+    "redis://host:6379/0, rediss://user:password@host/0, unix:///path/redis.sock?db=0, valkey://, valkeys://, "
+    + TOPOLOGY_FORMS
+)
 _LEVELS = "memory, replicated:<1 to 99>, fsynced"
 _SECURE = frozenset({"rediss", "valkeys", "rediss-list", "rediss-fanout", "rediss-log"})
 
@@ -40,6 +44,7 @@ class Options(Struct, frozen=True):
         durability: The level that a command must reach before `apply` acknowledges the command.
         journal: The largest number of journal entries to keep. With 0, the store keeps no journal.
         shards: The number of shards of a new namespace. 0 = the URL does not name it.
+        topology: The cluster or the Sentinels, or None if the URL names the server itself.
     """
 
     name: str
@@ -51,19 +56,26 @@ class Options(Struct, frozen=True):
     durability: Durability
     journal: int
     shards: int = 0
+    topology: Topology | None = None
+
+    @property
+    def is_cluster(self) -> bool:
+        """True if the servers are the nodes of a cluster. Keys may then be on different nodes."""
+        return self.topology is not None and self.topology.kind == "cluster"
 
     def __repr__(self) -> str:  # A traceback that shows variables must not show the password.
         return f"Options({self.name!r})"
 
     @property
     def server(self) -> tuple[object, ...]:
-        """The socket, host, port, database, user and credential provider.
+        """The socket, host, port, database, user and credential provider, and the cluster or the Sentinels.
 
         If two URLs have equal values, they reach the same data as the same user.
         """
+        named = self.topology and (self.topology.kind, frozenset(self.topology.seeds), self.topology.primary)
         credentials = self.connection.get("credential_provider")
         login = credentials.provider if credentials else self.connection.get("username")
-        return self.socket, *(self.connection.get(name) for name in ("host", "port", "db")), login
+        return self.socket, named, *(self.connection.get(name) for name in ("host", "port", "db")), login
 
     def with_provider(self, credentials: Credentials) -> Options:
         """Return the options of connections that log in with the credentials of a provider.
@@ -103,18 +115,25 @@ def read_options(given: UrlOptions) -> Options:
     durability = _durability(given.text("durability", "memory"), masked)
     journal = given.integer("journal", 0, 0, MAX_JOURNAL)
     connections = given.integer("connections", 8, 1, 1000)
+    scheme, plus, kind = parts.scheme.partition("+")
+    topology: Topology | None = None
     if parts.scheme == "unix":
         connection["db"] = given.integer("db", 0, 0, 1_000_000)
+    elif plus:
+        topology, placed = read_topology(kind, given)
+        connection |= placed
     else:
         connection |= _server(parts, masked)
-    if parts.scheme in _SECURE:
+    if scheme in _SECURE:
         connection |= _tls(given)
     connection |= _credentials(parts, masked)
     socket = unquote(parts.path) if parts.scheme == "unix" else ""
     if parts.fragment or (parts.scheme == "unix" and not socket.strip("/")):
         raise ConfigurationError("url", masked, FORMS)
-    secure = parts.scheme in _SECURE
-    options = Options(masked, connection, socket, secure, connections, timeout_ms, durability, journal)
+    secure = scheme in _SECURE
+    options = Options(
+        masked, connection, socket, secure, connections, timeout_ms, durability, journal, topology=topology
+    )
     provider = given.text("credential_provider")
     return options.with_provider(find_provider(provider, masked)) if provider else options
 

@@ -5,6 +5,8 @@ A caller can send a command before it reads an answer.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,10 +15,12 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from aiodelay.backends.redis.records.keys import Keys
+from aiodelay.backends.redis.records.keys import Keys, guard_of
 from aiodelay.errors import StoreUnavailableError
 
-from .faults import fault_of
+from .client import Client
+from .faults import Fault, fault_of
+from .locator import slot_of
 from .login import login_blocking
 from .options import Options
 from .scripts import Arg, packed, script
@@ -49,7 +53,8 @@ class PipelinedConnection:
         kind: Any = SSLConnection if options.secure else Connection
         if options.socket:
             kind, kwargs["path"] = UnixDomainSocketConnection, options.socket
-        self._connection: Any = kind(**kwargs)
+        self._new_connection: Callable[..., Any] = lambda **given: kind(**(kwargs | given))
+        self._connection: Any = None
 
     def __enter__(self) -> Self:
         """Connect to the server.
@@ -58,10 +63,25 @@ class PipelinedConnection:
             StoreUnavailableError: The server cannot be reached.
         """
         try:
+            self._connection = self._new_connection(**asyncio.run(self._place()))
             self._connection.connect()
+        except Fault as fault:
+            raise StoreUnavailableError(self._options.name, fault.reason) from fault
         except (RedisError, OSError) as error:
             raise self._unavailable(error, sent=False) from error
         return self
+
+    async def _place(self) -> dict[str, Any]:
+        """Return the address of the server as arguments of a connection; empty if the URL names the server."""
+        if self._options.topology is None:
+            return {}
+        client = Client(self._options, self._keys)
+        try:
+            assert client.locator is not None
+            address = await client.locator.locate(slot_of(self._keys.tag))
+        finally:
+            await client.aclose()
+        return address._asdict()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -106,7 +126,7 @@ class PipelinedConnection:
         Raises:
             StoreUnavailableError: The server did not answer, or it refused the script.
         """
-        fixed = self._keys.fixed
+        fixed = [*self._keys.fixed, guard_of(self._keys.tag)] if self._options.is_cluster else self._keys.fixed
         return self.ask("EVAL", script(name).text, len(fixed), *fixed, "", 0, "", *arguments)
 
     def _unavailable(self, error: Exception, *, sent: bool = True) -> StoreUnavailableError:

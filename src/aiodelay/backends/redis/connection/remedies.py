@@ -8,6 +8,22 @@ __all__ = ["CAUSES"]
 
 _CREDENTIALS = "put the server's user and password into the URL, redis://user:password@host, percent-encoded"
 CAUSES: tuple[Cause, ...] = (
+    Cause(
+        ("which the cluster names as", "which the Sentinels name as", "the Sentinels name it as the primary"),
+        "start that server; or, if it has another address here, put announce=<its address in this text>=<its address"
+        " here> into the URL",
+    ),
+    Cause(
+        ("SELECT is not allowed in cluster mode",),
+        "remove the number at the end of the URL",
+        "a cluster has database 0",
+    ),
+    Cause(
+        ("CLUSTERDOWN", "names the owner of slot"),
+        "start the nodes that are down; CLUSTER INFO and CLUSTER NODES name them",
+        meaning="the cluster serves no calls: most of its primaries, or the node of this slot, are away",
+    ),
+    Cause(("no Sentinel answers",), "start the Sentinels, or correct their hosts and ports in the URL"),
     Cause(("command 'HELLO'",), "put protocol=2 into the URL", meaning="the server does not speak RESP3"),
     Cause(
         ("invalid username-password pair", "WRONGPASS", "without any password configured"),

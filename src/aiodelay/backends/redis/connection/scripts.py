@@ -19,7 +19,7 @@ from importlib.resources import files
 import hiredis
 from msgspec import Struct
 
-from aiodelay.backends.redis.records.keys import MARKS
+from aiodelay.backends.redis.records.keys import GUARD, MARKS
 from aiodelay.backends.redis.records.layouts import NAMESPACES, lua_constants
 from aiodelay.core import features
 from aiodelay.core.record_format import FIELDS
@@ -149,6 +149,7 @@ def _part(name: str, known: frozenset[str]) -> str:
     marker = {
         "MARKER.LAYOUT": f"'{features.REDIS_LAYOUT}'",
         "MARKER.KNOWN": "{" + ", ".join(f"['{each}'] = true" for each in sorted(known)) + "}",
+        "MARKER.GUARD": f"'{GUARD}'",
         "MARKER.MARKS": ", ".join(f"'{each}'" for each in MARKS),
     }
     return filled(source_of(name), _CONSTANTS | marker)

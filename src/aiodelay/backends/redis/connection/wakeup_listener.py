@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 from aiodelay.core.backoff import pause_s
 
 from .client import Client
+from .faults import Fault
 from .login import is_stale
 from .scripts import Arg, packed
 
@@ -40,23 +41,27 @@ class BlockingReader(ABC):
     After each failure it calls `wake`, because it may have missed a signal.
     """
 
-    def __init__(self, client: Client, wake: Callable[[], object]) -> None:
-        self._client, self._wake = client, wake
+    def __init__(self, client: Client, key: str, wake: Callable[[], object]) -> None:
+        self._client, self._key, self._wake = client, key, wake
 
     async def run(self) -> None:
         """Listen until the task is cancelled. No error of the connection ends this method."""
         failures = 0
         while True:
-            connection = self._client.new_connection()
+            connection = None
             try:
                 async with asyncio.timeout(2 * GRACE_S):
+                    connection = await self._client.new_connection(self._key)
                     await connection.connect()
-                while not is_stale(connection):
+                while self._client.is_current(self._key, connection) and not is_stale(connection):
                     await self._read(connection)
                     failures = 0
-                continue
-            except (RedisError, OSError, TimeoutError) as error:
+                if is_stale(connection):  # Connect again at once: no signal can have been missed.
+                    continue
+            except (RedisError, OSError, TimeoutError, Fault) as error:
                 failures += 1
+                if connection is not None:
+                    self._client.lost(self._key, connection, error)
                 if failures == 1:
                     log.info("the connection for wake-ups failed: %s", error)
                 elif failures == LASTING:
@@ -65,7 +70,8 @@ class BlockingReader(ABC):
                 failures += 1
                 log.exception("reading wake-ups failed; the safety poll still finds due messages")
             finally:
-                await connection.disconnect(nowait=True)
+                if connection is not None:
+                    await connection.disconnect(nowait=True)
             self._wake()
             await asyncio.sleep(pause_s(failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
 
@@ -89,8 +95,8 @@ class WakeupListener(BlockingReader):
     """
 
     def __init__(self, client: Client, key: str, writer: str, wake: Callable[[], object]) -> None:
-        super().__init__(client, wake)
-        self._key, self._writer = key, writer.encode()
+        super().__init__(client, key, wake)
+        self._writer = writer.encode()
         self._cursor = b""
         self._listens = asyncio.Event()
         self._is_late = False
@@ -123,8 +129,8 @@ class WakeupListener(BlockingReader):
 class AskedReader(BlockingReader):
     """Waits for something to take, once for each request of its owner. The reader itself takes nothing."""
 
-    def __init__(self, client: Client, wake: Callable[[], object]) -> None:
-        super().__init__(client, wake)
+    def __init__(self, client: Client, key: str, wake: Callable[[], object]) -> None:
+        super().__init__(client, key, wake)
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
@@ -158,10 +164,6 @@ class ListListener(AskedReader):
         wake: A function to call when the list has an element, and after each failed connection.
     """
 
-    def __init__(self, client: Client, key: str, wake: Callable[[], object]) -> None:
-        super().__init__(client, wake)
-        self._key = key
-
     async def _command(self, connection: Any) -> list[Arg]:  # noqa: ANN401 - redis-py's connection
         return ["BLMOVE", self._key, self._key, "LEFT", "LEFT", BLOCK_MS // 1000]
 
@@ -177,8 +179,8 @@ class LogListener(AskedReader):
     """
 
     def __init__(self, client: Client, key: str, state: str, wake: Callable[[], object]) -> None:
-        super().__init__(client, wake)
-        self._key, self._state = key, state
+        super().__init__(client, key, wake)
+        self._state = state
 
     async def _command(self, connection: Any) -> list[Arg]:  # noqa: ANN401 - redis-py's connection
         index = int(await _ask(connection, ["HGET", self._state, "next"], GRACE_S) or 1)

@@ -17,7 +17,7 @@ local TAG = sub(LANES, 1, -#'lanes' - 1)
 
 -- Race: a newer version, or `aiodelay reshard`, may have changed the layout after the caller opened the namespace.
 local layout, features, limited = unpack(call('HMGET', META, 'schema', 'features', 'limited'))
-local expected = KEYS[15] and sub(KEYS[15], #TAG + #'layout:' + 1) or MARKER.LAYOUT
+local expected = KEYS[15] and string.match(KEYS[15], '^layout:(.*)', #TAG + 1) or MARKER.LAYOUT
 if layout and layout ~= expected then return redis.error_reply('NEWER layout ' .. layout) end
 
 local MOST_LANES = 65535

@@ -8,8 +8,10 @@
 -- KEYS[4] only for topics and logs: the content of the topic, or the log. The list then has entries that are elements
 --   or references. A reference is an index, or an index, flags, lapses and kills with spaces between them. The
 --   consumers of the list are then the instances of one consumer of the topic or log.
+-- On a cluster, one more key follows, which never exists.
 -- ARGV[2] the consumer
 local LIST, CONSUMERS, TAKEN, CONTENT = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+if CONTENT and sub(CONTENT, -#MARKER.GUARD) == MARKER.GUARD then CONTENT = nil end
 local MOST, MOST_BYTES, MOST_CONSUMERS = 500, 1048576, 4
 local MAX_LEASE, RIGHTING, SUSPECT_LAPSES, KILLS_TO_DEATH = 60000, 20000, 2, 3
 local FORMAT, ALONE = RECORD.FORMAT_VERSION, FLAG.ALONE

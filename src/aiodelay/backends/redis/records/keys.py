@@ -6,11 +6,23 @@ import re
 
 from aiodelay.core.features import REDIS_LAYOUT
 from aiodelay.core.transitions import occurrence_id
-from aiodelay.errors import ConfigurationError, shortened
+from aiodelay.errors import ConfigurationError, TargetError, shortened
 
 from .layouts import OCCURRENCE, OWN, TEXT, span
 
-__all__ = ["DEFAULT_NAMESPACE", "DERIVED", "EXPECTED", "FIXED", "MARKS", "Keys", "keys_of", "member_of", "text_of"]
+__all__ = [
+    "DEFAULT_NAMESPACE",
+    "DERIVED",
+    "EXPECTED",
+    "FIXED",
+    "GUARD",
+    "MARKS",
+    "Keys",
+    "guard_of",
+    "keys_of",
+    "member_of",
+    "text_of",
+]
 
 DEFAULT_NAMESPACE = "default"
 
@@ -43,6 +55,9 @@ DERIVED = (
 MARKS = ("schema", "features", "uuid", "holds", "sources", "seq", "claims")
 """The fields of `meta` that are the marks of a store, in order. The function `marks` in `base.lua` explains them."""
 
+GUARD = ":aiodelay:never"
+"""The end of the key that `guard_of` returns."""
+_TAG = re.compile(r"[^{]*\{([^}]+)\}")
 _UUID7 = re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}")
 _OCCURRENCE = re.compile(r"(.*)~(\d{10,15})", re.DOTALL)
 _OWN, _TEXT, _SERIES = bytes([OWN]), bytes([TEXT]), bytes([OCCURRENCE])
@@ -88,6 +103,23 @@ def keys_of(namespace: str) -> Keys:
     if set("{}") & set(namespace):
         raise ConfigurationError("namespace", shortened(namespace), "text without { and }")
     return Keys(namespace or DEFAULT_NAMESPACE)
+
+
+def guard_of(key: str) -> str:
+    """Return a key in the same hash slot that never exists. On a cluster, each script receives such a key.
+
+    While a slot moves to another node, a node refuses a script if one of its keys is missing. So no script begins that
+    could end half-way, at a key that has moved already.
+
+    Raises:
+        TargetError: No other key can share the hash slot of this key.
+    """
+    tag = _TAG.match(key)
+    if tag is None and set("{}") & set(key):
+        raise TargetError(
+            "key on a cluster", shortened(key), "a key without braces, or with a hash tag, as in {tag}key"
+        )
+    return f"{{{key if tag is None else tag[1]}}}{GUARD}"
 
 
 def member_of(message_id: str) -> bytes:

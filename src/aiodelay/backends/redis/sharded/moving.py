@@ -23,7 +23,7 @@ _LANE = span("RECORD", "lane")
 _SEQUENCE, _RECORD = span("MEMBER", "sequence"), span("PLACED_VALUE", "record")
 _REMOVED = (
     *("graves:ids", "series", "superseded", "superseded:ids", "retries", "trials", "pulses", "limits"),
-    *("superseded:keys",),
+    *("superseded:keys", "appended"),
 )
 """Keys of a shard without a lane or a window in their names, in addition to `FIXED`."""
 
@@ -65,6 +65,7 @@ class Mover:
         for name in ("late", "late:held", "series"):
             await self._zset(name, _whole)
         await self._zset("superseded", lambda each: each[REVISION_BYTES:])
+        await self._set("appended", _whole)
         for name in ("superseded:ids", "retries", "trials"):
             await self._hash(name, _whole)
         await self._hash("dead", _of_letter, self._letter, counts=True)
@@ -212,6 +213,14 @@ class Mover:
             other = f"{kind}:{self._numbers[target][int(lane)]}" if colon and lane.isdecimal() else name
             await self._client.command("ZADD", self._key(other, target), *_scored(entries))
             await self._client.command("ZREM", self._key(name), *(member for member, _ in entries))
+
+    async def _set(self, name: str, member_of: Callable[[bytes], bytes | None]) -> None:
+        """Move the members of a small set that belong to other shards."""
+        members = [(each, b"") for each in await self._client.command("SMEMBERS", self._key(name))]
+        for target, entries in self._by_target(members, member_of).items():
+            moved = [member for member, _ in entries]
+            await self._client.command("SADD", self._key(name, target), *moved)
+            await self._client.command("SREM", self._key(name), *moved)
 
     async def _elsewhere(
         self, scan: str, name: str, member_of: Callable[[bytes], bytes | None], *, counts: bool = False

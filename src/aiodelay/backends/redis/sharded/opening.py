@@ -9,18 +9,26 @@ from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.options import Options
 from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.backends.redis.records.shards import ONE_SHARD, ShardLayout
-from aiodelay.errors import StoreMismatchError, StoreUnavailableError, cut
+from aiodelay.errors import StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError, cut
 
-__all__ = ["checked_layout", "chosen_layout", "found_layout", "layout_in"]
+__all__ = ["check_deployment", "checked_layout", "chosen_layout", "found_layout", "layout_in"]
+
+
+def check_deployment(options: Options, shards: int) -> None:
+    """Raise UnsupportedByStoreError if the servers are a cluster, which has namespaces of one shard only."""
+    if options.is_cluster and shards > 1:
+        raise UnsupportedByStoreError("shards", str(shards), "1 on a cluster; a single server may have several shards")
 
 
 async def chosen_layout(options: Options, namespace: str) -> ShardLayout:
     """Return the layout of a namespace. A new namespace gets the number of shards that the URL names.
 
     Raises:
+        UnsupportedByStoreError: The URL names several shards and a cluster.
         StoreUnavailableError: The server did not answer, or messages are being moved to another number of shards.
         StoreMismatchError: The namespace has a layout that this version does not know.
     """
+    check_deployment(options, options.shards)
     client = Client(options)
     meta = Keys(namespace).key("meta")
     wanted = ShardLayout(options.shards or 1)
@@ -77,6 +85,8 @@ def checked_layout(name: str, namespace: str, schema: str) -> ShardLayout:
 
 
 def _error_of(options: Options, fault: Fault) -> StoreUnavailableError | StoreMismatchError:
+    if fault.mismatch is not None:
+        return fault.mismatch
     if fault.is_damage:
         return StoreMismatchError(f"layout of {options.name}", "written by another program", "a hash of aiodelay")
     return StoreUnavailableError(options.name, fault.reason)

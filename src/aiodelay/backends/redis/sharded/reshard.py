@@ -29,7 +29,7 @@ from aiodelay.backends.redis.store.workers import live_workers
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError
 
 from .moving import Mover, lane_of_letter
-from .opening import layout_in
+from .opening import check_deployment, layout_in
 
 __all__ = ["Moved", "reshard"]
 
@@ -73,13 +73,15 @@ async def reshard(url: str, namespace: str, shards: int, told: Callable[[int, in
 
     Raises:
         ConfigurationError: The number of shards is not allowed, or another number was begun with.
-        UnsupportedByStoreError: The namespace has limits or positions of intakes, which need one shard.
+        UnsupportedByStoreError: The namespace has limits or positions of intakes, or is on a cluster. These need one
+            shard.
         StoreMismatchError: Processes have the namespace open, or it does not exist.
         StoreUnavailableError: The server did not answer, or another mover is at work. Run it again.
     """
     options = read_url(url)
     if not 1 <= shards <= MOST_SHARDS:
         raise ConfigurationError("shards", str(shards), f"1 to {MOST_SHARDS}")
+    check_deployment(options, shards)
     options = replace(options, connection={**options.connection, "protocol": 2})
     client = Client(options)
     try:

@@ -26,7 +26,7 @@ class ShardsListener(BlockingReader):
     """
 
     def __init__(self, client: Client, streams: Mapping[str, tuple[str, Callable[[], object]]]) -> None:
-        super().__init__(client, self._wake_all)
+        super().__init__(client, next(iter(streams)), self._wake_all)
         self._streams = {key.encode(): (writer.encode(), wake) for key, (writer, wake) in streams.items()}
         self._cursors: dict[bytes, bytes] = {}
         self._listens = asyncio.Event()

@@ -70,7 +70,7 @@ class RedisJournalReader:
 @asynccontextmanager
 async def open_journal(options: Options, keys: Keys) -> AsyncGenerator[RedisJournalReader]:
     """Open a reader of the journal. The reader connects to the server at its first read."""
-    client = Client(options)
+    client = Client(options, keys)
     try:
         yield RedisJournalReader(client, keys, options.name)
     finally:

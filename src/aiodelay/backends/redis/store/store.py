@@ -1,4 +1,4 @@
-"""`RedisStore`: the store of `redis://`, `valkey://` and their variants, on one Redis or Valkey server."""
+"""`RedisStore`: the store on a Redis or Valkey server, on a cluster, or behind Sentinels."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ class RedisStore(Transfers):
 
     Args:
         url: `redis://user:password@host:6379/0`, `rediss://`, `unix:///path`, `valkey://`, `valkeys://`, with options;
+            `redis+cluster://node1,node2` or `redis+sentinel://sentinel1,sentinel2/primary`, and their variants.
             or the options that were read from it.
         namespace: The namespace of the messages. It separates the applications that share a server. Or the keys of one
             shard of a namespace.

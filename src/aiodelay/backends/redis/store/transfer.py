@@ -111,6 +111,9 @@ class Transfers(RedisLimits):
                 f"{sink.name} is at {sink.options.name}, not at {self.name}: messages are claimed, sent and settled"
             )
             return Reach(Promise.AT_LEAST_ONCE, reason)
+        if isinstance(sink, RedisListSink) and self._options.is_cluster:
+            reason = f"on a cluster, a list of {sink.name} may be on another node than the store"
+            return Reach(Promise.AT_LEAST_ONCE, f"{reason}: messages are claimed, sent and settled")
         if not isinstance(sink, RedisListSink) and sink.keys.tag != self._keys.tag:
             reason = f"the topics are in namespace {sink.keys.namespace!r}, not in {self._keys.namespace!r}"
             return Reach(Promise.AT_LEAST_ONCE, f"{reason}: messages are claimed, sent and settled")

@@ -1,0 +1,248 @@
+"""A Redis store on a cluster and behind Sentinels: URLs, errors, redirections, lists."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from aiodelay import Scheduler
+from aiodelay.backends.redis.connection.key_types import KEY_TYPES
+from aiodelay.backends.redis.connection.options import read_url
+from aiodelay.backends.redis.records.keys import FIXED, guard_of
+from aiodelay.core.ids import new_op
+from aiodelay.core.table_scan import Scan
+from aiodelay.core.values import After, Demand, Done, Envelope, Promise, Put, Query, Refused, SettleOutcome, Stored
+from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError, TargetError
+from aiodelay.redis import RedisFanoutSink, RedisListSink, RedisStore
+from tests.support.servers import Found, RedisServer, redis_products
+from tests.support.topologies import PRIMARY, Cluster, SentinelTrio, clustered, node_of_a_cluster, watched
+from tests.support.waiting import until, until_sync
+
+NAMESPACE, META = "faults", "{faults:00}:meta"
+WRITES: dict[str, Callable[[str], tuple[str, ...]]] = {
+    "hash": lambda key: ("HSET", key, "x", "0"),
+    "set": lambda key: ("SADD", key, "9"),
+    "zset": lambda key: ("ZADD", key, "99999999999999", "x"),
+    "stream": lambda key: ("XADD", key, "1-0", "x", "y"),
+}
+
+
+@pytest.fixture(scope="session", params=redis_products(), ids=lambda found: found.name)
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with clustered(request.param.program) as found:
+        yield found
+
+
+@pytest.fixture(scope="session", params=redis_products(), ids=lambda found: found.name)
+def trio(request: pytest.FixtureRequest) -> Iterator[SentinelTrio]:
+    with watched(request.param.program) as found:
+        yield found
+
+
+@pytest.fixture(params=redis_products(), ids=lambda found: found.name)
+def program(request: pytest.FixtureRequest) -> str:
+    found = request.param
+    assert isinstance(found, Found)
+    return found.program
+
+
+def put(message_id: str, lane: str = "work", address: str = "") -> Put:
+    return Put(new_op(), Envelope(message_id, lane, payload=b"p", address=address), After(0))
+
+
+async def opens(url: str) -> None:
+    async with RedisStore(url, namespace=NAMESPACE):
+        pass
+
+
+def complete(node: RedisServer) -> list[str]:
+    """Make every fixed key of the namespace exist. Return the keys that were missing."""
+    keys = {name: META.removesuffix("meta") + name for name in FIXED}
+    missing = [name for name, key in keys.items() if node.command("EXISTS", key) == b":0\r\n"]
+    for name in missing:
+        node.command(*WRITES[KEY_TYPES[name]](keys[name]))
+    return [keys[name] for name in missing]
+
+
+def scanned(store: RedisStore) -> set[str]:
+    """Read the table of messages as Spark does, from a thread without an event loop."""
+    scan = Scan(table="messages", columns=("id",))
+    batches = [columns for part in store.scan_parts(scan) for columns in store.scan_part(scan, part)]
+    return {each for columns in batches for each in columns["id"]}
+
+
+# --- URLs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("redis+sentinel://s1,s2", "allowed: the name of the primary after the hosts"),
+        ("redis+ring://h", "url is redis"),
+        ("redis+cluster://h1,,h2", "url is redis"),
+        ("redis+cluster://h1:0", "url is redis"),
+        ("redis+cluster://h1/x", "url is redis"),
+        ("redis+cluster://h1?announce=a:1", "announce in redis"),
+        ("redis+cluster://h1?announce=a:1=b:x", "announce in redis"),
+        ("redis+cluster://h1?sentinel_password=x", "'sentinel_password'"),
+        ("redis+sentinel://s1/p?sentinel_username=u", "sentinel_password in redis"),
+    ],
+)
+def test_a_url_that_is_not_allowed_says_what_is(url: str, text: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        read_url(url)
+    assert text in str(raised.value)
+
+
+def test_the_parts_of_a_url_are_read() -> None:
+    given = "rediss+sentinel://u:p%40@s1,[::1]:7,s3/my%20primary/2?sentinel_username=v&sentinel_password=w"
+    options = read_url(given + "&announce=10.0.0.1:6379=edge:7001,10.0.0.2:6379=edge:7002")
+    topology = options.topology
+    assert topology is not None
+    assert topology.seeds == (("s1", 26379), ("::1", 7), ("s3", 26379))
+    assert (topology.primary, dict(topology.login)) == ("my primary", {"username": "v", "password": "w"})
+    assert dict(topology.announce) == {("10.0.0.1", 6379): ("edge", 7001), ("10.0.0.2", 6379): ("edge", 7002)}
+    assert (options.connection["db"], options.connection["password"], options.secure) == (2, "p@", True)
+    assert not {"w", "p@"} & set(repr(options).replace("'", " ").split())
+
+
+def test_a_guard_key_shares_the_slot_of_its_key() -> None:
+    assert guard_of("{shop:00}:meta") == "{shop:00}:aiodelay:never"
+    assert guard_of("orders") == "{orders}:aiodelay:never"
+    for key in ("a{b", "{}a", "a}b"):
+        with pytest.raises(TargetError):
+            guard_of(key)
+
+
+# --- clusters ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.valkey_too
+def test_each_namespace_of_a_cluster_is_found_on_its_node(cluster: Cluster) -> None:
+    async def play() -> None:
+        for namespace in ("a", "b", "c", "d"):
+            async with RedisStore(cluster.url, namespace=namespace) as store, store.work("w", ["work"]) as work:
+                assert isinstance((await store.apply([put("m")]))[0], Stored)
+                (claim,) = (await work.claim({"work": Demand(9)}, request="r", lease_ms=15_000)).claims
+                settled = await work.settle([Done("m", claim.record.revision, claim.token)])
+                assert list(settled) == [SettleOutcome.SETTLED]
+
+    asyncio.run(play())
+    assert len({cluster.owner(f"{{{namespace}:00}}:meta").port for namespace in "abcd"}) > 1
+
+
+@pytest.mark.valkey_too
+def test_lists_of_a_cluster_hash_where_they_hash(cluster: Cluster) -> None:
+    async def play() -> None:
+        handled: list[bytes] = []
+        scheduler = Scheduler(RedisStore(cluster.url, namespace="lists"), namespace="lists")
+        reach = scheduler.store.reaches(RedisListSink(cluster.url))  # type: ignore[attr-defined]
+        assert reach.promise is Promise.AT_LEAST_ONCE
+        topics = scheduler.store.reaches(RedisFanoutSink(cluster.url, namespace="lists"))  # type: ignore[attr-defined]
+        assert topics.promise is Promise.EXACTLY_ONCE
+
+        @scheduler.handler(name="work", source="redis-list:list-b")
+        async def handle(payload: bytes) -> None:
+            handled.append(payload)
+
+        async with scheduler:
+            for name in "abc":
+                await scheduler.schedule(name.encode(), to=f"redis-list:list-{name}", delay="1ms")
+            lists = [f"redis-list:list-{name}" for name in "ac"]
+            await until(lambda: handled == [b"b"], "the handler of list-b has run")
+            await scheduler.run_until_idle()
+            assert await scheduler.store.lengths(lists) == dict.fromkeys(lists, 1)  # type: ignore[attr-defined]
+
+    asyncio.run(play())
+    assert len({cluster.owner(f"list-{name}").port for name in "abc"}) > 1
+
+
+@pytest.mark.valkey_too
+def test_calls_wait_while_their_slot_moves_and_no_script_ends_half_way(cluster: Cluster) -> None:
+    """Every fixed key of the namespace exists: without the guard key, the node would begin the script."""
+
+    async def play() -> None:
+        async with RedisStore(f"{cluster.url}?timeout_ms=1000", namespace=NAMESPACE) as store:
+            assert isinstance((await store.apply([put("before")]))[0], Stored)
+            owner = cluster.owner(META)
+            made = complete(owner)
+            target = next(each for each in cluster.primaries if each is not owner)
+            cluster.begin_move(META, target)
+            refused = (await store.apply([put("during")]))[0]
+            assert isinstance(refused, Refused), refused
+            assert "TRYAGAIN" in refused.detail or "ASK" in refused.detail
+            for key in made:
+                assert owner.command("DEL", key) == b":1\r\n"
+            cluster.move_keys(META, owner, target)
+            waiting = asyncio.create_task(store.apply([put("after")]))
+            await asyncio.to_thread(cluster.end_move, META, owner, target)
+            assert isinstance((await waiting)[0], Stored)
+            assert {each.record.id for each in await store.search(Query())} == {"before", "after"}
+            assert await asyncio.to_thread(scanned, store) == {"before", "after"}
+
+    asyncio.run(play())
+
+
+@pytest.mark.valkey_too
+def test_a_url_for_a_single_server_is_refused_on_a_cluster_and_the_reverse(
+    cluster: Cluster, trio: SentinelTrio
+) -> None:
+    node, single = cluster.nodes[0], trio.servers[0]
+    with pytest.raises(StoreMismatchError, match=rf"redis\+cluster://127\.0\.0\.1:{node.port}"):
+        asyncio.run(opens(node.url))
+    with pytest.raises(StoreMismatchError, match=rf"single server; .*redis://127\.0\.0\.1:{single.port}"):
+        asyncio.run(opens(f"redis+cluster://127.0.0.1:{single.port}"))
+
+
+@pytest.mark.valkey_too
+def test_addresses_that_are_unreachable_from_here_are_replaced(program: str) -> None:
+    node = node_of_a_cluster(program, "--cluster-announce-ip", "127.0.0.1", "--cluster-announce-port", "1")
+    try:
+        node.command("CLUSTER", "ADDSLOTS", *map(str, range(16_384)))
+        until_sync(lambda: b"cluster_state:ok" in node.command("CLUSTER", "INFO"), "the node serves all slots")
+        seed = f"redis+cluster://127.0.0.1:{node.port}?timeout_ms=1000"
+        with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1, which the cluster names .* put announce="):
+            asyncio.run(opens(seed))
+        asyncio.run(opens(f"{seed}&announce=127.0.0.1:1=127.0.0.1:{node.port}"))
+    finally:
+        node.stop()
+
+
+@pytest.mark.valkey_too
+def test_a_cluster_without_all_slots_says_so(program: str) -> None:
+    node = node_of_a_cluster(program)
+    try:
+        with pytest.raises(StoreUnavailableError, match=r"no node serves slot .* CLUSTER NODES"):
+            asyncio.run(opens(f"redis+cluster://127.0.0.1:{node.port}?timeout_ms=300"))
+    finally:
+        node.stop()
+
+
+# --- Sentinels --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.valkey_too
+def test_a_wrong_name_of_the_primary_names_the_known_ones(trio: SentinelTrio) -> None:
+    with pytest.raises(StoreMismatchError, match=f"'nobody', which .* does not know; allowed: {PRIMARY}"):
+        asyncio.run(opens(trio.url.replace(f"/{PRIMARY}", "/nobody")))
+
+
+@pytest.mark.valkey_too
+def test_servers_that_are_no_sentinels_are_refused_and_the_reverse(trio: SentinelTrio) -> None:
+    with pytest.raises(StoreMismatchError, match="is no Sentinel"):
+        asyncio.run(opens(f"redis+sentinel://127.0.0.1:{trio.servers[0].port}/{PRIMARY}"))
+    with pytest.raises(StoreMismatchError, match=r"redis\+sentinel:// with the name of the primary"):
+        asyncio.run(opens(trio.sentinels[0].url))
+
+
+@pytest.mark.valkey_too
+def test_a_missing_majority_is_a_warning(trio: SentinelTrio, caplog: pytest.LogCaptureFixture) -> None:
+    alive = trio.sentinels[0].port
+    with caplog.at_level(logging.WARNING, "aiodelay.redis"):
+        asyncio.run(opens(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{alive},127.0.0.1:2/{PRIMARY}"))
+    assert "2 of 3 Sentinels do not answer" in caplog.text
+    with pytest.raises(StoreUnavailableError, match=r"no Sentinel answers: 127\.0\.0\.1:1"):
+        asyncio.run(opens(f"redis+sentinel://127.0.0.1:1,127.0.0.1:2/{PRIMARY}?timeout_ms=300"))
