@@ -63,7 +63,8 @@ class PipelinedConnection:
             StoreUnavailableError: The server cannot be reached.
         """
         try:
-            self._connection = self._new_connection(**asyncio.run(self._place()))
+            place = {} if self._options.topology is None else asyncio.run(self._place())
+            self._connection = self._new_connection(**place)
             self._connection.connect()
         except Fault as fault:
             raise StoreUnavailableError(self._options.name, fault.reason) from fault
@@ -72,9 +73,7 @@ class PipelinedConnection:
         return self
 
     async def _place(self) -> dict[str, Any]:
-        """Return the address of the server as arguments of a connection; empty if the URL names the server."""
-        if self._options.topology is None:
-            return {}
+        """Return the address of the namespace's server in a cluster or behind Sentinels."""
         client = Client(self._options, self._keys)
         try:
             assert client.locator is not None
