@@ -5,6 +5,7 @@ The id of a message never changes. So a message that moves during the scan stays
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -181,7 +182,7 @@ class _Scanner(Reader):
             return _SELECT["dead"].replace("m.record", "NULL")
         query = _SELECT[scan.table]
         for name in LATER_COLUMNS.keys() - columns_of(self._execute, "messages"):
-            query = query.replace(f"m.{name}", "NULL")
+            query = re.sub(rf"\bm\.{name}\b", "NULL", query)
         return query
 
     def _columns(self, scan: Scan, rows: list[Row], now: int) -> Columns:
