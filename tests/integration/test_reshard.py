@@ -197,6 +197,28 @@ def test_s2_a_move_that_is_killed_anywhere_goes_on(url: str, namespace: str, mon
     asyncio.run(play())
 
 
+def test_s2_items_that_came_in_flight_move_with_their_message(url: str, namespace: str) -> None:
+    ids = [f"m{i}" for i in range(9)]
+
+    async def play() -> None:
+        async with ShardedStore(url, namespace=namespace) as store:
+            await store.apply([_put(each, "orders", After(0), payload=b"1") for each in ids])
+            async with store.work("w", LANES) as work:
+                claimed = await work.claim({"orders": Demand(100)}, request=new_id(), lease_ms=LEASE_MS)
+            append = Conflict.append()
+            await store.apply([_put(each, "orders", payload=b"2", conflict=append) for each in ids])
+        await _reshard(url, namespace, 3)
+        async with ShardedStore(url, namespace=namespace) as store, store.work("w", LANES) as work:
+            ends = [Done(each.record.id, each.record.revision, each.token) for each in claimed.claims]
+            assert await work.settle(ends) == [SettleOutcome.SETTLED] * len(ids)
+            following = await store.search(Query(limit=100))
+            assert sorted((each.record.id, each.record.envelope.payload) for each in following) == [
+                (each, b"2") for each in ids
+            ]
+
+    asyncio.run(play())
+
+
 async def _opens(url: str, namespace: str) -> bool:
     try:
         async with ShardedStore(url, namespace=namespace):

@@ -22,10 +22,12 @@ REVISION_BYTES = size_of("LETTER_KEY")
 _LANE = span("RECORD", "lane")
 _SEQUENCE, _RECORD = span("MEMBER", "sequence"), span("PLACED_VALUE", "record")
 _REMOVED = (
-    *("graves:ids", "series", "superseded", "superseded:ids", "retries", "trials", "pulses", "limits"),
+    *("graves:ids", "series", "superseded", "superseded:ids", "retries", "trials", "limits"),
     *("superseded:keys", "appended"),
 )
-"""Keys of a shard without a lane or a window in their names, in addition to `FIXED`."""
+"""Keys of a shard without a lane or a window in their names, in addition to `FIXED` and `_NAMING`."""
+_NAMING = ("done", "pulses", "lanes")
+"""Keys that name the windows, incarnations and lanes of which other keys have the names."""
 
 Entry = tuple[bytes, bytes]
 """A field and its value, or a member and its score."""
@@ -74,16 +76,16 @@ class Mover:
         await self._move_windows()
 
     async def remove(self) -> None:
-        """Delete all keys of a shard that has no messages left."""
+        """Delete all keys of a shard that has no messages left. Those that name other keys go last."""
         await self._number_lanes()
         windows = await self._client.command("ZRANGE", self._key("done"), 0, -1)
-        names = [*FIXED, *_REMOVED, *(_window(each) for each in windows)]
+        names = [*(set(FIXED) - set(_NAMING)), *_REMOVED, *(_window(each) for each in windows)]
         for number in self._lanes:
             names += [f"{kind}:{number}" for kind in ("due", "leased", "blocked", "why", "queues", "turns")]
             names += [f"{kind}:{number}" for kind in ("inflight", "running", "marks")]
         incarnations = await self._client.command("HKEYS", self._key("pulses"))
         names += [f"held:{each.decode()}" for each in incarnations]
-        for name in names:
+        for name in (*names, *_NAMING):
             await self._client.command("UNLINK", self._key(name))
 
     # --- lanes and shared data ----------------------------------------------------------------------------
