@@ -160,6 +160,7 @@ def test_no_builtin_error_is_raised_for_callers() -> None:
         ("event_codecs.py", "TypeError"),  # what msgspec wants of a hook
         ("record_codec.py", "ValueError"),  # mapped to RecordFormatError by the caller
         ("control.py", "NotImplementedError"),  # a method that the subclass gives
+        ("login.py", "TypeError"),  # of a program's credential provider; mapped to AuthenticationError by the caller
         ("rebound.py", "ImportError"),  # at import, where aiokafka has another inside than a tested version
         ("message_stream.py", "TypeError"),  # of a subscriber that is None, as the specification has it (D6)
         ("recurrence.py", "TypeError"),  # mapped to RecordFormatError by the caller

@@ -79,7 +79,7 @@ class Client:
         topology = self._options.topology
         if topology is None:
             return None
-        kind, kwargs = self._connection()
+        kind, kwargs = _connection_of(self._options)
         known = ClusterLocator if topology.kind == "cluster" else SentinelLocator
         return known(self._options.name, topology, lambda **given: kind(**(kwargs | given)))
 
@@ -89,28 +89,10 @@ class Client:
         return [len(given), *given]
 
     def _new_pool(self, address: Address | None = None) -> ConnectionPool:
-        kind, kwargs = self._connection()
+        kind, kwargs = _connection_of(self._options)
         if address is not None:
             kwargs |= {"host": address.host, "port": address.port}
         return ConnectionPool(lambda: kind(**kwargs), self._options.connections)
-
-    def _connection(self) -> tuple[type[Any], dict[str, Any]]:
-        options = self._options
-        kwargs = {
-            **options.connection,
-            # `_call` sets the time limits. redis-py's limits use asyncio.wait_for, which loses cancellations in Python
-            # 3.11.
-            "socket_timeout": None,
-            "retry": Retry(NoBackoff(), 0),
-            "health_check_interval": 0,
-            "maint_notifications_config": MaintNotificationsConfig(enabled=False),
-            "driver_info": None,
-            "redis_connect_func": login,
-        }
-        if options.socket:
-            return UnixDomainSocketConnection, {**kwargs, "path": options.socket}
-        kwargs["socket_keepalive"] = True
-        return (SSLConnection if options.secure else Connection), kwargs
 
     def apart(self) -> Client:
         """Return a new client of the same server, for another event loop. It shares no connection with this client."""
@@ -122,7 +104,7 @@ class Client:
         Raises:
             Fault: The server of the key was not found.
         """
-        kind, kwargs = self._connection()
+        kind, kwargs = _connection_of(self._options)
         if self.locator is not None:
             kwargs["host"], kwargs["port"] = await self.locator.locate(slot_of(key))
         return kind(**kwargs)
@@ -264,12 +246,6 @@ class Client:
             return self._home
         return slot_of(command[KEY_PLACES.get(name, 1)])
 
-    def _wait_command(self) -> bytes:
-        level, replicas = self._options.durability
-        if level == "replicated":
-            return packed(["WAIT", replicas, self._options.timeout_ms])
-        return packed(["WAITAOF", 1, 0, self._options.timeout_ms]) if level == "fsynced" else b""
-
     async def _call(self, command: bytes, slot: int, *, durable: bool) -> Any:  # noqa: ANN401 - any reply
         (reply,) = await self._exchange([command], slot, durable=durable)
         if isinstance(reply, Fault | NoScriptError):
@@ -343,7 +319,7 @@ class Client:
 
     async def _sent(self, pool: ConnectionPool, commands: Sequence[bytes], *, durable: bool) -> list[Any]:
         sent = False
-        wait = self._wait_command() if durable else b""
+        wait = _wait_command(self._options) if durable else b""
         try:
             async with asyncio.timeout(self._timeout_s * 2 + WAIT_GRACE_S if wait else self._timeout_s):
                 connection = await pool.take()
@@ -367,7 +343,7 @@ class Client:
             raise fault from error
         if not any(isinstance(reply, ResponseError) for reply in replies):
             self._failures = 0
-        unconfirmed = self._unconfirmed(confirmed) if wait else None
+        unconfirmed = _unconfirmed(self._options, confirmed) if wait else None
         return [
             await self._refused(reply, pool) if isinstance(reply, ResponseError) else unconfirmed or reply
             for reply in replies
@@ -380,24 +356,6 @@ class Client:
         fault.__cause__ = error
         await self._failed(fault, pool)
         return fault
-
-    def _unconfirmed(self, confirmed: Any) -> Fault | None:  # noqa: ANN401 - WAIT's number or WAITAOF's two, or an error
-        """Return the fault if the level of durability was not reached. A server may refuse to wait for it.
-
-        An example is WAITAOF without an append-only file.
-        """
-        level, replicas = self._options.durability
-        if level == "fsynced":
-            if not isinstance(confirmed, list) or confirmed[0] < 1:
-                return Fault("unknown", f"the call is done, but is not on disk after {self._options.timeout_ms} ms")
-        elif not isinstance(confirmed, int) or confirmed < replicas:
-            reached = confirmed if isinstance(confirmed, int) else 0
-            return Fault(
-                "unknown",
-                f"the call is done, but only {reached} of {replicas} replicas have it"
-                f" after {self._options.timeout_ms} ms",
-            )
-        return None
 
     async def _failed(self, fault: Fault, pool: ConnectionPool) -> None:
         """Count failed connections. After `RENEW_AFTER` failures in a row, replace the pool by a new one."""
@@ -412,6 +370,49 @@ class Client:
             self._failures = 0
             self._pool = self._new_pool()
             await pool.close()
+
+
+def _connection_of(options: Options) -> tuple[type[Any], dict[str, Any]]:
+    kwargs = {
+        **options.connection,
+        # `_call` sets the time limits. redis-py's limits use asyncio.wait_for, which loses cancellations in Python
+        # 3.11.
+        "socket_timeout": None,
+        "retry": Retry(NoBackoff(), 0),
+        "health_check_interval": 0,
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+        "driver_info": None,
+        "redis_connect_func": login,
+    }
+    if options.socket:
+        return UnixDomainSocketConnection, {**kwargs, "path": options.socket}
+    kwargs["socket_keepalive"] = True
+    return (SSLConnection if options.secure else Connection), kwargs
+
+
+def _wait_command(options: Options) -> bytes:
+    level, replicas = options.durability
+    if level == "replicated":
+        return packed(["WAIT", replicas, options.timeout_ms])
+    return packed(["WAITAOF", 1, 0, options.timeout_ms]) if level == "fsynced" else b""
+
+
+def _unconfirmed(options: Options, confirmed: Any) -> Fault | None:  # noqa: ANN401 - WAIT's number or WAITAOF's two, or an error
+    """Return the fault if the level of durability was not reached. A server may refuse to wait for it.
+
+    An example is WAITAOF without an append-only file.
+    """
+    level, replicas = options.durability
+    if level == "fsynced":
+        if not isinstance(confirmed, list) or confirmed[0] < 1:
+            return Fault("unknown", f"the call is done, but is not on disk after {options.timeout_ms} ms")
+    elif not isinstance(confirmed, int) or confirmed < replicas:
+        reached = confirmed if isinstance(confirmed, int) else 0
+        return Fault(
+            "unknown",
+            f"the call is done, but only {reached} of {replicas} replicas have it after {options.timeout_ms} ms",
+        )
+    return None
 
 
 async def _read(connection: Any) -> Any:  # noqa: ANN401 - redis-py's connection, its reply
