@@ -86,7 +86,7 @@ class ShardDues:
         )
 
     def next_ms(self, lanes: Collection[Lane], now_ms: int) -> int | None:
-        """Return the earliest due time of lanes in all shards: `now_ms` if it is not known, None if there is none."""
+        """Return the earliest due time of lanes in all shards. It is `now_ms` if unknown, and None without messages."""
         earliest = min(self._heard)
         for answers in self._answers:
             for lane in lanes:

@@ -115,7 +115,7 @@ class ShardedStore(ShardedInspection):
         await self._of_all(lambda each: each.switch_on(names))
 
     def journal_reader(self) -> AbstractAsyncContextManager[ShardedJournalReader]:
-        """Open a reader of the journals of all shards. The store need not be open."""
+        """Open a reader of the journals of all shards. The store may be closed."""
         self._closed.check_journal()
         return open_journals(self._options, self._namespace)
 

@@ -92,7 +92,7 @@ class Base:
 
     @property
     def keys(self) -> Keys:
-        """The keys of the namespace, or of this shard of it."""
+        """The keys of the namespace, or the keys of this shard."""
         return self._keys
 
     @property
