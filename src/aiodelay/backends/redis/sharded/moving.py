@@ -76,7 +76,7 @@ class Mover:
         await self._move_windows()
 
     async def remove(self) -> None:
-        """Delete all keys of a shard that has no messages left. The keys in `_NAMING` go last: a repetition reads them."""
+        """Delete all keys of a shard that has no messages left. `_NAMING` goes last: a repetition reads it."""
         await self._number_lanes()
         windows = await self._client.command("ZRANGE", self._key("done"), 0, -1)
         names = [*(set(FIXED) - set(_NAMING)), *_REMOVED, *(_window(each) for each in windows)]
