@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,18 @@ def test_f19_a_slot_moves_under_load(cluster_scene: TopologyScene) -> None:
     assert scene.judge(Limits(takeover_ms=TAKEOVER_MS)).delivered > 100
 
 
+def replicated_ns(primary: RedisServer) -> int:
+    """Wait until the replica has all writes from before this call. Return the time of the call."""
+
+    def found(pattern: bytes) -> int:
+        offset = re.search(pattern, primary.command("INFO", "replication"))
+        return -1 if offset is None else int(offset[1])
+
+    called_ns, written = time.monotonic_ns(), found(rb"master_repl_offset:(\d+)")
+    until_sync(lambda: found(rb"slave0:.*offset=(\d+)") >= written, "the replica has all writes", PATIENCE_S)
+    return called_ns
+
+
 def dies(scene: TopologyScene) -> None:
     """Kill the primary under load. Commands that were called replicated must survive."""
     scene.url += "?durability=replicated:1&timeout_ms=1000"
@@ -86,9 +99,10 @@ def dies(scene: TopologyScene) -> None:
     for worker in workers:
         worker.line("run 40")
     former = scene.owner()
+    replicated = replicated_ns(former)
     since_ns = time.monotonic_ns()
     former.kill()
-    scene.crew.history.write(h.Loss(since_ns=since_ns - int(2e9), commands=False))
+    scene.crew.history.write(h.Loss(since_ns=replicated, commands=False))
     until_sync(lambda: scene.owner() is not former, "another server is the primary", PATIENCE_S)
     print(f"failover after {(time.monotonic_ns() - since_ns) / 1e9:.1f} s")
     former.start()  # it returns as the replica, without which nothing is called replicated

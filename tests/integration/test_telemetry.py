@@ -240,14 +240,14 @@ async def test_a_retry_in_another_process_is_linked_to_the_attempt_before(
 async def test_lists_and_memory_of_redis_are_measured(redis_url: str, emitted: Emitted) -> None:
     key, namespace = new_name("list"), new_name("n")
     async with Scheduler(redis_url, namespace=namespace, telemetry=emitted.telemetry()) as scheduler:
-        await scheduler.store.command("CONFIG", "SET", "maxmemory", "200mb")  # type: ignore[attr-defined]
+        await scheduler.store.shards[0].command("CONFIG", "SET", "maxmemory", "200mb")  # type: ignore[attr-defined]
         await scheduler.schedule(b"x", to=f"redis-list:{key}", delay="10ms")
         await scheduler.run_until_idle()
         observer = scheduler._running._options.observer  # type: ignore[union-attr]
         observer._look_again_s = 0.0  # type: ignore[union-attr]
         await observer.look(observer._tidied)  # type: ignore[union-attr]
         points = emitted.points()
-        await scheduler.store.command("CONFIG", "SET", "maxmemory", "0")  # type: ignore[attr-defined]
+        await scheduler.store.shards[0].command("CONFIG", "SET", "maxmemory", "0")  # type: ignore[attr-defined]
     lengths = {labels["messaging.destination.name"]: n for labels, n in points["aiodelay.list.length"]}
     assert lengths == {f"redis-list:{key}": 1}
     ((_, fill),) = points["aiodelay.store.fill"]
