@@ -146,9 +146,9 @@ async def test_the_page_names_the_limit_that_a_change_ends_or_replaces() -> None
         assert "New limit: <strong>each tenant: at most 3 in flight</strong>" in screen
         assert "Limit until now: <strong>each customer: at most 1 in flight, at most 9/s begin</strong>" in screen
         assert "Nothing is called" not in screen
-        screen = await sent(client, "limit", {"limited": "Aks", "rate": "2/min"})
+        screen = await sent(client, "limit", {"limited": "Asking", "rate": "2/min"})
         assert "New limit: <strong>all messages together: at most 2/min begin</strong>" in screen
-        assert "Nothing is called Aks" in screen
+        assert "Nothing is called Asking" in screen
         assert "A handler or sink that gets this name later has this limit" in screen
         screen = await sent(client, "end_limit", {"limited": "Ask"})
         assert "Ask has no such limit any more." in screen
