@@ -120,5 +120,7 @@ def test_f19_the_primary_of_the_namespace_dies_in_a_cluster(cluster_scene: Topol
     dies(cluster_scene)
 
 
+# At night only, until its cause is known: on a busy machine, more settlements are lost than the replica lagged behind.
+@pytest.mark.nightly
 def test_f19_the_primary_dies_behind_sentinels(sentinel_scene: TopologyScene) -> None:
     dies(sentinel_scene)
