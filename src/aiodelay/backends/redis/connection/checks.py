@@ -51,7 +51,8 @@ async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
             await _check_settings(client, options, info)
         uuid = await _check_layout(client, keys, options.name)
         await _check_scripts(client, keys, options.name)
-        await client.load_scripts()
+        if keys.shard == 0:
+            await client.load_scripts()
         _warn_of_silent(client, options)
     except Fault as fault:
         if fault.mismatch is not None:
