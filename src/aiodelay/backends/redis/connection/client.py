@@ -20,7 +20,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 from aiodelay.backends.redis.records.keys import Keys, guard_of
 from aiodelay.core.backoff import pause_s
 
-from .faults import Fault, fault_of
+from .faults import Fault, fault_of, reply_of
 from .locator import ClusterLocator, Locator, SentinelLocator, slot_of
 from .login import login
 from .options import Options
@@ -326,8 +326,8 @@ class Client:
                 try:
                     sent = True
                     await connection.send_packed_command([*commands, wait] if wait else commands, check_health=False)
-                    replies = [await _read(connection) for _ in commands]
-                    confirmed = await _read(connection) if wait else None
+                    replies = [await reply_of(connection) for _ in commands]
+                    confirmed = await reply_of(connection) if wait else None
                 except BaseException:
                     # The connection still has an unread answer, which the next command would take for its own. So close
                     # it.
@@ -413,11 +413,3 @@ def _unconfirmed(options: Options, confirmed: Any) -> Fault | None:  # noqa: ANN
             f"the call is done, but only {reached} of {replicas} replicas have it after {options.timeout_ms} ms",
         )
     return None
-
-
-async def _read(connection: Any) -> Any:  # noqa: ANN401 - redis-py's connection, its reply
-    """Return the next reply, or the error with which the server refused the command."""
-    try:
-        return await connection.read_response()
-    except ResponseError as error:
-        return error

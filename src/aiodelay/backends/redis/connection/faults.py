@@ -6,7 +6,7 @@ unknown.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from redis import exceptions as e
 
@@ -14,7 +14,7 @@ from aiodelay.backends.redis.records.shards import stale_layout
 from aiodelay.core.features import REDIS_LAYOUT, newer_layout, too_new
 from aiodelay.errors import StoreMismatchError, StoreTooNewError, cut
 
-__all__ = ["Fault", "Kind", "fault_of"]
+__all__ = ["Fault", "Kind", "fault_of", "reply_of"]
 
 Kind: TypeAlias = Literal["unavailable", "full", "unknown"]
 
@@ -139,3 +139,11 @@ def _refusal(text: str) -> StoreTooNewError:
 def _code(error: Exception) -> str:
     code = getattr(error, "status_code", None)
     return f"{code} " if isinstance(code, str) else ""
+
+
+async def reply_of(connection: Any) -> Any:  # noqa: ANN401 - redis-py's connection, its reply
+    """Return the next reply, or the error with which the server refused the command."""
+    try:
+        return await connection.read_response()
+    except e.ResponseError as error:
+        return error

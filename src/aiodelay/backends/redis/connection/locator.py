@@ -16,7 +16,7 @@ from redis.exceptions import AuthenticationError, MovedError, RedisError, Respon
 
 from aiodelay.errors import StoreMismatchError
 
-from .faults import Fault, fault_of
+from .faults import Fault, fault_of, reply_of
 from .scripts import Arg, packed
 from .topology import Address, Topology
 
@@ -100,7 +100,7 @@ class Locator(ABC):
             async with asyncio.timeout(ASK_S):
                 await connection.connect()
                 await connection.send_packed_command([packed(each) for each in commands], check_health=False)
-                return [await _answer(connection) for _ in commands]
+                return [await reply_of(connection) for _ in commands]
         finally:
             await connection.disconnect(nowait=True)
 
@@ -255,13 +255,6 @@ class SentinelLocator(Locator):
             raise
         else:
             self._announcements = connection
-
-
-async def _answer(connection: Any) -> Any:  # noqa: ANN401 - redis-py's connection, its reply
-    try:
-        return await connection.read_response()
-    except ResponseError as error:
-        return error
 
 
 def _problem(server: Address, error: BaseException) -> str:

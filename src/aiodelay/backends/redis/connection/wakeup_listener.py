@@ -1,6 +1,6 @@
 """Listeners: readers that block on a connection of their own until something happens on the server.
 
-`WakeupListener` reads the store's stream of wake-ups. `ListListener` waits for elements of a list, and `LogListener`
+`WakeupListener` reads the store's streams of wake-ups. `ListListener` waits for elements of a list, and `LogListener`
 waits for entries of a log. Each listener ends the waits of a loop in this process.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -81,49 +81,54 @@ class BlockingReader(ABC):
 
 
 class WakeupListener(BlockingReader):
-    """Reads the stream `wake`. A process writes into it when a message becomes the earliest message of a lane.
+    """Reads streams `wake`. A process writes into one when a message becomes the earliest message of a lane.
 
     The entries are only hints. If the listener misses an entry, the safety poll still finds the message, but later. The
-    listener keeps its position when it connects again, so it misses no entry that the stream still has.
+    listener keeps its positions when it connects again, so it misses no entry that the streams still have.
 
     Args:
         client: The client that makes the connection.
-        key: The key of the stream.
-        writer: The name of this process. The listener skips this process's own entries, because the process wakes its
-            own workers without the server.
-        wake: A function to call for each batch of hints, and after each failed connection.
+        streams: For the key of each stream: the name of this process in the stream, and a function to call for each
+            batch of hints and after each failed connection. The listener skips this process's own entries, because the
+            process wakes its own workers without the server. All streams are on one server.
     """
 
-    def __init__(self, client: Client, key: str, writer: str, wake: Callable[[], object]) -> None:
-        super().__init__(client, key, wake)
-        self._writer = writer.encode()
-        self._cursor = b""
+    def __init__(self, client: Client, streams: Mapping[str, tuple[str, Callable[[], object]]]) -> None:
+        super().__init__(client, next(iter(streams)), self._wake_all)
+        self._streams = {key.encode(): (writer.encode(), wake) for key, (writer, wake) in streams.items()}
+        self._cursors: dict[bytes, bytes] = {}
         self._listens = asyncio.Event()
         self._is_late = False
 
     async def ready(self) -> None:
-        """Wait until the listener knows its position in the stream, but at most `START_S`."""
+        """Wait until the listener knows its positions in the streams, but at most `START_S`."""
         try:
             async with asyncio.timeout(START_S):
                 await self._listens.wait()
         except TimeoutError:
             self._is_late = not self._listens.is_set()
 
+    def _wake_all(self) -> None:
+        for _, wake in self._streams.values():
+            wake()
+
     async def _read(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
-        if not self._cursor:
-            last = await _ask(connection, ["XREVRANGE", self._key, "+", "-", "COUNT", 1], GRACE_S)
-            self._cursor = last[0][0] if last else b"0-0"
+        if not self._cursors:
+            cursors: dict[bytes, bytes] = {}
+            for key in self._streams:
+                last = await _ask(connection, ["XREVRANGE", key, "+", "-", "COUNT", 1], GRACE_S)
+                cursors[key] = last[0][0] if last else b"0-0"
+            self._cursors = cursors
             self._listens.set()
-            if self._is_late:  # The worker claims already. The position may be behind an entry that nobody has read.
-                self._wake()
-        command: list[Arg] = ["XREAD", "BLOCK", BLOCK_MS, "STREAMS", self._key, self._cursor]
+            if self._is_late:  # The worker claims already. The positions may be behind entries that nobody has read.
+                self._wake_all()
+        command: list[Arg] = ["XREAD", "BLOCK", BLOCK_MS, "STREAMS", *self._cursors, *self._cursors.values()]
         reply = await _ask(connection, command, BLOCK_MS / 1000 + GRACE_S)
-        if not reply:
-            return
-        entries = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]
-        self._cursor = entries[-1][0]
-        if any(self._writer not in fields for _, fields in entries):
-            self._wake()
+        for key, entries in reply.items() if isinstance(reply, dict) else reply or ():
+            writer, wake = self._streams[key]
+            self._cursors[key] = entries[-1][0]
+            if any(writer not in fields for _, fields in entries):
+                wake()
 
 
 class AskedReader(BlockingReader):

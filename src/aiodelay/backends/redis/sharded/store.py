@@ -11,7 +11,7 @@ from typing import Self
 
 from aiodelay.backends.redis.connection.client import Client
 from aiodelay.backends.redis.connection.options import read_url
-from aiodelay.backends.redis.connection.wakeup_listener import listening
+from aiodelay.backends.redis.connection.wakeup_listener import WakeupListener, listening
 from aiodelay.backends.redis.lists.sink import RedisListSink
 from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, keys_of
 from aiodelay.backends.redis.store.store import RedisStore
@@ -40,7 +40,6 @@ from .inspection import ShardedInspection
 from .journal import ShardedJournalReader, open_journals
 from .scan import ShardedScanner, ShardPart
 from .transfer import ShardedTransfer
-from .wakeups import ShardsListener
 from .work import ShardedWork
 
 __all__ = ["ShardedStore", "open_store"]
@@ -194,7 +193,7 @@ class ShardedStore(ShardedInspection):
         client = Client(self._options)
         keys = [each.keys.key("wake") for each in shards]
         streams = {key: (each.writer, each.waiters.wake) for key, each in zip(keys, shards, strict=True)}
-        listener = ShardsListener(client, streams)
+        listener = WakeupListener(client, streams)
         async with AsyncExitStack() as stack:
             works = [
                 await stack.enter_async_context(each.registered_work(worker, lanes, ShardWaiter(waiter, dues, shard)))

@@ -201,7 +201,7 @@ class RedisStore(Transfers):
         """Register a worker, and yield the object with which it claims and settles messages."""
         opened = self._checked()
         async with self.registered_work(worker, lanes, Waiter()) as work:
-            listener = WakeupListener(opened.client, self._keys.key("wake"), opened.writer, self.waiters.wake)
+            listener = WakeupListener(opened.client, {self._keys.key("wake"): (opened.writer, self.waiters.wake)})
             async with listening(listener, "aiodelay redis wake-ups"):
                 await listener.ready()
                 yield work
