@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -23,6 +24,11 @@ settings.load_profile("ours")
 
 BROKERS = {"cluster", "kafka", "own_broker", "seen"}
 """Fixtures that start a Kafka broker, or start it again. `tests/support/kafka.py` limits each start."""
+
+
+# A shell starts a command with `&` so that it ignores Ctrl-C, and the programs that the tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)  # pytest-randomly chooses the run's seed first

@@ -117,6 +117,23 @@ async def test_s7_a_member_whose_heartbeats_are_not_acknowledged_claims_nothing(
         assert claim.record.id == "m"
 
 
+async def test_f3_a_member_that_the_group_may_have_forgotten_begins_no_session(
+    kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "HEARTBEAT_MS", 60_000)  # so a session that waits for heartbeats does not begin here
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"
+    async with KafkaStore(url) as store, store.work("w", ["work"]) as work:
+        await until(lambda: work.status().phase == "ready", "it owns the partition")
+        (member,) = store.assignment.groups.values()
+        async with asyncio.timeout(30):
+            await member.may_begin(is_fenced=False)
+        monkeypatch.setattr(group, "SESSION_MS", -1)  # as if the last heartbeat was too long ago
+        waiting = asyncio.create_task(member.may_begin(is_fenced=False))
+        await asyncio.sleep(0.1)
+        assert not waiting.done(), "the group may have given its partitions to another member"
+        waiting.cancel()
+
+
 async def test_heartbeats_are_noted_as_of_when_they_were_sent(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "SESSION_MS", 6_000)  # the least that a broker takes
     url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"

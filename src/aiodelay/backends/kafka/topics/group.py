@@ -116,9 +116,10 @@ class Group:
 
         Args:
             is_fenced: Whether another owner may have taken the partition over. Then first wait for two heartbeats:
-                the group reports a rebalance with their answers.
+                the group reports a rebalance with their answers. Also wait for them if the group was silent for too
+                long, for example because this process was suspended.
         """
-        if is_fenced:
+        if is_fenced or self.silence:
             await asyncio.sleep(2 * HEARTBEAT_MS / 1000)
         await self._settled.wait()
 
