@@ -63,7 +63,7 @@ __all__ = [
 _SHOWN = (str, int, float, complex, type, date, time, timedelta, tzinfo)
 _MOST_ITEMS = 100
 _MAX_URL = 200
-_NO_PORT = re.compile(r"(\[[^\]]*\])|:(?!\d*(?:[,?#]|$))[^,?#]*")  # a port that is no number; group 1: an IPv6 address
+_NO_PORT = re.compile(r"(\[[^\[\]]*\])|:(?!\d*(?:[,?#]|$))[^,?#]*")  # a port that is no number; 1: an IPv6 address
 _SECRET = re.compile(r"(?i)pass|pwd|secret|token|key|auth|cred")
 
 

@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 from aiodelay import Retry, Scheduler
 from aiodelay.core.values import DeadLetter, LaneCounts
 from aiodelay.kafka.records import key_of
+from tests.support.bad_inputs import KAFKA_OWN_RECORDS
 from tests.support.kafka import create_topic, new_name
 from tests.support.waiting import until
 
@@ -98,6 +99,23 @@ async def test_l5_odd_records_become_dead_letters_that_say_why_and_hold_up_nobod
         letter = next(each for each in letters if key_of(each.record.id) == key)
         assert letter.reason == "undecodable"
         assert says in (letter.record.last_error or "")
+
+
+async def test_l5_records_that_look_like_aiodelays_own_hold_up_nobody(kafka: str) -> None:
+    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
+    url = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1"
+    rows = len(KAFKA_OWN_RECORDS)
+    producer = Producer({"bootstrap.servers": kafka, "message.max.bytes": 2_000_000})
+    async with Scheduler(url):
+        for i, (key, value, headers) in enumerate(KAFKA_OWN_RECORDS):
+            producer.produce(schedules, value, key, headers=list(headers.items()))
+            producer.produce(schedules, b"%d" % i, b"good %d" % i, headers=headers_to(target))
+        assert await asyncio.to_thread(producer.flush, 10) == 0
+        assert await values_of(kafka, target, rows) == {b"%d" % i for i in range(rows)}
+    async with Scheduler(url):  # reads them again, from the beginning
+        producer.produce(schedules, b"later", b"later", headers=headers_to(target))
+        assert await asyncio.to_thread(producer.flush, 10) == 0
+        assert len(await values_of(kafka, target, rows + 1)) == rows + 1
 
 
 async def letters_of(scheduler: Scheduler, n: int) -> list[DeadLetter]:

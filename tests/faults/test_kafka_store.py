@@ -34,6 +34,7 @@ from aiodelay.core.transitions import occurrence_id
 from aiodelay.core.values import At, Cancel, DeadLetter, Demand, Done, Envelope, Fire, Put, Query, Stored
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.kafka.records import Read
+from tests.support.bad_inputs import KAFKA_RECORDS
 from tests.support.kafka import create_topic, new_name, read, started
 from tests.support.kafka_rights import grant, revoke
 from tests.support.topics import set_config
@@ -206,50 +207,28 @@ def put(number: int, topic: str, due_ms: int) -> Put:
     return Put(new_op(), Envelope(f"m{number}", "kafka", topic, payload=b"%d" % number), At(due_ms))
 
 
-BAD: dict[str, tuple[dict[str, bytes | None], str]] = {
-    "text for epoch": ({"scheduler-epoch": b"tomorrow"}, "header scheduler-epoch is 'tomorrow', not a whole number"),
-    "a fraction": ({"scheduler-epoch": b"1.5"}, "header scheduler-epoch is '1.5', not a whole number"),
-    "negative": ({"scheduler-epoch": b"-1"}, "header scheduler-epoch is '-1', not a whole number"),
-    "null epoch": ({"scheduler-epoch": None}, "header scheduler-epoch is null, not a whole number"),
-    "no epoch": ({"scheduler-epoch": b""}, "header scheduler-epoch is '', not a whole number"),
-    "ms": ({"scheduler-epoch": b"1893499200001"}, "header scheduler-epoch is too large: it counts seconds"),
-    "huge": ({"scheduler-epoch": b"9" * 5000}, "not a whole number"),
-    "null topic": (
-        {"scheduler-target-topic": None},
-        "header scheduler-target-topic is '', which is not a topic's name",
-    ),
-    "no topic's name": ({"scheduler-target-topic": b"a/b"}, "header scheduler-target-topic is 'a/b', which is not"),
-    "Kafka's own": ({"scheduler-target-topic": b"__consumer_offsets"}, "which is not a topic's name"),
-    "later": ({"aiodelay-format": b"2"}, "its format is 2, and this version reads formats up to 1"),
-    "pickle": ({"aiodelay-encoding": b"pickle"}, "its encoding 'pickle' is unknown"),
-    "due": ({"aiodelay-due-ms": b"0x1"}, "header aiodelay-due-ms is '0x1', not a whole number"),
-    "rule": ({"aiodelay-rule": b"not JSON"}, "header aiodelay-rule is not JSON"),
-    "no rule of ours": ({"aiodelay-rule": b'{"kind": "moon"}'}, "its recurrence rule a dict is not valid"),
-}
-
-
 async def test_l5_bad_records_of_plain_clients_become_dead_letters_that_say_why(kafka: str) -> None:
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     async with Scheduler(f"kafka://{kafka}/{schedules}?create_topic=true&partitions=3") as scheduler:
         client = PlainClient(kafka, schedules)
-        for i, (name, (bad, _)) in enumerate(BAD.items()):
+        for i, (name, (bad, _)) in enumerate(KAFKA_RECORDS.items()):
             client.schedule(name.encode(), b"x" * i, 1, target, b"", **bad)
             client.schedule(b"good %d" % i, b"%d" % i, 1, target)
         client.schedule(b"large", b"x" * 1_500_000, 1, target)  # more than the target takes
         async with asyncio.timeout(30):
-            while len(letters := await letters_of(scheduler)) <= len(BAD) or await taken(scheduler):  # noqa: ASYNC110
+            while len(letters := await letters_of(scheduler)) <= len(KAFKA_RECORDS) or await taken(scheduler):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-        for name in BAD:
+        for name in KAFKA_RECORDS:
             client.schedule(name.encode(), name.encode(), 1, target)  # the same key, mended
-        values = Counter(record.value for record in await read(kafka, target, 2 * len(BAD)))
+        values = Counter(record.value for record in await read(kafka, target, 2 * len(KAFKA_RECORDS)))
     assert "takes 1048588 bytes (max.message.bytes)" in (letters["large"].record.last_error or "")
-    for i, (name, (_, problem)) in enumerate(BAD.items()):
+    for i, (name, (_, problem)) in enumerate(KAFKA_RECORDS.items()):
         letter = letters[name]
         assert letter.reason == "undecodable"
         assert problem in (letter.record.last_error or ""), name
         assert letter.record.envelope.payload == b"x" * i
         assert letter.record.envelope.headers["caller"] == b"me"
-    assert values == Counter([b"%d" % i for i in range(len(BAD))] + [name.encode() for name in BAD])
+    assert values == Counter([b"%d" % i for i in range(len(KAFKA_RECORDS))] + [name.encode() for name in KAFKA_RECORDS])
 
 
 async def letters_of(scheduler: Scheduler) -> dict[str, DeadLetter]:

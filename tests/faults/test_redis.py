@@ -38,6 +38,7 @@ from aiodelay.core.values import (
 )
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 from aiodelay.ports import Work
+from tests.support.bad_inputs import REDIS_RECORDS
 from tests.support.proxy import proxied
 from tests.support.servers import RedisServer, replicate, start
 from tests.support.topologies import node_of_a_cluster
@@ -444,6 +445,28 @@ async def test_f33_a_value_that_cannot_be_read_stops_nobody(server: RedisServer)
         assert counts[LANE].dead == 3
         assert await store.purge([DeadKey(each.record.id, each.record.revision) for each in letters]) == 3
         assert (await store.counts())[LANE].dead == 0
+
+
+@in_loop
+async def test_l5_every_bad_record_of_the_table_is_a_dead_letter_and_stops_nobody(server: RedisServer) -> None:
+    bad = {f"bad-{n}": record for n, record in enumerate(REDIS_RECORDS.values())}
+    good = [f"good-{n}" for n in range(len(bad))]
+    async with opened(server.port) as store, store.work("w", [LANE]) as work:
+        await store.apply([put(each) for pair in zip(bad, good, strict=True) for each in pair])
+        for name, record in bad.items():
+            place = store._keys.key("msg"), b"\x02" + name.encode()
+            value = await store.command("HGET", *place)
+            await store.command("HSET", *place, value[:6] + record)
+        found: list[str] = []
+        while len(found) < len(good):
+            claims = (await claim(work)).claims
+            assert claims, f"{found} of {len(good)} good messages"
+            found += [each.record.id for each in claims]
+        assert found == good
+        letters = await store.dead_letters()
+        assert {(each.record.id, each.reason) for each in letters} == {(name, "undecodable") for name in bad}
+        assert all(each.record.last_error for each in letters)
+        assert await store.get("bad-0") is None
 
 
 # --- wake-ups ---------------------------------------------------------------------------------------------

@@ -14,98 +14,13 @@ import pytest
 from aiodelay import Scheduler
 from aiodelay.service import admin
 from tests.support.api import ALL, problem_of, serving_api
+from tests.support.bad_inputs import BAD_MESSAGES, GOOD_MESSAGE, NO_MESSAGES, changed
 from tests.support.clear_errors import PYTHON_WORDS, SECRETS, RecordingStore
 
 pytestmark = pytest.mark.asyncio
 
-PAYLOAD, HEADER, KEY, _ = SECRETS
-GOOD: dict[str, Any] = {
-    "to": "handler:work",
-    "payload": PAYLOAD,
-    "delay": "1s",
-    "id": "order-7",
-    "key": KEY,
-    "headers": {"authorization": HEADER},
-}
 NDJSON = {"content-type": "application/x-ndjson"}
 LATER = "2027-01-01T00:00:00Z"
-MISSING = object()
-
-BAD: list[tuple[dict[str, Any], str, str, str]] = [
-    # what is changed in a good request: the error, the field that it names, and part of what is allowed
-    ({"delay": MISSING, "at": "2027-01-01T00:00:00"}, "ScheduleTimeError", "at", "with an offset"),
-    ({"delay": MISSING}, "ScheduleTimeError", "at, delay, every", "exactly one"),
-    ({"at": LATER}, "ScheduleTimeError", "at, delay, every", "exactly one"),
-    ({"every": "10m"}, "ScheduleTimeError", "at, delay, every", "exactly one"),
-    ({"delay": MISSING, "at": "tomorrow"}, "ScheduleTimeError", "at", "ISO 8601"),
-    ({"delay": MISSING, "at": 1_900_000_000}, "ScheduleTimeError", "at", "ISO 8601"),
-    ({"delay": MISSING, "at": "9999-01-01T00:00:00Z"}, "ScheduleTimeError", "at", "3650d"),
-    ({"delay": MISSING, "every": "1ms"}, "ScheduleTimeError", "every.interval", "100ms"),
-    ({"delay": MISSING, "every": "* * * *"}, "ScheduleTimeError", "every.expression", "five"),
-    ({"delay": MISSING, "every": {"cron": "0 9 * * mon", "tz": "Mars"}}, "ScheduleTimeError", "every.tz", "zone"),
-    ({"delay": MISSING, "every": {"cron": "0 0 30 2 *"}}, "ScheduleTimeError", "every.expression", "five"),
-    ({"delay": MISSING, "every": []}, "ScheduleTimeError", "every", "10m"),
-    ({"delay": MISSING, "every": {"interval": 5}}, "ScheduleTimeError", "every.interval", "a string"),
-    (
-        {"delay": MISSING, "every": {"interval": "1h", "start": "2027-01-01T00:00:00"}},
-        "ScheduleTimeError",
-        "every.start",
-        "with an offset",
-    ),
-    *[({"delay": each}, "ScheduleTimeError", "delay", "") for each in ("-1s", "soon", "NaN", "inf", "1e9s", "")],
-    *[({"delay": each}, "ScheduleTimeError", "delay", "a string") for each in (5, 1.5, True, [1], {"s": 1})],
-    ({"delay": "3651d"}, "ScheduleTimeError", "delay", "3650d"),
-    ({"payload": MISSING}, "PayloadTypeError", "payload", "payload_base64"),
-    *[({"payload": each}, "PayloadTypeError", "payload", "a string") for each in (1, 1.5, True)],
-    ({"payload": None}, "PayloadTypeError", "payload", "a handler cannot take null"),
-    ({"payload": None, "key": MISSING, "to": "elsewhere:x"}, "PayloadTypeError", "payload", "with a key"),
-    ({"payload_base64": "AA=="}, "PayloadTypeError", "payload", "one of the two"),
-    ({"payload": MISSING, "payload_base64": "%"}, "PayloadTypeError", "payload_base64", "base64"),
-    ({"payload": "x" * 262_145}, "PayloadTooLargeError", "payload", "262144"),
-    *[({"id": each}, "MessageIdError", "id", "") for each in ("", "\n", "\x00", "x" * 256, "a~1234567890123")],
-    *[({"id": each}, "MessageIdError", "id", "a string") for each in (7, [1], {"a": 1})],
-    ({"headers": {"a b": "1"}}, "HeaderError", "header name", "A-Z"),
-    ({"headers": {"a\r\nb": "1"}}, "HeaderError", "header name", "A-Z"),
-    ({"headers": {"aiodelay-x": "1"}}, "HeaderError", "header 'aiodelay-x'", "names that do not begin with"),
-    ({"headers": {"a": 1}}, "HeaderError", "value of header 'a'", "a string"),
-    ({"headers": {str(n): "" for n in range(65)}}, "HeaderError", "headers", "64"),
-    ({"headers": {"a": "x" * 16_385}}, "HeaderError", "headers", "16384"),
-    ({"headers": []}, "HeaderError", "headers", "an object"),
-    ({"key": 7}, "HeaderError", "key", "a string"),
-    ({"key": "x" * 16_385}, "HeaderError", "key", "16384"),
-    ({"key_base64": "AA=="}, "HeaderError", "key", "one of the two"),
-    ({"to": MISSING}, "TargetError", "to", "<sink>:<address>"),
-    *[({"to": each}, "TargetError", "to", "<sink>:<address>") for each in (7, ["a"], {"a": 1})],
-    ({"to": "handler:other"}, "TargetNotAllowedError", "to", "handler:work"),
-    ({"to": "elsewhere:x"}, "UnknownSinkError", "the sink in to=", "handler:"),
-    ({"conflict": "latest"}, "ConfigurationError", "conflict", "replace"),
-    ({"conflict": {"newer": -1}}, "ConfigurationError", "conflict.version", "2**63-1"),
-    ({"conflict": {"newer": True}}, "ConfigurationError", "conflict.version", "2**63-1"),
-    ({"late": "never"}, "ConfigurationError", "late", "deliver"),
-    ({"late": {"drop": "-1s"}}, "ConfigurationError", "late.after", ""),
-    ({"late": {"drop": 5}}, "ConfigurationError", "late.after", "a string"),
-    ({"late": {"x": "1s"}}, "ConfigurationError", "late", "deliver"),
-    ({"conflict": {}}, "ConfigurationError", "conflict", "replace"),
-    ({"dealy": "1s"}, "InputError", "field of message", "delay"),
-]
-TEXTS = [
-    # no message at all
-    b"",
-    b"\xff",
-    b"[]",
-    b'"x"',
-    b"null",
-    b"{",
-    b'{"to": NaN}',
-    b"[" * 100_000,
-    b'{"payload": ' + b"[" * 100_000,
-    json.dumps(GOOD).encode() + b"x",
-    json.dumps(GOOD).encode("utf-16"),
-    b"\xef\xbb\xbf" + json.dumps(GOOD).encode(),
-    b'{"id": "\\ud800"}',
-    b'{"to": "handler:work", "delay": "1s", "payload": "\\ud800"}',
-    b'{"to": "handler:work", "delay": "1s", "payload": "x", "conflict": {"newer": ' + b"1" * 5_000 + b"}}",
-]
 NAIVE = "2027-01-01T00:00:00"
 WRONG: tuple[Any, ...] = (
     *(None, True, 7, -1, 1.5, 10**18, 1e300, "", "x", "-1s", NAIVE, "0001-01-01T00:00:00+14:00"),
@@ -175,13 +90,9 @@ async def near_api() -> AsyncIterator[httpx.AsyncClient]:
             yield client
 
 
-def changed(change: dict[str, Any]) -> bytes:
-    return json.dumps({name: each for name, each in (GOOD | change).items() if each is not MISSING}).encode()
-
-
 async def test_what_is_wrong_with_a_message_is_said_by_its_name_on_every_way_in() -> None:
     async with api() as (client, store):
-        for change, error, field, allowed in BAD:
+        for change, error, field, allowed in BAD_MESSAGES:
             status = STATUS.get(error, 422)
             body, plain = changed(change), {"content-type": "application/json"}
             problems = [problem_of(await client.post("/v1/messages", content=body, headers=plain), status, error)]
@@ -203,7 +114,7 @@ async def test_what_is_wrong_with_a_message_is_said_by_its_name_on_every_way_in(
 
 async def test_what_is_no_message_at_all_is_refused_too() -> None:
     async with api() as (client, store):
-        for text in TEXTS:
+        for text in NO_MESSAGES:
             for method, path in (("POST", "/v1/messages"), ("PUT", "/v1/messages/x")):
                 answer = await client.request(method, path, content=text, headers={"content-type": "application/json"})
                 assert answer.status_code == 422, (text[:50], answer.text)
@@ -217,14 +128,14 @@ async def test_what_is_no_message_at_all_is_refused_too() -> None:
 async def test_an_idempotency_key_is_no_longer_than_it_may_be() -> None:
     async with api() as (client, store):
         for key in ("", "x" * 256, "a\tb"):
-            answer = await client.post("/v1/messages", json=GOOD, headers={"idempotency-key": key})
+            answer = await client.post("/v1/messages", json=GOOD_MESSAGE, headers={"idempotency-key": key})
             problem_of(answer, 422, "IdempotencyKeyError")
         assert store.applied == []
 
 
 async def test_bodies_of_other_routes_are_read_strictly() -> None:
     async with api() as (client, store):
-        await client.post("/v1/messages", json=GOOD)
+        await client.post("/v1/messages", json=GOOD_MESSAGE)
         store.applied.clear()
         for path, good in (
             ("/v1/messages/order-7/reschedule", {"delay": "1s"}),

@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 
 from aiodelay import Reject, Retry, Scheduler
+from tests.support.bad_inputs import BAD_MESSAGES, changed
 from tests.support.clear_errors import HEADER, KEY, PAYLOAD, SECRETS
 from tests.support.cli import Cli, Ran
 from tests.support.kafka import create_topic, new_name
@@ -125,6 +126,25 @@ def test_lines_that_are_refused_are_named_and_the_rest_is_stored(cli: Cli) -> No
     ran = cli("schedule", "--lines", stdin=b"{}\n")
     assert (ran.code, ran.out) == (1, "0 stored, 1 refused\n")
     assert ran.err == "line 1: payload is missing; allowed: payload or payload_base64\n"
+
+
+def test_every_bad_message_of_the_table_is_refused_between_good_ones(tmp_path: Path) -> None:
+    """Except destinations that are not allowed: the command has no such setting."""
+    cli = Cli(f"sqlite:///{tmp_path}/delay.db", tmp_path)
+    rows = [each for each in BAD_MESSAGES if each[1] != "TargetNotAllowedError"]
+    good = [changed({"id": f"good-{n}"}) for n in range(len(rows))]
+    lines = [line for (change, *_), fine in zip(rows, good, strict=True) for line in (changed(change), fine)]
+    ran = cli("schedule", "--lines", "--json", stdin=b"\n".join(lines))
+    assert (ran.code, ran.object) == (1, {"stored": len(good), "refused": len(rows)})
+    told = sorted((json.loads(line) for line in ran.err.splitlines()), key=lambda each: each["line"])
+    assert [each["line"] for each in told] == list(range(1, 2 * len(rows), 2))
+    for each, (change, error, field, allowed) in zip(told, rows, strict=True):
+        assert each["error"] == error, change
+        assert field in each["detail"], each
+        assert allowed in each["detail"], each
+        assert each["detail"].isprintable()
+    assert not [secret for secret in SECRETS if secret in ran.err]
+    assert len(ids(cli("list", "--json", "--limit", "500"))) == len(good)
 
 
 def test_list_by_lane_state_destination_and_time_goes_on_after_its_cursor(cli: Cli) -> None:

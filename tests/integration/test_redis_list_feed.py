@@ -38,6 +38,7 @@ from aiodelay.memory import MemoryStore
 from aiodelay.ports import Feed
 from aiodelay.redis import RedisListSource, RedisStore
 from aiodelay.testing.faults import FaultyStore
+from tests.support.bad_inputs import LIST_ELEMENTS
 from tests.support.servers import Found, redis_servers
 
 LANE = "orders"
@@ -495,36 +496,19 @@ def test_what_is_too_late_is_not_given_out(server_url: str, policy: Late) -> Non
 
 # --- poison, raw, wrong types -----------------------------------------------------------------------------
 
-GOOD = element("good")
-POISON = {
-    "garbage": b"garbage",
-    "empty": b"",
-    "an id alone": b"\xc4\x02\x02m",
-    "cut short": GOOD[:-12],
-    "something behind": GOOD + b"\x00",
-    "a newer format": GOOD.replace(b'\xc4"\x01', b'\xc4"\x63'),
-    "text for the prefix": GOOD.replace(b'\xc4"', b'\xd9"'),
-    "json": b'{"id": 1}',
-    "a huge length": b"\xc5\xff\xff",
-    "a series": encode_element(Delivery(Envelope("s", "l", rule=None, payload=b"p"), "", 1, 1, 1, 0)).replace(
-        b'\xc4"\x01\x00', b'\xc4"\x01\x01'
-    )
-    + bytes(8),
-}
 
-
-@pytest.mark.parametrize("kind", sorted(POISON))
+@pytest.mark.parametrize("kind", sorted(LIST_ELEMENTS))
 def test_l5_an_element_that_cannot_be_read_is_a_dead_letter_and_stops_nobody(server_url: str, kind: str) -> None:
     async def play(scene: Scene) -> None:
         feed = await scene.feed()
-        await scene.push(element("before"), POISON[kind], element("after"))
+        await scene.push(element("before"), LIST_ELEMENTS[kind], element("after"))
         claims = await claim(feed)
         if kind == "a series":  # the flag alone makes no series: it has no rule
             assert ids(claims) == ["before", "s", "after"]
             return
         assert ids(claims) == ["before", "after"]
         (letter,) = await scene.store.dead_letters()
-        assert (letter.reason, letter.record.envelope.payload) == ("undecodable", POISON[kind])
+        assert (letter.reason, letter.record.envelope.payload) == ("undecodable", LIST_ELEMENTS[kind])
         assert letter.record.last_error is not None
         assert letter.record.last_error.startswith("cannot be read: ")
         advice = f"; what other programs push needs source='redis-list:{scene.key}?format=raw'"

@@ -246,7 +246,7 @@ def decode_record(data: bytes, *, message_id: str, lane: Callable[[int], Lane]) 
         late = LateAction(flags >> _LATE_SHIFT & _LATE_MASK) if flags else _DELIVER
         trace = _read_trace(body.c) if body.c else NO_TRACE
         lane_name = lane(number)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RecordFormatError(f"it is damaged ({first_line(error)})") from None
     except LookupError:
         raise RecordFormatError(f"no lane has the number {number}") from None
@@ -318,7 +318,7 @@ def decode_columns(values: Sequence[bytes], at: int, wanted: Collection[str]) ->
             found["version"] = _versions(values, at + _PREFIX_SIZE, flags)
         if names := tuple(name for name in _KEYS if name in wanted):
             found |= _body_columns(values, at + _PREFIX_SIZE, flags, names)
-    except (IndexError, msgspec.MsgspecError, ValueError) as error:
+    except (IndexError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RecordFormatError(f"at least one record is damaged ({first_line(error)})") from None
     return {name: found[name] for name in wanted}
 

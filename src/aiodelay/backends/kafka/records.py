@@ -136,6 +136,7 @@ _OURS = frozenset(
 )
 _FORMAT = b"%d" % FORMAT
 _MOST_DIGITS = 36
+_MOST_OFFSET_DIGITS = 18
 _LANE, _DUE_MS, _RULE = HEADER["lane"], HEADER["due_ms"], HEADER["rule"]
 _PREFIX = "aiodelay-"
 _NOT_JSON = (msgspec.DecodeError, ValueError, RecursionError)  # ValueError: the JSON has a text that is not UTF-8
@@ -522,7 +523,7 @@ def encode_position(source: str, position: int) -> Wire:
 
 def position_in(key: bytes, value: bytes | None) -> tuple[str, int] | None:
     """Return the source and the position in a record, or None if it keeps no position."""
-    if not key.startswith(INTAKE) or value is None or not value.isdigit():
+    if not key.startswith(INTAKE) or value is None or not value.isdigit() or len(value) > _MOST_OFFSET_DIGITS:
         return None
     return key.removeprefix(INTAKE).decode(errors="replace"), int(value)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
 import msgspec
@@ -158,8 +158,15 @@ def _refuse_constant(name: str) -> None:
     raise BadRequestError(f"its value is no JSON text: it contains {name}")
 
 
+def _exact(number: str) -> Decimal:
+    try:
+        return Decimal(number)
+    except InvalidOperation:  # The exponent has more digits than Decimal takes. The number is too large, or nearly 0.
+        return Decimal(float(number))
+
+
 _flat_decoder = msgspec.json.Decoder(dict[str, str | int | None])
-_decoder = json.JSONDecoder(object_pairs_hook=_Object, parse_float=Decimal, parse_constant=_refuse_constant)
+_decoder = json.JSONDecoder(object_pairs_hook=_Object, parse_float=_exact, parse_constant=_refuse_constant)
 
 
 def _in_words(error: ValueError | RecursionError) -> str:
@@ -248,8 +255,8 @@ def _payload(given: Mapping[str, Any], value: bytes) -> bytes:
         raise BadRequestError(f"it has {got}; allowed: a text, an object or an array")
     try:
         return bytes(msgspec.json.decode(value, type=_Message).message)
-    except msgspec.DecodeError:
-        raise BadRequestError("its message is no JSON text") from None
+    except (msgspec.DecodeError, RecursionError):
+        raise BadRequestError("its message is no JSON text, or it is nested too deeply") from None
 
 
 def _key(given: Mapping[str, Any]) -> bytes | None:

@@ -24,6 +24,7 @@ LogStart: TypeAlias = Literal["oldest", "now"] | int | datetime
 """The first entry to read: the oldest entry, the next appended entry, an index, or the first entry from a time on."""
 
 _HEADER = b"header."
+_MOST_DIGITS = 18
 _OWN = b"\x01"
 
 
@@ -112,7 +113,7 @@ def read_entry(topic: str, entry: Sequence[Any]) -> LogEntry:
         return _plain(topic, index, fields)
     try:
         member, _, body = _read_parts(b"\x93" + fields[1])  # \x93 begins a list of three values.
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         raise RecordFormatError(f"entry {index} of {topic} is not three MessagePack values") from None
     # Most ids are of this kind. A call of `text_of` would take a tenth of this function's time.
     message_id = member[1:].hex() if member[:1] == _OWN else text_of(member)
@@ -134,7 +135,7 @@ def _plain(topic: str, index: int, fields: Sequence[bytes]) -> LogEntry:
         values.get(b"key"),
         headers or NO_HEADERS,
         f"{topic}/{index}",
-        int(at) if at.isdigit() else None,
+        int(at) if at.isdigit() and len(at) <= _MOST_DIGITS else None,
     )
 
 
@@ -146,7 +147,7 @@ def read_start(text: str, *, field: str) -> LogStart:
     """
     if text in ("oldest", "now"):
         return text  # type: ignore[return-value] # one of two
-    if text.isascii() and text.isdigit() and 0 < int(text) < 1 << 53:
+    if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and 0 < int(text) < 1 << 53:
         return int(text)
     try:
         at = datetime.fromisoformat(text.replace(" ", "+"))  # Parsing a query turns "+" into a space.

@@ -23,6 +23,8 @@ __all__ = ["Element", "ForeignElementError", "decode_element", "encode_element",
 _FLAGS_AT, _HAS_VERSION = PREFIX.places["flags"].at, PREFIX.flags["version"].mask
 _SIZE, _VERSIONED_SIZE = PREFIX.size, PREFIX.places["version"].end
 _PUSHED_KEY, _PUSHED_MS = span("ELEMENT", "pushed_key"), span("ELEMENT", "pushed_ms")
+_MOST_MEMBER = 519
+"""The bytes of the longest encoded id: an occurrence whose series has a Kafka key of 255 bytes, in hexadecimal."""
 _read_parts = msgspec.msgpack.Decoder(tuple[bytes, bytes, msgspec.Raw]).decode
 
 
@@ -83,10 +85,10 @@ def decode_element(element: bytes, *, lane: str) -> Element:
     """
     try:
         member, prefix, body = _read_parts(b"\x93" + element)  # \x93 begins a list of three values.
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         raise ForeignElementError("it is not three MessagePack values") from None
     has_version = len(prefix) > _FLAGS_AT and prefix[_FLAGS_AT] & _HAS_VERSION
-    if not member or len(prefix) != (_VERSIONED_SIZE if has_version else _SIZE):
+    if not 0 < len(member) <= _MOST_MEMBER or len(prefix) != (_VERSIONED_SIZE if has_version else _SIZE):
         raise ForeignElementError("it does not begin with an id and a record's prefix")
     record = decode_record(prefix + bytes(body), message_id=text_of(member), lane=lambda number: lane)
     if record.envelope.rule is not None:

@@ -62,6 +62,7 @@ _UUID7 = re.compile(r"[0-9a-f]{12}7[0-9a-f]{3}[89ab][0-9a-f]{15}")
 _OCCURRENCE = re.compile(r"(.*)~(\d{10,15})", re.DOTALL)
 _OWN, _TEXT, _SERIES = bytes([OWN]), bytes([TEXT]), bytes([OCCURRENCE])
 _SERIES_ID, _DUE_MS = span("OCCURRENCE_ID", "series"), span("OCCURRENCE_ID", "due")
+_LEAST_OCCURRENCE = 7  # bytes: a tag, and a due time
 _MOST_MS = (1 << 48) - 1
 
 
@@ -128,20 +129,25 @@ def member_of(message_id: str) -> bytes:
     Raises:
         UnicodeEncodeError: The id has a lone surrogate.
     """
-    if len(message_id) == 32 and _UUID7.fullmatch(message_id):
-        return _OWN + bytes.fromhex(message_id)
-    if "~" in message_id and (found := _OCCURRENCE.fullmatch(message_id)):
+    tags = dues = b""
+    while "~" in message_id and (found := _OCCURRENCE.fullmatch(message_id)):
         due_ms = int(found[2])
-        if due_ms <= _MOST_MS and occurrence_id(found[1], due_ms) == message_id:
-            return _SERIES + member_of(found[1]) + due_ms.to_bytes(6, "big")
-    return _TEXT + message_id.encode()
+        if due_ms > _MOST_MS or occurrence_id(found[1], due_ms) != message_id:
+            break
+        message_id, tags, dues = found[1], tags + _SERIES, due_ms.to_bytes(6, "big") + dues
+    if len(message_id) == 32 and _UUID7.fullmatch(message_id):
+        return tags + _OWN + bytes.fromhex(message_id) + dues
+    return tags + _TEXT + message_id.encode() + dues
 
 
 def text_of(member: bytes) -> str:
     """Return the message id that has this encoded form."""
-    tag, rest = member[:1], member[1:]
-    if tag == _OWN and len(rest) == 16:
-        return rest.hex()
-    if tag == _SERIES and len(rest) >= 7:
-        return occurrence_id(text_of(member[_SERIES_ID]), int.from_bytes(member[_DUE_MS], "big"))
-    return rest.decode("utf-8", "backslashreplace")
+    dues: list[int] = []
+    while member[:1] == _SERIES and len(member) > _LEAST_OCCURRENCE:
+        dues.append(int.from_bytes(member[_DUE_MS], "big"))
+        member = member[_SERIES_ID]
+    rest = member[1:]
+    text = rest.hex() if member[:1] == _OWN and len(rest) == 16 else rest.decode("utf-8", "backslashreplace")
+    for due_ms in reversed(dues):
+        text = occurrence_id(text, due_ms)
+    return text

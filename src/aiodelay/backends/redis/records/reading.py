@@ -131,13 +131,13 @@ def read_anyhow(member: bytes, value: bytes, lanes: Lanes) -> tuple[Record, int,
 def read_letter(key: bytes, value: bytes, at_ms: int, lanes: Lanes) -> DeadLetter:
     """Decode a value of `dead`. An unreadable value becomes the payload, and `last_error` says why it is unreadable."""
     member, revision = key[_LETTER_ID], int.from_bytes(key[_LETTER_REVISION], "big")
-    if value[0] == UNREADABLE:
+    if not value or value[0] == UNREADABLE:
         number, raw = int.from_bytes(value[_RAW_LANE], "big"), value[_RAW_VALUE]
         return DeadLetter(
             _salvaged(member, revision, number, raw, lanes=lanes, problem="not a record"), "undecodable", at_ms
         )
     at = _REASON_AT + value[0]
-    reason: DeadReason = value[_REASON_AT:at].decode()  # type: ignore[assignment]
+    reason: DeadReason = value[_REASON_AT:at].decode("utf-8", "backslashreplace")  # type: ignore[assignment]
     record = value[at:]
     try:
         return DeadLetter(decode_record(record, message_id=text_of(member), lane=lanes.name), reason, at_ms)
