@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults.scene import RedisScene, Scene
 from tests.support import kafka as kafka_support
+from tests.support.clear_errors import PASSWORD
 from tests.support.processes import Crew
 from tests.support.servers import RedisServer, redis_products, redis_programs, start
 from tests.support.tls import Certificates
@@ -32,8 +33,9 @@ def _brittle_broker(broker_certificates: Certificates) -> Iterator[kafka_support
     """One for all tests of this process.
 
     It looks often for transactions that nobody has ended in time, and two users may do only what they were granted.
+    A third user, `keeper`, may do anything. Tests can search for this user's password.
     """
-    users = kafka_support.logins("owner", "producer", certificates=broker_certificates)
+    users = kafka_support.logins("owner", "producer", certificates=broker_certificates, keeper=PASSWORD)
     broker = kafka_support.started(transaction_abort_timed_out_transaction_cleanup_interval_ms="500", **users)
     yield broker
     broker.stop()

@@ -276,7 +276,7 @@ def started(**settings: str) -> Broker:
     return broker
 
 
-def logins(*users: str, certificates: Certificates | None = None) -> dict[str, str]:
+def logins(*users: str, certificates: Certificates | None = None, **trusted: str) -> dict[str, str]:
     """Return settings with which users must log in and need rights. The password of a user is the user's name.
 
     A client that connects to the plain port without a login may do anything.
@@ -284,11 +284,13 @@ def logins(*users: str, certificates: Certificates | None = None) -> dict[str, s
     Args:
         users: The names of the users.
         certificates: If given, the broker also listens for TLS. There, clients show a certificate and do not log in.
+        trusted: The passwords, by name, of users who may do anything.
     """
     listeners = "PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login}"
     protocols = "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT"
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-    known = " ".join(f'user_{user}="{user}"' for user in users)
+    passwords = {user: user for user in users} | trusted
+    known = " ".join(f'user_{user}="{password}"' for user, password in passwords.items())
     tls: dict[str, str] = {}
     if certificates is not None:
         listeners, protocols, tls = f"{listeners},TLS://127.0.0.1:{{tls}}", f"{protocols},TLS:SSL", _tls(certificates)
@@ -299,7 +301,7 @@ def logins(*users: str, certificates: Certificates | None = None) -> dict[str, s
         "listener_name_login_sasl_enabled_mechanisms": "PLAIN",
         "listener_name_login_plain_sasl_jaas_config": f"{module} required {known};",
         "authorizer_class_name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super_users": "User:ANONYMOUS",
+        "super_users": ";".join(f"User:{user}" for user in ("ANONYMOUS", *trusted)),
     }
 
 
