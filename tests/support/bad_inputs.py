@@ -12,6 +12,7 @@ from aiodelay.backends.kafka import records as kafka
 from aiodelay.backends.redis.records.elements import encode_element
 from aiodelay.core.record_codec import encode_record
 from aiodelay.core.record_format import PREFIX
+from aiodelay.core.validation import RESERVED_HEADERS
 from aiodelay.core.values import Delivery, Envelope, Record
 from tests.support.clear_errors import SECRETS
 
@@ -79,6 +80,10 @@ BAD_MESSAGES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"headers": {"a b": "1"}}, "HeaderError", "header name", "A-Z"),
     ({"headers": {"a\r\nb": "1"}}, "HeaderError", "header name", "A-Z"),
     ({"headers": {"aiodelay-x": "1"}}, "HeaderError", "header 'aiodelay-x'", "names that do not begin with"),
+    *[
+        ({"headers": {each: "1"}}, "HeaderError", f"header '{each}'", "names except scheduler-epoch, ")
+        for each in RESERVED_HEADERS
+    ],
     ({"headers": {"a": 1}}, "HeaderError", "value of header 'a'", "a string"),
     ({"headers": {str(n): "" for n in range(65)}}, "HeaderError", "headers", "64"),
     ({"headers": {"a": "x" * 16_385}}, "HeaderError", "headers", "16384"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from aiodelay.core.validation import RESERVED_HEADERS
+
 __all__ = ["ARTICLE", "BAD", "with_field"]
 
 ARTICLE = '{"topic": "T", "message": "<message body>", "countdown": 120}'
@@ -65,6 +67,7 @@ BAD: list[tuple[str | bytes | None, str]] = [
     (with_field("headers", '{"a": 1}'), "its header 'a' is a number"),
     (with_field("headers", '{"a b": "1"}'), "header name"),
     (with_field("headers", '{"aiodelay-x": "1"}'), "reserved"),
+    *[(with_field("headers", f'{{"{each}": "1"}}'), f"header '{each}' is reserved") for each in RESERVED_HEADERS],
     (with_field("headers", '{"a": "1", "a": "2"}'), "more than once"),
     (with_field("countdwn", "1"), "it has a field 'countdwn'"),
     (ARTICLE.replace('"T",', '"T", "topic": "T",'), "the field 'topic' more than once"),

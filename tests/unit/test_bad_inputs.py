@@ -31,6 +31,7 @@ from aiodelay import (
     UnknownSinkError,
     UnsupportedByStoreError,
 )
+from aiodelay.core.validation import RESERVED_HEADERS
 from aiodelay.testing.clock import START, VirtualClock
 from tests.support.clear_errors import (
     HEADER,
@@ -314,6 +315,10 @@ HEADERS: dict[str, tuple[dict[str, Any], Bad]] = {
     "reserved, upper case": header(
         {"AioDelay-x": b""}, "header 'AioDelay-x'", "reserved", "names that do not begin with 'aiodelay-'"
     ),
+    **{
+        name: header({name: HEADER.encode()}, f"header '{name}'", "reserved", "names except scheduler-epoch, ")
+        for name in RESERVED_HEADERS
+    },
     "text value": header({"x": HEADER}, VALUE, "a str", "bytes"),
     "no value": header({"x": None}, VALUE, "None", "bytes"),
     "number": header({"x": 5}, VALUE, "an int", "bytes"),

@@ -16,6 +16,7 @@ from aiodelay import Late, Message
 from aiodelay.backends.kafka import records
 from aiodelay.backends.kafka.murmur2 import murmur2, murmur2_of_each
 from aiodelay.core.transitions import NO_OP, delivery_id
+from aiodelay.core.validation import RESERVED_HEADERS
 from aiodelay.core.values import ATTEMPTED, CONTINUED, DeadLetter, Envelope, LateAction, Record
 from aiodelay.errors import InputError, RecordFormatError
 from aiodelay.kafka.records import Kind
@@ -206,6 +207,15 @@ def test_every_record_is_read_as_it_was(
     assume(envelope.lane != records.SINK or records.is_topic(envelope.address))
     new = replace(record, last_error=None)
     assert read(records.encode_record(new), written_ms=revision) == new
+
+
+def test_headers_that_an_older_version_stored_replace_no_destination() -> None:
+    headers = dict.fromkeys(RESERVED_HEADERS, b"1") | {"x": b"1"}
+    wire = records.encode_record(Record(Envelope("m", "kafka", "orders", headers=headers), 0, 1_893_456_000_000, NO_OP))
+    assert wire.key is not None
+    read = records.decode(wire.key, b"", wire.headers, written_ms=1)
+    assert (read.envelope.address, read.due_ms, read.envelope.key) == ("orders", 1_893_456_000_000, None)
+    assert read.envelope.headers == {"x": b"1"}
 
 
 @given(st.binary(min_size=1, max_size=255).filter(lambda key: not key.startswith(records.RESERVED)))

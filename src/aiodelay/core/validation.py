@@ -36,6 +36,7 @@ __all__ = [
     "MAX_HEADER_NAME",
     "MAX_ID_BYTES",
     "MAX_KEY_BYTES",
+    "RESERVED_HEADERS",
     "Targets",
     "check_count",
     "check_flag",
@@ -67,6 +68,14 @@ HANDLER_TARGET = "handler"
 Callers need this form for an event given as bytes. Programs in other languages need it too.
 """
 RESERVED_HEADER_PREFIX = "aiodelay-"
+RESERVED_HEADERS = (
+    *("scheduler-epoch", "scheduler-target-topic", "scheduler-target-key"),
+    *("scheduler-timestamp", "scheduler-key", "scheduler-topic"),
+)
+"""The headers by which any Kafka client schedules a message, and the headers that a delivery to Kafka adds.
+
+A message must not have them: in a Kafka store, they would replace its destination and its due time.
+"""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -189,6 +198,8 @@ def _known_header_name(name: str) -> str:
         raise HeaderError("header name", shortened(name), _HEADER_NAMES)
     if name.lower().startswith(RESERVED_HEADER_PREFIX):
         raise HeaderError(f"header {name!r}", "reserved", f"names that do not begin with {RESERVED_HEADER_PREFIX!r}")
+    if name in RESERVED_HEADERS:
+        raise HeaderError(f"header {name!r}", "reserved", f"names except {', '.join(RESERVED_HEADERS)}")
     return name
 
 

@@ -26,7 +26,7 @@ from aiodelay.core.record_codec import storable_texts
 from aiodelay.core.record_format import FIELDS
 from aiodelay.core.recurrence import decode_rule
 from aiodelay.core.transitions import NO_OP, base_id, occurrence_id, occurrence_of, retry_place
-from aiodelay.core.validation import check_headers, check_id, check_key, split_target
+from aiodelay.core.validation import RESERVED_HEADERS, check_headers, check_id, check_key, split_target
 from aiodelay.core.values import (
     NO_HEADERS,
     NO_TRACE,
@@ -123,17 +123,14 @@ AGAIN, DEAD, HOLD, KEEP = (RESERVED + name for name in (b"again/", b"dead/", b"h
 FEATURE = RESERVED + b"feature/"
 MAX_KEY = 255
 
-EPOCH, TARGET_TOPIC, TARGET_KEY = "scheduler-epoch", "scheduler-target-topic", "scheduler-target-key"
-TIMESTAMP, SCHEDULE_KEY, SCHEDULE_TOPIC = "scheduler-timestamp", "scheduler-key", "scheduler-topic"
+EPOCH, TARGET_TOPIC, TARGET_KEY, TIMESTAMP, SCHEDULE_KEY, SCHEDULE_TOPIC = RESERVED_HEADERS
 FORMAT_HEADER, READ_TO, PLACE, NULL = "aiodelay-format", "aiodelay-from", "aiodelay-place-ms", "aiodelay-null"
 CANCEL = "aiodelay-cancel"
 MEMORY = "aiodelay-memory"
 DEAD_REASON, DEAD_AT = "aiodelay-dead-reason", "aiodelay-dead-at-ms"
 OUTCOME, DELIVERY_ID, ATTEMPT = "aiodelay-outcome", "aiodelay-delivery-id", "aiodelay-attempt"
 HEADER = {field.name: field.header for field in FIELDS if field.header is not None}
-_OURS = frozenset(
-    {EPOCH, TARGET_TOPIC, TARGET_KEY, TIMESTAMP, SCHEDULE_KEY, SCHEDULE_TOPIC, FORMAT_HEADER, *HEADER.values()}
-)
+_OURS = frozenset({*RESERVED_HEADERS, FORMAT_HEADER, *HEADER.values()})
 _FORMAT = b"%d" % FORMAT
 _MOST_DIGITS = 36
 _MOST_OFFSET_DIGITS = 18
@@ -293,8 +290,18 @@ def encode_record(
     if place_ms is not None and place_ms != record.due_ms:
         headers.append((PLACE, b"%d" % place_ms))
     headers += _remembering(memory)
-    headers += envelope.headers.items()
+    headers += _own_headers(envelope.headers)
     return Wire(key_of(record.id), envelope.payload, headers)
+
+
+def _own_headers(headers: Mapping[str, bytes]) -> Iterable[tuple[str, bytes]]:
+    """Return a message's own headers, without those that would replace its destination or due time in the record.
+
+    `check_headers` refuses such headers. But older versions stored them in Redis and SQLite, from where messages move.
+    """
+    if _OURS.isdisjoint(headers):
+        return headers.items()
+    return [(name, value) for name, value in headers.items() if name not in _OURS]
 
 
 def _rest_of(record: Record) -> Iterable[tuple[str, bytes]]:
