@@ -113,7 +113,7 @@ def read_entry(topic: str, entry: Sequence[Any]) -> LogEntry:
         return _plain(topic, index, fields)
     try:
         member, _, body = _read_parts(b"\x93" + fields[1])  # \x93 begins a list of three values.
-    except (msgspec.MsgspecError, RecursionError):
+    except (ValueError, RecursionError):  # ValueError: also a header whose name is not UTF-8
         raise RecordFormatError(f"entry {index} of {topic} is not three MessagePack values") from None
     # Most ids are of this kind. A call of `text_of` would take a tenth of this function's time.
     message_id = member[1:].hex() if member[:1] == _OWN else text_of(member)
