@@ -5,6 +5,7 @@ Arguments after `--` go to the program that the session runs.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -49,7 +50,7 @@ PURE = [
     "tests/conformance/test_memory.py",
 ]
 PYSPARK = "4.3.*"
-WHEEL_METADATA = ["METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"]
+WHEEL_METADATA = ["METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "sboms/aiodelay.cdx.json"]
 REQUIRED_IN_WHEEL = {"aiodelay/py.typed", "aiodelay/backends/sqlite/schema.sql", "pyspark_aiodelay/__init__.py"}
 STORM_TIMEOUT_S = 3600
 
@@ -150,6 +151,7 @@ def package(session: nox.Session) -> None:
         (wheel,) = (outside / "dist").glob("*.whl")
         if problems := list(wheel_problems(wheel)):
             session.error(f"{wheel.name}: {'; '.join(problems)}")
+        session.run("python", "tests/package/check_sbom.py", f"{wheel}")
         run_outside(session, outside, wheel)
 
 
@@ -189,6 +191,21 @@ def lowest(session: nox.Session) -> None:
     add_chromium(session)
     add_promtool(session)
     at_night(session, "not nightly and not storm", "--ignore=tests/spark")
+
+
+@nox.session(tags=["nightly"])
+def audit(session: nox.Session) -> None:
+    """Does a dependency have a known vulnerability? Asks PyPI; if PyPI does not answer, the session fails."""
+    session.install(".[all]", *group("audit"))
+    with tempfile.TemporaryDirectory() as name:
+        report = Path(name, "report.json")
+        options = ["--progress-spinner=off", "--format=json", f"--output={report}"]
+        session.run("pip-audit", *options, *session.posargs, success_codes=[0, 1])
+        if not report.exists():
+            session.error("PyPI does not answer, so nothing is known of any dependency. Is there a network?")
+        problems = list(audit_problems(json.loads(report.read_text(encoding="utf-8"))))
+    if problems:
+        session.error("; ".join(problems))
 
 
 @nox.session(default=False)
@@ -352,6 +369,18 @@ def wheel_problems(wheel: Path) -> Iterator[str]:
     wanted |= {f"{metadata}/{name}" for name in WHEEL_METADATA}
     yield from (f"{name} is missing" for name in sorted((wanted | REQUIRED_IN_WHEEL) - names))
     yield from (f"{name} does not belong in the wheel" for name in sorted(names - wanted))
+
+
+def audit_problems(report: Any) -> Iterator[str]:  # noqa: ANN401 - JSON of pip-audit
+    """Yield a text for each dependency with known vulnerabilities, and one for those of which PyPI tells nothing."""
+    unknown = []
+    for each in report["dependencies"]:
+        if known := [found["id"] for found in each.get("vulns", ())]:
+            yield f"{each['name']} {each['version']} has {', '.join(known)}"
+        if "skip_reason" in each and each["name"] != "aiodelay":
+            unknown.append(each["name"])
+    if unknown:  # pip-audit takes such an answer of a mirror as "no vulnerability"
+        yield f"nothing is known of {', '.join(unknown)}: the index may be a mirror without PyPI's vulnerability data"
 
 
 def run_outside(session: nox.Session, outside: Path, wheel: Path) -> None:

@@ -1,7 +1,7 @@
 """Every decoder, fuzzed: any bytes are read or refused by a documented error, and what was read is written back equal.
 
 The gate draws few inputs, always the same; the storm draws many new ones. An input that breaks a decoder goes into
-`tests/fixtures/decoders/`, where each run reads it again: the failing test prints the command.
+`tests/fixtures/decoders/`, in hexadecimal. Each run reads it again. The failing test prints the file.
 """
 
 from __future__ import annotations
@@ -83,15 +83,14 @@ def check(name: str, data: bytes) -> None:
 
 
 def keeping(name: str, data: bytes) -> str:
-    """Return the command that keeps an input."""
-    file = (CORPUS / name / sha256(data).hexdigest()[:12]).relative_to(ROOT)
-    shown = data if len(data) < 2000 else data[:2000]
-    return f"{name} is broken by {shown!r}; to keep this input, write the bytes {shown.hex()} to {file}"
+    """Return the text that says how to keep an input."""
+    file = (CORPUS / name / f"{sha256(data).hexdigest()[:12]}.hex").relative_to(ROOT)
+    return f"{name} is broken by {data[:2000]!r}; to keep this input, write {data[:2000].hex()} into {file}"
 
 
-@pytest.mark.parametrize("file", sorted(CORPUS.glob("*/*")), ids=lambda file: f"{file.parent.name}-{file.name}")
+@pytest.mark.parametrize("file", sorted(CORPUS.glob("*/*.hex")), ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_what_once_broke_a_decoder(file: Path) -> None:
-    check(file.parent.name, file.read_bytes())
+    check(file.parent.name, bytes.fromhex(file.read_text(encoding="ascii")))
 
 
 @pytest.mark.parametrize("name", DECODERS)

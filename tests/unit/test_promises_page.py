@@ -28,3 +28,12 @@ def test_a_promise_names_tests_that_exist(row: tuple[str, str, str]) -> None:
     assert named
     for name in named:
         assert bearing(name) if name.startswith("test_") else (ROOT / name).exists(), name
+
+
+TABLES = PAGE.partition("## Bad inputs")[2]
+THREATS = (ROOT / "docs" / "threat-model.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(tests/[^`]+)`", TABLES + THREATS))))
+def test_the_tables_of_inputs_and_attacks_name_files_that_exist(name: str) -> None:
+    assert (ROOT / name).is_file()
