@@ -69,7 +69,7 @@ def _required(own: str, lines: Iterable[str], extras: Mapping[str, Iterable[str]
     for scope, given in [("required", lines), *(("optional", each) for each in extras.values())]:
         for line in given:
             name = canonicalize_name(Requirement(line).name)
-            new = {"type": "library", "bom-ref": f"pypi/{name}", "name": name, "scope": scope}
+            new: dict[str, Any] = {"type": "library", "bom-ref": f"pypi/{name}", "name": name, "scope": scope}
             new |= {"purl": f"pkg:pypi/{name}", "properties": []}
             found.setdefault(name, new)["properties"].append({"name": "requirement", "value": line})
     found.pop(own, None)  # an extra may name other extras

@@ -372,7 +372,7 @@ def wheel_problems(wheel: Path) -> Iterator[str]:
 
 
 def audit_problems(report: Any) -> Iterator[str]:  # noqa: ANN401 - JSON of pip-audit
-    """Yield a text for each dependency with known vulnerabilities, and one for those of which PyPI tells nothing."""
+    """Yield a text for each vulnerable dependency, and one text for all dependencies without an answer of PyPI."""
     unknown = []
     for each in report["dependencies"]:
         if known := [found["id"] for found in each.get("vulns", ())]:

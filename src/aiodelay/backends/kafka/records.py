@@ -295,7 +295,7 @@ def encode_record(
 
 
 def _own_headers(headers: Mapping[str, bytes]) -> Iterable[tuple[str, bytes]]:
-    """Return a message's own headers, without those that would replace its destination or due time in the record.
+    """Return the headers of a message, except reserved headers. These would replace its destination or its due time.
 
     `check_headers` refuses such headers. But older versions stored them in Redis and SQLite, from where messages move.
     """
