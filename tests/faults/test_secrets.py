@@ -116,8 +116,20 @@ async def deliver(scheduler: Scheduler, target: str, emitted: Emitted) -> Told:
             return len([each async for each in scheduler.dead_letters()]) >= 2
 
         await until(letters, "two dead letters")
-        wrong = [{"delay": "-1s"}, {"id": ""}, {"to": "x"}, {"unknown": PAYLOAD}, {"headers": {"a b": HEADER}}]
-        good = {"to": "handler:work", "payload": PAYLOAD, "delay": "1h", "key": KEY, "headers": {"a": HEADER}}
+        wrong: list[dict[str, Any]] = [
+            {"delay": "-1s"},
+            {"id": ""},
+            {"to": "x"},
+            {"unknown": PAYLOAD},
+            {"headers": {"a b": HEADER}},
+        ]
+        good: dict[str, Any] = {
+            "to": "handler:work",
+            "payload": PAYLOAD,
+            "delay": "1h",
+            "key": KEY,
+            "headers": {"a": HEADER},
+        }
         answers = [
             (await client.post("/v1/messages", json=good | change, headers=bearer(API_SECRETS["schedule"]))).text
             for change in wrong

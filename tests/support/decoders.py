@@ -7,6 +7,7 @@ decoder reads back an equal value from the encoder's bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -198,7 +199,8 @@ def record_of_topic(data: bytes) -> Record | DeadLetter | None:
     if kafka.asked_cancel(plain, headers) is not None:
         return None
     kafka.asked_back(plain, value, headers, place_ms=1)
-    return kafka.kept_put(plain, value, headers, written_ms=1) and None
+    kafka.kept_put(plain, value, headers, written_ms=1)
+    return None
 
 
 def written_to_topic(found: Record | DeadLetter | None) -> bytes | None:
@@ -222,7 +224,7 @@ ENTRY = JournalEntry(7, NOW_MS, "stored", "m", 3, "work", NOW_MS, 1, "")
 TO = [("scheduler-epoch", b"1893456000"), ("scheduler-target-topic", b"orders")]
 OF_TOPIC = [
     *(packed(*kafka.encode_record(replaced, read_to=7)) for replaced in RECORDS),
-    packed(*kafka.encode_dead(DeadLetter(RECORDS[1], "failed", NOW_MS))),
+    packed(*kafka.encode_dead(DeadLetter(RECORDS[1], "attempts_exhausted", NOW_MS))),
     packed(*kafka.encode_keep(RECORDS[0])),
     packed(b"m", b"p", [*TO, ("x", b"1"), ("aiodelay-version", b"7")]),
     packed(b"m", None, []),
@@ -270,7 +272,10 @@ def shape(data: bytes) -> Record | None:
 
 
 def shaped(record: Record | None) -> bytes | None:
-    return None if record is None else msgspec.json.encode(record_shape(record))
+    """Return the shape, or None for a record with only one of appended items and their due time. No store makes one."""
+    if record is None or (record.appended is None) is not (record.appended_due_ms is None):
+        return None
+    return msgspec.json.encode(record_shape(record))
 
 
 def json_rule(data: bytes) -> Every | Cron | None:
@@ -294,7 +299,9 @@ def stored_rule(data: bytes) -> Every | Cron | None:
     return rule
 
 
-Cursor = tuple[int, str, bytes]
+def cursor(data: bytes) -> tuple[int, str, bytes] | None:
+    return read_cursor(text(data), tuple[int, str, bytes])
+
 
 # --- texts ------------------------------------------------------------------------------------------------
 
@@ -320,18 +327,18 @@ def limit(data: bytes) -> Limit | None:
 
 
 def url(data: bytes) -> None:
-    """Open whatever a URL names: a store, a sink or a source. No error, no name and no `repr` shows its password."""
+    """Open the store, the sink or the source of a URL. No error, no name and no `repr` shows its password."""
     given = text(data)
-    for name in (given, given.replace("hunter", PASSWORD)):
-        shown = [masked_url(name)]
-        for opened in (lambda each: open_store(each, namespace="default", clock=None), open_sink, open_source):
-            try:
-                found = opened(name)
-            except (*REFUSED, MissingExtraError) as error:
-                shown += [f"{error}", repr(error)]
-            else:
-                shown += [repr(found), f"{getattr(found, 'name', '')}"]
-        assert not [each for each in shown if not each.isprintable()]
+    shown = [masked_url(given)]
+    for opened in (partial(open_store, namespace="default", clock=None), open_sink, open_source):
+        try:
+            found: object = opened(given)
+        except (ConfigurationError, InputError, MissingExtraError) as error:
+            shown += [f"{error}", repr(error)]
+        else:
+            shown += [repr(found), f"{getattr(found, 'name', '')}"]
+    has_password = f":{PASSWORD}@host" in given
+    assert not [each for each in shown if not each.isprintable() or (has_password and f":{PASSWORD}@" in each)]
 
 
 def settings(data: bytes) -> None:
@@ -409,7 +416,7 @@ DECODERS: dict[str, Decoder] = {
         lambda rule: rule and msgspec.json.encode(encode_rule(rule)),
     ),
     "cursor": Decoder(
-        lambda data: read_cursor(text(data), Cursor),
+        cursor,
         (InputError,),
         [f"{write_cursor((7, 'a', b'b'))}".encode()],
         lambda place: f"{write_cursor(place)}".encode(),
@@ -456,15 +463,15 @@ DECODERS: dict[str, Decoder] = {
             "memory://?journal=5",
             "sqlite:///delay.db",
             "stdout:",
-            "redis://user:hunter@host:6379/0?timeout_ms=500&durability=replicated:1&journal=9&connections=2",
-            "rediss://user:hunter@host/0?ca_certs=ca.pem&shards=4&protocol=3",
+            f"redis://user:{PASSWORD}@host:6379/0?timeout_ms=500&durability=replicated:1&journal=9&connections=2",
+            f"rediss://user:{PASSWORD}@host/0?ca_certs=ca.pem&shards=4&protocol=3",
             "unix:///redis.sock?db=1",
             "redis+cluster://a:1,b:2?announce=a:1=c:3",
-            "redis+sentinel://a,b/main/0?sentinel_username=u&sentinel_password=hunter",
-            "kafka://user:hunter@a:9092,b:9092/topic?security=SASL_SSL&sasl=SCRAM-SHA-512&horizon=1h&members=3",
+            "redis+sentinel://a,b/main/0?sentinel_username=u&sentinel_password=x",
+            f"kafka://user:{PASSWORD}@host:9092,b:9092/topic?security=SASL_PLAINTEXT&sasl=SCRAM-SHA-512&horizon=1h&members=3",
             "kafka://a:9092/t?ca_certs=none.pem&security=SSL",
             "kafka://a/t?create_topic=true&partitions=6&history=h&instance=i&index=x&max_pending=5&catch_up=7",
-            "redis-list://user:hunter@host/0?max_length=9",
+            f"redis-list://user:{PASSWORD}@host/0?max_length=9",
             "redis-fanout://host",
             "redis-log://host",
         ),

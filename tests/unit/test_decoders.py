@@ -18,28 +18,12 @@ from tests.support.decoders import CORPUS, DECODERS, Decoder
 ROOT = Path(__file__).parents[2]
 SLOW = ("settings", "url")
 """Decoders that take milliseconds for one input."""
-DEEP = 50_000
+DEEP = 20_000
 TOKENS = [
     *(b"", b"\x00", b"\xff", b"\x80", b"\xed\xa0\x80", b"\xe2\x80\xa8", b"\xc2\xb2", b"\xd9\xa5", b"\xef\xbb\xbf"),
     *(b"-1", b"0", b"1e9", b"1.5", b"9" * 20, b"9" * 40, b"1" * 5000, b"1e99999999999999999999", b"NaN", b"Infinity"),
-    *(
-        b"null",
-        b"true",
-        b'"',
-        b"\\u0000",
-        b"\\ud800",
-        b"{}",
-        b"[]",
-        b",",
-        b":",
-        b"/",
-        b"?",
-        b"#",
-        b"@",
-        b"&",
-        b"=",
-        b"%",
-    ),
+    *(b"null", b"true", b"\\u0000", b"\\ud800", b"{}", b"[]"),
+    *(bytes([each]) for each in b'",:/?#@&=%'),
     *(b"%00", b"%ff", b"[::1]", b"[", b"]", b" ", b"\n", b"\t", b"\r\n", b"~1893456000000", b"*", b"L", b"#2", b"-"),
     *(b"\xc0", b"\xc1", b"\xd4\x00\x00", b"\xcf" + b"\xff" * 8, b"\xd3\x80" + bytes(7), b"\xdb\xff\xff\xff\xff"),
     *(b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xcb\x7f\xf8" + bytes(6), b"\x80", b"\x90", b"\xa0"),
@@ -66,20 +50,21 @@ def inputs(decoder: Decoder) -> st.SearchStrategy[bytes]:
     return st.builds(edited, st.sampled_from(decoder.samples), edits) | st.binary(max_size=99)
 
 
-def check(name: str, data: bytes) -> None:
-    """Decode bytes; write back what was read, and read it again."""
+def check(name: str, data: bytes) -> bool:
+    """Decode bytes; write back what was read, and read it again. Return whether the bytes were accepted."""
     decoder = DECODERS[name]
     try:
         try:
             found = decoder.decode(data)
         except decoder.errors:
-            return
+            return False
         written = decoder.encode(found)
         if written is not None:
             assert decoder.decode(written) == found
     except Exception as error:
         error.add_note(keeping(name, data))
         raise
+    return True
 
 
 def keeping(name: str, data: bytes) -> str:
@@ -95,26 +80,17 @@ def test_what_once_broke_a_decoder(file: Path) -> None:
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_samples_are_accepted(name: str) -> None:
-    decoder = DECODERS[name]
-    accepted = 0
-    for data in decoder.samples:
-        check(name, data)
-        try:
-            decoder.decode(data)
-        except decoder.errors:
-            continue
-        accepted += 1
-    assert accepted
+    accepted = [check(name, data) for data in DECODERS[name].samples]
+    assert any(accepted)
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_long_and_deep_inputs(name: str) -> None:
-    decoder = DECODERS[name]
-    sample = decoder.samples[0]
-    for data in HUGE[:: 3 if name in SLOW else 1]:
-        for at in (len(sample) // 2, len(sample)) if name not in SLOW else (len(sample),):
-            check(name, sample[:at] + data + sample[at:])
-        check(name, data)
+    sample, most = DECODERS[name].samples[0], 5_000 if name in SLOW else None
+    for data in HUGE:
+        for at in (len(sample) // 2, len(sample)):
+            check(name, sample[:at] + data[:most] + sample[at:])
+        check(name, data[:most])
 
 
 @pytest.mark.parametrize("name", DECODERS)

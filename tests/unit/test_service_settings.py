@@ -386,11 +386,21 @@ def test_beyond_the_loopback_with_tokens(folder: Path) -> None:
     assert read_configuration().settings().api.host == "0.0.0.0"
 
 
-@pytest.mark.parametrize("text", ["store = ", "store = 'a'\nstore = 'b'", b"store = '\xff'"])
+@pytest.mark.parametrize(
+    "text",
+    ["store = ", "store = 'a'\nstore = 'b'", b"store = '\xff'", "store = " + "[" * 5000, "store = " + "9" * 5000],
+)
 def test_what_is_no_toml_is_told(folder: Path, text: str | bytes) -> None:
     (folder / "aiodelay.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SettingsError, match=r"aiodelay\.toml is (not TOML|not readable): ."):
         read_configuration()
+
+
+@pytest.mark.parametrize("value", ["[" * 50_000, "9" * 5000, "NaN", "{"])
+def test_a_variable_that_is_no_json_is_told(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("AIODELAY_INTAKE", value)
+    with pytest.raises(SettingsError, match=r"AIODELAY_INTAKE: intake is .*; allowed: a list"):
+        read_configuration().settings()
 
 
 def test_a_file_that_is_named_must_be_there(folder: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
@@ -380,7 +379,7 @@ class _Environment(EnvSettingsSource):
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:  # noqa: ANN401 - any type
         try:
             return super().decode_complex_value(field_name, field, value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
 
 
@@ -409,11 +408,12 @@ def read_configuration(file: Path | None = None, flags: Mapping[Place, tuple[str
     path = named or Path(FILE)
     try:
         from_file = read_toml(path) if named or path.exists() else Layer({}, {})
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(Problem(str(path), f"not TOML: {error}", "a TOML file")) from None
     except (OSError, UnicodeDecodeError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
-        raise SettingsError(Problem(str(path), f"not readable: {why}", "a file in UTF-8")) from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+        raise SettingsError(Problem(str(path), f"not readable: {reason}", "a file in UTF-8")) from error
+    except (ValueError, RecursionError) as error:  # ValueError: no TOML, or a number of thousands of digits
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise SettingsError(Problem(str(path), f"not TOML: {why}", "a TOML file")) from None
     layers = Layers(_flag_layer(flags), _environment_layer(os.environ), from_file)
     problems = [*_unknown_variables(os.environ), *_exposed(path, from_file.values)]
     return Configuration(layers, path, partial(read_configuration, file, flags), problems)
