@@ -1,4 +1,4 @@
-"""docs/promises-and-tests.md has a row for each rule, and names tests that exist."""
+"""docs/promises-and-tests.md has a row for each rule and each fault, and names tests that exist."""
 
 import re
 from fnmatch import fnmatch
@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "promises-and-tests.md").read_text()
-ROWS = re.findall(r"^\| ((?:[SBLR]\d(?:, )?)+) \| (.+) \| (.+) \|$", PAGE, re.MULTILINE)
+ROWS = re.findall(r"^\| ((?:[SBLRCVF]\d+(?:, )?)+) \| (.+) \| (.+) \|$", PAGE, re.MULTILINE)
 SOURCES = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "src" / "aiodelay" / "testing" / "conformance").rglob("*.py")]
 
 
@@ -18,8 +18,10 @@ def bearing(pattern: str) -> list[str]:
 
 
 def test_every_rule_has_a_row() -> None:
-    rules = {rule for row in ROWS for rule in re.findall(r"[SBLR]\d", row[0])}
-    assert rules == {*(f"S{n}" for n in range(1, 10)), "B1", "B2", *(f"L{n}" for n in range(1, 6)), "R1"}
+    rules = {rule for row in ROWS for rule in re.findall(r"[SBLRCV]\d", row[0])}
+    faults = {fault for row in ROWS for fault in re.findall(r"F\d+", row[0])}
+    assert rules == {*(f"S{n}" for n in range(1, 10)), "B1", "B2", *(f"L{n}" for n in range(1, 6)), "R1", "C1", "C2", "V1"}
+    assert faults == {f"F{n}" for n in range(1, 43)}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
