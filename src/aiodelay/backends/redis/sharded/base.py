@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from aiodelay.backends.redis.connection.options import Options
+from aiodelay.backends.redis.connection.topology import Address
 from aiodelay.backends.redis.records.shards import ONE_SHARD, ShardLayout, shard_of
 from aiodelay.backends.redis.store.store import RedisStore
 from aiodelay.errors import ClosedError, StoreMismatchError
@@ -106,7 +107,9 @@ class ShardSet:
                 *(self.name, self._namespace, layout.shards),
             )
         shards = [self._store(layout, shard) for shard in range(layout.shards)]
+        servers: set[Address | None] = set()
         for each in shards:
+            each.checked_servers = servers
             await stack.enter_async_context(each)
         return shards
 

@@ -15,6 +15,7 @@ from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.key_types import overwritten_key
 from aiodelay.backends.redis.connection.options import Options
 from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.connection.topology import Address
 from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.backends.redis.records.reading import Lanes, lanes_in
 from aiodelay.errors import (
@@ -77,6 +78,9 @@ class Base:
         options: The options of the URL.
         keys: The keys of the namespace.
         clock: The clock of the store. With None, the store uses the server's TIME.
+
+    Attributes:
+        checked_servers: The servers that need no check at the next opening. The shards of a namespace share this set.
     """
 
     def __init__(self, options: Options, keys: Keys, clock: Clock | None) -> None:
@@ -84,6 +88,7 @@ class Base:
         self._opened: _Opened | None = None
         self.waiters: Waiters = Waiters()
         self.glance: Glance = Glance(self._commands, keys)
+        self.checked_servers: set[Address | None] = set()
 
     @property
     def name(self) -> str:
@@ -112,14 +117,15 @@ class Base:
             return
         opened = _Opened(self._options, self._keys)
         try:
-            opened.uuid = await check_server(opened.client, self._keys, self._options)
+            servers = len(self.checked_servers)
+            opened.uuid = await check_server(opened.client, self._keys, self._options, self.checked_servers)
             try:
                 server_ms = await server_time_ms(opened.client)
             except Fault as fault:
                 raise StoreUnavailableError(self.name, fault.reason) from fault
             opened.time = _ServerTime(server_ms)
-            if self._clock is None:
-                warn_of_skew(self.name, server_ms - SystemClock().now_ms())
+            if self._clock is None and len(self.checked_servers) > servers:
+                warn_of_skew(opened.client.place, server_ms - SystemClock().now_ms())
         except BaseException:
             await opened.client.aclose()
             raise
@@ -128,6 +134,7 @@ class Base:
 
     async def _close(self) -> None:
         opened, self._opened = self._opened, None
+        self.checked_servers = set()
         if opened is not None:
             await opened.client.aclose()
 
