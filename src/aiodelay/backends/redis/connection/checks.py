@@ -203,9 +203,7 @@ async def _check_settings(client: Client, options: Options, info: dict[str, str]
             f"version of {name}", f"Redis {shown}", "Redis 7.2 or later, which durability=fsynced needs"
         )
     if info.get("aof_enabled") == "0" and level == "fsynced":
-        raise StoreMismatchError(
-            f"appendonly of {name}", "no, so nothing can be fsynced", "yes, or durability=memory"
-        )
+        raise StoreMismatchError(f"appendonly of {name}", "no, so nothing can be fsynced", "yes, or durability=memory")
     if info.get("aof_enabled") == "0":
         problem = "appendonly is off; acknowledged messages are lost when the server ends"
         mend = "CONFIG SET appendonly yes, and the same in the server's configuration file"

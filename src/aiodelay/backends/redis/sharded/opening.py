@@ -38,7 +38,7 @@ async def chosen_layout(options: Options, namespace: str) -> ShardLayout:
     try:
         schema = await client.command("HGET", meta, "schema")
         if schema is None and wanted.shards > 1:
-            # On a cluster, the messages of the other shards are on other nodes, where no later call waits for this write.
+            # On a cluster, later calls to the other shards are on other nodes. They do not wait for this write.
             await client.command("HSETNX", meta, "schema", wanted.schema, durable=True)
             schema = await client.command("HGET", meta, "schema")
         layout = layout_in(options.name, namespace, schema)

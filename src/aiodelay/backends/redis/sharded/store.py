@@ -94,8 +94,13 @@ class ShardedStore(ShardedInspection):
     # --- data ---------------------------------------------------------------------------------------------
 
     async def fill(self) -> float | None:
-        """Return the used share of `maxmemory`, from 0 to 1, or None if the server has no such limit."""
-        return await self._first.fill()
+        """Return the used share of `maxmemory`, from 0 to 1, or None if the server has no such limit.
+
+        On a cluster, it is the highest share of the nodes with shards.
+        """
+        asked = self.shards if self._options.is_cluster else [self._first]
+        fills = await all_of([each.fill() for each in asked])
+        return max((each for each in fills if each is not None), default=None)
 
     async def vanished(self) -> str:
         """Describe which data of the namespace have disappeared since this store opened, or return "" if none have."""
@@ -204,7 +209,7 @@ class ShardedStore(ShardedInspection):
             yield ShardedWork(shards, works, waiter, dues)
 
     def _new_dues(self) -> ShardDues:
-        return ShardDues(len(self.shards), self.traits.safety_poll_ms)
+        return ShardDues(len(self.shards), self.traits.safety_poll_ms, self._ahead_ms)
 
 
 def _id_of(command: Command) -> str:

@@ -15,6 +15,7 @@ from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.key_types import overwritten_key
 from aiodelay.backends.redis.connection.options import Options
 from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.connection.shard_client import ShardClient
 from aiodelay.backends.redis.connection.topology import Address
 from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.backends.redis.records.reading import Lanes, lanes_in
@@ -66,7 +67,8 @@ class _Opened:
     def __init__(self, options: Options, keys: Keys) -> None:
         self.loop, self.pid = asyncio.get_running_loop(), os.getpid()
         self.writer = uuid4().hex[:16]
-        self.client = Client(options, keys, self.writer)
+        is_shard_of_cluster = options.is_cluster and keys.shards > 1
+        self.client = (ShardClient if is_shard_of_cluster else Client)(options, keys, self.writer)
         self.time: _ServerTime | None = None
         self.uuid = b""
 
@@ -110,6 +112,12 @@ class Base:
         """True if the store keeps a journal."""
         return self._options.journal > 0
 
+    @property
+    def is_away(self) -> bool:
+        """True if this shard's node in a cluster does not answer, so that calls fail at once."""
+        client = self._checked().client
+        return isinstance(client, ShardClient) and client.is_away
+
     # --- opening ------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
@@ -137,6 +145,12 @@ class Base:
         self.checked_servers = set()
         if opened is not None:
             await opened.client.aclose()
+
+    async def watch(self) -> None:
+        """On a cluster, let calls to this shard fail at once while its node is away, until cancelled."""
+        client = self._checked().client
+        if isinstance(client, ShardClient):
+            await client.watch()
 
     def _checked(self) -> _Opened:
         opened = self._opened
