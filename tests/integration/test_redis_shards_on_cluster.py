@@ -39,7 +39,7 @@ from aiodelay.redis import RedisStore, ShardedStore
 from tests.support.server_clock import SteppedClock
 from tests.support.servers import RedisServer, redis_products
 from tests.support.topologies import Cluster, clustered
-from tests.support.waiting import until
+from tests.support.waiting import until, until_sync
 
 LANE, SHARDS = "orders", 4
 
@@ -278,13 +278,21 @@ def test_s1_the_clock_of_a_shards_node_decides_and_no_claim_is_repeated_in_vain(
 # --- a node that is away ----------------------------------------------------------------------------------
 
 
-def test_l4_a_node_that_is_away_stops_only_its_shards(namespace: str) -> None:
-    """Commands, claims, settlements, renewals and reads. The node has no replica, and comes back with its data."""
+@pytest.fixture(scope="module")
+def parted() -> Iterator[Cluster]:
+    """A cluster without replicas, whose nodes serve their slots while others are away, and keep their data."""
+    settings = ("--cluster-require-full-coverage", "no", "--appendonly", "yes", "--appendfsync", "always")
+    with clustered(redis_products()[0].program, *settings, replicas=False) as found:
+        yield found
 
-    async def play(cluster: Cluster) -> None:
-        async with opened(cluster, namespace) as (store, work):
-            node = cluster.owner(meta(namespace, 1))
-            lost = {shard for shard, each in enumerate(nodes_of(cluster, namespace)) if each is node}
+
+def test_l4_a_node_that_is_away_stops_only_its_shards(parted: Cluster, namespace: str) -> None:
+    """Commands, claims, settlements, renewals and reads."""
+
+    async def play() -> None:
+        async with opened(parted, namespace) as (store, work):
+            node = parted.owner(meta(namespace, 1))
+            lost = {shard for shard, each in enumerate(nodes_of(parted, namespace)) if each is node}
             others = set(range(SHARDS)) - lost
             assert others
             held = [*ids_of(lost, 3), *ids_of(others, 3)]
@@ -317,10 +325,40 @@ def test_l4_a_node_that_is_away_stops_only_its_shards(namespace: str) -> None:
             late = {each for each in fresh if shard_of(each, SHARDS) in lost}
             await until(lambda: claims_all(work, late), "the messages of the lost shards are claimed")
 
-    async def claims_all(work: Work, left: set[str]) -> bool:
-        left -= set(await claim(work))
-        return not left
+    asyncio.run(play())
 
-    settings = ("--cluster-require-full-coverage", "no", "--appendonly", "yes", "--appendfsync", "always")
-    with clustered(redis_products()[0].program, *settings, replicas=False) as cluster:
-        asyncio.run(play(cluster))
+
+async def claims_all(work: Work, left: set[str]) -> bool:
+    left -= set(await claim(work))
+    return not left
+
+
+def test_l4_a_message_whose_settlement_waits_for_its_node_takes_no_place(parted: Cluster, namespace: str) -> None:
+    """A handler that runs one message at a time runs the messages of other shards meanwhile."""
+
+    async def play() -> None:
+        handled, may_end = list[int](), asyncio.Event()
+        scheduler = Scheduler(f"{parted.url}?shards={SHARDS}", namespace=namespace)
+        node = parted.owner(meta(namespace, 1))
+
+        @scheduler.handler(concurrency=1)
+        async def handle(order: Order) -> None:
+            handled.append(order.number)
+            await may_end.wait()
+
+        async with scheduler:
+            lost = {shard for shard, each in enumerate(nodes_of(parted, namespace)) if each is node}
+            await scheduler.schedule(Order(1), id=ids_of(lost, 1)[0], delay="1ms")
+            await until(lambda: handled == [1], "the message of the lost shard runs")
+            node.kill()
+            await scheduler.schedule(Order(2), id=ids_of(set(range(SHARDS)) - lost, 1)[0], delay="1ms")
+            may_end.set()
+            await until(lambda: handled == [1, 2], "the message of another shard runs")
+            await asyncio.to_thread(node.start)
+            await scheduler.run_until_idle()
+            assert handled == [1, 2]
+
+    until_sync(
+        lambda: all(b"cluster_state:ok" in each.command("CLUSTER", "INFO") for each in parted.nodes), "it serves"
+    )
+    asyncio.run(play())

@@ -52,12 +52,16 @@ class Stage:
         self.book = LeaseBook(work, clock, lambda: clock.now_ms() + self.ahead_ms, LEASE_MS, lambda: None)
         self.running = asyncio.create_task(self.book.run())
         self.ended: list[tuple[str, SettleOutcome]] = []
+        self.freed: set[str] = set()
         self.lost_ids: list[str] = []
 
     # --- the taker ----------------------------------------------------------------------------------------
 
-    def settled(self, held: Held, outcome: SettleOutcome) -> None:
-        self.ended.append((held.claim.record.id, outcome))
+    def settled(self, held: Held, outcome: SettleOutcome | None) -> None:
+        if outcome is None:
+            self.freed.add(held.claim.record.id)
+        else:
+            self.ended.append((held.claim.record.id, outcome))
 
     def lost(self, held: Held) -> None:
         self.lost_ids.append(held.claim.record.id)
@@ -577,6 +581,7 @@ async def test_l5_a_part_that_is_away_holds_up_no_settlement_of_the_others(stage
         stage.done(each)
         await asyncio.sleep(2.2)
         assert len(stage.ended) == held.index(each)
+        assert stage.freed == {"lost"}, "its place is free for another message"
     sent = {each.id: call.asked_ms for call in reversed(stage.settlements) for each in call.asked}
     assert [sent[name] for name in ("a", "b", "c")] == [2_200, 4_400, 6_600], "each is sent at once"
     assert 10 < len(stage.settlements) < 30, "the calls for the part that is away are repeated now and then"
@@ -610,7 +615,7 @@ async def test_s7_a_claim_whose_renewal_a_part_has_not_answered_is_settled_with_
     stage.done(other)
     stage.book.close()
     await asyncio.sleep(1)
-    assert stage.ended == [("a", SettleOutcome.SETTLED)]
+    assert (stage.ended, stage.freed) == ([("a", SettleOutcome.SETTLED)], {"lost"})
     stage.store.away.clear()
     await stage.running
     assert stage.ended[1:] == [("lost", SettleOutcome.SETTLED)]

@@ -67,8 +67,11 @@ def always() -> bool:
 class Taker(Protocol):
     """The subscription to which a claim was delivered."""
 
-    def settled(self, held: Held, outcome: SettleOutcome) -> None:
-        """Learn that the claim has ended: another message may be requested. The book calls `on_change` after this."""
+    def settled(self, held: Held, outcome: SettleOutcome | None) -> None:
+        """Learn that the claim has ended: another message may be requested. The book calls `on_change` after this.
+
+        If a part of the store does not answer, the outcome is None. The book calls again when the claim has ended.
+        """
         ...
 
     def lost(self, held: Held) -> None:
@@ -96,6 +99,7 @@ class Held(Struct, eq=False):
             is not a suspect, this process claims no suspect until this time.
         attempt: The observer's object for the attempt; None if there is no observer.
         begins_by_s: For a message of a batch handler: it waits for others until this time of the event loop.
+        is_freed: Whether the taker may have requested another message in place of this one.
         doubtful: A renewal that a part of the store has not answered. The store may have carried it out. The book
             repeats it as it was, before it settles the claim.
     """
@@ -114,6 +118,7 @@ class Held(Struct, eq=False):
     may_kill_until_ms: int = 0
     attempt: Attempt | None = None
     begins_by_s: float = 0.0
+    is_freed: bool = False
     doubtful: Renewal | None = None
 
 
@@ -373,6 +378,7 @@ class LeaseBook:
         for held in batch:
             if held.outcome is None:
                 self.outgoing.put_off(held)
+                held.taker.settled(held, None)
             else:
                 self.outgoing.ended.remove(held)  # it is nearly always the first
                 self._drop(held, held.outcome)
@@ -420,16 +426,10 @@ class LeaseBook:
         async with _turn(self.outgoing.lock, self._wakeup):
             if self.outgoing.unanswered is due:
                 self.outgoing.unanswered = []
-            self._note_doubtful([each for each, outcome in answered if outcome is None])
+            doubtful = [each for each, outcome in answered if outcome is None]
+            _note_doubtful(doubtful, self.clock.monotonic_ms() + PART_AGAIN_MS)
+            self._keep([held for held, _ in doubtful if self._held.pop(id(held), None) is not None])
             self.renewed([(*each, outcome) for each, outcome in answered if outcome is not None])
-
-    def _note_doubtful(self, unanswered: Sequence[tuple[Held, Renewal]]) -> None:
-        """Repeat renewals later that a part of the store has not answered. The others go on meanwhile."""
-        again_ms = self.clock.monotonic_ms() + PART_AGAIN_MS
-        kept = [held for held, _ in unanswered if self._held.pop(id(held), None) is not None]
-        for held, renewal in unanswered:
-            held.doubtful, held.renew_at_ms = renewal, again_ms
-        self._keep(kept)
 
     def renewed(self, answered: Sequence[tuple[Held, Renewal, RenewOutcome]]) -> None:
         """Note the answers to renewals. If a thread has made calls while the event loop was blocked, go on after them.
@@ -513,6 +513,14 @@ def note_renewal(held: Held, renewal: Renewal, outcome: RenewOutcome) -> None:
         held.claim = replace(held.claim, token=renewal.to)
     if outcome in (RenewOutcome.SUPERSEDED, RenewOutcome.CANCELLED):
         held.is_unwanted = True
+
+
+def _note_doubtful(unanswered: Sequence[tuple[Held, Renewal]], again_ms: int) -> None:
+    """Note that a part of the store has not answered renewals. They are repeated at `again_ms`."""
+    for held, renewal in unanswered:
+        held.doubtful, held.renew_at_ms = renewal, again_ms
+        if held.settlement is not None:
+            held.taker.settled(held, None)
 
 
 def note_outcomes(answered: Sequence[tuple[Held, SettleOutcome]]) -> None:

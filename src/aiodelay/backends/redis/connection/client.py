@@ -73,7 +73,7 @@ class Client:
         self._options = options
         self._failures = 0
         self._timeout_s = self._patience_s = options.timeout_ms / 1000
-        self._fixed: list[Arg] = [] if keys is None else self._counted(keys.fixed)
+        self._fixed: list[Arg] = [] if keys is None else _counted(options, keys.fixed)
         self._home = 0 if keys is None else slot_of(keys.tag)
         self._writer = writer
         self.place: str = options.name
@@ -88,11 +88,6 @@ class Client:
         kind, kwargs = _connection_of(self._options)
         known = ClusterLocator if topology.kind == "cluster" else SentinelLocator
         return known(self._options.name, topology, lambda **given: kind(**(kwargs | given)))
-
-    def _counted(self, keys: Sequence[str]) -> list[Arg]:
-        """Return the keys of a script after their number. On a cluster, a key that never exists comes last."""
-        given = [*keys, guard_of(keys[0])] if self._options.is_cluster else keys
-        return [len(given), *given]
 
     def _new_pool(self, address: Address | None = None) -> ConnectionPool:
         kind, kwargs = _connection_of(self._options)
@@ -206,7 +201,7 @@ class Client:
             TargetError: The first key cannot be used on a cluster.
         """
         slot = slot_of(keys[0]) if self._options.is_cluster else 0
-        return await self._evaluate(name, [*self._counted(keys), *arguments], slot, durable=False)
+        return await self._evaluate(name, [*_counted(self._options, keys), *arguments], slot, durable=False)
 
     async def _evaluate(self, name: str, tail: Sequence[Arg], slot: int, *, durable: bool) -> Any:  # noqa: ANN401 - what the script returns
         source = script(name)
@@ -394,6 +389,12 @@ class Client:
             self._failures = 0
             self._pool = self._new_pool()
             await pool.close()
+
+
+def _counted(options: Options, keys: Sequence[str]) -> list[Arg]:
+    """Return the keys of a script after their number. On a cluster, a key that never exists comes last."""
+    given = [*keys, guard_of(keys[0])] if options.is_cluster else keys
+    return [len(given), *given]
 
 
 def _connection_of(options: Options) -> tuple[type[Any], dict[str, Any]]:
