@@ -19,6 +19,8 @@ from tests.support.servers import RedisServer, redis_products
 from tests.support.topologies import Cluster, clustered
 from tests.support.waiting import until_sync
 
+pytestmark = pytest.mark.nightly
+
 SHARDS, MESSAGES = 4, 400
 FLOW = Stream(seconds=2, rate=200, ids=100, seed=1, until_told=True)
 SERVED_APART = ("--cluster-require-full-coverage", "no")

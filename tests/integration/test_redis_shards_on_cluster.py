@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from msgspec.structs import replace
+from redis.crc import key_slot
 
 from aiodelay import Scheduler
 from aiodelay.backends.redis.records.shards import shard_of
@@ -36,9 +39,10 @@ from aiodelay.core.values import (
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.ports import PartialAnswerError, Work
 from aiodelay.redis import RedisStore, ShardedStore
+from tests.support.cli import Cli
 from tests.support.server_clock import SteppedClock
 from tests.support.servers import RedisServer, redis_products
-from tests.support.topologies import Cluster, clustered
+from tests.support.topologies import SLOTS, Cluster, clustered
 from tests.support.waiting import until, until_sync
 
 LANE, SHARDS = "orders", 4
@@ -92,6 +96,15 @@ async def claim(work: Work) -> list[str]:
 
 
 # --- where the shards are ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shards", [4, 8, 16, 64])
+def test_each_of_three_primaries_has_shards_whatever_the_name_of_the_namespace(shards: int) -> None:
+    for _ in range(200):
+        name = uuid4().hex
+        counts = Counter(key_slot(meta(name, shard).encode()) * 3 // SLOTS for shard in range(shards))
+        assert set(counts) == {0, 1, 2}
+        assert max(counts.values()) <= shards / 2
 
 
 @pytest.mark.valkey_too
@@ -187,7 +200,7 @@ def test_another_number_of_shards_is_refused_on_a_cluster(cluster: Cluster, name
 @pytest.mark.valkey_too
 def test_each_node_is_checked_once(cluster: Cluster, namespace: str, caplog: pytest.LogCaptureFixture) -> None:
     async def opens() -> None:
-        async with ShardedStore(f"{cluster.url}?shards=16", namespace=namespace):
+        async with ShardedStore(f"{cluster.url}?shards={SHARDS}", namespace=namespace):
             pass
 
     with caplog.at_level(logging.WARNING, "aiodelay.redis"):
@@ -202,6 +215,24 @@ def test_each_node_is_checked_once(cluster: Cluster, namespace: str, caplog: pyt
                 asyncio.run(opens())
         finally:
             node.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+
+@pytest.mark.valkey_too
+def test_check_diagnoses_each_node(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    check = ("check", "--namespace", namespace, "--json")
+    found = Cli(f"{cluster.url}?shards={SHARDS}", tmp_path)(*check)
+    warned = {each["text"].partition(": ")[0]: each for each in found.objects if each["level"] == "warning"}
+    assert set(warned) == {f"127.0.0.1:{node.port}" for node in cluster.nodes}
+    for each in warned.values():
+        assert "cluster-require-full-coverage is yes" in each["text"]
+        assert each["mend"].startswith("CONFIG SET cluster-require-full-coverage no")
+    node = cluster.nodes[1]
+    node.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    try:
+        (problem,) = (each for each in Cli(cluster.url, tmp_path)(*check).objects if each["level"] == "problem")
+        assert problem["about"].startswith(f"maxmemory-policy of 127.0.0.1:{node.port} of ")
+    finally:
+        node.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
 
 
 # --- wake-ups ---------------------------------------------------------------------------------------------
@@ -333,6 +364,7 @@ async def claims_all(work: Work, left: set[str]) -> bool:
     return not left
 
 
+@pytest.mark.nightly
 def test_l4_a_message_whose_settlement_waits_for_its_node_takes_no_place(parted: Cluster, namespace: str) -> None:
     """A handler that runs one message at a time runs the messages of other shards meanwhile."""
 
