@@ -180,6 +180,18 @@ def test_messages_of_all_shards_reach_a_list_and_a_handler(cluster: Cluster, nam
     asyncio.run(play())
 
 
+def test_s2_the_layout_of_a_new_namespace_waits_for_its_level_of_durability(cluster: Cluster, namespace: str) -> None:
+    """Later calls to the other shards do not wait for this write: they are on other nodes."""
+
+    async def opens() -> None:
+        url = f"{cluster.url}?shards={SHARDS}&durability=replicated:1&timeout_ms=200"
+        async with ShardedStore(url, namespace=namespace):
+            pass
+
+    with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas"):
+        asyncio.run(opens())
+
+
 def test_another_number_of_shards_is_refused_on_a_cluster(cluster: Cluster, namespace: str) -> None:
     async def play() -> None:
         async with opened(cluster, namespace):

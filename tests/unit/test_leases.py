@@ -619,4 +619,6 @@ async def test_s7_a_claim_whose_renewal_a_part_has_not_answered_is_settled_with_
     stage.store.away.clear()
     await stage.running
     assert stage.ended[1:] == [("lost", SettleOutcome.SETTLED)]
+    renewed = {renewal.to for call in stage.renewals for renewal in call.asked if renewal.id == "lost"}
+    assert {each.token for call in stage.settlements for each in call.asked if each.id == "lost"} == renewed
     assert await stage.left() == []

@@ -135,6 +135,7 @@ class Base:
             if self._clock is None and len(self.checked_servers) > servers:
                 warn_of_skew(opened.client.place, server_ms - SystemClock().now_ms())
         except BaseException:
+            self.checked_servers = set()
             await opened.client.aclose()
             raise
         self._opened = opened
