@@ -82,7 +82,7 @@ class Batches:
         if len(self.delivered) == self.n:
             self.all_delivered.set_result(None)
 
-    def settled(self, held: Held, outcome: SettleOutcome) -> None:
+    def settled(self, held: Held, outcome: SettleOutcome | None) -> None:
         self.in_flight -= 1
 
     def lost(self, held: Held) -> None: ...

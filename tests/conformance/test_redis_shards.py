@@ -17,7 +17,8 @@ from aiodelay.testing.conformance import StoreConformance
 from aiodelay.testing.conformance.dispatching import DispatchRules
 from aiodelay.testing.conformance.inspection import LookingRules
 from aiodelay.testing.conformance.upgrading import UpgradeRules
-from tests.support.servers import redis_servers, serving
+from tests.support.servers import redis_products, redis_servers, serving
+from tests.support.topologies import clustered
 
 ORDER = "the order is of each shard"
 GROUPS = "suspects of different shards are tried apart"
@@ -62,6 +63,12 @@ def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module", params=redis_products(), ids=lambda found: found.name)
+def cluster_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    with clustered(request.param.program, replicas=False) as cluster:
+        yield cluster.url
+
+
 class OnShards:
     wakes_other_processes: ClassVar[bool] = True
     order_per_group: ClassVar[bool] = False
@@ -100,6 +107,15 @@ class TestGate(OnShards, DispatchRules, LookingRules, UpgradeRules):
 @pytest.mark.nightly
 class TestRedisShards(OnShards, StoreConformance):
     pass
+
+
+@pytest.mark.nightly
+class TestRedisShardsOnCluster(OnShards, StoreConformance):
+    """The same with the shards on three nodes."""
+
+    @pytest.fixture
+    def server_url(self, cluster_url: str) -> str:  # type: ignore[override] # the fixture of the module, for this class
+        return cluster_url
 
 
 @pytest.mark.nightly

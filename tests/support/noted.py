@@ -23,7 +23,7 @@ from aiodelay.core.values import (
     WorkStatus,
 )
 from aiodelay.memory import MemoryStore
-from aiodelay.ports import Work
+from aiodelay.ports import PartialAnswerError, Work
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.faults import FaultyStore
 
@@ -57,6 +57,8 @@ class NotedStore(FaultyStore):
         errors: For each name, the errors that the next calls raise, in turn, without calling the store.
         cuts: For each name, the number of answers that lack their last outcome.
         breaks_at: The id of a message. The settlement of this message raises.
+        away: The ids of the messages in a part of the store that does not answer. It carries renewals out, but no
+            settlements.
     """
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -67,6 +69,7 @@ class NotedStore(FaultyStore):
         self.errors: defaultdict[Name, list[BaseException]] = defaultdict(list)
         self.cuts: Counter[Name] = Counter()
         self.breaks_at = ""
+        self.away: set[str] = set()
 
     def made(self, name: Name, since_ms: int = 0) -> list[Call]:
         """Return the calls of one name since a time."""
@@ -102,6 +105,12 @@ class NotedStore(FaultyStore):
         self.cuts[name] -= 1
         return outcomes[:-1]
 
+    def answered(self, ids: Sequence[str], outcomes: Sequence[object]) -> None:
+        """Raise PartialAnswerError if some of the ids are away."""
+        if self.away & set(ids):
+            given = [None if each in self.away else outcome for each, outcome in zip(ids, outcomes, strict=True)]
+            raise PartialAnswerError("memory", "a part of it is away", given)
+
 
 class _NotedWork:
     def __init__(self, store: NotedStore, work: Work) -> None:
@@ -116,11 +125,16 @@ class _NotedWork:
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         if any(settlement.id == self._store.breaks_at for settlement in settlements):
             self._store.errors["settle"].append(KeyError(self._store.breaks_at))
-        outcomes = await self._store.note("settle", list(settlements), lambda: self._work.settle(settlements))
+        sent = [each for each in settlements if each.id not in self._store.away]
+        outcomes = await self._store.note("settle", list(settlements), lambda: self._work.settle(sent))
+        if len(sent) < len(settlements):
+            known = dict(zip((each.id for each in sent), outcomes, strict=True))
+            self._store.answered([each.id for each in settlements], [known.get(each.id) for each in settlements])
         return self._store.cut("settle", outcomes)
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
         outcomes = await self._store.note("renew", list(renewals), lambda: self._work.renew(renewals))
+        self._store.answered([each.id for each in renewals], outcomes)
         return self._store.cut("renew", outcomes)
 
     async def wait(self, *, until_ms: int | None) -> None:

@@ -14,7 +14,7 @@ from aiodelay.testing.servers import RedisServer
 from .servers import replicate
 from .waiting import until_sync
 
-__all__ = ["Cluster", "SentinelTrio", "clustered", "node_of_a_cluster", "watched"]
+__all__ = ["SLOTS", "Cluster", "SentinelTrio", "clustered", "node_of_a_cluster", "watched"]
 
 SLOTS = 16_384
 NODE_TIMEOUT_MS = 1_000

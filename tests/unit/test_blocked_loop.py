@@ -127,7 +127,8 @@ class Stage:
         take = lambda: self.waiting.take(lambda held: True)  # noqa: E731
         self.thread = BlockedLoop(self.book, self.pulse, take, loop.call_soon_threadsafe, None)
 
-    def settled(self, held: Held, outcome: SettleOutcome) -> None:
+    def settled(self, held: Held, outcome: SettleOutcome | None) -> None:
+        assert outcome is not None
         self.ended.append((held.claim.record.id, outcome))
 
     def lost(self, held: Held) -> None:

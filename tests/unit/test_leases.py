@@ -52,12 +52,16 @@ class Stage:
         self.book = LeaseBook(work, clock, lambda: clock.now_ms() + self.ahead_ms, LEASE_MS, lambda: None)
         self.running = asyncio.create_task(self.book.run())
         self.ended: list[tuple[str, SettleOutcome]] = []
+        self.freed: set[str] = set()
         self.lost_ids: list[str] = []
 
     # --- the taker ----------------------------------------------------------------------------------------
 
-    def settled(self, held: Held, outcome: SettleOutcome) -> None:
-        self.ended.append((held.claim.record.id, outcome))
+    def settled(self, held: Held, outcome: SettleOutcome | None) -> None:
+        if outcome is None:
+            self.freed.add(held.claim.record.id)
+        else:
+            self.ended.append((held.claim.record.id, outcome))
 
     def lost(self, held: Held) -> None:
         self.lost_ids.append(held.claim.record.id)
@@ -565,3 +569,56 @@ async def test_l5_a_settlement_at_which_the_store_breaks_holds_up_no_other(stage
     stage.store.breaks_at = ""
     await asyncio.sleep(LONGEST_PAUSE_MS / 1000)
     assert stage.ended[-1] == ("m050", SettleOutcome.SETTLED)
+
+
+# --- a part of the store that does not answer -------------------------------------------------------------
+
+
+async def test_l5_a_part_that_is_away_holds_up_no_settlement_of_the_others(stage: Stage) -> None:
+    held = await stage.hold("lost", "a", "b", "c")
+    stage.store.away.add("lost")
+    for each in held:
+        stage.done(each)
+        await asyncio.sleep(2.2)
+        assert len(stage.ended) == held.index(each)
+        assert stage.freed == {"lost"}, "its place is free for another message"
+    sent = {each.id: call.asked_ms for call in reversed(stage.settlements) for each in call.asked}
+    assert [sent[name] for name in ("a", "b", "c")] == [2_200, 4_400, 6_600], "each is sent at once"
+    assert 10 < len(stage.settlements) < 30, "the calls for the part that is away are repeated now and then"
+    stage.store.away.clear()
+    await asyncio.sleep(1)
+    assert [name for name, _ in stage.ended] == ["a", "b", "c", "lost"]
+    assert {outcome for _, outcome in stage.ended} == {SettleOutcome.SETTLED}
+
+
+async def test_l1_a_part_that_is_away_holds_up_no_renewal_of_the_others(stage: Stage) -> None:
+    await stage.hold("lost", "a")
+    stage.store.away.add("lost")
+    await asyncio.sleep(18)
+    asked = [renewal for call in stage.renewals for renewal in call.asked if renewal.id == "lost"]
+    assert len(set(asked)) == 1 < len(asked), "a renewal in doubt is repeated as it was"
+    others = [call.asked_ms for call in stage.renewals if "a" in [each.id for each in call.asked]]
+    assert others == [5_000, 10_000, 15_000]
+    stage.store.away.clear()
+    await asyncio.sleep(20)
+    assert stage.lost_ids == []
+    assert await stage.elsewhere() == []
+
+
+async def test_s7_a_claim_whose_renewal_a_part_has_not_answered_is_settled_with_the_token_of_the_renewal(
+    stage: Stage,
+) -> None:
+    lost, other = await stage.hold("lost", "a")
+    stage.store.away.add("lost")
+    await asyncio.sleep(6)
+    stage.done(lost)
+    stage.done(other)
+    stage.book.close()
+    await asyncio.sleep(1)
+    assert (stage.ended, stage.freed) == ([("a", SettleOutcome.SETTLED)], {"lost"})
+    stage.store.away.clear()
+    await stage.running
+    assert stage.ended[1:] == [("lost", SettleOutcome.SETTLED)]
+    renewed = {renewal.to for call in stage.renewals for renewal in call.asked if renewal.id == "lost"}
+    assert {each.token for call in stage.settlements for each in call.asked if each.id == "lost"} == renewed
+    assert await stage.left() == []

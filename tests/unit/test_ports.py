@@ -31,6 +31,7 @@ PUBLIC = [
     "Lists",
     "Loads",
     "LocalFeed",
+    "PartialAnswerError",
     "Pauses",
     "PutsBack",
     "Recurring",

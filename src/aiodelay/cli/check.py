@@ -97,7 +97,7 @@ def _of_error(name: str, error: AiodelayError) -> Finding:
 
 
 def _of_warning(name: str, text: str) -> Finding:
-    return _of_text("warning", name, text.removeprefix(f"{name}: "))
+    return _of_text("warning", name, text.removeprefix(f"{name}: ").replace(f" of {name}: ", ": ", 1))
 
 
 def _of_text(level: Level, name: str, text: str, otherwise: str = "") -> Finding:

@@ -6,7 +6,7 @@ Begin with `store`: every process uses `Store`, and a process that dispatches al
 from .bulk import BulkLoad, Scannable
 from .control import DeadLetters, Pauses, PutsBack
 from .endpoints import Endpoints
-from .feed import Feed, LocalFeed
+from .feed import Feed, LocalFeed, PartialAnswerError
 from .inspection import Inspectable, Instances, Recurring
 from .journal import Followed, Journal, JournalReader
 from .limits import Limits
@@ -34,6 +34,7 @@ __all__ = [
     "Lists",
     "Loads",
     "LocalFeed",
+    "PartialAnswerError",
     "Pauses",
     "Pulse",
     "Pulsing",

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from aiodelay.core.values import Claimed, Demand, Lane, Renewal, RenewOutcome, Settlement, SettleOutcome
+from aiodelay.errors import StoreUnavailableError
 
-__all__ = ["Feed", "LocalFeed"]
+__all__ = ["Feed", "LocalFeed", "PartialAnswerError"]
+
+
+class PartialAnswerError(StoreUnavailableError):
+    """A part of a store did not answer a batch of settlements or renewals.
+
+    Attributes:
+        outcomes: One outcome for each item of the batch, in order. None = no answer; repeating the item is safe.
+    """
+
+    outcomes: Sequence[Any]
+
+    def __init__(self, store: str, reason: str, outcomes: Sequence[object]) -> None:
+        super().__init__(store, reason)
+        self.outcomes = outcomes
 
 
 class Feed(Protocol):
@@ -56,6 +71,7 @@ class Feed(Protocol):
         Raises:
             StoreUnavailableError: The store did not answer. Repeating is safe: settlements that the store has already
                 written answer `gone`.
+            PartialAnswerError: Only a part of the store has answered. The error has the outcomes of this part.
         """
         ...
 
@@ -67,6 +83,7 @@ class Feed(Protocol):
 
         Raises:
             StoreUnavailableError: The store did not answer. Repeating is safe.
+            PartialAnswerError: Only a part of the store has answered. The error has the outcomes of this part.
         """
         ...
 

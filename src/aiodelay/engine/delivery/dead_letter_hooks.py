@@ -45,7 +45,7 @@ class DeadLetterHooks:
         """The number of dead letters that wait for the hooks."""
         return len(self._letters)
 
-    def settled(self, held: Held, outcome: SettleOutcome) -> None:
+    def settled(self, held: Held, outcome: SettleOutcome | None) -> None:
         """Queue the dead letter of a claim that has ended, if one was stored."""
         settlement = held.settlement
         if not isinstance(settlement, Dead) or outcome is not SettleOutcome.SETTLED:

@@ -35,7 +35,7 @@ from aiodelay.core.wakeup import WakeUp
 from aiodelay.engine.backoff import Backoff
 from aiodelay.engine.observer import Attempt, Observer
 from aiodelay.errors import StoreError
-from aiodelay.ports import Feed, LocalFeed
+from aiodelay.ports import Feed, LocalFeed, PartialAnswerError
 from aiodelay.ports.clock import Clock
 
 from .heartbeat import Heartbeat
@@ -53,6 +53,8 @@ __all__ = [
 
 log: logging.Logger = logging.getLogger("aiodelay.leases")
 
+PART_AGAIN_MS = 500
+"""The wait until a call is repeated that a part of the store has not answered. The other parts do not wait."""
 IDS_NAMED = 5
 """Most ids that a log line about lost leases names."""
 
@@ -65,8 +67,11 @@ def always() -> bool:
 class Taker(Protocol):
     """The subscription to which a claim was delivered."""
 
-    def settled(self, held: Held, outcome: SettleOutcome) -> None:
-        """Learn that the claim has ended: another message may be requested. The book calls `on_change` after this."""
+    def settled(self, held: Held, outcome: SettleOutcome | None) -> None:
+        """Learn that the claim has ended: another message may be requested. The book calls `on_change` after this.
+
+        If a part of the store does not answer, the outcome is None. The book calls again when the claim has ended.
+        """
         ...
 
     def lost(self, held: Held) -> None:
@@ -94,6 +99,9 @@ class Held(Struct, eq=False):
             is not a suspect, this process claims no suspect until this time.
         attempt: The observer's object for the attempt; None if there is no observer.
         begins_by_s: For a message of a batch handler: it waits for others until this time of the event loop.
+        is_freed: Whether the taker may have requested another message in place of this one.
+        doubtful: A renewal that a part of the store has not answered. The store may have carried it out. The book
+            repeats it as it was, before it settles the claim.
     """
 
     claim: Claim
@@ -110,6 +118,8 @@ class Held(Struct, eq=False):
     may_kill_until_ms: int = 0
     attempt: Attempt | None = None
     begins_by_s: float = 0.0
+    is_freed: bool = False
+    doubtful: Renewal | None = None
 
 
 class Outgoing:
@@ -133,11 +143,17 @@ class Outgoing:
 
     def batch(self) -> list[Held]:
         """Return the next claims to settle."""
-        return list(islice(self.ended, self.most_settled))
+        return list(islice((held for held in self.ended if held.doubtful is None), self.most_settled))
+
+    def put_off(self, held: Held) -> None:
+        """Settle a claim after all others."""
+        self.ended.remove(held)
+        self.ended.append(held)
 
     def unsettled(self) -> list[Held]:
         """Return the next claims to settle whose settlements have no answer. Any thread may call this."""
-        return [held for held in list(self.ended) if held.outcome is None][:MAX_CLAIM_MESSAGES]
+        unsettled = [held for held in list(self.ended) if held.outcome is None and held.doubtful is None]
+        return unsettled[:MAX_CLAIM_MESSAGES]
 
 
 class LeaseBook:
@@ -285,9 +301,8 @@ class LeaseBook:
         if self._observer is not None:
             settlement = self._observer.settled(held, settlement)
         held.settlement = settlement
-        if not self.outgoing.ended:
-            self._wakeup.set()
         self.outgoing.ended.append(held)
+        self._wakeup.set()
 
     def forget(self, held: Held) -> None:
         """Stop holding a claim, and let its lease lapse. The result of its run is ignored."""
@@ -315,7 +330,7 @@ class LeaseBook:
                     await self._renew(due)
                 elif batch:
                     await self._settle(batch)
-                elif self._is_closing:
+                elif self._is_closing and not outgoing.ended:
                     return
                 else:
                     await self._wakeup.wait(_seconds_to_renewal(self._held.values(), self.clock.monotonic_ms()))
@@ -333,10 +348,12 @@ class LeaseBook:
         try:
             outcomes = await self._work.settle([current_settlement(held) for held in unsent]) if unsent else ()
             answered = list(zip(unsent, outcomes, strict=True))
+        except PartialAnswerError as error:
+            answered = [each for each in zip(unsent, error.outcomes, strict=True) if each[1] is not None]
         except Exception:
             outgoing.most_settled = 1  # one settlement may break the whole call: send them one by one
             if len(batch) == 1:
-                outgoing.ended.rotate(-1)
+                outgoing.put_off(batch[0])
             raise
         finally:
             outgoing.is_settling = False
@@ -344,6 +361,8 @@ class LeaseBook:
         async with _turn(outgoing.lock, self._wakeup):
             note_outcomes(answered)
             self._note_ended(batch)
+        if unsent and not answered and outgoing.batch()[0] in batch:  # no part of the store that answers has any left
+            await self._wakeup.wait(PART_AGAIN_MS / 1000)
 
     def settle_nowait(self, feed: LocalFeed) -> None:
         """Settle ended claims at once, if no call is under way and the feed need not wait. Else `run` settles them."""
@@ -355,10 +374,14 @@ class LeaseBook:
                 self._note_ended(batch)
 
     def _note_ended(self, batch: Sequence[Held]) -> None:
+        """Drop the claims of a batch that have ended. The others are sent again, after all later settlements."""
         for held in batch:
-            assert held.outcome is not None
-            self.outgoing.ended.popleft()
-            self._drop(held, held.outcome)
+            if held.outcome is None:
+                self.outgoing.put_off(held)
+                held.taker.settled(held, None)
+            else:
+                self.outgoing.ended.remove(held)  # it is nearly always the first
+                self._drop(held, held.outcome)
         self._on_change()
 
     def _drop(self, held: Held, outcome: SettleOutcome) -> None:
@@ -381,7 +404,10 @@ class LeaseBook:
         for held in claims:
             if held.renew_at_ms > now or len(due) == MAX_CLAIM_MESSAGES:
                 break
-            if held.settlement is None:
+            if held.doubtful is not None:
+                held.renew_at_ms = _next_renewal_ms(held, now, self._lease_ms)
+                due.append((held, held.doubtful))
+            elif held.settlement is None:
                 ends_trial = id(held) in self._tried and held.trial_ends_ms <= now
                 held.renew_at_ms = _next_renewal_ms(held, now, self._lease_ms)
                 claim = held.claim
@@ -391,12 +417,19 @@ class LeaseBook:
         return due
 
     async def _renew(self, due: list[tuple[Held, Renewal]]) -> None:
-        outcomes = await self._work.renew([renewal for _, renewal in due])
+        outcomes: Sequence[RenewOutcome | None]
+        try:
+            outcomes = await self._work.renew([renewal for _, renewal in due])
+        except PartialAnswerError as error:
+            outcomes = error.outcomes
         answered = list(zip(due, outcomes, strict=True))
         async with _turn(self.outgoing.lock, self._wakeup):
             if self.outgoing.unanswered is due:
                 self.outgoing.unanswered = []
-            self.renewed([(held, renewal, outcome) for (held, renewal), outcome in answered])
+            doubtful = [each for each, outcome in answered if outcome is None]
+            _note_doubtful(doubtful, self.clock.monotonic_ms() + PART_AGAIN_MS)
+            self._keep([held for held, _ in doubtful if self._held.pop(id(held), None) is not None])
+            self.renewed([(*each, outcome) for each, outcome in answered if outcome is not None])
 
     def renewed(self, answered: Sequence[tuple[Held, Renewal, RenewOutcome]]) -> None:
         """Note the answers to renewals. If a thread has made calls while the event loop was blocked, go on after them.
@@ -406,6 +439,7 @@ class LeaseBook:
         kept: list[Held] = []
         lost: list[Held] = []
         for held, renewal, outcome in answered:
+            held.doubtful = None
             if held.is_over or id(held) not in self._held:  # it has ended while the renewal was under way
                 continue
             if outcome is RenewOutcome.LOST:
@@ -479,6 +513,14 @@ def note_renewal(held: Held, renewal: Renewal, outcome: RenewOutcome) -> None:
         held.claim = replace(held.claim, token=renewal.to)
     if outcome in (RenewOutcome.SUPERSEDED, RenewOutcome.CANCELLED):
         held.is_unwanted = True
+
+
+def _note_doubtful(unanswered: Sequence[tuple[Held, Renewal]], again_ms: int) -> None:
+    """Note that a part of the store has not answered renewals. They are repeated at `again_ms`."""
+    for held, renewal in unanswered:
+        held.doubtful, held.renew_at_ms = renewal, again_ms
+        if held.settlement is not None:
+            held.taker.settled(held, None)
 
 
 def note_outcomes(answered: Sequence[tuple[Held, SettleOutcome]]) -> None:

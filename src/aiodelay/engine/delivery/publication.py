@@ -98,8 +98,10 @@ class Publication(HandlerSubscription):
     def _room(self) -> int:
         return self.concurrency - len(self._shown)
 
-    def settled(self, held: Held, outcome: SettleOutcome) -> None:
+    def settled(self, held: Held, outcome: SettleOutcome | None) -> None:
         """Forget a settled message, so that it no longer counts as requested."""
+        if outcome is None:
+            return
         if id(held) in self._shown:
             self._shown.remove(id(held))
             self.concurrency -= 1

@@ -108,10 +108,12 @@ class SinkSubscription:
         del book
         return ()
 
-    def settled(self, held: Held, outcome: SettleOutcome) -> None:
+    def settled(self, held: Held, outcome: SettleOutcome | None) -> None:
         """Forget a settled message, so that another message can be requested."""
-        self.in_flight -= 1
-        self._bytes -= held.claim.record.envelope.size
+        if not held.is_freed:
+            self.in_flight -= 1
+            self._bytes -= held.claim.record.envelope.size
+        held.is_freed = True
         if self.hooks is not None:
             self.hooks.settled(held, outcome)
 

@@ -120,9 +120,10 @@ class HandlerSubscription:
         self._start_runner()
         self.on_free()
 
-    def settled(self, held: Held, outcome: SettleOutcome) -> None:
+    def settled(self, held: Held, outcome: SettleOutcome | None) -> None:
         """Forget a settled message, and start a waiting message."""
-        self.in_flight -= 1
+        self.in_flight -= not held.is_freed
+        held.is_freed = True
         if self.hooks is not None:
             self.hooks.settled(held, outcome)
         if self._waiting:

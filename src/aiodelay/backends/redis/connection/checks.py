@@ -19,6 +19,7 @@ from .locator import SentinelLocator
 from .options import Options
 from .remedies import CAUSES
 from .scripts import Arg
+from .topology import Address
 
 __all__ = ["check_layout", "check_server", "info_of", "server_time_ms", "warn_of_skew"]
 
@@ -30,8 +31,14 @@ LEAST_FSYNCED = (7, 2)
 MOST_SKEW_MS = 500
 
 
-async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
+async def check_server(client: Client, keys: Keys, options: Options, checked: set[Address | None]) -> bytes:
     """Check the server. Refuse a server that would evict messages, or that this version of aiodelay cannot use.
+
+    Args:
+        client: The client of a shard.
+        keys: The keys of the shard.
+        options: The options of the URL.
+        checked: The servers that other shards of the namespace have checked already. The shard's server is added.
 
     Returns:
         The `uuid` of the namespace. A new namespace gets a new `uuid`.
@@ -42,18 +49,24 @@ async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
         StoreUnavailableError: The server did not answer.
     """
     try:
-        if keys.shard == 0:  # The other shards are on the same server.
-            info = await _info(client, options.name)
+        node = await client.node()
+        name = client.place
+        is_first = node not in checked
+        if is_first:
+            info = await _info(client, name)
             if info:
-                _check_version(options.name, info)
+                _check_version(name, info)
                 _check_mode(options, info)
-                _check_role(options.name, info)
-            await _check_settings(client, options, info)
+                _check_role(name, info)
+            await _check_settings(client, options, info, name)
+            if options.is_cluster and keys.shards > 1:
+                await _check_coverage(client, name)
+            _warn_of_silent(client, options)
         uuid = await _check_layout(client, keys, options.name)
-        await _check_scripts(client, keys, options.name)
-        if keys.shard == 0:
+        await _check_scripts(client, keys, name)
+        if is_first:
             await client.load_scripts()
-        _warn_of_silent(client, options)
+        checked.add(node)
     except Fault as fault:
         if fault.mismatch is not None:
             raise fault.mismatch from fault
@@ -156,11 +169,25 @@ def _check_role(name: str, info: dict[str, str]) -> None:
         raise StoreMismatchError(f"role of {name}", "replica", f"the primary, which is {primary}")
 
 
-async def _check_settings(client: Client, options: Options, info: dict[str, str]) -> None:
-    policy = info.get("maxmemory_policy") or await _setting(client, options, "maxmemory-policy")
+async def _check_coverage(client: Client, name: str) -> None:
+    """Warn of a cluster that refuses all calls while one primary is away: its other shards do not go on then."""
+    try:
+        found = await _values_of(client, "cluster-require-full-coverage")
+    except Fault as fault:
+        if not fault.is_refused:
+            raise
+        return
+    if found[:1] == [b"yes"]:
+        problem = "cluster-require-full-coverage is yes; while one primary is away, the shards of all nodes stand still"
+        mend = "CONFIG SET cluster-require-full-coverage no, and the same in the server's configuration file"
+        log.warning("%s: %s", name, with_remedy(problem, mend))
+
+
+async def _check_settings(client: Client, options: Options, info: dict[str, str], name: str) -> None:
+    policy = info.get("maxmemory_policy") or await _setting(client, name, "maxmemory-policy")
     if policy is not None and policy != "noeviction":
         raise StoreMismatchError(
-            f"maxmemory-policy of {options.name}",
+            f"maxmemory-policy of {name}",
             f"{policy}, which drops messages when memory is short",
             "noeviction (CONFIG SET maxmemory-policy noeviction, and the same in the server's configuration file)",
         )
@@ -173,28 +200,31 @@ async def _check_settings(client: Client, options: Options, info: dict[str, str]
     ):
         shown = info.get("redis_version", "unknown")
         raise StoreMismatchError(
-            f"version of {options.name}", f"Redis {shown}", "Redis 7.2 or later, which durability=fsynced needs"
+            f"version of {name}", f"Redis {shown}", "Redis 7.2 or later, which durability=fsynced needs"
         )
     if info.get("aof_enabled") == "0" and level == "fsynced":
-        raise StoreMismatchError(
-            f"appendonly of {options.name}", "no, so nothing can be fsynced", "yes, or durability=memory"
-        )
+        raise StoreMismatchError(f"appendonly of {name}", "no, so nothing can be fsynced", "yes, or durability=memory")
     if info.get("aof_enabled") == "0":
         problem = "appendonly is off; acknowledged messages are lost when the server ends"
         mend = "CONFIG SET appendonly yes, and the same in the server's configuration file"
-        log.warning("%s: %s", options.name, with_remedy(problem, mend))
+        log.warning("%s: %s", name, with_remedy(problem, mend))
 
 
-async def _setting(client: Client, options: Options, name: str) -> str | None:
+async def _setting(client: Client, name: str, setting: str) -> str | None:
     try:
-        reply = await client.command("CONFIG", "GET", name)
+        values = await _values_of(client, setting)
     except Fault as fault:
         if not fault.is_refused:
             raise
-        log.warning("%s: CONFIG GET is not allowed; make sure that %s is noeviction", options.name, name)
+        log.warning("%s: CONFIG GET is not allowed; make sure that %s is noeviction", name, setting)
         return None
-    values = list(reply.values()) if isinstance(reply, dict) else list(reply)[1::2]
     return values[0].decode() if values else None
+
+
+async def _values_of(client: Client, setting: str) -> list[bytes]:
+    """Return the value of a setting, in a list; an empty list if the server does not know the setting."""
+    reply = await client.command("CONFIG", "GET", setting)
+    return list(reply.values()) if isinstance(reply, dict) else list(reply)[1::2]
 
 
 async def _check_layout(client: Client, keys: Keys, name: str) -> bytes:

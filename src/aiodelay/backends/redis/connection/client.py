@@ -62,15 +62,21 @@ class Client:
         options: The server, the credentials and the limits of the connections.
         keys: The keys to pass to every script of a store. None for a client that serves no store.
         writer: The name of this process in the stream of wake-ups.
+
+    Attributes:
+        locator: Finds the server of a key; None = the server in the URL.
+        place: The name of the server in messages: the URL without secrets, on a cluster after the address that `node`
+            has found.
     """
 
     def __init__(self, options: Options, keys: Keys | None = None, writer: str = "") -> None:
         self._options = options
         self._failures = 0
-        self._timeout_s = options.timeout_ms / 1000
-        self._fixed: list[Arg] = [] if keys is None else self._counted(keys.fixed)
+        self._timeout_s = self._patience_s = options.timeout_ms / 1000
+        self._fixed: list[Arg] = [] if keys is None else _counted(options, keys.fixed)
         self._home = 0 if keys is None else slot_of(keys.tag)
         self._writer = writer
+        self.place: str = options.name
         self.locator: Locator | None = self._new_locator()
         self._pools: dict[Address, ConnectionPool] = {}
         self._pool = self._new_pool()
@@ -83,11 +89,6 @@ class Client:
         known = ClusterLocator if topology.kind == "cluster" else SentinelLocator
         return known(self._options.name, topology, lambda **given: kind(**(kwargs | given)))
 
-    def _counted(self, keys: Sequence[str]) -> list[Arg]:
-        """Return the keys of a script after their number. On a cluster, a key that never exists comes last."""
-        given = [*keys, guard_of(keys[0])] if self._options.is_cluster else keys
-        return [len(given), *given]
-
     def _new_pool(self, address: Address | None = None) -> ConnectionPool:
         kind, kwargs = _connection_of(self._options)
         if address is not None:
@@ -97,6 +98,20 @@ class Client:
     def apart(self) -> Client:
         """Return a new client of the same server, for another event loop. It shares no connection with this client."""
         return Client(self._options)
+
+    async def node(self) -> Address | None:
+        """Return the address of the server that has the keys of the store; None = the server in the URL.
+
+        Raises:
+            Fault: The server did not answer.
+        """
+        if self.locator is None:
+            return None
+        await self.command("TIME")  # this call waits while the keys move to another server
+        address = await self.locator.locate(self._home)
+        if self._options.is_cluster:
+            self.place = f"{address} of {self._options.name}"
+        return address
 
     async def new_connection(self, key: str) -> Any:  # noqa: ANN401 - redis-py's connection
         """Return a new connection for reads of a key that block. It is not in the pool, and it is not connected yet.
@@ -186,7 +201,7 @@ class Client:
             TargetError: The first key cannot be used on a cluster.
         """
         slot = slot_of(keys[0]) if self._options.is_cluster else 0
-        return await self._evaluate(name, [*self._counted(keys), *arguments], slot, durable=False)
+        return await self._evaluate(name, [*_counted(self._options, keys), *arguments], slot, durable=False)
 
     async def _evaluate(self, name: str, tail: Sequence[Arg], slot: int, *, durable: bool) -> Any:  # noqa: ANN401 - what the script returns
         source = script(name)
@@ -217,14 +232,18 @@ class Client:
             if fault.is_connection:
                 raise
 
-    async def command(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
+    async def command(self, *arguments: Arg, durable: bool = False) -> Any:  # noqa: ANN401 - what the command returns
         """Send one command and return the reply.
+
+        Args:
+            arguments: The name of the command and its arguments.
+            durable: If True, wait until the call has reached the durability level of the options.
 
         Raises:
             Fault: The command failed.
         """
         try:
-            return await self._call(packed(arguments), self._slot(arguments), durable=False)
+            return await self._call(packed(arguments), self._slot(arguments), durable=durable)
         except NoScriptError as error:
             raise fault_of(error, sent=True) from error
 
@@ -258,7 +277,7 @@ class Client:
             return await self._sent(self._pool, commands, durable=durable)
         replies: list[Any] = []
         try:
-            async with asyncio.timeout(self._timeout_s) as limit:
+            async with asyncio.timeout(self._patience_s) as limit:
                 for failures in count():
                     replies = await self._sent_to_owner(self.locator, slot, commands, limit, durable=durable)
                     if not all(isinstance(each, Fault) and each.is_moving for each in replies):
@@ -267,7 +286,7 @@ class Client:
         except TimeoutError:
             if replies:
                 return replies
-            reason = f"no server was found within {self._options.timeout_ms} ms"
+            reason = f"no server was found within {self._patience_s * 1000:.0f} ms"
             raise Fault("unavailable", reason, is_connection=True, is_moving=True) from None
         raise AssertionError
 
@@ -370,6 +389,12 @@ class Client:
             self._failures = 0
             self._pool = self._new_pool()
             await pool.close()
+
+
+def _counted(options: Options, keys: Sequence[str]) -> list[Arg]:
+    """Return the keys of a script after their number. On a cluster, a key that never exists comes last."""
+    given = [*keys, guard_of(keys[0])] if options.is_cluster else keys
+    return [len(given), *given]
 
 
 def _connection_of(options: Options) -> tuple[type[Any], dict[str, Any]]:

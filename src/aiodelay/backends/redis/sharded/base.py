@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from aiodelay.backends.redis.connection.options import Options
+from aiodelay.backends.redis.connection.topology import Address
 from aiodelay.backends.redis.records.shards import ONE_SHARD, ShardLayout, shard_of
 from aiodelay.backends.redis.store.store import RedisStore
 from aiodelay.errors import ClosedError, StoreMismatchError
@@ -61,6 +63,10 @@ class ShardSet:
         """Return the store's time in epoch ms: the time of the server of the first shard."""
         return self._first.now_ms()
 
+    def _ahead_ms(self, shard: int) -> int:
+        """Return how far the clock of a shard's server is ahead of the clock of the first shard's server."""
+        return self.shards[shard].now_ms() - self.now_ms() if self._options.is_cluster else 0
+
     @property
     def _first(self) -> RedisStore:
         """The store of shard 0, which also holds the topics and logs of the namespace."""
@@ -106,9 +112,20 @@ class ShardSet:
                 *(self.name, self._namespace, layout.shards),
             )
         shards = [self._store(layout, shard) for shard in range(layout.shards)]
+        servers: set[Address | None] = set()
         for each in shards:
+            each.checked_servers = servers
             await stack.enter_async_context(each)
+        if self._options.is_cluster:
+            await self._watch(stack, shards)
         return shards
+
+    async def _watch(self, stack: AsyncExitStack, shards: Sequence[RedisStore]) -> None:
+        """Notice the shards whose nodes are away, until the stack closes."""
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        for shard, each in enumerate(shards):
+            task = tasks.create_task(each.watch(), name=f"aiodelay redis shard {shard}")
+            stack.callback(task.cancel)
 
     def _store(self, layout: ShardLayout, shard: int) -> RedisStore:
         options = self._options

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from aiodelay.backends.redis.records.shards import shard_of
 
-__all__ = ["all_of", "by_shard", "outcomes_of"]
+__all__ = ["all_of", "answers_by_shard", "by_shard", "outcomes_of"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -52,14 +52,32 @@ async def by_shard(
         id_of: Returns the message id of an item.
         call: Makes the call for a shard, and returns one result for each of its items, in order.
     """
+    results, errors = await answers_by_shard(items, shards, id_of, call)
+    for error in errors.values():
+        raise error
+    return cast("list[R]", results)
+
+
+async def answers_by_shard(
+    items: Sequence[T],
+    shards: int,
+    id_of: Callable[[T], str],
+    call: Callable[[int, Sequence[T]], Awaitable[Sequence[R]]],
+) -> tuple[list[R | None], Mapping[int, Exception]]:
+    """Divide a batch as `by_shard` does, and raise no error of a shard.
+
+    Returns:
+        The results in order, None for each item of a shard that failed; and the errors by shard.
+    """
     places = _places(items, shards, id_of)
-    results: dict[int, R] = {}
+    results: list[R | None] = [None] * len(items)
 
     async def one(shard: int, at: Sequence[int]) -> None:
-        results.update(zip(at, await call(shard, [items[i] for i in at]), strict=True))
+        for i, result in zip(at, await call(shard, [items[i] for i in at]), strict=True):
+            results[i] = result
 
-    await all_of([one(shard, at) for shard, at in places.items()])
-    return [results[i] for i in range(len(items))]
+    found = await outcomes_of([one(shard, at) for shard, at in places.items()])
+    return results, {shard: each for shard, each in zip(places, found, strict=True) if isinstance(each, Exception)}
 
 
 def _places(items: Sequence[T], shards: int, id_of: Callable[[T], str]) -> Mapping[int, list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from msgspec import Struct
 
@@ -39,10 +39,12 @@ class ShardDues:
     Args:
         shards: The number of shards.
         poll_ms: The longest time between two questions about a lane. After it, a lost wake-up does no harm (L2).
+        ahead_ms: Returns how far the clock of a shard's server is ahead of the clock of the first shard's server.
     """
 
-    def __init__(self, shards: int, poll_ms: int) -> None:
+    def __init__(self, shards: int, poll_ms: int, ahead_ms: Callable[[int], int]) -> None:
         self._poll_ms = poll_ms
+        self.ahead_ms: Callable[[int], int] = ahead_ms
         self._answers: list[dict[Lane, _Answer]] = [{} for _ in range(shards)]
         self._heard = [math.inf] * shards
 
@@ -86,11 +88,14 @@ class ShardDues:
         )
 
     def next_ms(self, lanes: Collection[Lane], now_ms: int) -> int | None:
-        """Return the earliest due time of lanes in all shards. It is `now_ms` if unknown, and None without messages."""
-        earliest = min(self._heard)
-        for answers in self._answers:
-            for lane in lanes:
-                earliest = min(earliest, answers[lane].next_ms if lane in answers else AT_ONCE)
+        """Return the earliest due time of lanes in all shards, by the clock of the first shard.
+
+        It is `now_ms` if unknown, and None without messages.
+        """
+        earliest = math.inf
+        for shard, (answers, heard_ms) in enumerate(zip(self._answers, self._heard, strict=True)):
+            known = [answers[lane].next_ms if lane in answers else AT_ONCE for lane in lanes]
+            earliest = min(earliest, min([heard_ms, *known]) - self.ahead_ms(shard))
         if earliest == math.inf or not lanes:
             return None
         return now_ms if earliest == AT_ONCE else int(earliest)
@@ -112,7 +117,7 @@ class ShardWaiter(Waiter):
     def comes_due(self, due_ms: int) -> None:
         """Tell the loop of a message that is due at `due_ms`."""
         self._dues.comes_due(self._shard, due_ms)
-        self._whole.comes_due(due_ms)
+        self._whole.comes_due(due_ms - self._dues.ahead_ms(self._shard))
 
     def wake(self) -> None:
         """End the current or the next wait of the loop, and let it visit this shard."""

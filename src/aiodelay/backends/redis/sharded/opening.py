@@ -15,27 +15,31 @@ __all__ = ["check_deployment", "checked_layout", "chosen_layout", "found_layout"
 
 
 def check_deployment(options: Options, shards: int) -> None:
-    """Raise UnsupportedByStoreError if the servers are a cluster, which has namespaces of one shard only."""
-    if options.is_cluster and shards > 1:
-        raise UnsupportedByStoreError("shards", str(shards), "1 on a cluster; a single server may have several shards")
+    """Raise UnsupportedByStoreError if the servers are a cluster: there, a move could lose messages at a failover.
+
+    The mover copies entries and deletes them then. On one server, a replica that has the deletion has the copy too. On
+    two nodes, it may not.
+    """
+    if options.is_cluster:
+        allowed = "a single server: on a cluster, a namespace keeps the number of shards that it was created with"
+        raise UnsupportedByStoreError("new number of shards", str(shards), allowed)
 
 
 async def chosen_layout(options: Options, namespace: str) -> ShardLayout:
     """Return the layout of a namespace. A new namespace gets the number of shards that the URL names.
 
     Raises:
-        UnsupportedByStoreError: The URL names several shards and a cluster.
         StoreUnavailableError: The server did not answer, or messages are being moved to another number of shards.
         StoreMismatchError: The namespace has a layout that this version does not know.
     """
-    check_deployment(options, options.shards)
     client = Client(options)
     meta = Keys(namespace).key("meta")
     wanted = ShardLayout(options.shards or 1)
     try:
         schema = await client.command("HGET", meta, "schema")
         if schema is None and wanted.shards > 1:
-            await client.command("HSETNX", meta, "schema", wanted.schema)
+            # On a cluster, later calls to the other shards are on other nodes. They do not wait for this write.
+            await client.command("HSETNX", meta, "schema", wanted.schema, durable=True)
             schema = await client.command("HGET", meta, "schema")
         layout = layout_in(options.name, namespace, schema)
         if layout.shards > 1 and await client.command("HGET", meta, "shards") != b"%d" % layout.shards:

@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequen
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import Self
 
-from aiodelay.backends.redis.connection.client import Client
 from aiodelay.backends.redis.connection.options import read_url
-from aiodelay.backends.redis.connection.wakeup_listener import WakeupListener, listening
+from aiodelay.backends.redis.connection.wakeup_listener import listening
 from aiodelay.backends.redis.lists.sink import RedisListSink
 from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, keys_of
 from aiodelay.backends.redis.store.store import RedisStore
@@ -35,6 +34,7 @@ from aiodelay.core.values import (
 from aiodelay.ports import Sink, Source, Transferring, Work
 from aiodelay.ports.clock import Clock
 
+from .calls import all_of
 from .dues import ShardDues, ShardWaiter
 from .inspection import ShardedInspection
 from .journal import ShardedJournalReader, open_journals
@@ -94,8 +94,13 @@ class ShardedStore(ShardedInspection):
     # --- data ---------------------------------------------------------------------------------------------
 
     async def fill(self) -> float | None:
-        """Return the used share of `maxmemory`, from 0 to 1, or None if the server has no such limit."""
-        return await self._first.fill()
+        """Return the used share of `maxmemory`, from 0 to 1, or None if the server has no such limit.
+
+        On a cluster, it is the highest share of the nodes with shards.
+        """
+        asked = self.shards if self._options.is_cluster else [self._first]
+        fills = await all_of([each.fill() for each in asked])
+        return max((each for each in fills if each is not None), default=None)
 
     async def vanished(self) -> str:
         """Describe which data of the namespace have disappeared since this store opened, or return "" if none have."""
@@ -190,21 +195,21 @@ class ShardedStore(ShardedInspection):
                 yield only
             return
         waiter, dues = Waiter(), self._new_dues()
-        client = Client(self._options)
-        keys = [each.keys.key("wake") for each in shards]
-        streams = {key: (each.writer, each.waiters.wake) for key, each in zip(keys, shards, strict=True)}
-        listener = WakeupListener(client, streams)
+        # A node of a cluster refuses to read streams of several slots in one command (CROSSSLOT).
+        apart = [each.wakeup_listener() for each in shards] if self._options.is_cluster else []
+        listeners = apart or [shards[0].wakeup_listener(shards[1:])]
         async with AsyncExitStack() as stack:
             works = [
                 await stack.enter_async_context(each.registered_work(worker, lanes, ShardWaiter(waiter, dues, shard)))
                 for shard, each in enumerate(shards)
             ]
-            async with listening(listener, "aiodelay redis wake-ups"):
-                await listener.ready()
-                yield ShardedWork(shards, works, waiter, dues)
+            for each in listeners:
+                await stack.enter_async_context(listening(each, "aiodelay redis wake-ups"))
+            await all_of([each.ready() for each in listeners])
+            yield ShardedWork(shards, works, waiter, dues)
 
     def _new_dues(self) -> ShardDues:
-        return ShardDues(len(self.shards), self.traits.safety_poll_ms)
+        return ShardDues(len(self.shards), self.traits.safety_poll_ms, self._ahead_ms)
 
 
 def _id_of(command: Command) -> str:

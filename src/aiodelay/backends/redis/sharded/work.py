@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from heapq import merge
+from typing import TypeVar, cast
 
 from msgspec import Struct
 
@@ -29,8 +30,9 @@ from aiodelay.core.values import (
     WorkStatus,
 )
 from aiodelay.errors import StoreError, StoreTooNewError
+from aiodelay.ports import PartialAnswerError
 
-from .calls import all_of, by_shard, outcomes_of
+from .calls import all_of, answers_by_shard, outcomes_of
 from .demands import Demands
 from .dues import ShardDues
 from .pulse import ShardedPulse
@@ -38,6 +40,9 @@ from .pulse import ShardedPulse
 __all__ = ["ShardedWork"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
+
+T = TypeVar("T", Settlement, Renewal)
+R = TypeVar("R")
 
 AGAIN_MS = 500
 """How long claims leave a shard alone that did not answer."""
@@ -233,7 +238,7 @@ class ShardedWork:
         async def settled(shard: int, part: Sequence[Settlement]) -> Sequence[SettleOutcome]:
             return await self._works[shard].settle(part)
 
-        return await by_shard(settlements, len(self._shards), _id_of, settled)
+        return await self._answered_by_shard(settlements, settled)
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
         """Renew leases. Return one outcome for each renewal, in order."""
@@ -243,7 +248,19 @@ class ShardedWork:
         async def renewed(shard: int, part: Sequence[Renewal]) -> Sequence[RenewOutcome]:
             return await self._works[shard].renew(part)
 
-        return await by_shard(renewals, len(self._shards), _id_of, renewed)
+        return await self._answered_by_shard(renewals, renewed)
+
+    async def _answered_by_shard(
+        self, items: Sequence[T], call: Callable[[int, Sequence[T]], Awaitable[Sequence[R]]]
+    ) -> Sequence[R]:
+        """Make a call for each shard of a batch. If only shards whose nodes are away fail, give the other answers."""
+        results, errors = await answers_by_shard(items, len(self._shards), _id_of, call)
+        for shard, error in errors.items():
+            if not self._shards[shard].is_away:
+                raise error
+        for error in errors.values():
+            raise PartialAnswerError(self._shards[0].name, str(error), results) from error
+        return cast("Sequence[R]", results)
 
     def beat(self, ids: Collection[str]) -> None:
         """Record that this process is alive and holds these suspects. The caller is a thread without an event loop."""

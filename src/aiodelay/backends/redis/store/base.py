@@ -15,6 +15,8 @@ from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.key_types import overwritten_key
 from aiodelay.backends.redis.connection.options import Options
 from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.connection.shard_client import ShardClient
+from aiodelay.backends.redis.connection.topology import Address
 from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.backends.redis.records.reading import Lanes, lanes_in
 from aiodelay.errors import (
@@ -65,7 +67,8 @@ class _Opened:
     def __init__(self, options: Options, keys: Keys) -> None:
         self.loop, self.pid = asyncio.get_running_loop(), os.getpid()
         self.writer = uuid4().hex[:16]
-        self.client = Client(options, keys, self.writer)
+        is_shard_of_cluster = options.is_cluster and keys.shards > 1
+        self.client = (ShardClient if is_shard_of_cluster else Client)(options, keys, self.writer)
         self.time: _ServerTime | None = None
         self.uuid = b""
 
@@ -77,6 +80,9 @@ class Base:
         options: The options of the URL.
         keys: The keys of the namespace.
         clock: The clock of the store. With None, the store uses the server's TIME.
+
+    Attributes:
+        checked_servers: The servers that need no check at the next opening. The shards of a namespace share this set.
     """
 
     def __init__(self, options: Options, keys: Keys, clock: Clock | None) -> None:
@@ -84,6 +90,7 @@ class Base:
         self._opened: _Opened | None = None
         self.waiters: Waiters = Waiters()
         self.glance: Glance = Glance(self._commands, keys)
+        self.checked_servers: set[Address | None] = set()
 
     @property
     def name(self) -> str:
@@ -105,6 +112,12 @@ class Base:
         """True if the store keeps a journal."""
         return self._options.journal > 0
 
+    @property
+    def is_away(self) -> bool:
+        """True if this shard's node in a cluster does not answer, so that calls fail at once."""
+        client = self._checked().client
+        return isinstance(client, ShardClient) and client.is_away
+
     # --- opening ------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
@@ -112,15 +125,17 @@ class Base:
             return
         opened = _Opened(self._options, self._keys)
         try:
-            opened.uuid = await check_server(opened.client, self._keys, self._options)
+            servers = len(self.checked_servers)
+            opened.uuid = await check_server(opened.client, self._keys, self._options, self.checked_servers)
             try:
                 server_ms = await server_time_ms(opened.client)
             except Fault as fault:
                 raise StoreUnavailableError(self.name, fault.reason) from fault
             opened.time = _ServerTime(server_ms)
-            if self._clock is None:
-                warn_of_skew(self.name, server_ms - SystemClock().now_ms())
+            if self._clock is None and len(self.checked_servers) > servers:
+                warn_of_skew(opened.client.place, server_ms - SystemClock().now_ms())
         except BaseException:
+            self.checked_servers = set()
             await opened.client.aclose()
             raise
         self._opened = opened
@@ -128,8 +143,15 @@ class Base:
 
     async def _close(self) -> None:
         opened, self._opened = self._opened, None
+        self.checked_servers = set()
         if opened is not None:
             await opened.client.aclose()
+
+    async def watch(self) -> None:
+        """On a cluster, let calls to this shard fail at once while its node is away, until cancelled."""
+        client = self._checked().client
+        if isinstance(client, ShardClient):
+            await client.watch()
 
     def _checked(self) -> _Opened:
         opened = self._opened

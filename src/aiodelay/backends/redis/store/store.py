@@ -199,12 +199,20 @@ class RedisStore(Transfers):
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
         """Register a worker, and yield the object with which it claims and settles messages."""
-        opened = self._checked()
         async with self.registered_work(worker, lanes, Waiter()) as work:
-            listener = WakeupListener(opened.client, {self._keys.key("wake"): (opened.writer, self.waiters.wake)})
+            listener = self.wakeup_listener()
             async with listening(listener, "aiodelay redis wake-ups"):
                 await listener.ready()
                 yield work
+
+    def wakeup_listener(self, others: Sequence[RedisStore] = ()) -> WakeupListener:
+        """Return a listener for the wake-ups of other processes.
+
+        Args:
+            others: Other shards on the same server, whose wake-ups the listener reads too.
+        """
+        streams = {each.keys.key("wake"): (each.writer, each.waiters.wake) for each in (self, *others)}
+        return WakeupListener(self._checked().client, streams)
 
     @asynccontextmanager
     async def registered_work(self, worker: str, lanes: Collection[Lane], waiter: Waiter) -> AsyncIterator[RedisWork]:
