@@ -246,3 +246,19 @@ def test_a_missing_majority_is_a_warning(trio: SentinelTrio, caplog: pytest.LogC
     assert "2 of 3 Sentinels do not answer" in caplog.text
     with pytest.raises(StoreUnavailableError, match=r"no Sentinel answers: 127\.0\.0\.1:1"):
         asyncio.run(opens(f"redis+sentinel://127.0.0.1:1,127.0.0.1:2/{PRIMARY}?timeout_ms=300"))
+
+
+@pytest.mark.valkey_too
+def test_a_primary_that_takes_writes_while_it_is_cut_off_is_a_warning(
+    trio: SentinelTrio, caplog: pytest.LogCaptureFixture
+) -> None:
+    asyncio.run(opens(trio.url))
+    assert "min-replicas-to-write is 0" in caplog.text
+    caplog.clear()
+    setting = ("CONFIG", "SET", "min-replicas-to-write")
+    trio.servers[0].command(*setting, "1")
+    try:
+        asyncio.run(opens(trio.url))
+    finally:
+        trio.servers[0].command(*setting, "0")
+    assert not caplog.text

@@ -48,6 +48,7 @@ async def check_server(client: Client, keys: Keys, options: Options) -> bytes:
                 _check_version(options.name, info)
                 _check_mode(options, info)
                 _check_role(options.name, info)
+                _warn_of_min_replicas(options, info)
             await _check_settings(client, options, info)
         uuid = await _check_layout(client, keys, options.name)
         await _check_scripts(client, keys, options.name)
@@ -154,6 +155,16 @@ def _check_role(name: str, info: dict[str, str]) -> None:
     if info.get("role") == "slave":
         primary = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
         raise StoreMismatchError(f"role of {name}", "replica", f"the primary, which is {primary}")
+
+
+def _warn_of_min_replicas(options: Options, info: dict[str, str]) -> None:
+    """Log a warning if the primary would take writes while it is cut off and another server replaces it."""
+    topology = options.topology
+    if topology is None or topology.kind != "sentinel" or "min_slaves_good_slaves" in info:
+        return  # INFO has this field only with the setting.
+    problem = "min-replicas-to-write is 0; a primary that is cut off takes commands, which its failover loses"
+    mend = "CONFIG SET min-replicas-to-write 1 on all servers, and the same in their configuration files"
+    log.warning("%s: %s", options.name, with_remedy(problem, mend))
 
 
 async def _check_settings(client: Client, options: Options, info: dict[str, str]) -> None:

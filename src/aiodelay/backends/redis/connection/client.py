@@ -45,8 +45,6 @@ KEYLESS = frozenset({"CONFIG", "INFO", "SCAN", "SCRIPT", "TIME"})
 KEY_PLACES = {"EVAL": 3, "MEMORY": 2}
 """The place of the key in a command, where it is not the first argument."""
 
-_OWNERS = {True: "the cluster names as the owner of the slot", False: "the Sentinels name as the primary"}
-
 
 class Client:
     """Sends scripts and commands to one server, or to the nodes of a cluster.
@@ -91,7 +89,7 @@ class Client:
     def _new_pool(self, address: Address | None = None) -> ConnectionPool:
         kind, kwargs = _connection_of(self._options)
         if address is not None:
-            kwargs |= {"host": address.host, "port": address.port}
+            kwargs |= {"host": address.host, "port": address.port, "redis_connect_func": self._enter}
         return ConnectionPool(lambda: kind(**kwargs), self._options.connections)
 
     def apart(self) -> Client:
@@ -107,7 +105,14 @@ class Client:
         kind, kwargs = _connection_of(self._options)
         if self.locator is not None:
             kwargs["host"], kwargs["port"] = await self.locator.locate(slot_of(key))
+            kwargs["redis_connect_func"] = self._enter
         return kind(**kwargs)
+
+    async def _enter(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
+        """Log in on a new connection to a server that the locator has found."""
+        assert self.locator is not None
+        await login(connection)
+        await self.locator.confirm(connection)
 
     def is_current(self, key: str, connection: Any) -> bool:  # noqa: ANN401 - redis-py's connection
         """Return False if a call has found the key on another server than the connection's."""
@@ -296,7 +301,8 @@ class Client:
             locator.lost(slot, address, fault.__cause__)
             if not fault.is_moving:
                 raise
-            fault.reason = f"{address}, which {_OWNERS[self._options.is_cluster]}, does not answer: {fault.reason}"
+            if fault.__cause__ is not None:  # Otherwise the locator itself has refused the server.
+                fault.reason = f"{address}, which {locator.role}, does not answer: {fault.reason}"
             replies = [fault] * len(commands)
         finally:
             limit.reschedule(max(until_s or 0.0, started_s))
