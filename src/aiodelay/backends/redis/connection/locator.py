@@ -243,16 +243,18 @@ class SentinelLocator(Locator):
     async def _ask(self, slot: int) -> Address:
         self._asks += 1
         states: list[_State] = []
-        self.silent = []
+        self.silent, is_refused = [], False
         for sentinel, state in (await self._states()).items():
             if isinstance(state, Fault):
                 raise state
             if isinstance(state, Exception):
+                is_refused |= isinstance(state, AuthenticationError)
                 self.silent.append(_problem(sentinel, state))
             else:
                 states.append(state)
         if not states:
-            raise self._moving(f"no Sentinel answers: {'; '.join(self.silent)}")
+            what = "no Sentinel accepts the login" if is_refused else "no Sentinel answers"
+            raise self._moving(f"{what}: {'; '.join(self.silent)}", is_moving=not is_refused)
         if self.silent and self._newest is not None:  # The others may not have heard of the newest one yet.
             states.append(self._newest)
         self._newest = max(states)
@@ -315,8 +317,8 @@ class SentinelLocator(Locator):
         mismatch = StoreMismatchError(setting, value, allowed)
         return Fault("unavailable", str(mismatch), mismatch=mismatch)
 
-    def _moving(self, reason: str) -> Fault:
-        return Fault("unavailable", reason, is_connection=True, is_moving=True)
+    def _moving(self, reason: str, *, is_moving: bool = True) -> Fault:
+        return Fault("unavailable", reason, is_connection=True, is_moving=is_moving)
 
     async def _listen(self, sentinel: Address) -> None:
         """Subscribe to the announcements of a Sentinel. If it refuses, only failed calls find a change."""
