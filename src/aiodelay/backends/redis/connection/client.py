@@ -64,7 +64,7 @@ class Client:
 
     def __init__(self, options: Options, keys: Keys | None = None, writer: str = "") -> None:
         self._options = options
-        self._failures = 0
+        self._failures, self._is_closed = 0, False
         self._timeout_s = options.timeout_ms / 1000
         self._fixed: list[Arg] = [] if keys is None else self._counted(keys.fixed)
         self._home = 0 if keys is None else slot_of(keys.tag)
@@ -127,6 +127,7 @@ class Client:
 
     async def aclose(self) -> None:
         """Close all connections of the client. A second call does nothing."""
+        self._is_closed = True
         try:
             for pool in (self._pool, *self._pools.values()):
                 await pool.close()
@@ -266,7 +267,7 @@ class Client:
             async with asyncio.timeout(self._timeout_s) as limit:
                 for failures in count():
                     replies = await self._sent_to_owner(self.locator, slot, commands, limit, durable=durable)
-                    if not all(isinstance(each, Fault) and each.is_moving for each in replies):
+                    if self._is_closed or not all(isinstance(each, Fault) and each.is_moving for each in replies):
                         return replies
                     await asyncio.sleep(pause_s(failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
         except TimeoutError:
@@ -274,6 +275,9 @@ class Client:
                 return replies
             reason = f"no server was found within {self._options.timeout_ms} ms"
             raise Fault("unavailable", reason, is_connection=True, is_moving=True) from None
+        finally:
+            if self._is_closed:  # This call may have opened connections since.
+                await self.aclose()
         raise AssertionError
 
     async def _sent_to_owner(
