@@ -10,6 +10,7 @@ from itertools import count
 import pytest
 
 from aiodelay import Context, Scheduler
+from aiodelay.backends.redis.connection.pool import disconnect_all
 from aiodelay.core.ids import new_op
 from aiodelay.core.transitions import token_for
 from aiodelay.core.values import (
@@ -55,7 +56,8 @@ class World:
             await call()
 
         if self.store._opened is not None:  # it has to connect first, and to name itself
-            await self.store._opened.client._pool._disconnect()
+            pool = self.store._opened.client._pool
+            await disconnect_all((*pool._idle, *pool._lent))
         tasks = asyncio.all_tasks()
         task = asyncio.create_task(striker.run(operate()), name="operation")
         await asyncio.wait([task])

@@ -140,7 +140,8 @@ async def work_through(store: RedisStore, work: Work) -> None:
 
 async def use(url: str) -> None:
     """Use what a store can do; raises if anything of it does not work."""
-    async with RedisStore(f"{url}?journal=10", namespace="default") as store, store.work("w", [LANE]) as work:
+    journal = f"{url}{'&' if '?' in url else '?'}journal=10"
+    async with RedisStore(journal, namespace="default") as store, store.work("w", [LANE]) as work:
         await store.pause(LANE, "held")
         await do(store, put("a"), put("b"), put("c"), put("d", 1000), put("h", 0, "held"), put("s", 0, "", {"e": 1000}))
         await do(store, Put(new_op(), Envelope("plain", LANE), After(0)))

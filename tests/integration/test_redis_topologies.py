@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from aiodelay import Scheduler
+from aiodelay.backends.redis.connection.client import Client
 from aiodelay.backends.redis.connection.key_types import KEY_TYPES
 from aiodelay.backends.redis.connection.options import read_url
 from aiodelay.backends.redis.records.keys import FIXED, guard_of
@@ -17,6 +18,7 @@ from aiodelay.core.table_scan import Scan
 from aiodelay.core.values import After, Demand, Done, Envelope, Promise, Put, Query, Refused, SettleOutcome, Stored
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError, TargetError
 from aiodelay.redis import RedisFanoutSink, RedisListSink, RedisStore
+from tests.support.proxy import proxied
 from tests.support.servers import Found, RedisServer, redis_products
 from tests.support.topologies import PRIMARY, Cluster, SentinelTrio, clustered, node_of_a_cluster, watched
 from tests.support.waiting import until, until_sync
@@ -246,3 +248,46 @@ def test_a_missing_majority_is_a_warning(trio: SentinelTrio, caplog: pytest.LogC
     assert "2 of 3 Sentinels do not answer" in caplog.text
     with pytest.raises(StoreUnavailableError, match=r"no Sentinel answers: 127\.0\.0\.1:1"):
         asyncio.run(opens(f"redis+sentinel://127.0.0.1:1,127.0.0.1:2/{PRIMARY}?timeout_ms=300"))
+
+
+def test_a_call_that_outlives_its_client_leaves_no_connection(trio: SentinelTrio) -> None:
+    async def play() -> None:
+        asked, is_closed = asyncio.Event(), asyncio.Event()
+
+        async def look(number: int, data: bytes, is_answer: bool) -> None:
+            if b"subscribe" in data.lower():
+                asked.set()
+                await is_closed.wait()
+
+        async with proxied(trio.sentinels[0].port) as front:
+            front.look = look
+            client = Client(read_url(f"redis+sentinel://127.0.0.1:{front.port}/{PRIMARY}?{trio.announce}"))
+            call = asyncio.create_task(client.command("TIME"))
+            await asked.wait()
+            await client.aclose()
+            is_closed.set()
+            await asyncio.wait([call])
+            call.exception()
+            servers = (trio.sentinels[0], trio.servers[0])
+            await until(
+                lambda: all(b"name=aiodelay" not in each.command("CLIENT", "LIST") for each in servers),
+                "no connection is left",
+            )
+
+    asyncio.run(play())
+
+
+@pytest.mark.valkey_too
+def test_a_primary_that_takes_writes_while_it_is_cut_off_is_a_warning(
+    trio: SentinelTrio, caplog: pytest.LogCaptureFixture
+) -> None:
+    asyncio.run(opens(trio.url))
+    assert "min-replicas-to-write is 0" in caplog.text
+    caplog.clear()
+    setting = ("CONFIG", "SET", "min-replicas-to-write")
+    trio.servers[0].command(*setting, "1")
+    try:
+        asyncio.run(opens(trio.url))
+    finally:
+        trio.servers[0].command(*setting, "0")
+    assert not caplog.text

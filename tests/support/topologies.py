@@ -11,10 +11,20 @@ from redis.crc import key_slot
 from aiodelay.errors import AiodelayError
 from aiodelay.testing.servers import RedisServer
 
+from .proxy import Proxy, proxied_by_thread
 from .servers import replicate
 from .waiting import until_sync
 
-__all__ = ["SLOTS", "Cluster", "SentinelTrio", "clustered", "node_of_a_cluster", "watched"]
+__all__ = [
+    "PRIMARY",
+    "SLOTS",
+    "Cluster",
+    "Sentinel",
+    "SentinelTrio",
+    "clustered",
+    "node_of_a_cluster",
+    "watched",
+]
 
 SLOTS = 16_384
 NODE_TIMEOUT_MS = 1_000
@@ -156,43 +166,53 @@ class Sentinel(RedisServer):
 
 
 class SentinelTrio:
-    """A primary, its replica and three Sentinels."""
+    """A primary, its replicas and three Sentinels, which reach the first primary through a proxy."""
 
-    def __init__(self, servers: list[RedisServer], sentinels: list[Sentinel]) -> None:
-        self.servers, self.sentinels = servers, sentinels
+    def __init__(self, servers: list[RedisServer], sentinels: list[Sentinel], link: Proxy) -> None:
+        self.servers, self.sentinels, self.link = servers, sentinels, link
 
     @property
     def url(self) -> str:
         """The URL with the addresses of all Sentinels."""
         hosts = ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels)
-        return f"redis+sentinel://{hosts}/{PRIMARY}"
+        return f"redis+sentinel://{hosts}/{PRIMARY}?{self.announce}"
+
+    @property
+    def announce(self) -> str:
+        """The option of the URL that leads processes to the first primary without the proxy."""
+        return f"announce=127.0.0.1:{self.link.port}=127.0.0.1:{self.servers[0].port}"
 
     def primary(self) -> RedisServer:
         """Return the server that a Sentinel names as the primary."""
         reply = self.sentinels[0].command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", PRIMARY).split(b"\r\n")
-        return next(each for each in self.servers if each.port == int(reply[4]))
+        port = int(reply[4])
+        return self.servers[0] if port == self.link.port else next(each for each in self.servers if each.port == port)
 
     def is_whole(self) -> bool:
-        """Whether all Sentinels know each other and the replica."""
+        """Whether all Sentinels know each other and the replicas."""
         infos = [each.command("SENTINEL", "MASTERS").decode() for each in self.sentinels]
-        wanted = ("num-other-sentinels\r\n$1\r\n2", "num-slaves\r\n$1\r\n1")
+        wanted = ("num-other-sentinels\r\n$1\r\n2", f"num-slaves\r\n$1\r\n{len(self.servers) - 1}")
         return all(text in each for each in infos for text in wanted)
 
 
 @contextmanager
-def watched(program: str, *options: str, settings: str = "") -> Iterator[SentinelTrio]:
-    """Start a primary, its replica and three Sentinels."""
+def watched(program: str, *options: str, settings: str = "", replicas: int = 1) -> Iterator[SentinelTrio]:
+    """Start a primary, its replicas and three Sentinels."""
     with ExitStack() as stack:
-        servers = [RedisServer(program, *REPLICATION, *options) for _ in range(2)]
+        servers = [RedisServer(program, *REPLICATION, *options) for _ in range(1 + replicas)]
         for each in servers:
             stack.callback(each.stop)
             each.start()
-        replicate(servers[1], servers[0].port)
-        sentinels = [Sentinel(program, servers[0].port, settings) for _ in range(3)]
+        link = stack.enter_context(proxied_by_thread(servers[0].port))
+        for each in servers[1:]:
+            replicate(each, link.port)
+        for each in servers[2:]:
+            _ok(each.command("CONFIG", "SET", "replica-priority", "0"))  # A failover promotes the first replica.
+        sentinels = [Sentinel(program, link.port, settings) for _ in range(3)]
         for sentinel in sentinels:
             stack.callback(sentinel.stop)
             sentinel.start()
-        trio = SentinelTrio(servers, sentinels)
+        trio = SentinelTrio(servers, sentinels, link)
         _until(trio.is_whole, "the Sentinels know each other")
         yield trio
 

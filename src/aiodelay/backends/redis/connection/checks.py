@@ -58,6 +58,7 @@ async def check_server(client: Client, keys: Keys, options: Options, checked: se
                 _check_version(name, info)
                 _check_mode(options, info)
                 _check_role(name, info)
+                _warn_of_min_replicas(options, info)
             await _check_settings(client, options, info, name)
             if options.is_cluster and keys.shards > 1:
                 await _check_coverage(client, name)
@@ -181,6 +182,16 @@ async def _check_coverage(client: Client, name: str) -> None:
         problem = "cluster-require-full-coverage is yes; while one primary is away, the shards of all nodes stand still"
         mend = "CONFIG SET cluster-require-full-coverage no, and the same in the server's configuration file"
         log.warning("%s: %s", name, with_remedy(problem, mend))
+
+
+def _warn_of_min_replicas(options: Options, info: dict[str, str]) -> None:
+    """Log a warning if the primary would take writes while it is cut off and another server replaces it."""
+    topology = options.topology
+    if topology is None or topology.kind != "sentinel" or "min_slaves_good_slaves" in info:
+        return  # INFO has this field only with the setting.
+    problem = "min-replicas-to-write is 0; a primary that is cut off takes commands, which its failover loses"
+    mend = "CONFIG SET min-replicas-to-write 1 on all servers, and the same in their configuration files"
+    log.warning("%s: %s", options.name, with_remedy(problem, mend))
 
 
 async def _check_settings(client: Client, options: Options, info: dict[str, str], name: str) -> None:

@@ -45,8 +45,6 @@ KEYLESS = frozenset({"CONFIG", "INFO", "SCAN", "SCRIPT", "TIME"})
 KEY_PLACES = {"EVAL": 3, "MEMORY": 2}
 """The place of the key in a command, where it is not the first argument."""
 
-_OWNERS = {True: "the cluster names as the owner of the slot", False: "the Sentinels name as the primary"}
-
 
 class Client:
     """Sends scripts and commands to one server, or to the nodes of a cluster.
@@ -71,7 +69,7 @@ class Client:
 
     def __init__(self, options: Options, keys: Keys | None = None, writer: str = "") -> None:
         self._options = options
-        self._failures = 0
+        self._failures, self._is_closed = 0, False
         self._timeout_s = self._patience_s = options.timeout_ms / 1000
         self._fixed: list[Arg] = [] if keys is None else _counted(options, keys.fixed)
         self._home = 0 if keys is None else slot_of(keys.tag)
@@ -92,7 +90,7 @@ class Client:
     def _new_pool(self, address: Address | None = None) -> ConnectionPool:
         kind, kwargs = _connection_of(self._options)
         if address is not None:
-            kwargs |= {"host": address.host, "port": address.port}
+            kwargs |= {"host": address.host, "port": address.port, "redis_connect_func": self._enter}
         return ConnectionPool(lambda: kind(**kwargs), self._options.connections)
 
     def apart(self) -> Client:
@@ -122,7 +120,14 @@ class Client:
         kind, kwargs = _connection_of(self._options)
         if self.locator is not None:
             kwargs["host"], kwargs["port"] = await self.locator.locate(slot_of(key))
+            kwargs["redis_connect_func"] = self._enter
         return kind(**kwargs)
+
+    async def _enter(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
+        """Log in on a new connection to a server that the locator has found."""
+        assert self.locator is not None
+        await login(connection)
+        await self.locator.confirm(connection)
 
     def is_current(self, key: str, connection: Any) -> bool:  # noqa: ANN401 - redis-py's connection
         """Return False if a call has found the key on another server than the connection's."""
@@ -137,6 +142,7 @@ class Client:
 
     async def aclose(self) -> None:
         """Close all connections of the client. A second call does nothing."""
+        self._is_closed = True
         try:
             for pool in (self._pool, *self._pools.values()):
                 await pool.close()
@@ -280,7 +286,7 @@ class Client:
             async with asyncio.timeout(self._patience_s) as limit:
                 for failures in count():
                     replies = await self._sent_to_owner(self.locator, slot, commands, limit, durable=durable)
-                    if not all(isinstance(each, Fault) and each.is_moving for each in replies):
+                    if self._is_closed or not all(isinstance(each, Fault) and each.is_moving for each in replies):
                         return replies
                     await asyncio.sleep(pause_s(failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
         except TimeoutError:
@@ -288,6 +294,9 @@ class Client:
                 return replies
             reason = f"no server was found within {self._patience_s * 1000:.0f} ms"
             raise Fault("unavailable", reason, is_connection=True, is_moving=True) from None
+        finally:
+            if self._is_closed:  # This call may have opened connections since.
+                await self.aclose()
         raise AssertionError
 
     async def _sent_to_owner(
@@ -315,7 +324,8 @@ class Client:
             locator.lost(slot, address, fault.__cause__)
             if not fault.is_moving:
                 raise
-            fault.reason = f"{address}, which {_OWNERS[self._options.is_cluster]}, does not answer: {fault.reason}"
+            if fault.__cause__ is not None:  # Otherwise the locator itself has refused the server.
+                fault.reason = f"{address}, which {locator.role}, does not answer: {fault.reason}"
             replies = [fault] * len(commands)
         finally:
             limit.reschedule(max(until_s or 0.0, started_s))

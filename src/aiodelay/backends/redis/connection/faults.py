@@ -34,6 +34,8 @@ _CODES = ("BUSY ", "NOREPLICAS ", "MISCONF ", "READONLY ", "MASTERDOWN ", "LOADI
 _IN_SCRIPT = ("-READONLY ", "-NOREPLICAS ", "-MISCONF ", "-MASTERDOWN ")  # the forms of these codes in Redis 6.2
 _ELSEWHERE = ("READONLY ", "MASTERDOWN ")
 """Codes of a server that has become a replica. The host name may now belong to another server, so connect again."""
+_REPLACED = (*_ELSEWHERE, "NOREPLICAS ")
+"""Codes of a server that another server may have replaced. A primary without its replicas may be cut off."""
 _MOVING: tuple[type[Exception], ...] = (
     e.BusyLoadingError,
     e.ReadOnlyError,
@@ -119,7 +121,7 @@ def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
     if isinstance(error, _NOT_CARRIED_OUT) or text.startswith(_CODES) or any(each in text for each in _IN_SCRIPT):
         text = f"{_code(error)}{text}"
         is_connection = isinstance(error, e.BusyLoadingError) or any(each in text for each in _ELSEWHERE)
-        is_moving = isinstance(error, _MOVING) or any(each in text for each in _ELSEWHERE)
+        is_moving = isinstance(error, _MOVING) or any(each in text for each in _REPLACED)
         return Fault("unavailable", text, is_connection=is_connection, is_moving=is_moving)
     if isinstance(error, e.NoPermissionError):  # A script may have changed data before its refused command.
         return Fault("unknown" if "script" in text else "unavailable", f"NOPERM {text}")

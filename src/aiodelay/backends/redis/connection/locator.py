@@ -9,7 +9,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeAlias
 
 from redis.crc import key_slot
 from redis.exceptions import AuthenticationError, MovedError, RedisError, ResponseError
@@ -17,6 +18,7 @@ from redis.exceptions import AuthenticationError, MovedError, RedisError, Respon
 from aiodelay.errors import StoreMismatchError
 
 from .faults import Fault, fault_of, reply_of
+from .pool import disconnect_all
 from .scripts import Arg, packed
 from .topology import Address, Topology
 
@@ -26,8 +28,13 @@ NewConnection = Callable[..., Any]
 """Makes a connection of redis-py from its arguments."""
 ASK_S = 1.0
 """Longest wait for the answer of one server about the topology, in seconds."""
+LAST_S = 0.1
+"""Longest wait for the other Sentinels after a majority has answered, in seconds."""
 LOOK_S = 0.1
 """Least time between two looks at the announcements of the Sentinels, in seconds."""
+
+_State: TypeAlias = tuple[int, Address]
+"""A configuration epoch, and the address of the primary since then. A failover raises the epoch."""
 
 
 def slot_of(key: Arg) -> int:
@@ -77,6 +84,18 @@ class Locator(ABC):
         """Return False if a call has found that another address serves the slot."""
         return self._known.get(self._place(slot), address) == address
 
+    @property
+    @abstractmethod
+    def role(self) -> str:
+        """What the servers say of the address that they name, for error texts."""
+
+    async def confirm(self, connection: Any) -> None:  # noqa: ANN401, B027 - a node of a cluster knows its role
+        """Check that a new connection leads to the server of its keys.
+
+        Raises:
+            Fault: It leads to another server.
+        """
+
     async def aclose(self) -> None:  # noqa: B027 - only some locators keep a connection
         """Close the connections of the locator."""
 
@@ -111,6 +130,10 @@ class ClusterLocator(Locator):
     def __init__(self, name: str, topology: Topology, connect: NewConnection) -> None:
         super().__init__(name, topology, connect)
         self._nodes = deque(topology.seeds)
+
+    @property
+    def role(self) -> str:
+        return "the cluster names as the owner of the slot"
 
     async def _ask(self, slot: int) -> Address:
         problems: list[str] = []
@@ -152,109 +175,164 @@ class ClusterLocator(Locator):
 
 
 class SentinelLocator(Locator):
-    """Asks Sentinels for the address of the primary, and hears when they choose another primary."""
+    """Asks Sentinels for the address of the primary, and hears when they choose another primary.
+
+    A primary may have been replaced without knowing it: it was cut off, or it was down and came back. So:
+
+    - The locator subscribes to the announcements of each Sentinel before it asks the Sentinel. So it hears of each
+      change after the answer.
+    - The answer with the highest configuration epoch counts. The locator does not return to an earlier configuration.
+    - A new connection is used once the Sentinels have named its server again (`confirm`).
+    """
 
     def __init__(self, name: str, topology: Topology, connect: NewConnection) -> None:
         super().__init__(name, topology, connect)
         self._login: dict[str, Any] = {"username": None, "password": None, **dict(topology.login)}
         self._login |= {"db": 0, "protocol": 2}
-        self._announcements: Any = None
+        self._announcements: dict[Address, Any] = {}
         self._looks_s = 0.0
+        self._asks = 0
+        self._newest: _State | None = None
         self.silent: list[str] = []
+
+    @property
+    def role(self) -> str:
+        away = f" ({len(self.silent)} of {len(self._topology.seeds)} Sentinels do not answer)" if self.silent else ""
+        return f"the Sentinels name as the primary{away}"
 
     def _place(self, slot: int) -> int:
         return 0
 
     async def aclose(self) -> None:
-        announcements, self._announcements = self._announcements, None
-        if announcements is not None:
-            await announcements.disconnect(nowait=True)
+        announcements, self._announcements = self._announcements, {}
+        await disconnect_all(announcements.values())
+
+    async def confirm(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
+        """Check that a new connection leads to the primary. Ask the Sentinels after the connection was made.
+
+        Otherwise the server could have been replaced before the connection, and have come back as a primary.
+
+        Raises:
+            Fault: The server is not the primary, or no Sentinel answers.
+        """
+        server, asks = Address(connection.host, connection.port), self._asks
+        async with self._asking:
+            if self._asks == asks:  # No other connection has asked meanwhile.
+                self._known[0] = await self._ask(0)
+        if self._newest is not None and self._newest[1] != server:
+            raise self._moving(f"{server} is no longer the primary, which is now {self._newest[1]}")
+        await connection.send_packed_command([packed(["INFO", "replication"])], check_health=False)
+        info = await reply_of(connection)
+        if isinstance(info, bytes) and b"role:master" not in info:
+            raise self._moving(f"{server}, which {self.role}, is a replica, so a failover is under way")
 
     async def _look(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        if self._announcements is None or now_s < self._looks_s:
+        if now_s < self._looks_s:
             return
         self._looks_s = now_s + LOOK_S
-        try:
-            if not await self._announcements.can_read():
-                return
-        except (RedisError, OSError):
-            pass
-        # Either there is another primary, or the connection has ended. In both cases, ask.
-        await self.aclose()
-        self._known.clear()
+        for sentinel, announcements in tuple(self._announcements.items()):
+            with suppress(RedisError, OSError):
+                if not await announcements.can_read():
+                    continue
+            # Either there is another primary, or the connection has ended. In both cases, ask.
+            del self._announcements[sentinel]
+            await announcements.disconnect(nowait=True)
+            self._known.clear()
 
     async def _ask(self, slot: int) -> Address:
-        asked = [self._state(each) for each in self._topology.seeds]
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        states: list[tuple[int, Address, Address]] = []
-        self.silent = []
-        for sentinel, each in zip(self._topology.seeds, found, strict=True):
-            if isinstance(each, tuple):
-                states.append((*each, sentinel))
-            elif isinstance(each, RedisError | OSError | TimeoutError):
-                self.silent.append(_problem(sentinel, each))
+        self._asks += 1
+        states: list[_State] = []
+        self.silent, is_refused = [], False
+        for sentinel, state in (await self._states()).items():
+            if isinstance(state, Fault):
+                raise state
+            if isinstance(state, Exception):
+                is_refused |= isinstance(state, AuthenticationError)
+                self.silent.append(_problem(sentinel, state))
             else:
-                raise each
+                states.append(state)
         if not states:
-            reason = f"no Sentinel answers: {'; '.join(self.silent)}"
-            raise Fault("unavailable", reason, is_connection=True, is_moving=True)
-        _, primary, sentinel = max(states)  # the highest configuration epoch counts
-        await self._check_role(primary)
-        await self._listen(sentinel)
-        return primary
+            what = "no Sentinel accepts the login" if is_refused else "no Sentinel answers"
+            raise self._moving(f"{what}: {'; '.join(self.silent)}", is_moving=not is_refused)
+        if self.silent and self._newest is not None:  # The others may not have heard of the newest one yet.
+            states.append(self._newest)
+        self._newest = max(states)
+        return self._newest[1]
 
-    async def _state(self, sentinel: Address) -> tuple[int, Address]:
+    async def _states(self) -> dict[Address, _State | Exception]:
+        """Ask all Sentinels at the same time. If a majority has answered, wait only `LAST_S` for the others."""
+        seeds, clock = self._topology.seeds, asyncio.get_running_loop().time
+        ends_s = clock() + ASK_S
+        async with asyncio.TaskGroup() as tasks:
+            asked = {each: tasks.create_task(self._state_or_problem(each)) for each in seeds}
+            waiting = set(asked.values())
+            while waiting and clock() < ends_s:
+                _, waiting = await asyncio.wait(waiting, timeout=ends_s - clock(), return_when=asyncio.FIRST_COMPLETED)
+                answered = sum(each.done() and isinstance(each.result(), tuple) for each in asked.values())
+                if 2 * answered > len(seeds):
+                    ends_s = min(ends_s, clock() + LAST_S)
+            for task in waiting:
+                task.cancel()
+        return {each: TimeoutError() if task.cancelled() else task.result() for each, task in asked.items()}
+
+    async def _state_or_problem(self, sentinel: Address) -> _State | Exception:
+        try:
+            async with asyncio.timeout(ASK_S):
+                return await self._state(sentinel)
+        except (RedisError, OSError, TimeoutError, Fault) as error:
+            return error
+
+    async def _state(self, sentinel: Address) -> _State:
         """Return the configuration epoch of the primary, and its address."""
+        await self._listen(sentinel)
         name = self._topology.primary
-        state, others = await self._answers(
-            sentinel, ["SENTINEL", "MASTER", name], ["SENTINEL", "MASTERS"], **self._login
+        # The epoch comes first: a Sentinel that leads a failover raises both at once, and the fields of MASTER still
+        # have the former address until the failover has ended.
+        state, address, others = await self._answers(
+            sentinel,
+            ["SENTINEL", "MASTER", name],
+            ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", name],
+            ["SENTINEL", "MASTERS"],
+            **self._login,
         )
-        if not isinstance(state, ResponseError):
-            fields = _fields(state)
-            return int(fields["config-epoch"]), self._mapped(Address(fields["ip"], int(fields["port"])))
-        if "No such master" in str(state) and not isinstance(others, ResponseError):
+        for each in (state, address):
+            if isinstance(each, ResponseError):
+                raise self._refused(sentinel, each, others)
+        host, port = address
+        return int(_fields(state)["config-epoch"]), self._mapped(Address(host.decode(), int(port)))
+
+    def _refused(self, sentinel: Address, error: ResponseError, others: Any) -> Fault:  # noqa: ANN401 - redis-py's reply
+        if "No such master" in str(error) and not isinstance(others, ResponseError):
+            name = self._topology.primary
             known = ", ".join(sorted(_fields(each)["name"] for each in others)) or "none: it watches no primary"
-            raise self._misfit(f"primary in {self._name}", f"{name!r}, which {sentinel} does not know", known)
-        if "unknown command" in str(state).lower():
+            return self._misfit(f"primary in {self._name}", f"{name!r}, which {sentinel} does not know", known)
+        if "unknown command" in str(error).lower():
             scheme = self._name.partition("://")[0].replace("+sentinel", "")
             value = f"{sentinel}, which is no Sentinel"
-            raise self._misfit(f"Sentinels of {self._name}", value, f"Sentinels, or {scheme}://{sentinel}")
-        raise fault_of(state, sent=False)
+            return self._misfit(f"Sentinels of {self._name}", value, f"Sentinels, or {scheme}://{sentinel}")
+        return fault_of(error, sent=False)
 
     def _misfit(self, setting: str, value: str, allowed: str) -> Fault:
         mismatch = StoreMismatchError(setting, value, allowed)
         return Fault("unavailable", str(mismatch), mismatch=mismatch)
 
-    async def _check_role(self, primary: Address) -> None:
-        try:
-            (info,) = await self._answers(primary, ["INFO", "replication"])
-        except (RedisError, OSError, TimeoutError) as error:
-            if isinstance(error, AuthenticationError):
-                raise fault_of(error, sent=False) from error
-            away = f"; {len(self.silent)} of {len(self._topology.seeds)} Sentinels do not answer" if self.silent else ""
-            reason = f"{_problem(primary, error)}; the Sentinels name it as the primary{away}"
-            raise Fault("unavailable", reason, is_connection=True, is_moving=True) from error
-        if isinstance(info, bytes) and b"role:master" not in info:
-            reason = f"{primary} is a replica; the Sentinels name it as the primary, so a failover is under way"
-            raise Fault("unavailable", reason, is_connection=True, is_moving=True)
+    def _moving(self, reason: str, *, is_moving: bool = True) -> Fault:
+        return Fault("unavailable", reason, is_connection=True, is_moving=is_moving)
 
     async def _listen(self, sentinel: Address) -> None:
-        """Subscribe to the announcements of a Sentinel. Without them, a failed call still finds the next primary."""
-        await self.aclose()
+        """Subscribe to the announcements of a Sentinel. If it refuses, only failed calls find a change."""
+        if sentinel in self._announcements:
+            return
         connection = self._connect(host=sentinel.host, port=sentinel.port, **self._login)
         try:
-            async with asyncio.timeout(ASK_S):
-                await connection.connect()
-                await connection.send_packed_command([packed(["SUBSCRIBE", "+switch-master"])], check_health=False)
-                await connection.read_response()
-        except (RedisError, OSError, TimeoutError):
-            await connection.disconnect(nowait=True)
+            await connection.connect()
+            await connection.send_packed_command([packed(["SUBSCRIBE", "+switch-master"])], check_health=False)
+            await reply_of(connection)
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        else:
-            self._announcements = connection
+        self._announcements[sentinel] = connection
 
 
 def _problem(server: Address, error: BaseException) -> str:

@@ -77,6 +77,7 @@ class PipelinedConnection:
         client = Client(self._options, self._keys)
         try:
             assert client.locator is not None
+            await client.command("TIME")  # It waits for the end of a failover, and checks the role of the server.
             address = await client.locator.locate(slot_of(self._keys.tag))
         finally:
             await client.aclose()

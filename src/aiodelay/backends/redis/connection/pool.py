@@ -7,7 +7,7 @@ fifth of the processor time of a single `schedule()`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from .login import is_stale
 
-__all__ = ["ConnectionPool"]
+__all__ = ["ConnectionPool", "disconnect_all"]
 
 CLOSE_S = 2.0
 """Longest wait for connections to close, in seconds."""
@@ -65,16 +65,17 @@ class ConnectionPool:
         """Close all connections, also the connections that calls use now. A second call does nothing."""
         self._is_closed = True
         try:
-            await self._disconnect()
+            await disconnect_all((*self._idle, *self._lent))
         except asyncio.CancelledError:  # The cancellation may leave connections open. Close them, then pass it on.
-            await self._disconnect()
+            await disconnect_all((*self._idle, *self._lent))
             raise
 
-    async def _disconnect(self) -> None:
-        with suppress(RedisError, OSError, TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                closing = (connection.disconnect() for connection in (*self._idle, *self._lent))
-                await asyncio.gather(*closing, return_exceptions=True)
+
+async def disconnect_all(connections: Iterable[Any]) -> None:
+    """Close connections of redis-py. Return when they are closed, but after `CLOSE_S` at the latest."""
+    with suppress(RedisError, OSError, TimeoutError):
+        async with asyncio.timeout(CLOSE_S):
+            await asyncio.gather(*(each.disconnect() for each in connections), return_exceptions=True)
 
 
 async def _connect(connection: Any) -> None:  # noqa: ANN401 - redis-py's connection

@@ -23,6 +23,11 @@ CAUSES: tuple[Cause, ...] = (
         "start the nodes that are down; CLUSTER INFO and CLUSTER NODES name them",
         meaning="the cluster serves no calls: most of its primaries, or the node of this slot, are away",
     ),
+    Cause(
+        ("no Sentinel accepts the login",),
+        "put sentinel_password=, and for a user sentinel_username=, into the URL",
+        meaning="the Sentinels have a user and a password of their own",
+    ),
     Cause(("no Sentinel answers",), "start the Sentinels, or correct their hosts and ports in the URL"),
     Cause(("command 'HELLO'",), "put protocol=2 into the URL", meaning="the server does not speak RESP3"),
     Cause(
