@@ -26,8 +26,8 @@ _REMOVED = (
     *("superseded:keys", "appended"),
 )
 """Keys of a shard without a lane or a window in their names, in addition to `FIXED` and `_NAMING`."""
-_NAMING = ("done", "pulses", "lanes")
-"""Keys that name the windows, incarnations and lanes of which other keys have the names."""
+_NAMING = ("done", "lanes")
+"""Keys that name the windows and lanes of which other keys have the names."""
 
 Entry = tuple[bytes, bytes]
 """A field and its value, or a member and its score."""
@@ -58,6 +58,7 @@ class Mover:
     async def move(self) -> None:
         """Move all entries that other shards store under the new number of shards."""
         await self._number_lanes()
+        await self._end_pulses()
         await self._copy_shared()
         await self._hash("msg", _whole, self._value, counts=True)
         for number in self._lanes:
@@ -76,17 +77,27 @@ class Mover:
         await self._move_windows()
 
     async def remove(self) -> None:
-        """Delete all keys of a shard that has no messages left. `_NAMING` goes last: a repetition reads it."""
+        """Delete the keys of a shard that has no messages left. `_NAMING` goes last: a repetition reads it.
+
+        The field `schema` stays for ever. So the scripts of a process that has not followed the move are still refused.
+        """
         await self._number_lanes()
         windows = await self._client.command("ZRANGE", self._key("done"), 0, -1)
-        names = [*(set(FIXED) - set(_NAMING)), *_REMOVED, *(_window(each) for each in windows)]
+        names = [*(set(FIXED) - {*_NAMING, "meta"}), *_REMOVED, *(_window(each) for each in windows)]
         for number in self._lanes:
             names += [f"{kind}:{number}" for kind in ("due", "leased", "blocked", "why", "queues", "turns")]
             names += [f"{kind}:{number}" for kind in ("inflight", "running", "marks")]
-        incarnations = await self._client.command("HKEYS", self._key("pulses"))
-        names += [f"held:{each.decode()}" for each in incarnations]
         for name in (*names, *_NAMING):
             await self._client.command("UNLINK", self._key(name))
+        fields = await self._client.command("HKEYS", self._key("meta"))
+        if others := [each for each in fields if each != b"schema"]:
+            await self._client.command("HDEL", self._key("meta"), *others)
+
+    async def _end_pulses(self) -> None:
+        """Delete all incarnations: processes take new ones after the move, and until then nobody declares one dead."""
+        for incarnation in await self._client.command("HKEYS", self._key("pulses")):
+            await self._client.command("UNLINK", self._key(f"held:{incarnation.decode()}"))
+            await self._client.command("HDEL", self._key("pulses"), incarnation)
 
     # --- lanes and shared data ----------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ from aiodelay.backends.redis.connection.options import read_url
 from aiodelay.backends.redis.connection.wakeup_listener import WakeupListener, listening
 from aiodelay.backends.redis.lists.sink import RedisListSink
 from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, keys_of
+from aiodelay.backends.redis.records.shards import ShardLayout
+from aiodelay.backends.redis.store.pulse import RedisPulse
 from aiodelay.backends.redis.store.store import RedisStore
 from aiodelay.backends.redis.store.waiting import Waiter
 from aiodelay.core.table_scan import Columns, Scan
@@ -36,6 +38,10 @@ from aiodelay.ports import Sink, Source, Transferring, Work
 from aiodelay.ports.clock import Clock
 
 from .dues import ShardDues, ShardWaiter
+from .following import following
+from .following_commands import applied
+from .following_pulse import FollowingPulse
+from .following_work import FollowingTransfer, FollowingWork
 from .inspection import ShardedInspection
 from .journal import ShardedJournalReader, open_journals
 from .scan import ShardedScanner, ShardPart
@@ -75,6 +81,9 @@ class ShardedStore(ShardedInspection):
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         """Carry out commands: the commands for each shard in order. Return one outcome for each command."""
+        return await applied(self.follower, commands, lambda part: self._apply(part, source))
+
+    async def _apply(self, commands: Sequence[Command], source: SourcePosition | None) -> Sequence[Outcome]:
         shards = self.shards
         if len(shards) == 1:
             return await shards[0].apply(commands, source=source)
@@ -87,6 +96,7 @@ class ShardedStore(ShardedInspection):
         """Store versioned messages. Return one outcome for each message, in order."""
         return await self.apply(loads_of(puts))
 
+    @following()
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
         """Store messages that had left the store. Return one outcome for each message, in order."""
         return await self._by_shard(messages, lambda each: each.record.id, RedisStore.put_back)
@@ -97,6 +107,7 @@ class ShardedStore(ShardedInspection):
         """Return the used share of `maxmemory`, from 0 to 1, or None if the server has no such limit."""
         return await self._first.fill()
 
+    @following()
     async def vanished(self) -> str:
         """Describe which data of the namespace have disappeared since this store opened, or return "" if none have."""
         return next(filter(None, await self._of_all(lambda each: each.vanished())), "")
@@ -109,6 +120,7 @@ class ShardedStore(ShardedInspection):
         """Return the features that the namespace uses: a map from each name to the version that switched it on."""
         return {name: by for found in await self._of_all(lambda each: each.features()) for name, by in found.items()}
 
+    @following()
     async def switch_on(self, names: Collection[str]) -> None:
         """Switch features on in all shards."""
         await self._of_all(lambda each: each.switch_on(names))
@@ -157,6 +169,11 @@ class ShardedStore(ShardedInspection):
     @contextmanager
     def transferring(self, sink: Sink) -> Iterator[Transferring]:
         """Register the transfer of one sink's messages. Yield the object that moves the messages."""
+        with FollowingTransfer(self.follower, sink, lambda: self._transferring(sink)) as transfer:
+            yield transfer
+
+    @contextmanager
+    def _transferring(self, sink: Sink) -> Iterator[Transferring]:
         shards = self.shards
         with ExitStack() as stack:
             transfers = [stack.enter_context(each.transferring(sink)) for each in shards]
@@ -170,6 +187,7 @@ class ShardedStore(ShardedInspection):
                 stack.callback(store.waiters.discard, part)
             yield ShardedTransfer(shards, transfers, sink.name, waiter, dues)
 
+    @following()
     async def blocked(self) -> Sequence[Blocked]:
         """List the blocked destinations, each with the reason and the number of messages that wait for it."""
         found: dict[tuple[Lane, str], Blocked] = {}
@@ -184,24 +202,35 @@ class ShardedStore(ShardedInspection):
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
         """Register a worker in all shards, and yield the object with which it claims and settles messages."""
-        shards = self.shards
-        if len(shards) == 1:
-            async with shards[0].work(worker, lanes) as only:
-                yield only
-            return
-        waiter, dues = Waiter(), self._new_dues()
+        pulse = FollowingPulse(self._new_pulses, self.follower.present.layout)
+        work = FollowingWork(self.follower, pulse, lambda waiter: self._work(worker, lanes, waiter, pulse))
+        async with listening(work, "aiodelay redis shards"):
+            await work.is_ready
+            yield work
+
+    def _new_pulses(self, layout: ShardLayout) -> Sequence[RedisPulse]:
+        return [self._store(layout, shard).new_pulse() for shard in range(layout.shards)]
+
+    @asynccontextmanager
+    async def _work(
+        self, worker: str, lanes: Collection[Lane], waiter: Waiter, pulse: FollowingPulse
+    ) -> AsyncIterator[Work]:
+        """Register a worker in the shards of the present layout."""
+        shards, dues = self.shards, self._new_dues()
+        pulses = pulse.shards_of(self.follower.present.layout)
         client = Client(self._options)
+        parts = [ShardWaiter(waiter, dues, shard) for shard in range(len(shards))] if len(shards) > 1 else [waiter]
         keys = [each.keys.key("wake") for each in shards]
         streams = {key: (each.writer, each.waiters.wake) for key, each in zip(keys, shards, strict=True)}
         listener = WakeupListener(client, streams)
         async with AsyncExitStack() as stack:
             works = [
-                await stack.enter_async_context(each.registered_work(worker, lanes, ShardWaiter(waiter, dues, shard)))
-                for shard, each in enumerate(shards)
+                await stack.enter_async_context(each.registered_work(worker, lanes, part, pulses[shard]))
+                for shard, (each, part) in enumerate(zip(shards, parts, strict=True))
             ]
             async with listening(listener, "aiodelay redis wake-ups"):
                 await listener.ready()
-                yield ShardedWork(shards, works, waiter, dues)
+                yield works[0] if len(works) == 1 else ShardedWork(shards, works, waiter, dues)
 
     def _new_dues(self) -> ShardDues:
         return ShardDues(len(self.shards), self.traits.safety_poll_ms)

@@ -33,7 +33,6 @@ from aiodelay.errors import StoreError, StoreTooNewError
 from .calls import all_of, by_shard, outcomes_of
 from .demands import Demands
 from .dues import ShardDues
-from .pulse import ShardedPulse
 
 __all__ = ["ShardedWork"]
 
@@ -84,16 +83,12 @@ class ShardedWork:
         works: The worker's work in each shard.
         waiter: The wait of the worker's loop.
         dues: When each shard next has something to claim. The waiters of the shards write into it too.
-
-    Attributes:
-        pulse: The worker's sign of life in all shards.
     """
 
     def __init__(
         self, shards: Sequence[RedisStore], works: Sequence[RedisWork], waiter: Waiter, dues: ShardDues
     ) -> None:
         self._shards, self._works, self._waiter, self._dues = shards, works, waiter, dues
-        self.pulse: ShardedPulse = ShardedPulse([work.pulse for work in works])
         self._turn = self._tidied = 0
         self._unanswered: dict[int, _Asked] = {}
         self._suspected: set[int] = set()  # shards in which claims have stepped over suspects

@@ -14,6 +14,7 @@ from aiodelay.backends.redis.connection.client import Client
 from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.keys import Keys
+from aiodelay.backends.redis.records.shards import ShardLayout
 from aiodelay.core import pulse
 from aiodelay.core.values import Renewal, RenewOutcome, Settlement, SettleOutcome
 from aiodelay.errors import StoreUnavailableError
@@ -85,6 +86,8 @@ class RedisPulse:
         self._is_quiet = False  # whether the next step is far ahead, because nobody holds claims
         self._is_proven = False  # whether the server lets this process run the script, by its last answer
         self._has_unnamed = False  # whether this process may hold claims that no incarnation is recorded for
+        self.found_layout: ShardLayout | None = None
+        """The layout with which the server has refused a call; None if it has refused none."""
 
     # --- on the event loop of the store -------------------------------------------------------------------
 
@@ -128,6 +131,17 @@ class RedisPulse:
         """Return whether a run may begin now: nobody can have declared this process dead."""
         return pulse.may_begin(self._life, self._clock.monotonic_ms())
 
+    def follow(self, *, is_refused: bool) -> None:
+        """Begin in the place of a pulse of another layout. That pulse may have recorded claims; this one has not.
+
+        Args:
+            is_refused: Whether others may have declared the process dead before.
+        """
+        with self._lock:
+            self._has_unnamed = True
+            if is_refused:
+                self._life = pulse.refused(self._life)
+
     def restart(self) -> None:
         """Take a new incarnation after a refusal."""
         with self._lock:
@@ -156,6 +170,8 @@ class RedisPulse:
         except (Fault, TimeoutError) as error:
             log.debug("a pulse failed: %r", error)
             self._watch, self._is_proven = pulse.Watch(), False
+            if could_begin and self._is_of_layout(error):
+                self._outlive_move(asked_ms)
             self._refuse_if_silent()
             wait_ms = pulse.AGAIN_MS
         else:
@@ -184,6 +200,7 @@ class RedisPulse:
         try:
             answer: T = self._run(call)
         except (Fault, TimeoutError) as error:
+            self._is_of_layout(error)
             reason = error.reason if isinstance(error, Fault) else f"no answer in {pulse.ANSWER_MS} ms"
             raise StoreUnavailableError(self._name, reason) from error
         return answer
@@ -245,6 +262,20 @@ class RedisPulse:
             if self._life.is_registered and not self.may_begin() and not self.is_refused:
                 log.warning("this process did not reach the server for 3 s; others may have declared it dead")
                 self._life = pulse.refused(self._life)
+
+    def _is_of_layout(self, error: Exception) -> bool:
+        """Return whether a call was refused because of the layout. If so, remember the layout."""
+        self.found_layout = error.layout if isinstance(error, Fault) else None
+        return self.found_layout is not None
+
+    def _outlive_move(self, asked_ms: int) -> None:
+        """Note a refusal because of the layout: since `asked_ms`, nobody can have declared this process dead.
+
+        Scripts that declare processes dead are refused too, and the new layout has no number of this incarnation.
+        """
+        with self._lock:
+            if self._life.is_registered and not self.is_refused:
+                self._life = pulse.registered(self._life, self._life.number, asked_ms)
 
     def _leave_if_idle(self, tokens: Collection[int]) -> None:
         """Delete the number of a process that holds no claims: an idle process only reads."""

@@ -27,6 +27,7 @@ from aiodelay.ports.clock import Clock
 
 from .commands import Batch
 from .journal_reader import RedisJournalReader, open_journal
+from .pulse import RedisPulse
 from .table_scan import Part, Scanner
 from .transfer import Transfers
 from .waiting import Waiter, first_dues
@@ -207,23 +208,26 @@ class RedisStore(Transfers):
                 yield work
 
     @asynccontextmanager
-    async def registered_work(self, worker: str, lanes: Collection[Lane], waiter: Waiter) -> AsyncIterator[RedisWork]:
+    async def registered_work(
+        self, worker: str, lanes: Collection[Lane], waiter: Waiter, pulse: RedisPulse | None = None
+    ) -> AsyncIterator[RedisWork]:
         """Register a worker, and yield its object as `work` does, without a listener for wake-ups of other processes.
 
         Args:
             worker: The worker id.
             lanes: The lanes that the worker serves.
             waiter: The wait of the worker's loop.
+            pulse: The worker's sign of life in this shard; None = a new one.
         """
         opened, workers = self._checked(), self._keys.key("workers")
         check_known(self.name, await self.features())
-        work = RedisWork(self, worker, waiter)
+        work = RedisWork(self, worker, waiter, pulse)
         serves = msgspec.msgpack.encode([self.now_ms(), *sorted(lanes)])
         try:
             await opened.client.command("HSET", workers, worker, serves)
         except Fault as fault:
             if fault.kind != "full":  # A full server refuses this write. `tidy` frees memory and writes it again.
-                await self._name_damage(opened.client, fault)
+                await self._examine(opened.client, fault)
                 raise self.unavailable(fault) from fault
         self.waiters.add(waiter)
         try:
