@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from redis import Redis
 
+from aiodelay import Scheduler
 from aiodelay.backends.redis.records.shards import ShardLayout, shard_of
 from aiodelay.backends.redis.sharded import life_signs
 from aiodelay.backends.redis.sharded import reshard as resharding
@@ -29,6 +31,7 @@ from aiodelay.core.values import (
     LaneLimits,
     Limit,
     Outcome,
+    Promise,
     Put,
     Query,
     Refused,
@@ -37,10 +40,11 @@ from aiodelay.core.values import (
     SettleOutcome,
     Stored,
 )
-from aiodelay.errors import StoreTooNewError, StoreUnavailableError, UnsupportedByStoreError
+from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.ports import Pulsing, Work
-from aiodelay.redis import RedisFanoutSink, RedisListSink, RedisStore, ShardedStore
+from aiodelay.redis import RedisFanout, RedisListSink, RedisStore, ShardedStore
 from tests.support.servers import Found, redis_servers
+from tests.support.waiting import until
 
 LANE = "orders"
 SHORT_MS = 200
@@ -202,15 +206,22 @@ def test_a_transfer_into_a_list_follows(url: str, namespace: str) -> None:
     asyncio.run(play())
 
 
-def test_a_transfer_into_a_topic_ends_in_words(url: str, namespace: str) -> None:
+def test_a_transfer_into_a_topic_becomes_sends(url: str, namespace: str) -> None:
+    """Topics are in the first shard. With several shards, the process claims and sends their messages."""
+
     async def play() -> None:
-        async with ShardedStore(url, namespace=namespace) as store:
-            sink = RedisFanoutSink(url, namespace=namespace)
-            with store.transferring(sink) as moving:
-                await moving.transfer(Demand(10))
-                await move(url, namespace, 2)
-                with pytest.raises(StoreTooNewError, match=r"has 2 shards now.*restart this process"):
-                    await moving.transfer(Demand(10))
+        async with Scheduler(url, namespace=namespace) as scheduler, RedisFanout(url, namespace=namespace) as fanout:
+            await fanout.register("news", "reader")
+
+            async def have_arrived(messages: int) -> bool:
+                return (await fanout.consumers("news"))[0].waiting == messages
+
+            for n, shards in enumerate((1, 3, 1), start=1):
+                await move(url, namespace, shards)
+                for i in range(5):
+                    await scheduler.schedule(b"news", to="redis-fanout:news", delay="0s", id=f"{shards} {i}")
+                await until(partial(have_arrived, 5 * n), "all messages are in the topic")
+            assert scheduler.reaches("redis-fanout").promise is Promise.EXACTLY_ONCE
 
     asyncio.run(play())
 

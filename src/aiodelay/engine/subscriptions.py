@@ -155,22 +155,38 @@ class Subscriptions:
             if self._options.observer is not None:
                 moves = self._options.observer.transfer(moves, sink.name)
             transfer = TransferSubscription(
-                sink=sink, moves=moves, runners=runners, now_ms=store.now_ms, on_change=self.changed
+                sink=sink,
+                moves=moves,
+                runners=runners,
+                now_ms=store.now_ms,
+                on_change=self.changed,
+                on_refused=self._send_instead,
             )
             self._transfers.append(transfer)
             with self._options.apart():
                 transfer.start()
             return
+        self._send(sink, self._loops)
+
+    async def _send_instead(self, transfer: TransferSubscription) -> None:
+        """Claim and send the messages of a sink, because the store no longer transfers them."""
+        assert self._loops is not None
+        await self._stack.enter_async_context(transfer.sink)
+        if not transfer.is_draining:
+            self._transfers.remove(transfer)
+            self._send(transfer.sink, self._loops)
+
+    def _send(self, sink: Sink, loops: Loops) -> None:
         self.by_lane[sink.name] = SinkSubscription(
             sink=sink,
             retry=self._options.retry,
-            runners=runners,
-            now_ms=store.now_ms,
-            on_free=self._loops.freed,
+            runners=Runners(self._tasks),
+            now_ms=self._store.now_ms,
+            on_free=loops.freed,
             observer=self._options.observer,
             hooks=self._hooks,
         )
-        self._loops.resumed()
+        loops.resumed()
 
     def set_concurrency(self, lane: Lane, concurrency: int) -> None:
         """Change a handler's concurrency."""

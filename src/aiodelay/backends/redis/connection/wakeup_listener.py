@@ -22,7 +22,7 @@ from .faults import Fault
 from .login import is_stale
 from .scripts import Arg, packed
 
-__all__ = ["AskedReader", "BlockingReader", "ListListener", "LogListener", "WakeupListener", "listening"]
+__all__ = ["AskedReader", "BlockingReader", "ListListener", "LogListener", "Runs", "WakeupListener", "listening"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 

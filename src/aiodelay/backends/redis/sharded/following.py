@@ -20,7 +20,7 @@ from aiodelay.errors import ClosedError, StoreDamagedError, StoreError, StoreUna
 
 from .opening import found_layout
 
-__all__ = ["Follower", "Generation", "following"]
+__all__ = ["Follower", "Follows", "Generation", "following"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
@@ -226,7 +226,7 @@ def following(*, is_checked: bool = True) -> Callable[[Method[S, P, R]], Method[
 
     def decorated(method: Method[S, P, R]) -> Method[S, P, R]:
         @wraps(method)
-        async def followed(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
+        async def followed(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
             return await self.follower.follow(lambda _: method(self, *args, **kwargs), is_checked=is_checked)
 
         return followed

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from typing import Self, TypeVar
 
-from aiodelay.backends.redis.lists.sink import RedisListSink
 from aiodelay.backends.redis.records.shards import MOVED
 from aiodelay.backends.redis.store.waiting import Waiter
 from aiodelay.core.backoff import pause_s
@@ -24,8 +23,8 @@ from aiodelay.core.values import (
     Transferred,
     WorkStatus,
 )
-from aiodelay.errors import StoreTooNewError, StoreUnavailableError
-from aiodelay.ports import Sink, Transferring, Work
+from aiodelay.errors import StoreUnavailableError
+from aiodelay.ports import Transferring, Work
 
 from .following import Follower, Generation
 from .following_pulse import FollowingPulse
@@ -159,14 +158,12 @@ class FollowingTransfer:
 
     Args:
         follower: The shards.
-        sink: The sink.
-        opened: Registers the transfer in the shards of the present layout.
+        opened: Registers the transfer in the shards of the present layout. It raises UnsupportedByStoreError if these
+            shards do not transfer messages into the sink.
     """
 
-    def __init__(
-        self, follower: Follower, sink: Sink, opened: Callable[[], AbstractContextManager[Transferring]]
-    ) -> None:
-        self._follower, self._sink, self._opened = follower, sink, opened
+    def __init__(self, follower: Follower, opened: Callable[[], AbstractContextManager[Transferring]]) -> None:
+        self._follower, self._opened = follower, opened
         self._stack = ExitStack()
         self._generation: Generation | None = None
         self._transfer: Transferring | None = None
@@ -181,9 +178,6 @@ class FollowingTransfer:
     def _enter(self, generation: Generation) -> Transferring:
         """Return the transfer in the present layout."""
         if self._transfer is None or self._generation is not generation:
-            if len(generation.shards) > 1 and self._transfer is not None and not isinstance(self._sink, RedisListSink):
-                value = f"has {len(generation.shards)} shards now: {self._sink.name} gets messages from one shard only"
-                raise StoreTooNewError(generation.shards[0].name, value, "restart this process, so that it sends them")
             self._stack.close()
             self._generation, self._transfer = generation, self._stack.enter_context(self._opened())
             generation.when_over(self._transfer.wake)

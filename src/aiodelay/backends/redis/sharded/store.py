@@ -34,6 +34,7 @@ from aiodelay.core.values import (
     SourcePosition,
     Stored,
 )
+from aiodelay.errors import UnsupportedByStoreError
 from aiodelay.ports import Sink, Source, Transferring, Work
 from aiodelay.ports.clock import Clock
 
@@ -169,12 +170,14 @@ class ShardedStore(ShardedInspection):
     @contextmanager
     def transferring(self, sink: Sink) -> Iterator[Transferring]:
         """Register the transfer of one sink's messages. Yield the object that moves the messages."""
-        with FollowingTransfer(self.follower, sink, lambda: self._transferring(sink)) as transfer:
+        with FollowingTransfer(self.follower, lambda: self._transferring(sink)) as transfer:
             yield transfer
 
     @contextmanager
     def _transferring(self, sink: Sink) -> Iterator[Transferring]:
-        shards = self.shards
+        shards, reach = self.shards, self.reaches(sink)
+        if reach.promise is not Promise.EXACTLY_ONCE:
+            raise UnsupportedByStoreError(f"transfer into {sink.name}", "no longer possible", reach.reason)
         with ExitStack() as stack:
             transfers = [stack.enter_context(each.transferring(sink)) for each in shards]
             if len(shards) == 1:
