@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from tests.support.processes import PATIENCE_S, Crew, Worker
 from tests.support.servers import redis_programs, start
 from tests.support.waiting import until_sync
 
-SPARED_MS = 3_000
-FLOW = Stream(seconds=1, rate=150, ids=100, seed=1, until_told=True)
+SPARED_MS = 1_500
+FLOW = Stream(seconds=0.5, rate=150, ids=100, seed=1, until_told=True)
 
 
 @pytest.fixture
@@ -47,6 +48,10 @@ def under_load(scene: RedisScene, *names: str, **settings: Any) -> list[Worker]:
     return workers
 
 
+def says_why(worker: Worker) -> bool:
+    return "is being moved" in worker.errors
+
+
 def runs(scene: RedisScene) -> int:
     return sum(isinstance(each, h.RunStarted) for each in h.read(scene.crew.history_path))
 
@@ -65,6 +70,7 @@ def end(scene: RedisScene, workers: list[Worker]) -> None:
     assert report.delivered > 80
 
 
+@pytest.mark.nightly
 def test_f20_a_namespace_moves_to_more_and_to_fewer_shards_under_load(scene: RedisScene) -> None:
     workers = under_load(scene, "a", "b")
     for shards in (4, 2, 1):
@@ -101,7 +107,7 @@ def test_f20_a_mover_and_a_process_are_killed_midway(scene: RedisScene) -> None:
         mover.send_signal(signal.SIGKILL)
     if b"moving" in scene.server.command("HGET", "{default:00}:meta", "schema"):
         for worker in workers:
-            until_sync(lambda worker=worker: "is being moved" in worker.errors, "the process says why it waits")
+            until_sync(partial(says_why, worker), "the process says why it waits")
     victim = workers.pop()
     victim.kill()
     moved(scene, 4)

@@ -10,12 +10,15 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from msgspec.structs import replace
 from redis import Redis
 
 from aiodelay import Scheduler
+from aiodelay.backends.redis.records.keys import member_of
 from aiodelay.backends.redis.records.shards import ShardLayout, shard_of
 from aiodelay.backends.redis.sharded import life_signs
 from aiodelay.backends.redis.sharded import reshard as resharding
+from aiodelay.backends.redis.sharded.following_pulse import FollowingPulse
 from aiodelay.backends.redis.sharded.reshard import reshard
 from aiodelay.core.ids import new_id, new_op
 from aiodelay.core.transitions import token_counter, token_deadline_ms, token_for
@@ -43,8 +46,9 @@ from aiodelay.core.values import (
 from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.ports import Pulsing, Work
 from aiodelay.redis import RedisFanout, RedisListSink, RedisStore, ShardedStore
+from aiodelay.testing.clock import VirtualClock
 from tests.support.servers import Found, redis_servers
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 LANE = "orders"
 SHORT_MS = 200
@@ -59,6 +63,12 @@ def url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) ->
 @pytest.fixture
 def namespace() -> str:
     return uuid4().hex
+
+
+@pytest.fixture
+def _no_safety_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let only wake-ups end a wait."""
+    monkeypatch.setattr(RedisStore, "traits", replace(RedisStore.traits, safety_poll_ms=10 * 60_000))
 
 
 @asynccontextmanager
@@ -115,7 +125,12 @@ def test_s2_s6_open_stores_follow_and_claims_are_settled_with_the_same_tokens(ur
     ids = [f"m{i}" for i in range(40)]
 
     async def play() -> None:
-        async with opened(url, namespace, "a") as (first, one), opened(url, namespace, "b") as (second, other):
+        async with (
+            opened(url, namespace, "a") as (first, one),
+            opened(url, namespace, "b") as (second, other),
+            ShardedStore(url, namespace=namespace) as third,
+            ShardedStore(url, namespace=namespace) as fourth,
+        ):
             for shards in (4, 2, 1):
                 await put(first, [*ids, "dead"])
                 claims = await claim(one)
@@ -125,11 +140,11 @@ def test_s2_s6_open_stores_follow_and_claims_are_settled_with_the_same_tokens(ur
                 letters = [Dead(each.id, each.revision, each.token, "rejected", 1, "why") for each in ends(claims[:1])]
                 assert set(await one.settle([*letters, *ends(claims[1:])])) == {SettleOutcome.SETTLED}
                 assert (len(first.shards), len(second.shards)) == (shards, shards)
-                assert [each.record.id for each in await second.dead_letters()] == [claims[0].record.id]
-                assert await second.purge([(await second.dead_letters())[0].key]) == 1
+                assert [each.record.id for each in await third.dead_letters()] == [claims[0].record.id]
+                assert await third.purge([(await third.dead_letters())[0].key]) == 1
                 assert list(await second.search(Query(limit=10))) == []
                 later = [f"later {i}" for i in range(20)]
-                assert all(isinstance(each, Stored) for each in await put(second, later, After(3_600_000)))
+                assert all(isinstance(each, Stored) for each in await put(fourth, later, After(3_600_000)))
                 assert await first.get("later 7") is not None
                 cancelled = await first.apply([Cancel(new_op(), each) for each in later])
                 assert {each.answer for each in cancelled if isinstance(each, Stored)} == {"cancelled"}
@@ -137,6 +152,22 @@ def test_s2_s6_open_stores_follow_and_claims_are_settled_with_the_same_tokens(ur
     asyncio.run(play())
 
 
+def test_a_journal_is_read_from_the_new_shards(url: str, namespace: str) -> None:
+    """No script reads it, so no script compares the layout."""
+
+    async def play() -> None:
+        async with (
+            ShardedStore(f"{url}?journal=100", namespace=namespace) as writer,
+            ShardedStore(f"{url}?journal=100", namespace=namespace) as reader,
+        ):
+            await move(url, namespace, 4)
+            await put(writer, ids := [f"m{i}" for i in range(20)])
+            assert sorted(each.id for each in await reader.journal()) == sorted(ids)
+
+    asyncio.run(play())
+
+
+@pytest.mark.usefixtures("_no_safety_poll")
 def test_l2_a_put_of_another_process_ends_a_wait_after_the_move(url: str, namespace: str) -> None:
     async def play() -> None:
         async with opened(url, namespace) as (_, work), ShardedStore(url, namespace=namespace) as other:
@@ -144,7 +175,7 @@ def test_l2_a_put_of_another_process_ends_a_wait_after_the_move(url: str, namesp
             work.clear()
             assert await claim(work) == []
             for i in range(6):
-                async with asyncio.timeout(1.5), asyncio.TaskGroup() as tasks:
+                async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
                     waiting = tasks.create_task(work.wait(until_ms=None))
                     await asyncio.sleep(0)
                     await put(other, [f"m{i}"])
@@ -182,21 +213,22 @@ def test_commands_under_way_are_carried_out_once(url: str, namespace: str) -> No
     asyncio.run(play())
 
 
+@pytest.mark.usefixtures("_no_safety_poll")
 def test_a_transfer_into_a_list_follows(url: str, namespace: str) -> None:
     async def play() -> None:
         async with ShardedStore(url, namespace=namespace) as store:
             sink = RedisListSink(url)
             with store.transferring(sink) as moving:
-                for shards in (3, 2):
+                for shards in (3, 4):
                     await store.apply(
                         [Put(new_op(), Envelope(f"m{i}", sink.name, address=namespace), After(0)) for i in range(30)]
                     )
                     assert (await moving.transfer(Demand(10))).moved == 10
                     await move(url, namespace, shards)
                     assert (await moving.transfer(Demand(100))).moved == 20
-                    async with asyncio.timeout(1.5), asyncio.TaskGroup() as tasks:
+                    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
                         waiting = tasks.create_task(moving.wait(until_ms=None))
-                        await asyncio.sleep(0)
+                        await move(url, namespace, shards - 1)
                         await store.apply([Put(new_op(), Envelope("late", sink.name, address=namespace), After(0))])
                         await waiting
                     assert (await moving.transfer(Demand(10))).moved == 1
@@ -411,6 +443,33 @@ def test_b1_the_pulse_follows_while_the_event_loop_is_blocked(url: str, namespac
     asyncio.run(play())
 
 
+def test_b2_runs_may_begin_while_a_move_takes_long(url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server refuses the pulse, and everybody else's: nobody can be declared dead."""
+
+    async def play() -> None:
+        async with opened(url, namespace) as (store, work):
+            assert isinstance(work, Pulsing)
+            pulse = work.pulse
+            assert isinstance(pulse, FollowingPulse)
+            clock = VirtualClock()
+            (shard,) = pulse.shards_of(store.follower.present.layout)
+            monkeypatch.setattr(shard, "_clock", clock)
+            await put(store, ["m"])
+            await asyncio.to_thread(pulse.step, [])
+            tokens = [each.token for each in await claim(work)]
+            await asyncio.to_thread(pulse.step, tokens)
+            await stop_midway(url, namespace, 3, monkeypatch)
+            for _ in range(5):
+                clock.move(2_000)
+                assert pulse.may_begin()
+                assert not (await asyncio.to_thread(pulse.step, tokens)).is_refused
+            clock.move(3_000)
+            assert not pulse.may_begin(), "this process has stood still"
+            await asyncio.to_thread(pulse.leave)
+
+    asyncio.run(play())
+
+
 def test_b2_a_process_that_may_be_declared_dead_stays_refused(
     url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,19 +503,20 @@ def test_l5_a_suspect_in_a_trial_is_not_taken_from_its_process(
 
     async def play() -> None:
         async with opened(url, namespace, "a") as (store, one), opened(url, namespace, "b") as (_, other):
-            await put(store, ["m"])
+            await put(store, [suspect_id := next(each for each in "abcdefgh" if shard_of(each, 2) == 1)])
             for _ in range(2):
                 claims = await claim(one, SHORT_MS)
                 await until_over(store, claims)
             (suspect,) = await claim(one, SHORT_MS)
             assert suspect.record.lapses == 2
             with Redis.from_url(url) as client:
-                kind, lease, _, worker = client.hget(f"{{{namespace}:00}}:trials", b"\x02m").split(b" ", 3)
-                old = b" ".join((kind, lease, b"1", worker))
-                client.hset(f"{{{namespace}:00}}:trials", b"\x02m", old)
+                trials, member = f"{{{namespace}:00}}:trials", member_of(suspect_id)
+                kind, lease, _, worker = client.hget(trials, member).split(b" ", 3)
+                client.hset(trials, member, b" ".join((kind, lease, b"1", worker)))
             monkeypatch.setattr(life_signs, "SPARED_MS", 0)
+            await until_over(store, [suspect])
             await move(url, namespace, 2)
-            assert await claim(other) == []
+            assert (await other.tidy([LANE], limit=10)).lapsed == 0
             assert await one.settle(ends([suspect])) == [SettleOutcome.SETTLED]
 
     asyncio.run(play())
@@ -468,11 +528,11 @@ def test_the_stores_of_the_former_shards_are_closed(url: str, namespace: str) ->
     async def play() -> None:
         async with opened(url, namespace) as (store, work):
             former = store.follower.present
-            await move(url, namespace, 2)
-            await claim(work)
-            async with asyncio.timeout(10):
-                await former.over.wait()
-            await asyncio.sleep(0)
+            async with former.used():
+                await move(url, namespace, 2)
+                await claim(work)
+                assert former.over.is_set()
+                assert former.shards[0]._opened is not None, "an answer may still be on its way"
             assert former.shards[0]._opened is None
 
     asyncio.run(play())
