@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -39,6 +41,18 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisScen
 
 def moved(scene: RedisScene, shards: int) -> None:
     asyncio.run(reshard(scene.url, "default", shards, lambda _examined, _of: None))
+
+
+def mover(scene: RedisScene, shards: int) -> subprocess.Popen[str]:
+    """Start `aiodelay reshard` with small batches."""
+    program = f"""
+from aiodelay.backends.redis.sharded import life_signs, moving
+from aiodelay.cli import main
+life_signs.SPARED_MS, moving.AT_ONCE = {SPARED_MS}, 20
+main()
+"""
+    arguments = ["reshard", scene.url, "--shards", str(shards), "--yes"]
+    return subprocess.Popen([sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True)
 
 
 def under_load(scene: RedisScene, *names: str, **settings: Any) -> list[Worker]:  # noqa: ANN401 - the fields of a plan
@@ -97,14 +111,12 @@ def test_f20_a_handler_runs_across_moves_and_settles_once(scene: RedisScene) -> 
 
 
 def test_f20_a_mover_and_a_process_are_killed_midway(scene: RedisScene) -> None:
-    """The others wait until somebody runs the move again. Then they get the messages of the killed process."""
+    """The other process waits until somebody runs the move again. Then it gets the messages of the killed process."""
     workers = under_load(scene, "a", "b")
-    arguments = ["reshard", scene.url, "--shards", "4", "--yes"]
-    program = [sys.executable, "-c", "from aiodelay.cli import main; main()", *arguments]
-    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as mover:
-        assert mover.stderr is not None
-        assert "examined" in mover.stderr.readline()
-        mover.send_signal(signal.SIGKILL)
+    with mover(scene, 4) as process:
+        assert process.stderr is not None
+        assert "examined" in process.stderr.readline()
+        process.send_signal(signal.SIGKILL)
     if b"moving" in scene.server.command("HGET", "{default:00}:meta", "schema"):
         for worker in workers:
             until_sync(partial(says_why, worker), "the process says why it waits")
@@ -112,5 +124,21 @@ def test_f20_a_mover_and_a_process_are_killed_midway(scene: RedisScene) -> None:
     victim.kill()
     moved(scene, 4)
     works_again(scene)
-    workers += under_load(scene, "c")
+    end(scene, workers)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_f20_a_storm_of_moves_and_kills(scene: RedisScene) -> None:
+    rng = random.Random(20)
+    workers = under_load(scene, "w0", "w1", "w2")
+    for number, shards in enumerate((4, 2, 3, 1, 5, 2), start=3):
+        with mover(scene, shards) as process:
+            time.sleep(rng.uniform(0.5, 1.5))  # at any point, or after the end
+            process.send_signal(signal.SIGKILL)
+        workers.pop(rng.randrange(len(workers))).kill()
+        time.sleep(rng.uniform(0, 2))  # processes wait longer than their leases
+        moved(scene, shards)
+        workers += under_load(scene, f"w{number}")
+        works_again(scene)
     end(scene, workers)

@@ -205,7 +205,8 @@ class ShardedWork:
         self._dues.answered(shard, _lanes_of(part), self._now_ms(shard) + AGAIN_MS)
         if shard not in self._away:
             self._away.add(shard)
-            log.warning("shard %d does not answer: %s; the other shards go on", shard, error)
+            if not self._shards[shard].is_stale:  # `Follower` logs moves.
+                log.warning("shard %d does not answer: %s; the other shards go on", shard, error)
 
     def _check(self, errors: Sequence[StoreError]) -> None:
         """Raise an error if no shard answers, or if this process is too old for a shard."""
