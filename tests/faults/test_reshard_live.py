@@ -94,6 +94,7 @@ def test_f20_a_namespace_moves_to_more_and_to_fewer_shards_under_load(scene: Red
     assert b"1" in scene.server.command("HGET", "{default:00}:meta", "shards")
 
 
+@pytest.mark.nightly
 def test_f20_a_handler_runs_across_moves_and_settles_once(scene: RedisScene) -> None:
     """The run is longer than its lease, which nobody can renew during a move."""
     burst = Burst(messages=4, spread_ms=0, headers={"do": b"sleep:2500"})

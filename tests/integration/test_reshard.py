@@ -283,7 +283,8 @@ def test_a_move_killed_by_a_signal_goes_on(url: str, namespace: str, tmp_path: P
     with pytest.raises(StoreUnavailableError, match="is being moved"):
         asyncio.run(count())
     ran = Cli(url, tmp_path)(*arguments)
-    assert (ran.code, ran.out) == (0, "moved 6000 messages and dead letters from 1 shard to 3\n")
+    assert ran.code == 0
+    assert ran.out.startswith("moved 6000 messages and dead letters from 1 shard to 3\nthe processes of the namespace ")
     assert "examined 6000 of 6000 messages" in ran.err
     assert asyncio.run(count()) == (3, 6_000)
     assert Cli(url, tmp_path)(*arguments).out == "the namespace already has 3 shards\n"

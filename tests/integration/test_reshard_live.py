@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from redis import Redis
 
-from aiodelay import Scheduler
+from aiodelay import Context, Scheduler
 from aiodelay.backends.redis.records.keys import member_of
 from aiodelay.backends.redis.records.shards import ShardLayout, shard_of
 from aiodelay.backends.redis.sharded import life_signs
@@ -254,6 +254,38 @@ def test_a_transfer_into_a_topic_becomes_sends(url: str, namespace: str) -> None
                     await scheduler.schedule(b"news", to="redis-fanout:news", delay="0s", id=f"{shards} {i}")
                 await until(partial(have_arrived, 5 * n), "all messages are in the topic")
             assert scheduler.reaches("redis-fanout").promise is Promise.EXACTLY_ONCE
+
+    asyncio.run(play())
+
+
+def test_b1_a_handler_runs_across_moves_and_settles_once(url: str, namespace: str) -> None:
+    ids = [f"m{i}" for i in range(12)]
+
+    async def play() -> None:
+        ran: list[str] = []
+        all_run, may_end = asyncio.Event(), asyncio.Event()
+
+        async def handle(_payload: bytes, context: Context) -> None:
+            ran.append(context.id)
+            if len(ran) == len(ids):
+                all_run.set()
+            await may_end.wait()
+
+        async with AsyncExitStack() as stack:
+            schedulers = [Scheduler(url, namespace=namespace, lanes=[LANE]) for _ in range(2)]
+            for each in schedulers:
+                each.add_handler(handle, name=LANE, concurrency=10)
+                await stack.enter_async_context(each)
+            for each in ids:
+                await schedulers[0].schedule(b"", to=f"handler:{LANE}", delay="0s", id=each)
+            await all_run.wait()
+            for shards in (3, 1):
+                await move(url, namespace, shards)
+                for each in schedulers:
+                    assert (await each.counts())[LANE].in_flight == len(ids)
+            may_end.set()
+            await schedulers[0].run_until_idle()
+            assert sorted(ran) == sorted(ids)
 
     asyncio.run(play())
 

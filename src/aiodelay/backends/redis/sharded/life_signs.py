@@ -26,10 +26,11 @@ class LifeSigns:
     Args:
         client: The client of the server.
         began_ms: The time of the server at which the move began, in epoch ms.
+        now_ms: The time of the server now, in epoch ms.
     """
 
-    def __init__(self, client: Client, began_ms: int) -> None:
-        self._client, self._began_ms = client, began_ms
+    def __init__(self, client: Client, began_ms: int, now_ms: int) -> None:
+        self._client, self._began_ms, self._now_ms = client, began_ms, now_ms
 
     async def renew(self, first: Keys, later: Sequence[Keys]) -> str:
         """Let all processes that were alive when the move began look alive now. A repetition is safe.
@@ -41,24 +42,19 @@ class LifeSigns:
         Returns:
             The value of the field `spared` for each shard.
         """
-        now_ms = await self._now_ms()
         workers: list[Arg] = []
         for worker in live_workers(await self._client.command("HGETALL", first.key("workers")), self._began_ms):
-            workers += [worker.name, msgspec.msgpack.encode([now_ms, *(worker.lanes or ())])]
+            workers += [worker.name, msgspec.msgpack.encode([self._now_ms, *(worker.lanes or ())])]
         for keys in later:
             if workers:
                 await self._client.command("HSET", keys.key("workers"), *workers)
-            await self._renew_trials(keys, now_ms)
-        return f"{self._began_ms} {now_ms + SPARED_MS}"
+            await self._renew_trials(keys)
+        return f"{self._began_ms} {self._now_ms + SPARED_MS}"
 
-    async def _renew_trials(self, keys: Keys, now_ms: int) -> None:
+    async def _renew_trials(self, keys: Keys) -> None:
         """Let the suspects in trials look as if their processes had just recorded that they hold them."""
         trials = await self._client.command("HGETALL", keys.key("trials"))
         for suspect, trial in zip(trials[::2], trials[1::2], strict=True):
             kind, lease_ms, _, worker = trial.split(b" ", 3)
-            renewed = b" ".join((kind, lease_ms, b"%d" % now_ms, worker))
+            renewed = b" ".join((kind, lease_ms, b"%d" % self._now_ms, worker))
             await self._client.command("HSET", keys.key("trials"), suspect, renewed)
-
-    async def _now_ms(self) -> int:
-        seconds, micros = await self._client.command("TIME")
-        return int(seconds) * 1000 + int(micros) // 1000

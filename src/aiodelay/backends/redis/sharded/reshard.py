@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from aiodelay.backends.redis.connection.checks import server_time_ms
 from aiodelay.backends.redis.connection.client import Client
 from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.options import read_url
@@ -46,12 +47,14 @@ class Moved(Struct, frozen=True):
         shards: The present number of shards.
         messages: The number of messages and dead letters of the namespace.
         journal: The number of journal entries that were deleted with their shards.
+        waited_ms: How long the processes of the namespace had to wait, in ms.
     """
 
     former: int
     shards: int
     messages: int
     journal: int = 0
+    waited_ms: int = 0
 
 
 class _Plan(Struct, frozen=True):
@@ -143,7 +146,8 @@ class _Reshard:
             raise StoreMismatchError(
                 f"number of messages of {self._name}", f"{found} after the move", f"{messages}, as before"
             )
-        return Moved(plan.former, plan.shards, messages, await self._finish(plan))
+        journal = await self._finish(plan)
+        return Moved(plan.former, plan.shards, messages, journal, await self._now_ms() - plan.began_ms)
 
     # --- before -------------------------------------------------------------------------------------------
 
@@ -154,8 +158,7 @@ class _Reshard:
         if former != self._shards:
             for shard in range(former):
                 await self._check(shard)
-        seconds, micros = await self._command("TIME")
-        return _Plan(former, self._shards, epoch + 1, int(seconds) * 1000 + int(micros) // 1000)
+        return _Plan(former, self._shards, epoch + 1, await self._now_ms())
 
     async def _check(self, shard: int) -> None:
         """Refuse a namespace whose data need one shard."""
@@ -225,7 +228,7 @@ class _Reshard:
         """Give all shards the new layout, shard 0 last."""
         schema = ShardLayout(plan.shards, plan.epoch).schema
         later = [Keys(self._namespace, shard) for shard in range(plan.shards)]
-        spared = await LifeSigns(self._client, plan.began_ms).renew(later[0], later)
+        spared = await LifeSigns(self._client, plan.began_ms, await self._now_ms()).renew(later[0], later)
         for keys in unused:
             await self._command("HSET", keys.key("meta"), "schema", schema)
         for keys in later[1:]:
@@ -247,6 +250,9 @@ class _Reshard:
         if await self._command("GET", self._lock) != self._owner:
             raise StoreUnavailableError(self._name, "another `aiodelay reshard` has taken over", action="moved")
         await self._command("PEXPIRE", self._lock, LOCK_MS)
+
+    async def _now_ms(self) -> int:
+        return int(await server_time_ms(self._client))
 
     async def _command(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
         return await self._client.command(*arguments)
