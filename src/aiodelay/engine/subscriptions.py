@@ -166,27 +166,23 @@ class Subscriptions:
             with self._options.apart():
                 transfer.start()
             return
-        self._send(sink, self._loops)
-
-    async def _send_instead(self, transfer: TransferSubscription) -> None:
-        """Claim and send the messages of a sink, because the store no longer transfers them."""
-        assert self._loops is not None
-        await self._stack.enter_async_context(transfer.sink)
-        if not transfer.is_draining:
-            self._transfers.remove(transfer)
-            self._send(transfer.sink, self._loops)
-
-    def _send(self, sink: Sink, loops: Loops) -> None:
         self.by_lane[sink.name] = SinkSubscription(
             sink=sink,
             retry=self._options.retry,
-            runners=Runners(self._tasks),
-            now_ms=self._store.now_ms,
-            on_free=loops.freed,
+            runners=runners,
+            now_ms=store.now_ms,
+            on_free=self._loops.freed,
             observer=self._options.observer,
             hooks=self._hooks,
         )
-        loops.resumed()
+        self._loops.resumed()
+
+    async def _send_instead(self, transfer: TransferSubscription) -> None:
+        """Claim and send the messages of a sink, because the store no longer transfers them."""
+        await self._stack.enter_async_context(transfer.sink)
+        if not transfer.is_draining:
+            self._transfers.remove(transfer)
+            self.add_sink(transfer.sink)
 
     def set_concurrency(self, lane: Lane, concurrency: int) -> None:
         """Change a handler's concurrency."""

@@ -82,16 +82,17 @@ class ShardedStore(ShardedInspection):
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         """Carry out commands: the commands for each shard in order. Return one outcome for each command."""
-        return await applied(self.follower, commands, lambda part: self._apply(part, source))
 
-    async def _apply(self, commands: Sequence[Command], source: SourcePosition | None) -> Sequence[Outcome]:
-        shards = self.shards
-        if len(shards) == 1:
-            return await shards[0].apply(commands, source=source)
-        if source is not None:
-            reason = f"a namespace of {len(shards)} shards keeps no positions of intakes"
-            return [Refused("unavailable", reason)] * len(commands)
-        return await self._by_shard(commands, _id_of, RedisStore.apply)
+        async def once(part: Sequence[Command]) -> Sequence[Outcome]:
+            shards = self.shards
+            if len(shards) == 1:
+                return await shards[0].apply(part, source=source)
+            if source is not None:
+                reason = f"a namespace of {len(shards)} shards keeps no positions of intakes"
+                return [Refused("unavailable", reason)] * len(part)
+            return await self._by_shard(part, _id_of, RedisStore.apply)
+
+        return await applied(self.follower, commands, once)
 
     async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
         """Store versioned messages. Return one outcome for each message, in order."""
@@ -205,14 +206,15 @@ class ShardedStore(ShardedInspection):
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
         """Register a worker in all shards, and yield the object with which it claims and settles messages."""
-        pulse = FollowingPulse(self._new_pulses, self.follower.present.layout)
+
+        def pulses_of(layout: ShardLayout) -> Sequence[RedisPulse]:
+            return [self._store(layout, shard).new_pulse() for shard in range(layout.shards)]
+
+        pulse = FollowingPulse(pulses_of, self.follower.present.layout)
         work = FollowingWork(self.follower, pulse, lambda waiter: self._work(worker, lanes, waiter, pulse))
         async with listening(work, "aiodelay redis shards"):
             await work.is_ready
             yield work
-
-    def _new_pulses(self, layout: ShardLayout) -> Sequence[RedisPulse]:
-        return [self._store(layout, shard).new_pulse() for shard in range(layout.shards)]
 
     @asynccontextmanager
     async def _work(

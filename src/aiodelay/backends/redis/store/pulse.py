@@ -170,9 +170,8 @@ class RedisPulse:
         except (Fault, TimeoutError) as error:
             log.debug("a pulse failed: %r", error)
             self._watch, self._is_proven = pulse.Watch(), False
-            if could_begin and self._is_of_layout(error):
-                self._outlive_move(asked_ms)
-            self._refuse_if_silent()
+            self.found_layout = _layout_of(error)
+            self._judge_silence(asked_ms if could_begin and self.found_layout is not None else None)
             wait_ms = pulse.AGAIN_MS
         else:
             self._is_proven = True
@@ -200,7 +199,7 @@ class RedisPulse:
         try:
             answer: T = self._run(call)
         except (Fault, TimeoutError) as error:
-            self._is_of_layout(error)
+            self.found_layout = _layout_of(error)
             reason = error.reason if isinstance(error, Fault) else f"no answer in {pulse.ANSWER_MS} ms"
             raise StoreUnavailableError(self._name, reason) from error
         return answer
@@ -222,7 +221,8 @@ class RedisPulse:
             incarnation, is_registered = self._incarnation, self._life.is_registered
             self._begin_again()
         if is_registered:
-            self._forget(incarnation)
+            with suppress(Fault, TimeoutError):
+                self._run(_forgotten(self._client, self._keys, incarnation))
         if self._runner is not None:
             with suppress(Fault, TimeoutError):
                 self._run(self._client.aclose())
@@ -256,26 +256,22 @@ class RedisPulse:
         elif not self.is_refused:
             self._life = pulse.registered(self._life, number, sent_ms)
 
-    def _refuse_if_silent(self) -> None:
-        """Give up the incarnation if others may have declared it dead. Its process then relies on its leases."""
-        with self._lock:
-            if self._life.is_registered and not self.may_begin() and not self.is_refused:
-                log.warning("this process did not reach the server for 3 s; others may have declared it dead")
-                self._life = pulse.refused(self._life)
+    def _judge_silence(self, refused_since_ms: int | None) -> None:
+        """Give up the incarnation if others may have declared it dead. Its process then relies on its leases.
 
-    def _is_of_layout(self, error: Exception) -> bool:
-        """Return whether a call was refused because of the layout. If so, remember the layout."""
-        self.found_layout = error.layout if isinstance(error, Fault) else None
-        return self.found_layout is not None
-
-    def _outlive_move(self, asked_ms: int) -> None:
-        """Note a refusal because of the layout: since `asked_ms`, nobody can have declared this process dead.
-
-        Scripts that declare processes dead are refused too, and the new layout has no number of this incarnation.
+        Args:
+            refused_since_ms: The time of a question that the server refused because of the layout. From then on, nobody
+                can have declared this process dead: such scripts are refused too, and the new layout does not have the
+                number of this incarnation. None = there was no such answer.
         """
         with self._lock:
-            if self._life.is_registered and not self.is_refused:
-                self._life = pulse.registered(self._life, self._life.number, asked_ms)
+            if not self._life.is_registered or self.is_refused:
+                return
+            if refused_since_ms is not None:
+                self._life = pulse.registered(self._life, self._life.number, refused_since_ms)
+            elif not self.may_begin():
+                log.warning("this process did not reach the server for 3 s; others may have declared it dead")
+                self._life = pulse.refused(self._life)
 
     def _leave_if_idle(self, tokens: Collection[int]) -> None:
         """Delete the number of a process that holds no claims: an idle process only reads."""
@@ -285,16 +281,11 @@ class RedisPulse:
                 return
             incarnation = self._incarnation
             self._begin_again()
-        self._forget(incarnation)
+        with suppress(Fault, TimeoutError):
+            self._run(_forgotten(self._client, self._keys, incarnation))
 
     def _begin_again(self) -> None:
         self._incarnation, self._life, self._idle_steps = _new_incarnation(), pulse.Life(), 0
-
-    def _forget(self, incarnation: str) -> None:
-        """Delete the keys of an incarnation. If this fails, another process declares it dead and deletes them."""
-        with suppress(Fault, TimeoutError):
-            self._run(self._client.command("HDEL", self._keys.key("pulses"), incarnation))
-            self._run(self._client.command("UNLINK", self._keys.key(f"held:{incarnation}")))
 
     def _bury_stopped(self, by_ms: int) -> None:
         """Declare processes dead, and return their messages, until a time. The next step goes on."""
@@ -333,6 +324,17 @@ async def _settled(client: Client, settlements: Sequence[Settlement], now_ms: in
         letters = await client.run("settle", arguments, now_ms=now_ms)
         outcomes += [SETTLED[letter] for letter in letters.removesuffix(ROOM)]
     return outcomes
+
+
+async def _forgotten(client: Client, keys: Keys, incarnation: str) -> None:
+    """Delete the keys of an incarnation. If this fails, another process declares it dead and deletes them."""
+    await client.command("HDEL", keys.key("pulses"), incarnation)
+    await client.command("UNLINK", keys.key(f"held:{incarnation}"))
+
+
+def _layout_of(error: Exception) -> ShardLayout | None:
+    """Return the layout of the namespace if a call was refused because of it."""
+    return error.layout if isinstance(error, Fault) else None
 
 
 async def _in_time(call: Awaitable[Any]) -> Any:  # noqa: ANN401 - what the call returns
