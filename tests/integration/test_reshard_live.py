@@ -276,8 +276,8 @@ def test_b1_a_handler_runs_across_moves_and_settles_once(url: str, namespace: st
             for each in schedulers:
                 each.add_handler(handle, name=LANE, concurrency=10)
                 await stack.enter_async_context(each)
-            for each in ids:
-                await schedulers[0].schedule(b"", to=f"handler:{LANE}", delay="0s", id=each)
+            for name in ids:
+                await schedulers[0].schedule(b"", to=f"handler:{LANE}", delay="0s", id=name)
             await all_run.wait()
             for shards in (3, 1):
                 await move(url, namespace, shards)

@@ -36,7 +36,9 @@ from .opening import check_deployment, layout_in
 __all__ = ["Moved", "reshard"]
 
 LOCK_MS = 3_000
-"""How long the lock lasts that keeps other movers away. The mover renews it with each batch."""
+"""How long the lock lasts that keeps other movers away."""
+RENEWED_S = 0.5
+"""After this time, the mover renews the lock before it goes on."""
 
 
 class Moved(Struct, frozen=True):
@@ -109,6 +111,7 @@ class _Reshard:
         self._meta, self._lock = Keys(namespace).key("meta"), Keys(namespace).key("reshard")
         self._owner = uuid4().hex.encode()
         self._seen = 0
+        self._renewed_s = 0.0
 
     async def run(self) -> Moved:
         await self._take_lock()
@@ -247,6 +250,11 @@ class _Reshard:
         raise StoreUnavailableError(self._name, "another `aiodelay reshard` is at work", action="moved")
 
     async def _keep_lock(self) -> None:
+        """Renew the lock, if the last renewal was some time ago."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._renewed_s + RENEWED_S:
+            return
+        self._renewed_s = now_s
         if await self._command("GET", self._lock) != self._owner:
             raise StoreUnavailableError(self._name, "another `aiodelay reshard` has taken over", action="moved")
         await self._command("PEXPIRE", self._lock, LOCK_MS)
