@@ -21,6 +21,7 @@ from aiodelay.backends.redis.sharded import reshard as resharding
 from aiodelay.backends.redis.sharded.following_pulse import FollowingPulse
 from aiodelay.backends.redis.sharded.reshard import reshard
 from aiodelay.core.ids import new_id, new_op
+from aiodelay.core.table_scan import Scan
 from aiodelay.core.transitions import token_counter, token_deadline_ms, token_for
 from aiodelay.core.values import (
     LEASE_MS,
@@ -163,6 +164,21 @@ def test_a_journal_is_read_from_the_new_shards(url: str, namespace: str) -> None
             await move(url, namespace, 4)
             await put(writer, ids := [f"m{i}" for i in range(20)])
             assert sorted(each.id for each in await reader.journal()) == sorted(ids)
+
+    asyncio.run(play())
+
+
+def test_a_scan_of_a_table_does_not_hide_messages_that_have_moved(url: str, namespace: str) -> None:
+    async def play() -> None:
+        async with ShardedStore(url, namespace=namespace) as store:
+            await put(store, [f"m{i}" for i in range(20)])
+            scan = Scan(table="messages", columns=("id",))
+            parts = store.scan_parts(scan)
+            assert sum(len(rows["id"]) for part in parts for rows in store.scan_part(scan, part)) == 20
+            await move(url, namespace, 4)
+            for part in parts:
+                with pytest.raises(StoreUnavailableError, match="read the table again"):
+                    list(store.scan_part(scan, part))
 
     asyncio.run(play())
 

@@ -86,6 +86,7 @@ class ShardedInspection(ShardSet):
         self._needs_one_shard("a position of an intake")
         return await self._first.position(source)
 
+    @following()
     async def instances(self) -> Sequence[Instance]:
         """List the live workers of the namespace."""
         found: dict[str, Instance] = {}

@@ -105,6 +105,7 @@ class ShardedStore(ShardedInspection):
 
     # --- data ---------------------------------------------------------------------------------------------
 
+    @following()
     async def fill(self) -> float | None:
         """Return the used share of `maxmemory`, from 0 to 1, or None if the server has no such limit."""
         return await self._first.fill()
@@ -114,10 +115,12 @@ class ShardedStore(ShardedInspection):
         """Describe which data of the namespace have disappeared since this store opened, or return "" if none have."""
         return next(filter(None, await self._of_all(lambda each: each.vanished())), "")
 
+    @following()
     async def vanished_elsewhere(self) -> str:
         """Describe a loss of data that another process noted within the last minute; "" if no process noted one."""
         return next(filter(None, await self._of_all(lambda each: each.vanished_elsewhere())), "")
 
+    @following()
     async def features(self) -> Mapping[str, str]:
         """Return the features that the namespace uses: a map from each name to the version that switched it on."""
         return {name: by for found in await self._of_all(lambda each: each.features()) for name, by in found.items()}
@@ -223,19 +226,24 @@ class ShardedStore(ShardedInspection):
         """Register a worker in the shards of the present layout."""
         shards, dues = self.shards, self._new_dues()
         pulses = pulse.shards_of(self.follower.present.layout)
+        if len(shards) == 1:
+            async with shards[0].work(worker, lanes, waiter, pulses[0]) as only:
+                yield only
+            return
         client = Client(self._options)
-        parts = [ShardWaiter(waiter, dues, shard) for shard in range(len(shards))] if len(shards) > 1 else [waiter]
         keys = [each.keys.key("wake") for each in shards]
         streams = {key: (each.writer, each.waiters.wake) for key, each in zip(keys, shards, strict=True)}
         listener = WakeupListener(client, streams)
         async with AsyncExitStack() as stack:
             works = [
-                await stack.enter_async_context(each.registered_work(worker, lanes, part, pulses[shard]))
-                for shard, (each, part) in enumerate(zip(shards, parts, strict=True))
+                await stack.enter_async_context(
+                    each.registered_work(worker, lanes, ShardWaiter(waiter, dues, shard), pulses[shard])
+                )
+                for shard, each in enumerate(shards)
             ]
             async with listening(listener, "aiodelay redis wake-ups"):
                 await listener.ready()
-                yield works[0] if len(works) == 1 else ShardedWork(shards, works, waiter, dues)
+                yield ShardedWork(shards, works, waiter, dues)
 
     def _new_dues(self) -> ShardDues:
         return ShardDues(len(self.shards), self.traits.safety_poll_ms)

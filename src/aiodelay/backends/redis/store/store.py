@@ -198,10 +198,19 @@ class RedisStore(Transfers):
     # --- dispatching --------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
-        """Register a worker, and yield the object with which it claims and settles messages."""
+    async def work(
+        self, worker: str, lanes: Collection[Lane], waiter: Waiter | None = None, pulse: RedisPulse | None = None
+    ) -> AsyncIterator[Work]:
+        """Register a worker, and yield the object with which it claims and settles messages.
+
+        Args:
+            worker: The worker id.
+            lanes: The lanes that the worker serves.
+            waiter: The wait of the worker's loop; None = a new one.
+            pulse: The worker's sign of life; None = a new one.
+        """
         opened = self._checked()
-        async with self.registered_work(worker, lanes, Waiter()) as work:
+        async with self.registered_work(worker, lanes, waiter or Waiter(), pulse) as work:
             listener = WakeupListener(opened.client, {self._keys.key("wake"): (opened.writer, self.waiters.wake)})
             async with listening(listener, "aiodelay redis wake-ups"):
                 await listener.ready()
