@@ -14,6 +14,7 @@ from uuid import uuid4
 import pytest
 from redis import Redis
 
+from aiodelay.backends.redis.records.keys import keys_of
 from aiodelay.backends.redis.records.shards import shard_of
 from aiodelay.backends.redis.sharded import moving
 from aiodelay.backends.redis.sharded.reshard import reshard
@@ -39,7 +40,6 @@ from aiodelay.core.values import (
 from aiodelay.errors import (
     ConfigurationError,
     StoreMismatchError,
-    StoreTooNewError,
     StoreUnavailableError,
     UnsupportedByStoreError,
 )
@@ -132,8 +132,12 @@ def test_s2_s6_a_move_keeps_everything(url: str, namespace: str, former: int, la
             await _deliver_the_rest(store, clock)
         with Redis.from_url(url) as client:
             keys = [each for each in client.keys(f"{{{namespace}:*") if b":req:" not in each]  # these expire
-            shards = {each[len(namespace) + 2 : len(namespace) + 4] for each in keys}
-        assert shards == {b"%02d" % shard for shard in range(later)}
+            unused = [each for each in keys if int(each[len(namespace) + 2 : len(namespace) + 4]) >= later]
+            assert len(keys) > len(unused) == max(former - later, 0)
+            assert all(
+                client.hgetall(each) == {b"schema": client.hget(keys_of(namespace).key("meta"), "schema")}
+                for each in unused
+            )
 
     asyncio.run(play())
 
@@ -279,25 +283,11 @@ def test_a_move_killed_by_a_signal_goes_on(url: str, namespace: str, tmp_path: P
     with pytest.raises(StoreUnavailableError, match="is being moved"):
         asyncio.run(count())
     ran = Cli(url, tmp_path)(*arguments)
-    assert (ran.code, ran.out) == (0, "moved 6000 messages and dead letters from 1 shard to 3\n")
+    assert ran.code == 0
+    assert ran.out.startswith("moved 6000 messages and dead letters from 1 shard to 3\nthe processes of the namespace ")
     assert "examined 6000 of 6000 messages" in ran.err
     assert asyncio.run(count()) == (3, 6_000)
     assert Cli(url, tmp_path)(*arguments).out == "the namespace already has 3 shards\n"
-
-
-def test_v1_a_process_that_was_not_stopped_changes_nothing_after_the_move(url: str, namespace: str) -> None:
-    async def play() -> None:
-        async with ShardedStore(url, namespace=namespace) as store:
-            await store.apply([_put("m", "orders")])
-            await _reshard(url, namespace, 2)
-            with pytest.raises(StoreTooNewError, match=r"has 2 shards now.*restart this process"):
-                await store.counts()
-            (outcome,) = await store.apply([_put("n", "orders")])
-            assert not isinstance(outcome, Stored)
-        async with ShardedStore(url, namespace=namespace) as store:
-            assert await store.get("n") is None
-
-    asyncio.run(play())
 
 
 def test_a_move_refuses_what_it_cannot_do(url: str, namespace: str) -> None:
@@ -308,9 +298,6 @@ def test_a_move_refuses_what_it_cannot_do(url: str, namespace: str) -> None:
             for shards in (0, 65):
                 with pytest.raises(ConfigurationError, match="1 to 64"):
                     await _reshard(url, namespace, shards)
-            async with store.work("busy", LANES):
-                with pytest.raises(StoreMismatchError, match=r"busy.*stop them"):
-                    await _reshard(url, namespace, 2)
             limits = LaneLimits(whole=Limit(concurrency=1))
             await store.set_limits("orders", limits, is_declared=False)
             with pytest.raises(UnsupportedByStoreError, match="a limit of a lane"):

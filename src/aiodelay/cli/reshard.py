@@ -27,10 +27,10 @@ async def reshard(
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], negative="")] = False,
     place: Place = Place(),
 ) -> int:
-    """Move a Redis namespace to another number of shards, while its processes are stopped.
+    """Move a Redis namespace to another number of shards. Its processes may go on running.
 
-    Until the move has ended, the namespace takes and delivers no messages. If the command is stopped, run it again: it
-    goes on.
+    Until the move has ended, the processes wait: the namespace takes and delivers no messages. If the command is
+    stopped, run it again: it goes on.
 
     Args:
         url: The URL of the store. Default: --store.
@@ -45,7 +45,7 @@ async def reshard(
 
     if not isinstance(store, ShardedStore):
         raise CommandError(f"{store.name} has no shards: only a Redis namespace has some", exit_code=NOT_UNDERSTOOD)
-    question = f"move namespace {place.namespace!r} of {store.name} to {shards} shards, with all its processes stopped"
+    question = f"move namespace {place.namespace!r} of {store.name} to {shards} shards, while its processes wait"
     await confirm(question, yes=yes)
     moved = await move(place.url, place.namespace, shards, _Progress().told)
     if place.json:
@@ -54,6 +54,7 @@ async def reshard(
         print(f"the namespace already has {_shards(moved.shards)}")
     else:
         print(f"moved {moved.messages} messages and dead letters from {_shards(moved.former)} to {moved.shards}")
+        print(f"the processes of the namespace waited {moved.waited_ms / 1000:.1f} s")
         if moved.journal:
             print(f"{moved.journal} journal entries were deleted with their shards")
     return 0

@@ -155,7 +155,12 @@ class Subscriptions:
             if self._options.observer is not None:
                 moves = self._options.observer.transfer(moves, sink.name)
             transfer = TransferSubscription(
-                sink=sink, moves=moves, runners=runners, now_ms=store.now_ms, on_change=self.changed
+                sink=sink,
+                moves=moves,
+                runners=runners,
+                now_ms=store.now_ms,
+                on_change=self.changed,
+                on_refused=self._send_instead,
             )
             self._transfers.append(transfer)
             with self._options.apart():
@@ -171,6 +176,13 @@ class Subscriptions:
             hooks=self._hooks,
         )
         self._loops.resumed()
+
+    async def _send_instead(self, transfer: TransferSubscription) -> None:
+        """Claim and send the messages of a sink, because the store no longer transfers them."""
+        await self._stack.enter_async_context(transfer.sink)
+        if not transfer.is_draining:
+            self._transfers.remove(transfer)
+            self.add_sink(transfer.sink)
 
     def set_concurrency(self, lane: Lane, concurrency: int) -> None:
         """Change a handler's concurrency."""

@@ -64,6 +64,8 @@ class Transferring(Protocol):
         Raises:
             StoreUnavailableError: The store did not answer. It may have moved messages. A repeated call moves the other
                 messages.
+            UnsupportedByStoreError: The store no longer transfers messages into this sink, as `reaches` says. The
+                caller must claim and send them.
         """
         ...
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from asyncio import CancelledError
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from aiodelay.core.values import Lane, Record, Settlement, Transferred
 from aiodelay.engine.backoff import Backoff
-from aiodelay.errors import StoreError
+from aiodelay.errors import StoreError, UnsupportedByStoreError
 from aiodelay.ports import Sink, Transferring
 
 from . import settling
@@ -30,6 +30,7 @@ class TransferSubscription:
         runners: The task in which the transfer runs.
         now_ms: The store's time, for series.
         on_change: Called after each call of the store.
+        on_refused: Called when the store no longer transfers messages into the sink. The loop then ends.
     """
 
     sink: Sink
@@ -37,6 +38,7 @@ class TransferSubscription:
     runners: Runners
     now_ms: Callable[[], int]
     on_change: Callable[[], None]
+    on_refused: Callable[[TransferSubscription], Awaitable[None]]
     in_flight: int = 0
     is_draining: bool = False
     _blocked: dict[str, str] = field(default_factory=dict)
@@ -73,6 +75,9 @@ class TransferSubscription:
             self.moves.clear()
             try:
                 transferred = await self._transfer(series)
+                if transferred is None:
+                    await self.on_refused(self)
+                    return
                 backoff.succeeded(log, what)
                 series = [self._settlement(record) for record in transferred.series]
                 await self._sleep(transferred)
@@ -81,10 +86,14 @@ class TransferSubscription:
             except (Exception, CancelledError) as error:  # noqa: BLE001 - the loop must not end, least of all silently
                 await backoff.failed(log, what, error, is_bug=True)
 
-    async def _transfer(self, series: list[Settlement]) -> Transferred:
+    async def _transfer(self, series: list[Settlement]) -> Transferred | None:
+        """Transfer messages. Return None if the store no longer transfers messages into the sink."""
         self.in_flight = 1
         try:
             transferred = await self.moves.transfer(self.sink.limits, series)
+        except UnsupportedByStoreError as error:
+            log.warning("%s: %s; its messages are claimed and sent instead", self.lane, error)
+            return None
         finally:
             self.in_flight = 0
             self.on_change()

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from redis import exceptions as e
 
-from aiodelay.backends.redis.records.shards import stale_layout
+from aiodelay.backends.redis.records.shards import ShardLayout, stale_layout
 from aiodelay.core.features import REDIS_LAYOUT, newer_layout, too_new
 from aiodelay.errors import StoreMismatchError, StoreTooNewError, cut
 
@@ -68,6 +68,7 @@ class Fault(Exception):  # noqa: N818 - internal: this package turns it into an 
             the same call soon. An example is a slot of a cluster that is moving to another node.
         too_new: The error for a namespace whose layout or features this version does not know, or None. The store's
             name is not in it yet.
+        layout: The layout of the namespace, if it is another one than the caller's; else None.
         mismatch: The error for a URL that does not fit the servers, or None.
     """
 
@@ -77,6 +78,7 @@ class Fault(Exception):  # noqa: N818 - internal: this package turns it into an 
     is_damage: bool
     is_moving: bool
     too_new: StoreTooNewError | None
+    layout: ShardLayout | None
     mismatch: StoreMismatchError | None
 
     def __init__(
@@ -88,11 +90,12 @@ class Fault(Exception):  # noqa: N818 - internal: this package turns it into an 
         is_damage: bool = False,
         is_moving: bool = False,
         too_new: StoreTooNewError | None = None,
+        layout: ShardLayout | None = None,
         mismatch: StoreMismatchError | None = None,
     ) -> None:
         super().__init__(kind, reason)
         self.kind, self.reason, self.is_connection, self.is_damage = kind, reason, is_connection, is_damage
-        self.is_moving, self.too_new, self.mismatch = is_moving, too_new, mismatch
+        self.is_moving, self.too_new, self.layout, self.mismatch = is_moving, too_new, layout, mismatch
 
     @property
     def is_refused(self) -> bool:
@@ -114,8 +117,7 @@ def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
     if type(error) is TimeoutError:
         text = f"no answer within {timeout_ms} ms" if sent else f"no connection within {timeout_ms} ms"
     if isinstance(error, e.ResponseError) and str(error).startswith(_NEWER):
-        refusal = _refusal(str(error).removeprefix(_NEWER))
-        return Fault("unavailable", str(refusal), too_new=refusal)
+        return _refusal(str(error).removeprefix(_NEWER))
     if isinstance(error, e.OutOfMemoryError) or _FULL in text:
         return Fault("full", text)
     if isinstance(error, _NOT_CARRIED_OUT) or text.startswith(_CODES) or any(each in text for each in _IN_SCRIPT):
@@ -130,12 +132,17 @@ def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
     return Fault("unknown" if sent else "unavailable", text, is_connection=True, is_moving=not sent)
 
 
-def _refusal(text: str) -> StoreTooNewError:
-    """Return the error for a script that refuses a newer layout or unknown features."""
+def _refusal(text: str) -> Fault:
+    """Return the fault for a script that refuses another layout or unknown features."""
     what, _, found = text.partition(" ")
-    if what == "layout":
-        return stale_layout("the namespace", found) or newer_layout("the namespace", found, REDIS_LAYOUT)
-    return too_new("the namespace", dict(each.split("=", 1) for each in found.split()))
+    layout = ShardLayout.of(found) if what == "layout" else None
+    if layout is not None:
+        error = stale_layout("the namespace", layout)
+    elif what == "layout":
+        error = newer_layout("the namespace", found, REDIS_LAYOUT)
+    else:
+        error = too_new("the namespace", dict(each.split("=", 1) for each in found.split()))
+    return Fault("unavailable", str(error), too_new=error, layout=layout)
 
 
 def _code(error: Exception) -> str:

@@ -11,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from redis.exceptions import RedisError
 
@@ -22,7 +22,7 @@ from .faults import Fault
 from .login import is_stale
 from .scripts import Arg, packed
 
-__all__ = ["AskedReader", "BlockingReader", "ListListener", "LogListener", "WakeupListener", "listening"]
+__all__ = ["AskedReader", "BlockingReader", "ListListener", "LogListener", "Runs", "WakeupListener", "listening"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
@@ -192,8 +192,16 @@ class LogListener(AskedReader):
         return ["XREAD", "COUNT", 1, "BLOCK", BLOCK_MS, "STREAMS", self._key, f"0-{index - 1}"]
 
 
+class Runs(Protocol):
+    """An object with a method that runs until it is cancelled."""
+
+    async def run(self) -> None:
+        """Run until the task is cancelled."""
+        ...
+
+
 @asynccontextmanager
-async def listening(reader: BlockingReader, name: str) -> AsyncIterator[None]:
+async def listening(reader: Runs, name: str) -> AsyncIterator[None]:
     """Run a reader while the caller's block runs.
 
     An error of the block is raised unchanged, not in an exception group.

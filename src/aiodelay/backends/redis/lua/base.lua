@@ -16,7 +16,7 @@ local WORKERS, WAKE, JOURNAL, META = KEYS[11], KEYS[12], KEYS[13], KEYS[14]
 local TAG = sub(LANES, 1, -#'lanes' - 1)
 
 -- Race: a newer version, or `aiodelay reshard`, may have changed the layout after the caller opened the namespace.
-local layout, features, limited = unpack(call('HMGET', META, 'schema', 'features', 'limited'))
+local layout, features, limited, spared = unpack(call('HMGET', META, 'schema', 'features', 'limited', 'spared'))
 local expected = KEYS[15] and string.match(KEYS[15], '^layout:(.*)', #TAG + 1) or MARKER.LAYOUT
 if layout and layout ~= expected then return redis.error_reply('NEWER layout ' .. layout) end
 

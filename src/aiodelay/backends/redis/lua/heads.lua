@@ -51,7 +51,9 @@ function tokens.next_end(n)
   if token and token < tokens.LEAST and call('HLEN', trials.KEY) > 0 then -- A suspect may be in doubt: skip its lease.
     token = tonumber(call('ZRANGEBYSCORE', key, text(tokens.LEAST), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
   end
-  return token and floor(token / COUNTERS) + TOKEN_EPOCH
+  if not token then return nil end
+  local ends = floor(token / COUNTERS) + TOKEN_EPOCH
+  return tokens.spared and token >= tokens.LEAST and math.max(ends, tokens.spared) or ends
 end
 
 -- Returns the time at which a lane may next have something to claim, because a message becomes due or a lease ends.

@@ -143,6 +143,7 @@ else
   unpark_released()
 end
 for n in string.gmatch(limited or '', '%d+') do requeue.check(tonumber(n), MOST_STEPS) end
+if spared and not tokens.spared then call('HDEL', META, 'spared') end
 if tonumber(ARGV[2]) > 0 then call('XTRIM', JOURNAL, 'MAXLEN', ARGV[2]) end
 local alive = forget_workers()
 local answer = { text(now), text(lapsed), text(expired), alive, lane_states(lanes, quiet) }

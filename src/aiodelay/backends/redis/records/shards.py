@@ -17,12 +17,14 @@ from aiodelay.errors import StoreTooNewError
 from .keys import Keys, member_of
 from .layouts import OCCURRENCE, span
 
-__all__ = ["MOST_SHARDS", "MOVING", "ONE_SHARD", "ShardLayout", "shard_of", "shard_of_member", "stale_layout"]
+__all__ = ["MOST_SHARDS", "MOVED", "MOVING", "ONE_SHARD", "ShardLayout", "shard_of", "shard_of_member", "stale_layout"]
 
 MOST_SHARDS = 64
 """The most shards of a namespace. A process has at least two connections to each shard."""
 MOVING = "moving"
 """The word in the place of the number of shards while messages are moved."""
+MOVED = "is being moved to another number of shards by `aiodelay reshard`"
+"""The state of such a namespace, for logs and errors."""
 _SERIES = span("OCCURRENCE_ID", "series")
 
 
@@ -81,22 +83,15 @@ def shard_of_member(member: bytes, shards: int) -> int:
     return crc32(member) % shards
 
 
-def stale_layout(where: str, found: str) -> StoreTooNewError | None:
-    """Return the error for a process whose namespace has been moved to other shards; None for another layout.
+def stale_layout(where: str, layout: ShardLayout) -> StoreTooNewError:
+    """Return the error for a call with another layout than the namespace has now.
 
     Args:
         where: The name of the data, for the error.
-        found: The value of `schema`.
+        layout: The layout of the namespace.
     """
-    layout = ShardLayout.of(found)
-    if layout is None:
-        return None
     if layout.is_moving:
-        return StoreTooNewError(
-            where,
-            "is being moved to another number of shards by `aiodelay reshard`",
-            "restart this process, which changes nothing until then",
-        )
+        return StoreTooNewError(where, MOVED, "nothing to do; if `aiodelay reshard` was stopped, run it again")
     shards = "1 shard" if layout.shards == 1 else f"{layout.shards} shards"
     value = f"has {shards} now, and had another number when this process opened it"
-    return StoreTooNewError(where, value, "restart this process, which changes nothing until then")
+    return StoreTooNewError(where, value, "open it again, or restart this process")

@@ -14,11 +14,12 @@ from aiodelay.backends.redis.connection.options import Options
 from aiodelay.backends.redis.connection.topology import Address
 from aiodelay.backends.redis.records.shards import ONE_SHARD, ShardLayout, shard_of
 from aiodelay.backends.redis.store.store import RedisStore
-from aiodelay.errors import ClosedError, StoreMismatchError
+from aiodelay.errors import StoreMismatchError
 from aiodelay.ports import StoreTraits
 from aiodelay.ports.clock import Clock
 
 from .calls import all_of, by_shard
+from .following import Follower, Generation
 from .opening import chosen_layout
 
 __all__ = ["ShardSet"]
@@ -41,8 +42,8 @@ class ShardSet:
 
     def __init__(self, options: Options, namespace: str, clock: Clock | None) -> None:
         self._options, self._namespace, self._clock = options, namespace, clock
-        self._shards: list[RedisStore] = []
-        self._stack = AsyncExitStack()
+        self.follower: Follower = Follower(options, namespace, self._opened)
+        """The stores of the shards. It follows a move to another number of shards."""
 
     @property
     def name(self) -> str:
@@ -57,7 +58,7 @@ class ShardSet:
     @property
     def _count(self) -> int:
         """The number of shards; before the store opens, the number in the URL."""
-        return len(self._shards) or self._options.shards
+        return len(self.shards) if self.follower.is_open else self._options.shards
 
     def now_ms(self) -> int:
         """Return the store's time in epoch ms: the time of the server of the first shard."""
@@ -79,46 +80,46 @@ class ShardSet:
         Raises:
             ClosedError: This store is not open.
         """
-        if not self._shards:
-            raise ClosedError("store", "not open")
-        return self._shards
+        return self.follower.present.shards
 
     # --- opening ------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        if self._shards:
+        if self.follower.is_open:
             return
-        async with AsyncExitStack() as stack:
-            shards = await self._entered(stack)
-            self._stack = stack.pop_all()
-        self._shards = shards
-
-    async def _entered(self, stack: AsyncExitStack) -> list[RedisStore]:
-        if self._options.shards <= 1:
-            try:
-                return [await stack.enter_async_context(self._store(ONE_SHARD, 0))]
-            except StoreMismatchError as refusal:
-                try:
-                    layout = await chosen_layout(self._options, self._namespace)
-                except StoreMismatchError:
-                    raise refusal from None
-                if layout == ONE_SHARD:
-                    raise
-        else:
-            layout = await chosen_layout(self._options, self._namespace)
-        if self._options.shards not in (0, layout.shards):
+        await self.follower.open()
+        if self._options.shards not in (0, len(self.shards)):
             log.warning(
                 "%s: namespace %r has %d shards; the number in the URL counts only for a new namespace",
-                *(self.name, self._namespace, layout.shards),
+                *(self.name, self._namespace, len(self.shards)),
             )
+
+    async def _opened(self) -> Generation:
+        """Open the stores of the present layout. The layout may change meanwhile."""
+        several = self._options.shards > 1
+        layout = await chosen_layout(self._options, self._namespace) if several else ONE_SHARD
+        while True:
+            try:
+                return await self._entered(layout)
+            except StoreMismatchError as refusal:
+                try:
+                    found = await chosen_layout(self._options, self._namespace)
+                except StoreMismatchError:
+                    raise refusal from None
+                if found == layout:
+                    raise
+                layout = found
+
+    async def _entered(self, layout: ShardLayout) -> Generation:
         shards = [self._store(layout, shard) for shard in range(layout.shards)]
         servers: set[Address | None] = set()
-        for each in shards:
-            each.checked_servers = servers
-            await stack.enter_async_context(each)
-        if self._options.is_cluster:
-            await self._watch(stack, shards)
-        return shards
+        async with AsyncExitStack() as stack:
+            for each in shards:
+                each.checked_servers = servers
+                await stack.enter_async_context(each)
+            if layout.shards > 1 and self._options.is_cluster:
+                await self._watch(stack, shards)
+            return Generation(layout, shards, stack.pop_all())
 
     async def _watch(self, stack: AsyncExitStack, shards: Sequence[RedisStore]) -> None:
         """Notice the shards whose nodes are away, until the stack closes."""
@@ -135,9 +136,7 @@ class ShardSet:
         return RedisStore(options, namespace=layout.keys(self._namespace, shard), clock=self._clock)
 
     async def _close(self) -> None:
-        self._shards = []
-        stack, self._stack = self._stack, AsyncExitStack()
-        await stack.aclose()
+        await self.follower.aclose()
 
     # --- calls --------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from aiodelay.errors import UnsupportedByStoreError
 from aiodelay.ports.control import pause_order
 
 from .base import ShardSet
+from .following import following
 from .journal import after_of, numbered
 
 __all__ = ["ShardedInspection"]
@@ -35,10 +36,12 @@ class ShardedInspection(ShardSet):
 
     # --- messages -----------------------------------------------------------------------------------------
 
+    @following()
     async def get(self, message_id: str) -> Snapshot | None:
         """Return the pending or in-flight message with this id, or None if no such message is stored."""
         return await self._shard_of(message_id).get(message_id)
 
+    @following()
     async def search(self, query: Query) -> Sequence[Snapshot]:
         """List messages in the order of (next attempt, id)."""
         found = await self._of_all(lambda each: each.search(query))
@@ -48,11 +51,13 @@ class ShardedInspection(ShardSet):
             key=lambda each: (each.next_attempt_ms, each.record.id),
         )
 
+    @following()
     async def series(self, *, after: str | None = None, limit: int = 100) -> Sequence[Snapshot]:
         """List recurring messages, in the order of their encoded ids in Redis."""
         found = await self._of_all(lambda each: each.series(after=after, limit=limit))
         return nsmallest(limit, (each for part in found for each in part), key=lambda each: member_of(each.record.id))
 
+    @following()
     async def counts(self) -> Mapping[Lane, LaneCounts]:
         """Count messages and dead letters by lane and state."""
         total: dict[Lane, LaneCounts] = {}
@@ -61,6 +66,7 @@ class ShardedInspection(ShardSet):
                 total[lane] = _sum(total[lane], own) if lane in total else own
         return dict(sorted(total.items()))
 
+    @following()
     async def load(self, *, bucket_ms: int, buckets: int) -> Sequence[LoadBucket]:
         """Count the messages that become due from now on, by lane and by span of `bucket_ms`."""
         from_ms = self.now_ms()
@@ -70,6 +76,7 @@ class ShardedInspection(ShardSet):
                 found[each.from_ms, each.lane] = found.get((each.from_ms, each.lane), 0) + each.messages
         return [LoadBucket(from_ms, lane, found[from_ms, lane]) for from_ms, lane in sorted(found)]
 
+    @following(is_checked=False)
     async def position(self, source: str) -> int | None:
         """Return the last position of an intake, or None if the intake has stored no position.
 
@@ -79,6 +86,7 @@ class ShardedInspection(ShardSet):
         self._needs_one_shard("a position of an intake")
         return await self._first.position(source)
 
+    @following()
     async def instances(self) -> Sequence[Instance]:
         """List the live workers of the namespace."""
         found: dict[str, Instance] = {}
@@ -90,14 +98,17 @@ class ShardedInspection(ShardSet):
 
     # --- pauses -------------------------------------------------------------------------------------------
 
+    @following()
     async def pause(self, lane: Lane, address: str | None = None) -> bool:
         """Pause a lane, or one address of the lane, in all shards. Return True if the call changed the state."""
         return any(await self._of_all(lambda each: each.pause(lane, address)))
 
+    @following()
     async def resume(self, lane: Lane, address: str | None = None) -> bool:
         """Resume a lane, or one address of the lane, in all shards. Return True if the call changed the state."""
         return any(await self._of_all(lambda each: each.resume(lane, address)))
 
+    @following(is_checked=False)
     async def paused(self) -> Sequence[tuple[Lane, str | None]]:
         """List the paused lanes and addresses, in order. The address of a paused lane is None."""
         found = await self._of_all(lambda each: each.paused())
@@ -105,6 +116,7 @@ class ShardedInspection(ShardSet):
 
     # --- dead letters -------------------------------------------------------------------------------------
 
+    @following(is_checked=False)
     async def dead_letters(
         self,
         *,
@@ -120,10 +132,12 @@ class ShardedInspection(ShardSet):
         found = await self._of_all(lambda each: each.dead_letters(lane=lane, after=after, limit=limit))
         return nsmallest(limit, (each for part in found for each in part), key=lambda each: (each.at_ms, *each.key))
 
+    @following()
     async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
         """Schedule dead letters again. Return one outcome for each key, in the order of the keys."""
         return await self._by_shard(keys, lambda key: key.id, RedisStore.redrive)
 
+    @following()
     async def purge(self, keys: Sequence[DeadKey]) -> int:
         """Delete dead letters. Return how many of them were deleted."""
 
@@ -134,6 +148,7 @@ class ShardedInspection(ShardSet):
 
     # --- journal ------------------------------------------------------------------------------------------
 
+    @following(is_checked=False)
     async def journal(
         self, *, message_id: str | None = None, after: int = 0, limit: int = 100
     ) -> Sequence[JournalEntry]:
@@ -152,6 +167,7 @@ class ShardedInspection(ShardSet):
 
     # --- limits -------------------------------------------------------------------------------------------
 
+    @following()
     async def set_limits(self, lane: Lane, limits: LaneLimits, *, is_declared: bool) -> None:
         """Set the limits of a lane. Limits without any number end them.
 
@@ -163,10 +179,12 @@ class ShardedInspection(ShardSet):
         if len(self.shards) == 1:
             await self._first.set_limits(lane, limits, is_declared=is_declared)
 
+    @following(is_checked=False)
     async def limits(self) -> Mapping[Lane, LaneLimits]:
         """Return the limits of all lanes that have any. In several shards, no lane has limits."""
         return await self._first.limits()
 
+    @following()
     async def limited_keys(self, lane: Lane, *, limit: int = 100) -> Sequence[LimitedKey]:
         """List keys of a lane that have messages in flight or waiting because of a limit."""
         return await self._first.limited_keys(lane, limit=limit)

@@ -6,7 +6,7 @@ copy an entry again changes nothing, so a mover that was killed is simply run ag
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from aiodelay.backends.redis.connection.client import Client
@@ -14,6 +14,8 @@ from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.keys import FIXED, Keys
 from aiodelay.backends.redis.records.layouts import PLACED_BYTE, UNREADABLE, size_of, span
 from aiodelay.backends.redis.records.shards import shard_of_member
+
+from .calls import all_of
 
 __all__ = ["Mover", "lane_of_letter"]
 
@@ -26,8 +28,8 @@ _REMOVED = (
     *("superseded:keys", "appended"),
 )
 """Keys of a shard without a lane or a window in their names, in addition to `FIXED` and `_NAMING`."""
-_NAMING = ("done", "pulses", "lanes")
-"""Keys that name the windows, incarnations and lanes of which other keys have the names."""
+_NAMING = ("done", "lanes")
+"""Keys that name the windows and lanes of which other keys have the names."""
 
 Entry = tuple[bytes, bytes]
 """A field and its value, or a member and its score."""
@@ -58,6 +60,7 @@ class Mover:
     async def move(self) -> None:
         """Move all entries that other shards store under the new number of shards."""
         await self._number_lanes()
+        await self._end_pulses()
         await self._copy_shared()
         await self._hash("msg", _whole, self._value, counts=True)
         for number in self._lanes:
@@ -76,17 +79,27 @@ class Mover:
         await self._move_windows()
 
     async def remove(self) -> None:
-        """Delete all keys of a shard that has no messages left. `_NAMING` goes last: a repetition reads it."""
+        """Delete the keys of a shard that has no messages left. `_NAMING` goes last: a repetition reads it.
+
+        The field `schema` stays for ever. So the scripts of a process that has not followed the move are still refused.
+        """
         await self._number_lanes()
         windows = await self._client.command("ZRANGE", self._key("done"), 0, -1)
-        names = [*(set(FIXED) - set(_NAMING)), *_REMOVED, *(_window(each) for each in windows)]
+        names = [*(set(FIXED) - {*_NAMING, "meta"}), *_REMOVED, *(_window(each) for each in windows)]
         for number in self._lanes:
             names += [f"{kind}:{number}" for kind in ("due", "leased", "blocked", "why", "queues", "turns")]
             names += [f"{kind}:{number}" for kind in ("inflight", "running", "marks")]
-        incarnations = await self._client.command("HKEYS", self._key("pulses"))
-        names += [f"held:{each.decode()}" for each in incarnations]
         for name in (*names, *_NAMING):
             await self._client.command("UNLINK", self._key(name))
+        fields = await self._client.command("HKEYS", self._key("meta"))
+        if others := [each for each in fields if each != b"schema"]:
+            await self._client.command("HDEL", self._key("meta"), *others)
+
+    async def _end_pulses(self) -> None:
+        """Delete all incarnations: processes take new ones after the move, and until then nobody declares one dead."""
+        for incarnation in await self._client.command("HKEYS", self._key("pulses")):
+            await self._client.command("UNLINK", self._key(f"held:{incarnation.decode()}"))
+            await self._client.command("HDEL", self._key("pulses"), incarnation)
 
     # --- lanes and shared data ----------------------------------------------------------------------------
 
@@ -161,12 +174,15 @@ class Mover:
     async def _move_parked(self) -> None:
         for name in await self._client.command("SMEMBERS", self._key("parked")):
             parked = f"parked:{name.decode('utf-8', 'surrogateescape')}"
-            async for target, entries in self._elsewhere("ZSCAN", parked, _of_member):
+
+            async def moved(target: int, entries: list[Entry], name: bytes = name, parked: str = parked) -> None:
                 place = self._placed(name, target)
                 key = self._key("parked:", target).encode() + place
                 await self._client.command("SADD", self._key("parked", target), place)
                 await self._client.command("ZADD", key, *_scored(entries))
                 await self._client.command("ZREM", _bytes(self._key(parked)), *(each for each, _ in entries))
+
+            await self._elsewhere("ZSCAN", parked, _of_member, moved)
             if not await self._client.command("EXISTS", _bytes(self._key(parked))):
                 await self._client.command("SREM", self._key("parked"), name)
 
@@ -201,20 +217,26 @@ class Mover:
         counts: bool = False,
     ) -> None:
         """Move the fields of a hash that belong to other shards."""
-        async for target, entries in self._elsewhere("HSCAN", name, member_of, counts=counts):
+
+        async def moved(target: int, entries: list[Entry]) -> None:
             values = [
                 part for field, value in entries for part in (field, changed(value, target) if changed else value)
             ]
             await self._client.command("HSET", self._key(name, target), *values)
             await self._client.command("HDEL", self._key(name), *(field for field, _ in entries))
 
+        await self._elsewhere("HSCAN", name, member_of, moved, counts=counts)
+
     async def _zset(self, name: str, member_of: Callable[[bytes], bytes | None]) -> None:
         """Move the members of a sorted set that belong to other shards. The set may belong to a lane."""
         kind, colon, lane = name.partition(":")
-        async for target, entries in self._elsewhere("ZSCAN", name, member_of):
+
+        async def moved(target: int, entries: list[Entry]) -> None:
             other = f"{kind}:{self._numbers[target][int(lane)]}" if colon and lane.isdecimal() else name
             await self._client.command("ZADD", self._key(other, target), *_scored(entries))
             await self._client.command("ZREM", self._key(name), *(member for member, _ in entries))
+
+        await self._elsewhere("ZSCAN", name, member_of, moved)
 
     async def _set(self, name: str, member_of: Callable[[bytes], bytes | None]) -> None:
         """Move the members of a small set that belong to other shards."""
@@ -225,16 +247,22 @@ class Mover:
             await self._client.command("SREM", self._key(name), *moved)
 
     async def _elsewhere(
-        self, scan: str, name: str, member_of: Callable[[bytes], bytes | None], *, counts: bool = False
-    ) -> AsyncIterator[tuple[int, list[Entry]]]:
-        """Yield the entries of a key that belong to other shards, by shard, in batches."""
+        self,
+        scan: str,
+        name: str,
+        member_of: Callable[[bytes], bytes | None],
+        moved: Callable[[int, list[Entry]], Coroutine[Any, Any, None]],
+        *,
+        counts: bool = False,
+    ) -> None:
+        """Move the entries of a key that belong to other shards, in batches, to all these shards at the same time."""
         cursor: Arg = 0
         while True:
             cursor, flat = await self._client.command(scan, _bytes(self._key(name)), cursor, "COUNT", AT_ONCE)
             entries = _pairs(flat)
             for at in range(0, len(entries), AT_ONCE):
-                for target, own in self._by_target(entries[at : at + AT_ONCE], member_of).items():
-                    yield target, own
+                parts = self._by_target(entries[at : at + AT_ONCE], member_of)
+                await all_of([moved(target, own) for target, own in parts.items()])
             await self._told(len(entries) if counts else 0)
             if int(cursor) == 0:
                 return

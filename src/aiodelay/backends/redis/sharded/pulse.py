@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -19,7 +18,7 @@ R = TypeVar("R")
 
 
 class ShardedPulse:
-    """Implements the Protocol `Pulse` over the pulses of all shards.
+    """The pulses of all shards under one layout. `FollowingPulse` completes it to the Protocol `Pulse`.
 
     A shard that does not answer holds up a step for about a second. So the shards take their steps at the same time: a
     shard that answers does not declare the process dead meanwhile.
@@ -30,9 +29,6 @@ class ShardedPulse:
 
     def __init__(self, pulses: Sequence[RedisPulse]) -> None:
         self._pulses = pulses
-        self._woken = threading.Event()
-        for each in pulses:
-            each.woken = self._woken
         self._threads: ThreadPoolExecutor | None = None
 
     @property
@@ -60,21 +56,6 @@ class ShardedPulse:
     def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         """End claims while the event loop is blocked. Return one outcome for each settlement, in order."""
         return self._by_shard(settlements, lambda shard, part: self._pulses[shard].settle(part))
-
-    def wait(self, ms: int) -> None:
-        """Wait for the next step, at most `ms`. A claim in any shard ends a long wait."""
-        self._woken.wait(ms / 1000)
-        self._woken.clear()
-
-    def wake(self) -> None:
-        """End the current or the next `wait`."""
-        self._woken.set()
-
-    def restart(self) -> None:
-        """Take a new incarnation in each shard that has refused the present one."""
-        for each in self._pulses:
-            if each.is_refused:
-                each.restart()
 
     def leave(self) -> None:
         """Delete the numbers, and close the connections."""

@@ -1,17 +1,18 @@
-"""`reshard`: moves a namespace to another number of shards. Its processes are stopped meanwhile.
+"""`reshard`: moves a namespace to another number of shards. Its processes wait meanwhile.
 
 The steps are recorded in shard 0, so a move that was killed goes on when it is run again:
 
 1. All shards get a layout under which no script changes anything (`ShardLayout.is_moving`).
 2. The entries of each shard move to their new shards (`Mover`).
 3. The number of messages is compared with the number before.
-4. All shards get the new layout, shard 0 last. From then on, processes can open the namespace.
+4. The processes that were alive before the move look alive again, and leases are spared for a time (`LifeSigns`).
+5. All shards get the new layout, shard 0 last. From then on, the processes follow (`Follower`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import uuid4
 
@@ -19,22 +20,25 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from aiodelay.backends.redis.connection.checks import server_time_ms
 from aiodelay.backends.redis.connection.client import Client
 from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.options import read_url
 from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.keys import Keys, keys_of
 from aiodelay.backends.redis.records.shards import MOST_SHARDS, ShardLayout
-from aiodelay.backends.redis.store.workers import live_workers
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError
 
+from .life_signs import LifeSigns
 from .moving import Mover, lane_of_letter
 from .opening import check_deployment, layout_in
 
 __all__ = ["Moved", "reshard"]
 
 LOCK_MS = 3_000
-"""How long the lock lasts that keeps other movers away. The mover renews it with each batch."""
+"""How long the lock lasts that keeps other movers away."""
+RENEWED_S = 0.5
+"""After this time, the mover renews the lock before it goes on."""
 
 
 class Moved(Struct, frozen=True):
@@ -45,12 +49,14 @@ class Moved(Struct, frozen=True):
         shards: The present number of shards.
         messages: The number of messages and dead letters of the namespace.
         journal: The number of journal entries that were deleted with their shards.
+        waited_ms: How long the processes of the namespace had to wait, in ms.
     """
 
     former: int
     shards: int
     messages: int
     journal: int = 0
+    waited_ms: int = 0
 
 
 class _Plan(Struct, frozen=True):
@@ -59,7 +65,12 @@ class _Plan(Struct, frozen=True):
     former: int
     shards: int
     epoch: int
+    began_ms: int
     messages: int | None = None
+
+    def shards_from(self, namespace: str, number: int) -> list[Keys]:
+        """Return the keys of all shards from a number on, before and after the move."""
+        return [Keys(namespace, shard) for shard in range(number, max(self.former, self.shards))]
 
 
 async def reshard(url: str, namespace: str, shards: int, told: Callable[[int, int], object]) -> Moved:
@@ -75,7 +86,7 @@ async def reshard(url: str, namespace: str, shards: int, told: Callable[[int, in
         ConfigurationError: The number of shards is not allowed, or another number was begun with.
         UnsupportedByStoreError: The namespace has limits or positions of intakes, or is on a cluster. These need one
             shard.
-        StoreMismatchError: Processes have the namespace open, or it does not exist.
+        StoreMismatchError: The namespace does not exist.
         StoreUnavailableError: The server did not answer, or another mover is at work. Run it again.
     """
     options = read_url(url)
@@ -100,6 +111,7 @@ class _Reshard:
         self._meta, self._lock = Keys(namespace).key("meta"), Keys(namespace).key("reshard")
         self._owner = uuid4().hex.encode()
         self._seen = 0
+        self._renewed_s = 0.0
 
     async def run(self) -> Moved:
         await self._take_lock()
@@ -125,6 +137,7 @@ class _Reshard:
         await self._freeze(plan)
         messages = plan.messages
         if messages is None:
+            await self._check_frozen(plan)
             messages = await self._messages(plan.former)
             plan = replace(plan, messages=messages)
             await self._command("HSET", self._meta, "reshard", msgspec.json.encode(plan))
@@ -136,7 +149,8 @@ class _Reshard:
             raise StoreMismatchError(
                 f"number of messages of {self._name}", f"{found} after the move", f"{messages}, as before"
             )
-        return Moved(plan.former, plan.shards, messages, await self._finish(plan))
+        journal = await self._finish(plan)
+        return Moved(plan.former, plan.shards, messages, journal, await self._now_ms() - plan.began_ms)
 
     # --- before -------------------------------------------------------------------------------------------
 
@@ -147,18 +161,11 @@ class _Reshard:
         if former != self._shards:
             for shard in range(former):
                 await self._check(shard)
-        return _Plan(former, self._shards, epoch + 1)
+        return _Plan(former, self._shards, epoch + 1, await self._now_ms())
 
     async def _check(self, shard: int) -> None:
-        """Refuse a namespace that is in use, or whose data need one shard."""
+        """Refuse a namespace whose data need one shard."""
         keys = Keys(self._namespace, shard)
-        seconds, _ = await self._command("TIME")
-        workers = live_workers(await self._command("HGETALL", keys.key("workers")), int(seconds) * 1000)
-        if workers:
-            named = ", ".join(each.name for each in workers[:5])
-            raise StoreMismatchError(
-                f"processes of namespace {self._namespace!r}", named, "none: stop them; killed ones end after 60 s"
-            )
         if await self._command("HLEN", keys.key("src")):
             raise UnsupportedByStoreError("a position of an intake", "stored", "a namespace without intakes")
         if (await self._command("HGET", keys.key("meta"), "limited") or b"").strip():
@@ -167,10 +174,18 @@ class _Reshard:
     async def _freeze(self, plan: _Plan) -> None:
         moving = ShardLayout(1, plan.epoch, is_moving=True).schema
         await self._command("HSET", self._meta, "schema", moving, "reshard", msgspec.json.encode(plan))
-        for shard in range(1, max(plan.former, plan.shards)):
-            meta = Keys(self._namespace, shard).key("meta")
-            await self._command("HSET", meta, "schema", moving)
-            await self._command("HSETNX", meta, "uuid", uuid4().hex)
+        for keys in plan.shards_from(self._namespace, 1):
+            await self._command("HSET", keys.key("meta"), "schema", moving)
+            await self._command("HSETNX", keys.key("meta"), "uuid", uuid4().hex)
+
+    async def _check_frozen(self, plan: _Plan) -> None:
+        """Check the data again that a process may have changed before the shards were frozen. If so, end the move."""
+        try:
+            for shard in range(plan.former):
+                await self._check(shard)
+        except UnsupportedByStoreError:
+            await self._publish(replace(plan, shards=plan.former), plan.shards_from(self._namespace, plan.former))
+            raise
 
     # --- the move -----------------------------------------------------------------------------------------
 
@@ -204,19 +219,26 @@ class _Reshard:
                 await self._command("HSET", keys.key("meta"), f"dead:{int(number)}", counts.get(int(number), 0))
 
     async def _finish(self, plan: _Plan) -> int:
-        """Delete the shards that are no longer used, and give all others the new layout, shard 0 last."""
+        """Delete the data of the shards that are no longer used, and end the move."""
         journal = 0
         for shard in range(plan.shards, plan.former):
             journal += await self._command("XLEN", Keys(self._namespace, shard).key("journal"))
             await self._mover(shard, plan.shards).remove()
-        layout = ShardLayout(plan.shards, plan.epoch)
-        for shard in range(1, plan.shards):
-            meta = Keys(self._namespace, shard).key("meta")
-            await self._command("HSET", meta, "schema", layout.schema, "shards", plan.shards)
-        # An empty plan and the layout are written in one step: after it, the move cannot be begun again.
-        last: list[Arg] = ["schema", layout.schema, "shards", plan.shards, "epoch", plan.epoch, "reshard", ""]
-        await self._command("HSET", self._meta, *last)
+        await self._publish(plan, plan.shards_from(self._namespace, plan.shards))
         return journal
+
+    async def _publish(self, plan: _Plan, unused: Iterable[Keys]) -> None:
+        """Give all shards the new layout, shard 0 last."""
+        schema = ShardLayout(plan.shards, plan.epoch).schema
+        later = [Keys(self._namespace, shard) for shard in range(plan.shards)]
+        spared = await LifeSigns(self._client, plan.began_ms, await self._now_ms()).renew(later[0], later)
+        for keys in unused:
+            await self._command("HSET", keys.key("meta"), "schema", schema)
+        for keys in later[1:]:
+            await self._command("HSET", keys.key("meta"), "schema", schema, "shards", plan.shards, "spared", spared)
+        # An empty plan and the layout are written in one step: after it, the move cannot be begun again.
+        last: list[Arg] = ["schema", schema, "shards", plan.shards, "spared", spared, "epoch", plan.epoch]
+        await self._command("HSET", self._meta, *last, "reshard", "")
 
     # --- the lock -----------------------------------------------------------------------------------------
 
@@ -228,9 +250,17 @@ class _Reshard:
         raise StoreUnavailableError(self._name, "another `aiodelay reshard` is at work", action="moved")
 
     async def _keep_lock(self) -> None:
+        """Renew the lock, if the last renewal was some time ago."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._renewed_s + RENEWED_S:
+            return
+        self._renewed_s = now_s
         if await self._command("GET", self._lock) != self._owner:
             raise StoreUnavailableError(self._name, "another `aiodelay reshard` has taken over", action="moved")
         await self._command("PEXPIRE", self._lock, LOCK_MS)
+
+    async def _now_ms(self) -> int:
+        return int(await server_time_ms(self._client))
 
     async def _command(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
         return await self._client.command(*arguments)

@@ -13,6 +13,7 @@ from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.backends.redis.records.shards import ShardLayout, shard_of
 from aiodelay.backends.redis.store.table_scan import Part, Scanner
 from aiodelay.core.table_scan import Columns, Scan
+from aiodelay.errors import StoreUnavailableError
 
 from .opening import layout_in
 
@@ -57,10 +58,17 @@ class ShardedScanner:
         return found
 
     def read(self, scan: Scan, part: ShardPart) -> Iterator[Columns]:
-        """Yield the rows of a part. `ports.Scannable` has the rules."""
+        """Yield the rows of a part. `ports.Scannable` has the rules.
+
+        Raises:
+            StoreUnavailableError: The messages were moved to another number of shards. Some rows may be missing.
+        """
         layout = ShardLayout.of(part.schema)
         assert layout is not None
-        return Scanner(self._options, layout.keys(self._namespace, part.shard)).read(scan, part.part)
+        yield from Scanner(self._options, layout.keys(self._namespace, part.shard)).read(scan, part.part)
+        if self._layout() != layout:
+            reason = f"namespace {self._namespace!r} got another number of shards meanwhile; read the table again"
+            raise StoreUnavailableError(self._options.name, reason)
 
     def _layout(self) -> ShardLayout:
         keys = Keys(self._namespace)

@@ -13,6 +13,8 @@ from aiodelay.backends.redis.connection.options import read_url
 from aiodelay.backends.redis.connection.wakeup_listener import listening
 from aiodelay.backends.redis.lists.sink import RedisListSink
 from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, keys_of
+from aiodelay.backends.redis.records.shards import ShardLayout
+from aiodelay.backends.redis.store.pulse import RedisPulse
 from aiodelay.backends.redis.store.store import RedisStore
 from aiodelay.backends.redis.store.waiting import Waiter
 from aiodelay.core.table_scan import Columns, Scan
@@ -31,11 +33,16 @@ from aiodelay.core.values import (
     SourcePosition,
     Stored,
 )
+from aiodelay.errors import UnsupportedByStoreError
 from aiodelay.ports import Sink, Source, Transferring, Work
 from aiodelay.ports.clock import Clock
 
 from .calls import all_of
 from .dues import ShardDues, ShardWaiter
+from .following import following
+from .following_commands import applied
+from .following_pulse import FollowingPulse
+from .following_work import FollowingTransfer, FollowingWork
 from .inspection import ShardedInspection
 from .journal import ShardedJournalReader, open_journals
 from .scan import ShardedScanner, ShardPart
@@ -75,24 +82,30 @@ class ShardedStore(ShardedInspection):
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         """Carry out commands: the commands for each shard in order. Return one outcome for each command."""
-        shards = self.shards
-        if len(shards) == 1:
-            return await shards[0].apply(commands, source=source)
-        if source is not None:
-            reason = f"a namespace of {len(shards)} shards keeps no positions of intakes"
-            return [Refused("unavailable", reason)] * len(commands)
-        return await self._by_shard(commands, _id_of, RedisStore.apply)
+
+        async def once(part: Sequence[Command]) -> Sequence[Outcome]:
+            shards = self.shards
+            if len(shards) == 1:
+                return await shards[0].apply(part, source=source)
+            if source is not None:
+                reason = f"a namespace of {len(shards)} shards keeps no positions of intakes"
+                return [Refused("unavailable", reason)] * len(part)
+            return await self._by_shard(part, _id_of, RedisStore.apply)
+
+        return await applied(self.follower, commands, once)
 
     async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
         """Store versioned messages. Return one outcome for each message, in order."""
         return await self.apply(loads_of(puts))
 
+    @following()
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
         """Store messages that had left the store. Return one outcome for each message, in order."""
         return await self._by_shard(messages, lambda each: each.record.id, RedisStore.put_back)
 
     # --- data ---------------------------------------------------------------------------------------------
 
+    @following()
     async def fill(self) -> float | None:
         """Return the used share of `maxmemory`, from 0 to 1, or None if the server has no such limit.
 
@@ -102,18 +115,22 @@ class ShardedStore(ShardedInspection):
         fills = await all_of([each.fill() for each in asked])
         return max((each for each in fills if each is not None), default=None)
 
+    @following()
     async def vanished(self) -> str:
         """Describe which data of the namespace have disappeared since this store opened, or return "" if none have."""
         return next(filter(None, await self._of_all(lambda each: each.vanished())), "")
 
+    @following()
     async def vanished_elsewhere(self) -> str:
         """Describe a loss of data that another process noted within the last minute; "" if no process noted one."""
         return next(filter(None, await self._of_all(lambda each: each.vanished_elsewhere())), "")
 
+    @following()
     async def features(self) -> Mapping[str, str]:
         """Return the features that the namespace uses: a map from each name to the version that switched it on."""
         return {name: by for found in await self._of_all(lambda each: each.features()) for name, by in found.items()}
 
+    @following()
     async def switch_on(self, names: Collection[str]) -> None:
         """Switch features on in all shards."""
         await self._of_all(lambda each: each.switch_on(names))
@@ -162,7 +179,14 @@ class ShardedStore(ShardedInspection):
     @contextmanager
     def transferring(self, sink: Sink) -> Iterator[Transferring]:
         """Register the transfer of one sink's messages. Yield the object that moves the messages."""
-        shards = self.shards
+        with FollowingTransfer(self.follower, lambda: self._transferring(sink)) as transfer:
+            yield transfer
+
+    @contextmanager
+    def _transferring(self, sink: Sink) -> Iterator[Transferring]:
+        shards, reach = self.shards, self.reaches(sink)
+        if reach.promise is not Promise.EXACTLY_ONCE:
+            raise UnsupportedByStoreError(f"transfer into {sink.name}", "no longer possible", reach.reason)
         with ExitStack() as stack:
             transfers = [stack.enter_context(each.transferring(sink)) for each in shards]
             if len(shards) == 1:
@@ -175,6 +199,7 @@ class ShardedStore(ShardedInspection):
                 stack.callback(store.waiters.discard, part)
             yield ShardedTransfer(shards, transfers, sink.name, waiter, dues)
 
+    @following()
     async def blocked(self) -> Sequence[Blocked]:
         """List the blocked destinations, each with the reason and the number of messages that wait for it."""
         found: dict[tuple[Lane, str], Blocked] = {}
@@ -189,18 +214,35 @@ class ShardedStore(ShardedInspection):
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
         """Register a worker in all shards, and yield the object with which it claims and settles messages."""
-        shards = self.shards
+
+        def pulses_of(layout: ShardLayout) -> Sequence[RedisPulse]:
+            return [self._store(layout, shard).new_pulse() for shard in range(layout.shards)]
+
+        pulse = FollowingPulse(pulses_of, self.follower.present.layout)
+        work = FollowingWork(self.follower, pulse, lambda waiter: self._work(worker, lanes, waiter, pulse))
+        async with listening(work, "aiodelay redis shards"):
+            await work.is_ready
+            yield work
+
+    @asynccontextmanager
+    async def _work(
+        self, worker: str, lanes: Collection[Lane], waiter: Waiter, pulse: FollowingPulse
+    ) -> AsyncIterator[Work]:
+        """Register a worker in the shards of the present layout."""
+        shards, dues = self.shards, self._new_dues()
+        pulses = pulse.shards_of(self.follower.present.layout)
         if len(shards) == 1:
-            async with shards[0].work(worker, lanes) as only:
+            async with shards[0].work(worker, lanes, waiter, pulses[0]) as only:
                 yield only
             return
-        waiter, dues = Waiter(), self._new_dues()
         # A node of a cluster refuses to read streams of several slots in one command (CROSSSLOT).
         apart = [each.wakeup_listener() for each in shards] if self._options.is_cluster else []
         listeners = apart or [shards[0].wakeup_listener(shards[1:])]
         async with AsyncExitStack() as stack:
             works = [
-                await stack.enter_async_context(each.registered_work(worker, lanes, ShardWaiter(waiter, dues, shard)))
+                await stack.enter_async_context(
+                    each.registered_work(worker, lanes, ShardWaiter(waiter, dues, shard), pulses[shard])
+                )
                 for shard, each in enumerate(shards)
             ]
             for each in listeners:

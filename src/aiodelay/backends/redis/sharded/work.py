@@ -35,7 +35,6 @@ from aiodelay.ports import PartialAnswerError
 from .calls import all_of, answers_by_shard, outcomes_of
 from .demands import Demands
 from .dues import ShardDues
-from .pulse import ShardedPulse
 
 __all__ = ["ShardedWork"]
 
@@ -89,16 +88,12 @@ class ShardedWork:
         works: The worker's work in each shard.
         waiter: The wait of the worker's loop.
         dues: When each shard next has something to claim. The waiters of the shards write into it too.
-
-    Attributes:
-        pulse: The worker's sign of life in all shards.
     """
 
     def __init__(
         self, shards: Sequence[RedisStore], works: Sequence[RedisWork], waiter: Waiter, dues: ShardDues
     ) -> None:
         self._shards, self._works, self._waiter, self._dues = shards, works, waiter, dues
-        self.pulse: ShardedPulse = ShardedPulse([work.pulse for work in works])
         self._turn = self._tidied = 0
         self._unanswered: dict[int, _Asked] = {}
         self._suspected: set[int] = set()  # shards in which claims have stepped over suspects
@@ -215,7 +210,8 @@ class ShardedWork:
         self._dues.answered(shard, _lanes_of(part), self._now_ms(shard) + AGAIN_MS)
         if shard not in self._away:
             self._away.add(shard)
-            log.warning("shard %d does not answer: %s; the other shards go on", shard, error)
+            if not self._shards[shard].is_stale:  # `Follower` logs moves.
+                log.warning("shard %d does not answer: %s; the other shards go on", shard, error)
 
     def _check(self, errors: Sequence[StoreError]) -> None:
         """Raise an error if no shard answers, or if this process is too old for a shard."""

@@ -88,6 +88,8 @@ class Base:
     def __init__(self, options: Options, keys: Keys, clock: Clock | None) -> None:
         self._options, self._keys, self._clock = options, keys, clock
         self._opened: _Opened | None = None
+        self.is_stale: bool = False
+        """Whether a script was refused because the namespace was moved, or is being moved, to other shards."""
         self.waiters: Waiters = Waiters()
         self.glance: Glance = Glance(self._commands, keys)
         self.checked_servers: set[Address | None] = set()
@@ -188,7 +190,7 @@ class Base:
         try:
             return await client.run(script, arguments, now_ms=self.script_time_ms(), durable=durable)
         except Fault as fault:
-            await self._name_damage(client, fault)
+            await self._examine(client, fault)
             raise
 
     async def _run_parts(self, script: str, parts: Sequence[Sequence[Arg]]) -> list[Any]:
@@ -201,11 +203,12 @@ class Base:
             replies = [fault] * len(parts)
         for reply in replies:
             if isinstance(reply, Fault):
-                await self._name_damage(client, reply)
+                await self._examine(client, reply)
         return replies
 
-    async def _name_damage(self, client: Client, fault: Fault) -> None:
-        """If a key of the wrong type caused the fault, name the key in the fault's reason."""
+    async def _examine(self, client: Client, fault: Fault) -> None:
+        """Note a refusal of the layout. If a key of the wrong type caused the fault, name it in the fault's reason."""
+        self.is_stale |= fault.layout is not None
         if fault.is_damage:
             with suppress(Fault):  # The server no longer answers: keep the reason that the fault has.
                 fault.reason = await overwritten_key(client, self._keys) or fault.reason
@@ -244,7 +247,7 @@ class Base:
         try:
             return await client.command(*arguments)
         except Fault as fault:
-            await self._name_damage(client, fault)
+            await self._examine(client, fault)
             raise self.unavailable(fault) from fault
 
     async def _commands(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:

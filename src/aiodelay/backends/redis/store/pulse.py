@@ -14,6 +14,7 @@ from aiodelay.backends.redis.connection.client import Client
 from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.keys import Keys
+from aiodelay.backends.redis.records.shards import ShardLayout
 from aiodelay.core import pulse
 from aiodelay.core.values import Renewal, RenewOutcome, Settlement, SettleOutcome
 from aiodelay.errors import StoreUnavailableError
@@ -85,6 +86,8 @@ class RedisPulse:
         self._is_quiet = False  # whether the next step is far ahead, because nobody holds claims
         self._is_proven = False  # whether the server lets this process run the script, by its last answer
         self._has_unnamed = False  # whether this process may hold claims that no incarnation is recorded for
+        self.found_layout: ShardLayout | None = None
+        """The layout with which the server has refused a call; None if it has refused none."""
 
     # --- on the event loop of the store -------------------------------------------------------------------
 
@@ -128,6 +131,17 @@ class RedisPulse:
         """Return whether a run may begin now: nobody can have declared this process dead."""
         return pulse.may_begin(self._life, self._clock.monotonic_ms())
 
+    def follow(self, *, is_refused: bool) -> None:
+        """Begin in the place of a pulse of another layout. That pulse may have recorded claims; this one has not.
+
+        Args:
+            is_refused: Whether others may have declared the process dead before.
+        """
+        with self._lock:
+            self._has_unnamed = True
+            if is_refused:
+                self._life = pulse.refused(self._life)
+
     def restart(self) -> None:
         """Take a new incarnation after a refusal."""
         with self._lock:
@@ -156,7 +170,8 @@ class RedisPulse:
         except (Fault, TimeoutError) as error:
             log.debug("a pulse failed: %r", error)
             self._watch, self._is_proven = pulse.Watch(), False
-            self._refuse_if_silent()
+            self.found_layout = _layout_of(error)
+            self._judge_silence(asked_ms if could_begin and self.found_layout is not None else None)
             wait_ms = pulse.AGAIN_MS
         else:
             self._is_proven = True
@@ -184,6 +199,7 @@ class RedisPulse:
         try:
             answer: T = self._run(call)
         except (Fault, TimeoutError) as error:
+            self.found_layout = _layout_of(error)
             reason = error.reason if isinstance(error, Fault) else f"no answer in {pulse.ANSWER_MS} ms"
             raise StoreUnavailableError(self._name, reason) from error
         return answer
@@ -205,7 +221,8 @@ class RedisPulse:
             incarnation, is_registered = self._incarnation, self._life.is_registered
             self._begin_again()
         if is_registered:
-            self._forget(incarnation)
+            with suppress(Fault, TimeoutError):
+                self._run(_forgotten(self._client, self._keys, incarnation))
         if self._runner is not None:
             with suppress(Fault, TimeoutError):
                 self._run(self._client.aclose())
@@ -239,10 +256,20 @@ class RedisPulse:
         elif not self.is_refused:
             self._life = pulse.registered(self._life, number, sent_ms)
 
-    def _refuse_if_silent(self) -> None:
-        """Give up the incarnation if others may have declared it dead. Its process then relies on its leases."""
+    def _judge_silence(self, refused_since_ms: int | None) -> None:
+        """Give up the incarnation if others may have declared it dead. Its process then relies on its leases.
+
+        Args:
+            refused_since_ms: The time of a question that the server refused because of the layout. From then on, nobody
+                can have declared this process dead: such scripts are refused too, and the new layout does not have the
+                number of this incarnation. None = there was no such answer.
+        """
         with self._lock:
-            if self._life.is_registered and not self.may_begin() and not self.is_refused:
+            if not self._life.is_registered or self.is_refused:
+                return
+            if refused_since_ms is not None:
+                self._life = pulse.registered(self._life, self._life.number, refused_since_ms)
+            elif not self.may_begin():
                 log.warning("this process did not reach the server for 3 s; others may have declared it dead")
                 self._life = pulse.refused(self._life)
 
@@ -254,16 +281,11 @@ class RedisPulse:
                 return
             incarnation = self._incarnation
             self._begin_again()
-        self._forget(incarnation)
+        with suppress(Fault, TimeoutError):
+            self._run(_forgotten(self._client, self._keys, incarnation))
 
     def _begin_again(self) -> None:
         self._incarnation, self._life, self._idle_steps = _new_incarnation(), pulse.Life(), 0
-
-    def _forget(self, incarnation: str) -> None:
-        """Delete the keys of an incarnation. If this fails, another process declares it dead and deletes them."""
-        with suppress(Fault, TimeoutError):
-            self._run(self._client.command("HDEL", self._keys.key("pulses"), incarnation))
-            self._run(self._client.command("UNLINK", self._keys.key(f"held:{incarnation}")))
 
     def _bury_stopped(self, by_ms: int) -> None:
         """Declare processes dead, and return their messages, until a time. The next step goes on."""
@@ -302,6 +324,17 @@ async def _settled(client: Client, settlements: Sequence[Settlement], now_ms: in
         letters = await client.run("settle", arguments, now_ms=now_ms)
         outcomes += [SETTLED[letter] for letter in letters.removesuffix(ROOM)]
     return outcomes
+
+
+async def _forgotten(client: Client, keys: Keys, incarnation: str) -> None:
+    """Delete the keys of an incarnation. If this fails, another process declares it dead and deletes them."""
+    await client.command("HDEL", keys.key("pulses"), incarnation)
+    await client.command("UNLINK", keys.key(f"held:{incarnation}"))
+
+
+def _layout_of(error: Exception) -> ShardLayout | None:
+    """Return the layout of the namespace if a call was refused because of it."""
+    return error.layout if isinstance(error, Fault) else None
 
 
 async def _in_time(call: Awaitable[Any]) -> Any:  # noqa: ANN401 - what the call returns

@@ -27,6 +27,7 @@ from aiodelay.ports.clock import Clock
 
 from .commands import Batch
 from .journal_reader import RedisJournalReader, open_journal
+from .pulse import RedisPulse
 from .table_scan import Part, Scanner
 from .transfer import Transfers
 from .waiting import Waiter, first_dues
@@ -197,9 +198,18 @@ class RedisStore(Transfers):
     # --- dispatching --------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
-        """Register a worker, and yield the object with which it claims and settles messages."""
-        async with self.registered_work(worker, lanes, Waiter()) as work:
+    async def work(
+        self, worker: str, lanes: Collection[Lane], waiter: Waiter | None = None, pulse: RedisPulse | None = None
+    ) -> AsyncIterator[Work]:
+        """Register a worker, and yield the object with which it claims and settles messages.
+
+        Args:
+            worker: The worker id.
+            lanes: The lanes that the worker serves.
+            waiter: The wait of the worker's loop; None = a new one.
+            pulse: The worker's sign of life; None = a new one.
+        """
+        async with self.registered_work(worker, lanes, waiter or Waiter(), pulse) as work:
             listener = self.wakeup_listener()
             async with listening(listener, "aiodelay redis wake-ups"):
                 await listener.ready()
@@ -215,23 +225,26 @@ class RedisStore(Transfers):
         return WakeupListener(self._checked().client, streams)
 
     @asynccontextmanager
-    async def registered_work(self, worker: str, lanes: Collection[Lane], waiter: Waiter) -> AsyncIterator[RedisWork]:
+    async def registered_work(
+        self, worker: str, lanes: Collection[Lane], waiter: Waiter, pulse: RedisPulse | None = None
+    ) -> AsyncIterator[RedisWork]:
         """Register a worker, and yield its object as `work` does, without a listener for wake-ups of other processes.
 
         Args:
             worker: The worker id.
             lanes: The lanes that the worker serves.
             waiter: The wait of the worker's loop.
+            pulse: The worker's sign of life in this shard; None = a new one.
         """
         opened, workers = self._checked(), self._keys.key("workers")
         check_known(self.name, await self.features())
-        work = RedisWork(self, worker, waiter)
+        work = RedisWork(self, worker, waiter, pulse)
         serves = msgspec.msgpack.encode([self.now_ms(), *sorted(lanes)])
         try:
             await opened.client.command("HSET", workers, worker, serves)
         except Fault as fault:
             if fault.kind != "full":  # A full server refuses this write. `tidy` frees memory and writes it again.
-                await self._name_damage(opened.client, fault)
+                await self._examine(opened.client, fault)
                 raise self.unavailable(fault) from fault
         self.waiters.add(waiter)
         try:

@@ -64,14 +64,17 @@ class RedisWork:
         store: The store that holds the messages.
         worker: The worker id.
         waiter: The wait of the worker's loop; None = a new one.
+        pulse: The worker's sign of life; None = a new one.
 
     Attributes:
         pulse: The worker's sign of life.
     """
 
-    def __init__(self, store: Transfers, worker: str, waiter: Waiter | None = None) -> None:
+    def __init__(
+        self, store: Transfers, worker: str, waiter: Waiter | None = None, pulse: RedisPulse | None = None
+    ) -> None:
         self._store, self._worker = store, worker
-        self.pulse: RedisPulse = store.new_pulse()
+        self.pulse: RedisPulse = pulse or store.new_pulse()
         self.waiter: Waiter = waiter or Waiter()
         self._held = LeaseCache()
         self._turn = 0
