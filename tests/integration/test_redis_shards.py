@@ -21,7 +21,6 @@ from aiodelay.core.values import (
     LEASE_MS,
     MAX_CLAIM_MESSAGES,
     After,
-    Cancel,
     Demand,
     Done,
     Envelope,
@@ -29,7 +28,6 @@ from aiodelay.core.values import (
     Put,
     Refused,
     SettleOutcome,
-    SourcePosition,
     Stored,
 )
 from aiodelay.errors import (
@@ -356,22 +354,20 @@ def test_b1_a_claim_whose_answer_was_lost_is_repeated(
 # --- what several shards refuse ---------------------------------------------------------------------------
 
 
-def test_limits_and_positions_are_refused_in_words(url: str, namespace: str) -> None:
+@pytest.mark.parametrize("limit", [Limit(rate="10/s"), Limit("number", concurrency=1)], ids=["whole", "key"])
+def test_limits_are_refused_in_words(url: str, namespace: str, limit: Limit) -> None:
     async def play() -> None:
-        async with opened(url, namespace) as (store, _):
-            assert store.traits.positions == "none"
-            position = SourcePosition("kafka:t/0", 0, 5)
-            outcomes = await store.apply([Cancel(new_op(), "a"), Cancel(new_op(), "b")], source=position)
-            assert outcomes == [Refused("unavailable", "a namespace of 4 shards keeps no positions of intakes")] * 2
-            with pytest.raises(UnsupportedByStoreError, match=r"a position of an intake .* 4 shards"):
-                await store.position("kafka:t/0")
+        async with opened(url, namespace):
+            pass
         scheduler = Scheduler(url, namespace=namespace)
 
-        @scheduler.handler(limit=Limit(rate="10/s"))
+        @scheduler.handler(limit=limit)
         async def limited(event: Order) -> None:
             raise AssertionError
 
-        with pytest.raises(UnsupportedByStoreError, match=r"a limit of lane .* 4 shards"):
+        with pytest.raises(
+            UnsupportedByStoreError, match=r"a limit of lane .* 4 shards.*1 shard \(`aiodelay reshard`\)"
+        ):
             await scheduler.__aenter__()
 
     asyncio.run(play())

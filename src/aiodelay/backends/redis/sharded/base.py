@@ -17,6 +17,7 @@ from aiodelay.ports import StoreTraits
 from aiodelay.ports.clock import Clock
 
 from .calls import all_of, by_shard
+from .intakes import ShardedIntakes
 from .opening import chosen_layout
 
 __all__ = ["ShardSet"]
@@ -40,6 +41,7 @@ class ShardSet:
     def __init__(self, options: Options, namespace: str, clock: Clock | None) -> None:
         self._options, self._namespace, self._clock = options, namespace, clock
         self._shards: list[RedisStore] = []
+        self._intakes = ShardedIntakes(lambda: self.shards)
         self._stack = AsyncExitStack()
 
     @property
@@ -49,8 +51,8 @@ class ShardSet:
 
     @property
     def traits(self) -> StoreTraits:
-        """The abilities and limits of this store. Several shards keep no positions of intakes."""
-        return RedisStore.traits if self._count <= 1 else replace(RedisStore.traits, positions="none")
+        """The abilities and limits of this store."""
+        return RedisStore.traits
 
     @property
     def _count(self) -> int:

@@ -71,13 +71,8 @@ class ShardedInspection(ShardSet):
         return [LoadBucket(from_ms, lane, found[from_ms, lane]) for from_ms, lane in sorted(found)]
 
     async def position(self, source: str) -> int | None:
-        """Return the last position of an intake, or None if the intake has stored no position.
-
-        Raises:
-            UnsupportedByStoreError: The namespace has several shards.
-        """
-        self._needs_one_shard("a position of an intake")
-        return await self._first.position(source)
+        """Return the last position of an intake, or None if it has none. It is the smallest position of all shards."""
+        return await self._intakes.position(source)
 
     async def instances(self) -> Sequence[Instance]:
         """List the live workers of the namespace."""

@@ -27,7 +27,6 @@ from aiodelay.core.values import (
     Put,
     PutBack,
     Reach,
-    Refused,
     Registered,
     SourcePosition,
     Stored,
@@ -75,12 +74,11 @@ class ShardedStore(ShardedInspection):
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         """Carry out commands: the commands for each shard in order. Return one outcome for each command."""
+        if source is not None:
+            return await self._intakes.store(commands, source)
         shards = self.shards
         if len(shards) == 1:
-            return await shards[0].apply(commands, source=source)
-        if source is not None:
-            reason = f"a namespace of {len(shards)} shards keeps no positions of intakes"
-            return [Refused("unavailable", reason)] * len(commands)
+            return await shards[0].apply(commands)
         return await self._by_shard(commands, _id_of, RedisStore.apply)
 
     async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
