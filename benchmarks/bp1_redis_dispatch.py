@@ -33,7 +33,7 @@ from .harness import (
 )
 from .redis_server import MinuteAgo, emptied, fill_bare
 
-__all__ = ["BENCHMARK"]
+__all__ = ["BENCHMARK", "typed"]
 
 MESSAGES = 20_000
 CONCURRENCY = 1_500

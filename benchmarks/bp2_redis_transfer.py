@@ -27,7 +27,7 @@ from .harness import (
 )
 from .redis_server import Client, MinuteAgo, emptied, fill_bare
 
-__all__ = ["BENCHMARK", "LIST", "move_all"]
+__all__ = ["BENCHMARK", "LIST", "move_all", "transfer"]
 
 MESSAGES = 100_000
 """More messages than in BP1, because moving 20,000 takes only about as long as open and close."""
@@ -91,30 +91,30 @@ async def bare(url: str, elements: list[bytes]) -> float:
     return watch.seconds
 
 
-async def transfer(url: str, n: int, clock: Clock) -> float:
+async def transfer(url: str, n: int, clock: Clock, key: str = LIST) -> float:
     """Measure our side, from the open of the scheduler to its close, with all messages in the list."""
     async with emptied(url) as client:
-        seconds = await move_all(client, url, _messages(n), clock)
-        elements = [decode_element(each, lane=RedisListSink.name) for each in await client.lrange(LIST, 0, -1)]
+        seconds = await move_all(client, url, _messages(n, key), clock, key)
+        elements = [decode_element(each, lane=RedisListSink.name) for each in await client.lrange(key, 0, -1)]
         check([number_of(each.record.envelope.payload) for each in elements] == list(range(n)), "moved wrongly")
         async with RedisStore(url) as store:
             check(not await store.counts(), "something is left in the store")
     return seconds
 
 
-def _messages(n: int) -> list[Message]:
+def _messages(n: int, key: str = LIST) -> list[Message]:
     at = datetime.now(UTC)
-    return [Message(raw_payload(i), at=at, to=f"redis-list:{LIST}") for i in range(n)]
+    return [Message(raw_payload(i), at=at, to=f"redis-list:{key}") for i in range(n)]
 
 
-async def move_all(client: Client, url: str, messages: Sequence[Message], clock: Clock) -> float:
+async def move_all(client: Client, url: str, messages: Sequence[Message], clock: Clock, key: str = LIST) -> float:
     """Schedule due messages, and move them."""
     n = len(messages)
     async with Scheduler(RedisStore(url, clock=clock), dispatch=False) as producer:
         check(await producer.schedule_many(messages) == n, "not all were scheduled")
     with Stopwatch() as watch:
         async with Scheduler(RedisStore(url), sinks=[RedisListSink(url, max_length=MAX_LENGTH)]):
-            while await client.llen(LIST) < n:  # noqa: ASYNC110 - the change happens in the server
+            while await client.llen(key) < n:  # noqa: ASYNC110 - the change happens in the server
                 await asyncio.sleep(POLL_S)
     return watch.seconds
 

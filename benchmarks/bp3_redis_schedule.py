@@ -12,7 +12,7 @@ from aiodelay.redis import RedisStore
 from .harness import Benchmark, Goal, Plan, Row, Stopwatch, check, in_turn, order, per_message_us, ratios
 from .redis_server import MESSAGES_KEY, Client, emptied, stored
 
-__all__ = ["BENCHMARK"]
+__all__ = ["BENCHMARK", "schedule_each", "schedule_many"]
 
 CALLS = 20_000
 MANY = 100_000

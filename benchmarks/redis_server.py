@@ -1,4 +1,4 @@
-"""The server of BP1 to BP10, and plain redis-py for the bare sides."""
+"""The servers of BP1 to BP13, and plain redis-py for the bare sides."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import redis
 from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
 
 from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.ports.clock import SystemClock
@@ -20,6 +21,7 @@ __all__ = ["MESSAGES_KEY", "Client", "MinuteAgo", "emptied", "empty", "names_of_
 
 Client: TypeAlias = Any
 """The client of plain redis-py. Its own types list every possible reply."""
+CLUSTER = "redis+cluster://"
 MINUTE_MS = 60_000
 MESSAGES_KEY = Keys("default").key("msg")
 """The key at which aiodelay keeps records by id. The bare sides write there too."""
@@ -64,8 +66,13 @@ def empty(url: str) -> None:
 
 @asynccontextmanager
 async def emptied(url: str) -> AsyncIterator[Client]:
-    """Connect with plain redis-py, and empty the database before and after the block."""
-    client = Redis.from_url(url, protocol=2, socket_timeout=None)
+    """Connect with plain redis-py, and empty the database before and after the block; on a cluster, all nodes."""
+    client: Client
+    if url.startswith(CLUSTER):
+        host, _, port = url.removeprefix(CLUSTER).partition(",")[0].partition(":")
+        client = RedisCluster(host, int(port), protocol=2, socket_timeout=None)
+    else:
+        client = Redis.from_url(url, protocol=2, socket_timeout=None)
     async with client:
         await client.flushdb()
         try:

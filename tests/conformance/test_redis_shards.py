@@ -14,6 +14,7 @@ from aiodelay.ports import Store
 from aiodelay.redis import open_store
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import StoreConformance
+from aiodelay.testing.conformance.commands import PositionRules
 from aiodelay.testing.conformance.dispatching import DispatchRules
 from aiodelay.testing.conformance.inspection import LookingRules
 from aiodelay.testing.conformance.upgrading import UpgradeRules
@@ -100,7 +101,7 @@ class OnShards:
         return open_store(f"{self.server_url}?journal={self.journal}", namespace=self.namespace, clock=clock)
 
 
-class TestGate(OnShards, DispatchRules, LookingRules, UpgradeRules):
+class TestGate(OnShards, DispatchRules, LookingRules, PositionRules, UpgradeRules):
     """The rules whose answers the shards give together."""
 
 

@@ -36,6 +36,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.asyncio
 
 KINDS = ["sqlite", "redis", "kafka"]
+SHARDS = 4
 QUIET_S = 1.0
 """Nothing tells that nothing more comes; what a lapsed lease would bring again comes within `LEASE_MS`."""
 
@@ -144,6 +145,7 @@ async def placed(kafka: str, kind: str, crew: Crew, redis: RedisServer | None = 
     stores = {
         "sqlite": f"sqlite:///{crew.folder / 'delay.db'}",
         "redis": redis.url if redis else "",
+        "shards": f"{redis.url}?shards={SHARDS}&journal=10000" if redis else "",
         "kafka": f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=2",
     }
     return Place(kafka, stores[kind], crew, topic, await create_topic(kafka, new_name("T")))
@@ -174,6 +176,28 @@ async def test_f1_killed_at_every_step_of_take_store_and_commit(
     async with asyncio.TaskGroup() as tasks:
         for step in [*STEPS, *(IN_KAFKA if kind == "kafka" else [])]:
             tasks.create_task(killed(*step))
+
+
+FIRST_BATCH = 2 * SHARDS + 1
+"""The number of its first call, among the calls to single shards: they are asked and get a position before."""
+
+
+async def test_f1_killed_between_the_shards_of_a_batch(kafka: str, crew: Crew, redis_server: RedisServer) -> None:
+    """Some shards have the batch, and the next box takes larger batches. The journal shows what is stored twice."""
+
+    async def killed(nth: int) -> None:
+        place = await placed(kafka, "shards", crew, redis_server, partitions=1)
+        await place.send(7 * BATCH, 3_600)
+        first = place.start("part", "before", nth)
+        assert await asyncio.to_thread(first.wait) == -9, first.errors[-1000:]
+        async with place.box() as second:
+            await place.each_is_stored(second)
+            events = [each.event for each in await second._store.journal(limit=1_000)]
+            assert events == ["stored"] * place.sent
+
+    async with asyncio.TaskGroup() as tasks:
+        for nth in (FIRST_BATCH - 2, FIRST_BATCH + 2, FIRST_BATCH + SHARDS + 1):
+            tasks.create_task(killed(nth))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -211,7 +235,7 @@ async def killed_again_and_again(place: Place, *, kills: int, n: int) -> None:
 # --- shared out anew --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, pytest.param("shards", marks=pytest.mark.nightly)])
 async def test_f3_a_storm_of_rebalances(kafka: str, crew: Crew, redis_server: RedisServer, kind: str) -> None:
     place = await placed(kafka, kind, crew, redis_server, partitions=6)
     await storm_of_rebalances(place, random.Random(7), stays=3, longest_s=1.5, sends=12)
@@ -246,14 +270,18 @@ async def storm_of_rebalances(place: Place, rng: random.Random, *, stays: int, l
     await place.dead_letters(sends)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, pytest.param("shards", marks=pytest.mark.nightly)])
 async def test_f3_a_box_that_stood_still_stores_nothing_twice(
     kafka: str, crew: Crew, redis_server: RedisServer, kind: str
 ) -> None:
-    """It comes back to life with a batch in its hands that another one has stored, and delivered, meanwhile."""
+    """It comes back to life with a batch in its hands that another one has stored, and delivered, meanwhile.
+
+    With shards, two of them have this batch from the box itself.
+    """
+    step, nth = ("part", FIRST_BATCH + SHARDS + 2) if kind == "shards" else ("apply", 3)
     while True:
         place = await placed(kafka, kind, crew, redis_server, partitions=1)
-        frozen = place.start("apply", "before", 3, SIGSTOP)
+        frozen = place.start(step, "before", nth, SIGSTOP)
         await place.send(1, 0)
         await place.each_came_out()
         await place.send(4 * BATCH, 6)

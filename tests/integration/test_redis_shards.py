@@ -21,7 +21,6 @@ from aiodelay.core.values import (
     LEASE_MS,
     MAX_CLAIM_MESSAGES,
     After,
-    Cancel,
     Demand,
     Done,
     Envelope,
@@ -29,7 +28,6 @@ from aiodelay.core.values import (
     Put,
     Refused,
     SettleOutcome,
-    SourcePosition,
     Stored,
 )
 from aiodelay.errors import (
@@ -257,11 +255,11 @@ def test_a_claim_takes_one_round_trip_to_each_shard_and_only_where_something_is_
     async def play() -> None:
         async with opened(url, namespace) as (store, work):
             calls = Calls(store, monkeypatch)
-            await put(store, [each for shard in range(SHARDS) for each in ids_of(shard, 150)])
+            await put(store, [each for shard in range(SHARDS) for each in ids_of(shard, 320)])
             for _ in range(3):  # each shard has enough for its part of each claim
-                assert len(await claim(work, 160)) == 160
+                assert len(await claim(work, 400)) == 400
                 assert calls.taken() == [0, 1, 2, 3]
-            assert len(await claim(work, 500)) == 120
+            assert len(await claim(work, 500)) == 80
             assert await claim(work) == []
             calls.taken()
             assert await claim(work) == []
@@ -269,6 +267,24 @@ def test_a_claim_takes_one_round_trip_to_each_shard_and_only_where_something_is_
             await put(store, ["one"])
             assert await claim(work) == ["one"]
             assert set(calls.taken()) == {shard_of("one", SHARDS)}
+
+    asyncio.run(play())
+
+
+def test_a_small_claim_asks_few_shards_and_then_all_others(
+    url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play() -> None:
+        async with opened(url, namespace) as (store, work):
+            calls = Calls(store, monkeypatch)
+            await put(store, [each for shard in range(SHARDS) for each in ids_of(shard, 60)])
+            asked = []
+            for _ in range(SHARDS):
+                assert len(await claim(work, 50)) == 50
+                asked += calls.taken()
+            assert sorted(asked) == list(range(SHARDS))
+            assert len(await claim(work, 50)) == 40
+            assert calls.taken() == list(range(SHARDS))
 
     asyncio.run(play())
 
@@ -355,22 +371,20 @@ def test_b1_a_claim_whose_answer_was_lost_is_repeated(
 # --- what several shards refuse ---------------------------------------------------------------------------
 
 
-def test_limits_and_positions_are_refused_in_words(url: str, namespace: str) -> None:
+@pytest.mark.parametrize("limit", [Limit(rate="10/s"), Limit("number", concurrency=1)], ids=["whole", "key"])
+def test_limits_are_refused_in_words(url: str, namespace: str, limit: Limit) -> None:
     async def play() -> None:
-        async with opened(url, namespace) as (store, _):
-            assert store.traits.positions == "none"
-            position = SourcePosition("kafka:t/0", 0, 5)
-            outcomes = await store.apply([Cancel(new_op(), "a"), Cancel(new_op(), "b")], source=position)
-            assert outcomes == [Refused("unavailable", "a namespace of 4 shards keeps no positions of intakes")] * 2
-            with pytest.raises(UnsupportedByStoreError, match=r"a position of an intake .* 4 shards"):
-                await store.position("kafka:t/0")
+        async with opened(url, namespace):
+            pass
         scheduler = Scheduler(url, namespace=namespace)
 
-        @scheduler.handler(limit=Limit(rate="10/s"))
+        @scheduler.handler(limit=limit)
         async def limited(event: Order) -> None:
             raise AssertionError
 
-        with pytest.raises(UnsupportedByStoreError, match=r"a limit of lane .* 4 shards"):
+        with pytest.raises(
+            UnsupportedByStoreError, match=r"a limit of lane .* 4 shards.*1 shard \(`aiodelay reshard`\)"
+        ):
             await scheduler.__aenter__()
 
     asyncio.run(play())

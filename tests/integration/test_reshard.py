@@ -35,6 +35,7 @@ from aiodelay.core.values import (
     Put,
     Query,
     SettleOutcome,
+    SourcePosition,
     Stored,
 )
 from aiodelay.errors import (
@@ -85,6 +86,7 @@ async def _fill(store: ShardedStore) -> list[Claim]:
         assert set(await work.settle(ends)) == {SettleOutcome.SETTLED}
     await store.pause("bills")
     await store.pause("mails", "there")
+    await store.apply([], source=SourcePosition("a file", 0, 7))
     puts = [_put(f"m{i}", LANES[i % 3], address="there" if i % 2 else "", late=Late.drop("2h")) for i in range(60)]
     puts += [_put(f"s{i}", "orders", rule={"e": 3_600_000}) for i in range(10)]
     puts += [_put(f"v{i}", "orders", conflict=Conflict.newer(i), version=i) for i in range(1, 10)]
@@ -99,6 +101,7 @@ async def _picture(store: ShardedStore) -> object:
         sorted(await store.dead_letters(limit=1000), key=lambda each: each.key),
         [each.record.id for each in await store.series()],
         list(await store.paused()),
+        [await store.position(each) for each in ("a file", "no file")],
         {lane: (each.scheduled, each.overdue, each.in_flight, each.held, each.dead) for lane, each in counts.items()},
     )
 

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from msgspec import Struct
 from aiodelay.backends.kafka.client import Transactions
 from aiodelay.backends.kafka.topics import intake, positions
 from aiodelay.backends.kafka.topics.intake import Intake
+from aiodelay.backends.redis.sharded import intakes
 from aiodelay.delay_box import DelayBox
 from tests.support.sessions import shorten_sessions
 
@@ -31,10 +32,25 @@ class IntakeTransactions(Transactions):
     """Those of intakes, apart from those of partitions."""
 
 
+class Parts:
+    """The calls to single shards of a Redis namespace: here one after another, so that a box can end between two."""
+
+    @staticmethod
+    async def call(part: Awaitable[Any]) -> Any:  # noqa: ANN401 - whatever it returns
+        """Make one call."""
+        return await part
+
+    @staticmethod
+    async def call_all(parts: Sequence[Awaitable[Any]]) -> list[Any]:
+        """Make all calls of a batch, or of the beginning."""
+        return [await Parts.call(each) for each in parts]
+
+
 STEPS: dict[str, tuple[type, str]] = {
     "take": (Intake, "_take_some"),
     "bury": (Intake, "_bury"),
     "apply": (Intake, "_apply"),
+    "part": (Parts, "call"),
     "begin": (IntakeTransactions, "begin"),
     "commit": (IntakeTransactions, "commit"),
 }
@@ -95,6 +111,8 @@ async def main(plan: Plan) -> None:
     """Run the box."""
     intake.MAX_CLAIM_MESSAGES = BATCH  # type: ignore[attr-defined]
     shorten_sessions()
+    if plan.step == "part":
+        setattr(intakes, "all_of", Parts.call_all)  # noqa: B010 - it is no public name
     if plan.step:
         end_at(plan)
     async with with_short_lease(DelayBox(plan.store, plan.source, allow=plan.allow, namespace=plan.namespace)):

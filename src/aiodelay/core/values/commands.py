@@ -281,9 +281,10 @@ class Stored(Struct, frozen=True, gc=False):
     """The command was carried out.
 
     Attributes:
-        answer: The effect of the command.
-        revision: The revision of the message that is stored now, or that was stored last.
-        due_ms: The due time of that message.
+        answer: The effect of the command. `recorded`: the effect is not known yet, or not any more. The latter is so if
+            an earlier reader of the same source has stored the command.
+        revision: The revision of the message that is stored now, or that was stored last; 0 for `recorded`.
+        due_ms: The due time of that message; 0 for `recorded`.
         is_older_in_flight: For `replaced`: whether an older version is still claimed. A retry of a replaced series
             counts too.
     """
@@ -399,8 +400,11 @@ class SourcePosition(Struct, frozen=True):
         source: The name of one ordered stream, such as a topic's partition.
         first: The position from which the commands were read.
         position: The next position to read.
+        positions: The position after each command, in ascending order, or (). A store of several parts needs them if
+            some of its parts are ahead of others: a part carries out no command that it has already.
     """
 
     source: str
     first: int
     position: int
+    positions: tuple[int, ...] = ()

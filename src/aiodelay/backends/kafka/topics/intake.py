@@ -253,7 +253,8 @@ class Intake:
             raise _RecreatedError("the topic was deleted and created again")
         for batch in self._batches(records):
             await self._bury(batch.refused)
-            await self._apply(batch.puts, SourcePosition(source, position, batch.position))
+            positions = tuple(record.offset + 1 for record, _ in batch.puts)
+            await self._apply(batch.puts, SourcePosition(source, position, batch.position, positions))
             position, self._failures = batch.position, 0
             self._written.clear()
         return position

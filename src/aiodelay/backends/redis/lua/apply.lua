@@ -1,7 +1,8 @@
 -- apply: carries out commands in order. It returns one answer for each command.
 --@ base record moves
 -- ARGV[4] to ARGV[6] the name of an intake, its position before these commands, and its position after them. If the
---   stored position is not the position before the commands, no command is carried out, and every answer is 'P'.
+--   stored position is not the position before the commands, no command is carried out, and every answer is 'P'. There
+--   is one answer 'P' if there are no commands. A position is text: `aiodelay.backends.redis.records.positions`.
 --   Without an intake: '', then a name for this call and the calls that the caller sends together with it, in order, or
 --   '' if the call is alone; then ''. If an earlier one of these calls has not carried out all its commands, this call
 --   carries out none.
@@ -312,7 +313,7 @@ end
 
 check()
 if has_passed() then
-  for i = 1, count do answers[i + 1] = 'P' end
+  for i = 1, math.max(count, 1) do answers[i + 1] = 'P' end
 elseif not is_together or call('EXISTS', CUT) == 0 then
   carry_all_out()
 end

@@ -20,6 +20,7 @@ from aiodelay.ports.clock import Clock
 
 from .calls import all_of, by_shard
 from .following import Follower, Generation
+from .intakes import ShardedIntakes
 from .opening import chosen_layout
 
 __all__ = ["ShardSet"]
@@ -44,6 +45,7 @@ class ShardSet:
         self._options, self._namespace, self._clock = options, namespace, clock
         self.follower: Follower = Follower(options, namespace, self._opened)
         """The stores of the shards. It follows a move to another number of shards."""
+        self._intakes = ShardedIntakes(lambda: self.shards)
 
     @property
     def name(self) -> str:
@@ -52,8 +54,8 @@ class ShardSet:
 
     @property
     def traits(self) -> StoreTraits:
-        """The abilities and limits of this store. Several shards keep no positions of intakes."""
-        return RedisStore.traits if self._count <= 1 else replace(RedisStore.traits, positions="none")
+        """The abilities and limits of this store."""
+        return RedisStore.traits
 
     @property
     def _count(self) -> int:

@@ -78,13 +78,8 @@ class ShardedInspection(ShardSet):
 
     @following(is_checked=False)
     async def position(self, source: str) -> int | None:
-        """Return the last position of an intake, or None if the intake has stored no position.
-
-        Raises:
-            UnsupportedByStoreError: The namespace has several shards.
-        """
-        self._needs_one_shard("a position of an intake")
-        return await self._first.position(source)
+        """Return the last position of an intake, or None if it has none. It is the smallest position of all shards."""
+        return await self._intakes.position(source)
 
     @following()
     async def instances(self) -> Sequence[Instance]:

@@ -29,6 +29,7 @@ from aiodelay.backends.redis.records.keys import Keys, keys_of
 from aiodelay.backends.redis.records.shards import MOST_SHARDS, ShardLayout
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError
 
+from .intakes import carry_positions
 from .life_signs import LifeSigns
 from .moving import Mover, lane_of_letter
 from .opening import check_deployment, layout_in
@@ -84,8 +85,7 @@ async def reshard(url: str, namespace: str, shards: int, told: Callable[[int, in
 
     Raises:
         ConfigurationError: The number of shards is not allowed, or another number was begun with.
-        UnsupportedByStoreError: The namespace has limits or positions of intakes, or is on a cluster. These need one
-            shard.
+        UnsupportedByStoreError: The namespace has limits, or is on a cluster. These need one shard.
         StoreMismatchError: The namespace does not exist.
         StoreUnavailableError: The server did not answer, or another mover is at work. Run it again.
     """
@@ -143,6 +143,7 @@ class _Reshard:
             await self._command("HSET", self._meta, "reshard", msgspec.json.encode(plan))
         for shard in range(plan.former):
             await self._mover(shard, plan.shards, messages).move()
+        await carry_positions(self._client, self._namespace, plan.former, plan.shards)
         self._told(messages, messages)
         await self._count_letters(plan)
         if (found := await self._messages(max(plan.former, plan.shards))) != messages:
@@ -166,8 +167,6 @@ class _Reshard:
     async def _check(self, shard: int) -> None:
         """Refuse a namespace whose data need one shard."""
         keys = Keys(self._namespace, shard)
-        if await self._command("HLEN", keys.key("src")):
-            raise UnsupportedByStoreError("a position of an intake", "stored", "a namespace without intakes")
         if (await self._command("HGET", keys.key("meta"), "limited") or b"").strip():
             raise UnsupportedByStoreError("a limit of a lane", "set", "a namespace without limits (`aiodelay limit`)")
 

@@ -28,7 +28,6 @@ from aiodelay.core.values import (
     Put,
     PutBack,
     Reach,
-    Refused,
     Registered,
     SourcePosition,
     Stored,
@@ -40,7 +39,7 @@ from aiodelay.ports.clock import Clock
 from .calls import all_of
 from .dues import ShardDues, ShardWaiter
 from .following import following
-from .following_commands import applied
+from .following_commands import applied, applied_from_intake
 from .following_pulse import FollowingPulse
 from .following_work import FollowingTransfer, FollowingWork
 from .inspection import ShardedInspection
@@ -82,15 +81,12 @@ class ShardedStore(ShardedInspection):
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         """Carry out commands: the commands for each shard in order. Return one outcome for each command."""
+        if source is not None:
+            return await applied_from_intake(self.follower, lambda: self._intakes.store(commands, source))
 
         async def once(part: Sequence[Command]) -> Sequence[Outcome]:
             shards = self.shards
-            if len(shards) == 1:
-                return await shards[0].apply(part, source=source)
-            if source is not None:
-                reason = f"a namespace of {len(shards)} shards keeps no positions of intakes"
-                return [Refused("unavailable", reason)] * len(part)
-            return await self._by_shard(part, _id_of, RedisStore.apply)
+            return await (shards[0].apply(part) if len(shards) == 1 else self._by_shard(part, _id_of, RedisStore.apply))
 
         return await applied(self.follower, commands, once)
 

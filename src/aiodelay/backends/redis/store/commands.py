@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
-from msgspec import structs
-
 from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.keys import member_of
@@ -27,7 +25,6 @@ from aiodelay.core.values import (
     Put,
     Refused,
     Reschedule,
-    SourcePosition,
     Stored,
     Unknown,
 )
@@ -175,7 +172,7 @@ def _outdated(answer: bytes, command: Command | None) -> Refused:
     return outdated(conflict, revision, due_ms, known_version)
 
 
-def outcome_of(fault: Fault) -> Outcome:
+def outcome_of(fault: Fault) -> Refused | Unknown:
     """Return the outcome of each command in a script call that failed."""
     return Unknown(fault.reason) if fault.kind == "unknown" else Refused(fault.kind, fault.reason)
 
@@ -187,11 +184,14 @@ class Batch:
 
     Args:
         commands: The commands, in order.
-        source: The position of an intake to write in the same step, or None. With a position, there is only one call.
+        move: The name of an intake, its position before the commands, and its position after them, which the call
+            writes in the same step; None = no intake. With an intake, there is only one call.
     """
 
-    def __init__(self, commands: Sequence[Command], source: SourcePosition | None) -> None:
-        self._commands, self._source = commands, source
+    def __init__(self, commands: Sequence[Command], move: tuple[Arg, Arg, Arg] | None) -> None:
+        self._commands, self._move = commands, move
+        self.failure: Refused | Unknown | None = None
+        """Why none of the commands of an intake was carried out; `Unknown` if they may have been."""
         self.outcomes: list[Outcome] = [_NOT_SENT] * len(commands)
         self._written: dict[int, list[Arg]] = {}
         for i, command in enumerate(commands):
@@ -205,8 +205,9 @@ class Batch:
         self._put_cost = 1
         self.is_open: bool = bool(self._left)
         """True while commands have to be sent."""
-        if source is not None:
+        if move is not None:
             self.is_open = len(self._left) == len(commands)
+            self.failure = None if self.is_open else _NOT_SENT
 
     def parts(self, name: str) -> list[list[Arg]]:
         """Return the arguments of `apply.lua` for each call of the next round trip.
@@ -214,8 +215,8 @@ class Batch:
         Args:
             name: A name for this round trip.
         """
-        if self._source is not None:
-            self._chunks, head = [self._left], [*structs.astuple(self._source)]
+        if self._move is not None:
+            self._chunks, head = [self._left], [*self._move]
         else:
             self._chunks = self._cut()
             head = ["", name if len(self._chunks) > 1 else "", ""]
@@ -245,9 +246,12 @@ class Batch:
         for chunk, reply in zip(self._chunks, replies, strict=True):
             if isinstance(reply, Fault):
                 self.is_open = False
+                self.failure = outcome_of(reply)
                 for i in chunk:
-                    self.outcomes[i] = outcome_of(reply)
+                    self.outcomes[i] = self.failure
             else:
+                if self._move is not None and reply[1:2] == [b"P"]:
+                    self.failure = _REFUSED[b"P"]
                 for i, answer in zip(chunk, reply[1:], strict=False):
                     self.outcomes[i] = answer_of(answer, self._commands[i])
         sent = sum(map(len, self._chunks))
@@ -258,7 +262,7 @@ class Batch:
         )
         self._left = [*chain.from_iterable(unanswered), *self._left[sent:]]
         self._put_cost = CHANGE_COST  # A script that stopped early has replaced messages, and the others may too.
-        self.is_open = self.is_open and bool(self._left) and self._source is None
+        self.is_open = self.is_open and bool(self._left) and self._move is None
 
 
 _NOT_SENT = Refused("unavailable", "not sent, because another command of the same batch failed")

@@ -13,6 +13,7 @@ from msgspec import structs
 from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.keys import member_of, text_of
 from aiodelay.backends.redis.records.layouts import size_of
+from aiodelay.backends.redis.records.positions import ShardPosition
 from aiodelay.backends.redis.records.reading import (
     Lanes,
     journal_entry,
@@ -183,8 +184,13 @@ class Inspection(Base):
 
     async def position(self, source: str) -> int | None:
         """Return the last position of an intake, or None if the intake has stored no position."""
+        text = await self.position_text(source)
+        return None if text is None else ShardPosition.of(text).position
+
+    async def position_text(self, source: str) -> str | None:
+        """Return the text under which this shard keeps the position of an intake, or None if it keeps none."""
         position = await self.command("HGET", self._keys.key("src"), source)
-        return None if position is None else int(position)
+        return None if position is None else position.decode()
 
     # --- holds --------------------------------------------------------------------------------------------
 

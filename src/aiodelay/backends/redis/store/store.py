@@ -19,7 +19,7 @@ from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, Keys, keys_o
 from aiodelay.core.features import check_known
 from aiodelay.core.table_scan import Columns, Scan
 from aiodelay.core.transitions import loads_of
-from aiodelay.core.values import CONFLICT_MODES, Command, Lane, Outcome, Put, SourcePosition
+from aiodelay.core.values import CONFLICT_MODES, Command, Lane, Outcome, Put, Refused, SourcePosition, Unknown
 from aiodelay.core.version import __version__
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.ports import StoreTraits, Work
@@ -100,8 +100,31 @@ class RedisStore(Transfers):
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         """Carry out commands in order. Return one outcome for each command."""
+        batch = Batch(commands, None if source is None else (source.source, source.first, source.position))
+        await self._send(batch, commands)
+        return batch.outcomes
+
+    async def apply_part(
+        self, commands: Sequence[Command], *, source: str, former: str, later: str
+    ) -> tuple[Sequence[Outcome], Refused | Unknown | None]:
+        """Carry out this shard's part of the commands of an intake, and move the shard's position, in one step.
+
+        Args:
+            commands: The commands of this shard, in order.
+            source: The name of the source.
+            former: The position that the shard must have, or nothing, as text.
+            later: The position after the commands, as text.
+
+        Returns:
+            One outcome for each command, in order. Then the reason if no command was carried out and the position did
+            not move; `Unknown` if that may have happened; or None.
+        """
+        batch = Batch(commands, (source, former, later))
+        await self._send(batch, commands)
+        return batch.outcomes, batch.failure
+
+    async def _send(self, batch: Batch, commands: Sequence[Command]) -> None:
         opened = self._checked()
-        batch = Batch(commands, source)
         while batch.is_open:
             self._calls += 1
             asked_s = asyncio.get_running_loop().time()
@@ -110,13 +133,13 @@ class RedisStore(Transfers):
                 if not isinstance(reply, Fault):
                     self.heard(reply[0], asked_s)
             batch.take(replies)
-        outcomes = batch.outcomes
-        dues = first_dues(commands, outcomes) if self.waiters else {}  # A process that only writes has no waiters.
+        dues = (
+            first_dues(commands, batch.outcomes) if self.waiters else {}
+        )  # A process that only writes has no waiters.
         if dues is None:
             self.waiters.wake()
         else:
             self.waiters.come_due(dues)
-        return outcomes
 
     async def bulk_load(self, puts: Sequence[Put]) -> Sequence[Outcome]:
         """Store versioned messages. Return one outcome for each message, in order."""

@@ -1,0 +1,162 @@
+"""BP13: the servers' processor time for a message with several shards, and the rates that nodes carry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from functools import partial
+from typing import NamedTuple
+
+import redis
+
+from aiodelay import Context, Scheduler, UnsupportedByStoreError
+from aiodelay.redis import ShardedStore
+from aiodelay.testing.servers import redis_servers, serving
+from tests.support.topologies import clustered
+
+from .harness import (
+    DEFAULT_CONCURRENCY,
+    Benchmark,
+    Goal,
+    Order,
+    Plan,
+    Row,
+    check,
+    check_once_each,
+    in_turn,
+    order,
+    quantile,
+)
+from .redis_server import MinuteAgo, emptied
+
+__all__ = ["BENCHMARK"]
+
+MESSAGES = 20_000
+CONCURRENCIES = (DEFAULT_CONCURRENCY, 1_500)
+SHARDS = (1, 4, 16)
+NODES = (1, 4, 16)
+BUSY = 0.5
+"""The part of a core that may be busy, as `aiodelay plan` counts. A busier core makes messages late."""
+CONSTANT = Goal("at most", 1.1)
+ON_NODES = f"4 nodes with {max(SHARDS)} shards"
+
+
+class Place(NamedTuple):
+    """Servers with a namespace.
+
+    Attributes:
+        url: The URL of the namespace, with the number of shards.
+        servers: The URLs of all servers.
+    """
+
+    url: str
+    servers: Sequence[str]
+
+
+def run(plan: Plan) -> list[Row]:
+    n, found = plan.size(MESSAGES), redis_servers()[0]
+    with ExitStack() as stack:
+        url = stack.enter_context(serving(found))
+        places = {_on_one(shards): Place(f"{url}?shards={shards}", [url]) for shards in SHARDS}
+        cluster = stack.enter_context(clustered(found.program, primaries=4, replicas=False))
+        on_nodes = Place(f"{cluster.url}?shards={max(SHARDS)}", [each.url for each in cluster.nodes])
+        if plan.run(_is_possible(on_nodes)):
+            places[ON_NODES] = on_nodes
+        costs = {
+            concurrency: in_turn(
+                plan, {name: partial(_measured, plan, place, n, concurrency) for name, place in places.items()}
+            )
+            for concurrency in CONCURRENCIES
+        }
+    return [row for each in CONCURRENCIES for row in _cost_rows(costs[each], n, each)] + _rate_rows(costs)
+
+
+def _on_one(shards: int) -> str:
+    return "one server with 1 shard" if shards == 1 else f"one server with {shards} shards"
+
+
+def _cost_rows(costs: Mapping[str, Sequence[float]], n: int, concurrency: int) -> list[Row]:
+    one = costs[_on_one(1)]
+    rows = []
+    for where, own in costs.items():
+        what = (
+            f"Redis: processor time of the servers for a message, {n:,} messages, concurrency {concurrency:,}, {where}"
+        )
+        values = tuple(us / base for us, base in zip(own, one, strict=True))
+        beside = f"{quantile(own, 0.5):.1f} µs a message, 1 shard {quantile(one, 0.5):.1f} µs"
+        if own is not one:
+            rows.append(Row("BP13", what, "x time with 1 shard", values, CONSTANT, beside))
+    return rows
+
+
+def _rate_rows(costs: Mapping[int, Mapping[str, Sequence[float]]]) -> list[Row]:
+    """Return the rates that nodes with as many shards carry. They are computed, not measured."""
+    rows = []
+    for nodes in NODES:
+        own = costs[DEFAULT_CONCURRENCY][_on_one(nodes)]
+        named = "1 node" if nodes == 1 else f"{nodes} nodes"
+        what = f"Redis: {named} with one core each, by computation: {nodes} x {BUSY:g} s / time for a message"
+        values = tuple(nodes * BUSY * 1000 / us for us in own)
+        beside = f"{quantile(own, 0.5):.1f} µs of the server for a message, {_on_one(nodes)}"
+        rows.append(Row("BP13", what, "thousand messages/s", values, None, beside))
+    return rows
+
+
+# --- one measurement --------------------------------------------------------------------------------------
+
+
+async def _is_possible(place: Place) -> bool:
+    """Return whether this version has namespaces of several shards on a cluster."""
+    try:
+        async with emptied(place.url.partition("?")[0]), ShardedStore(place.url):
+            return True
+    except UnsupportedByStoreError:
+        return False
+
+
+def _measured(plan: Plan, place: Place, n: int, concurrency: int) -> float:
+    return plan.run(server_us(place, n, concurrency))
+
+
+async def server_us(place: Place, n: int, concurrency: int) -> float:
+    """Store messages by concurrent calls, and deliver them. Return the servers' µs of processor time for a message."""
+    at, delivered = datetime.now(UTC), list[int]()
+    all_delivered = asyncio.get_running_loop().create_future()
+    producing, store = ShardedStore(place.url, clock=MinuteAgo()), ShardedStore(place.url)
+    scheduler = Scheduler(store)
+
+    @scheduler.handler(concurrency=concurrency, timeout="30s")
+    async def handle(event: Order, context: Context) -> None:
+        _ = context.attempt
+        delivered.append(event.number)
+        if len(delivered) == n:
+            all_delivered.set_result(None)
+
+    async with emptied(place.url.partition("?")[0]):
+        async with producing, store:  # The checks of an opening store are no part of a message's cost.
+            before_s = _processor_s(place.servers)
+            async with Scheduler(producing, dispatch=False) as producer, asyncio.TaskGroup() as tasks:
+                for i in range(n):
+                    tasks.create_task(producer.schedule(order(i), at=at))
+            async with scheduler:
+                await all_delivered
+            used_s = _processor_s(place.servers) - before_s
+        check_once_each(delivered, n)
+        async with ShardedStore(place.url) as after:
+            check(not await after.counts(), "something is left in the store")
+    return used_s / n * 1e6
+
+
+def _processor_s(servers: Sequence[str]) -> float:
+    """Return the processor time of all servers since their start, in seconds."""
+    total = 0.0
+    for url in servers:
+        with redis.Redis.from_url(url) as client:
+            used = client.info("cpu")
+        total += used["used_cpu_user"] + used["used_cpu_sys"]
+    return total
+
+
+BENCHMARK = Benchmark("BP13", "processor time of Redis servers with shards", run, needs_redis=True)
