@@ -10,9 +10,9 @@ from pathlib import Path
 
 from aiodelay.backends.registry import open_store
 from aiodelay.core.values import Query
+from aiodelay.testing import history as h
+from aiodelay.testing.history import Limits, Report, check
 
-from . import history as h
-from .checker import Limits, Report, check
 from .processes import Crew
 
 __all__ = ["judge", "judge_store", "url_of"]

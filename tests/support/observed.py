@@ -37,9 +37,8 @@ from aiodelay.core.values import (
 )
 from aiodelay.ports import Feed, Pulse, Pulsing, Source, Store, Work
 from aiodelay.ports.pulse import Step
+from aiodelay.testing import history as h
 from aiodelay.testing.forwarding import ForwardingStore
-
-from . import history as h
 
 __all__ = ["FailurePoint", "FailurePoints", "Kill", "ObservedSource", "ObservedStore", "kill_oneself"]
 

@@ -11,8 +11,8 @@ from typing import Literal
 import pytest
 
 from aiodelay.core.transitions import token_for
-from tests.support import history as h
-from tests.support.checker import RULES, Limits, Report, check
+from aiodelay.testing import history as h
+from aiodelay.testing.history import RULES, Limits, Report, check
 
 ROOT = Path(__file__).parents[2]
 EPOCH_MS = 1_900_000_000_000
@@ -498,7 +498,7 @@ def test_a_line_cut_short_by_a_kill_costs_only_itself(tmp_path: Path) -> None:
 
 def test_lines_of_several_processes_do_not_mix(tmp_path: Path) -> None:
     program = (
-        "import sys; from tests.support.history import *; h = History(sys.argv[1], sys.argv[2])\n"
+        "import sys; from aiodelay.testing.history import *; h = History(sys.argv[1], sys.argv[2])\n"
         "for i in range(500): h.write(Invoked(call=i, op='cancel', id='x' * 200))"
     )
     path = tmp_path / "h.jsonl"

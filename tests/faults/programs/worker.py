@@ -29,7 +29,7 @@ from aiodelay.core import features
 from aiodelay.core.values import Delivery, Demand, SendOutcome, Sent
 from aiodelay.ports import Sink
 from aiodelay.redis import RedisFanoutSink, RedisFanoutSource, RedisListSink, RedisListSource, RedisLog
-from tests.support import history as h
+from aiodelay.testing import history as h
 from tests.support import sqlite_points
 from tests.support.bugs import BUGS
 from tests.support.observed import FailurePoint, FailurePoints, ObservedSource, ObservedStore, kill_oneself

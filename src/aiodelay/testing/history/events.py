@@ -32,6 +32,7 @@ __all__ = [
     "Outcome",
     "PendingNote",
     "Process",
+    "PuttingBack",
     "Renewed",
     "Renewing",
     "Resources",
@@ -83,10 +84,25 @@ class Returned(_Event, tag="returned"):
 
 
 class Claiming(_Event, tag="claiming"):
+    """A process is about to ask for claims."""
+
     call: int
 
 
 class ClaimNote(Struct, array_like=True):
+    """One claim, as the store gave it out.
+
+    Attributes:
+        id: The message id; for a retried occurrence of a series, the occurrence's own id.
+        revision: The revision of the message.
+        due_ms: The due time, epoch ms.
+        lane: The lane.
+        attempt: The number of attempts that have finished.
+        token: The token of the claim, which contains the end of its lease.
+        alone: Whether the message is tried alone.
+        lapses: The number of leases that ended unsettled, in a row.
+    """
+
     id: str
     revision: int
     due_ms: int
@@ -98,12 +114,16 @@ class ClaimNote(Struct, array_like=True):
 
 
 class Claimed(_Event, tag="claimed"):
+    """The claims were given out. `now_ms` is the store's time of the answer, epoch ms."""
+
     call: int
     now_ms: int
     claims: list[ClaimNote]
 
 
 class SettlingNote(Struct, array_like=True):
+    """One settlement. `kind`: how the claim is to end; `again`: the message is to be delivered again."""
+
     id: str
     revision: int
     token: int
@@ -111,11 +131,15 @@ class SettlingNote(Struct, array_like=True):
 
 
 class Settling(_Event, tag="settling"):
+    """A process is about to settle claims."""
+
     call: int
     batch: list[SettlingNote]
 
 
 class Settled(_Event, tag="settled"):
+    """The settlements were answered: `settled`, `superseded` or `gone` for each, in order."""
+
     call: int
     outcomes: list[str]
 
@@ -134,6 +158,8 @@ class Renewing(_Event, tag="renewing"):
 
 
 class Renewed(_Event, tag="renewed"):
+    """The renewals were answered: `renewed`, `superseded`, `cancelled` or `lost` for each, in order."""
+
     call: int
     outcomes: list[str]
 
@@ -181,6 +207,8 @@ class Loss(_Event, tag="loss"):
 
 
 class PendingNote(Struct, array_like=True):
+    """A message that is pending in the end: its state (`State`), and the time of its next attempt, epoch ms."""
+
     id: str
     revision: int
     state: str

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from aiodelay.core.transitions import base_id, token_deadline_ms
 
-from .history import (
+from .events import (
     Blocked,
     Claimed,
     Claiming,
@@ -50,10 +50,12 @@ class Operation:
 
     @property
     def id(self) -> str:
+        """The message id."""
         return self.call.id
 
     @property
     def asked_ns(self) -> int:
+        """The time at which the command was given."""
         return self.call.at_ns
 
     @property
@@ -63,11 +65,14 @@ class Operation:
 
     @property
     def may_be_put(self) -> bool:
+        """Whether the command may have written a new revision, and nobody knows."""
         return self.call.op == "schedule" and self.outcome == "info"
 
 
 @dataclass(slots=True)
 class Settlement:
+    """A settlement. `outcome` is `info` without an answer."""
+
     note: SettlingNote
     asked_ns: int
     answered_ns: float = NEVER
@@ -116,10 +121,12 @@ class Attempt:
 
     @property
     def revision(self) -> int:
+        """The revision of the message, from the delivery id."""
         return int(self.start.delivery_id.rsplit("/", 2)[1])
 
     @property
     def due_ms(self) -> int:
+        """The due time of the claim, epoch ms; without a claim, the due time in the delivery id."""
         return int(self.start.delivery_id.rsplit("/", 1)[1]) if self.lease is None else self.lease.note.due_ms
 
     @property

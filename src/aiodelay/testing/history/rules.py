@@ -17,10 +17,10 @@ from typing import Literal, TypeAlias
 
 from aiodelay.core.transitions import token_deadline_ms
 
-from .history import Event
+from .events import Event
 from .story import NEVER, Attempt, Lease, Operation, Story
 
-__all__ = ["RULES", "Limits", "Report", "Violation", "check"]
+__all__ = ["RULES", "Limits", "Report", "Rule", "Violation", "check"]
 
 LEAST_DEATH_NS = 1_000_000_000
 """The shortest time from the stop of a process until other processes declare it dead.
@@ -116,7 +116,7 @@ def check(events: Iterable[Event], limits: Limits | None = None) -> Report:
 # --- safety -----------------------------------------------------------------------------------------------
 
 
-def s1_never_early(story: Story, limits: Limits) -> Iterator[str]:
+def _s1_never_early(story: Story, limits: Limits) -> Iterator[str]:
     """No run starts before the due time of its record, or before the due time that the last certain command set."""
     by_id = story.by_id()
     for attempt in story.attempts:
@@ -150,7 +150,7 @@ def _took_effect(operation: Operation) -> bool:
     return operation.outcome == "info" or operation.answer in ("stored", "replaced", "rescheduled", "fired")
 
 
-def s2_nothing_lost(story: Story, limits: Limits) -> Iterator[str]:
+def _s2_nothing_lost(story: Story, limits: Limits) -> Iterator[str]:
     """Every acknowledged message is delivered, replaced, cancelled, a dead letter or still in the store."""
     if story.final is None:
         yield "the history does not say what the store holds in the end"
@@ -181,7 +181,7 @@ def _may_have_ended(put: Operation, operations: list[Operation]) -> bool:
     return False
 
 
-def s3_at_least_once(story: Story, limits: Limits) -> Iterator[str]:
+def _s3_at_least_once(story: Story, limits: Limits) -> Iterator[str]:
     """A message that is settled as delivered has run to its end before."""
     runs: dict[int, list[Attempt]] = defaultdict(list)
     for attempt in story.attempts:
@@ -195,7 +195,7 @@ def s3_at_least_once(story: Story, limits: Limits) -> Iterator[str]:
                 yield f"{lease.note.id} was settled as delivered by {lease.process} and had not been run"
 
 
-def s4_latest_version_wins(story: Story, limits: Limits) -> Iterator[str]:
+def _s4_latest_version_wins(story: Story, limits: Limits) -> Iterator[str]:
     """After a replacement was acknowledged, no claim returns the replaced version."""
     puts = defaultdict(list)
     for put in story.puts():
@@ -207,7 +207,7 @@ def s4_latest_version_wins(story: Story, limits: Limits) -> Iterator[str]:
                 break
 
 
-def s5_cancel_honoured(story: Story, limits: Limits) -> Iterator[str]:
+def _s5_cancel_honoured(story: Story, limits: Limits) -> Iterator[str]:
     """After a cancel was acknowledged, no claim returns a message that was surely stored before the cancel."""
     cancels = defaultdict(list)
     for operation in story.operations:
@@ -222,7 +222,7 @@ def s5_cancel_honoured(story: Story, limits: Limits) -> Iterator[str]:
                 break
 
 
-def s6_nothing_ended_comes_back(story: Story, limits: Limits) -> Iterator[str]:
+def _s6_nothing_ended_comes_back(story: Story, limits: Limits) -> Iterator[str]:
     """After a settlement that ends a message was acknowledged, no claim returns the message again."""
     over: dict[tuple[str, int, int], float] = {}
     for lease in story.leases:
@@ -237,7 +237,7 @@ def s6_nothing_ended_comes_back(story: Story, limits: Limits) -> Iterator[str]:
             yield f"{lease.note.id} revision {lease.note.revision} was claimed by {lease.process} after its end"
 
 
-def s7_one_live_owner(story: Story, limits: Limits) -> Iterator[str]:
+def _s7_one_live_owner(story: Story, limits: Limits) -> Iterator[str]:
     """Claims of one message do not overlap, their tokens grow, and only the newest claim may settle."""
     leases: dict[tuple[str, int], list[Lease]] = defaultdict(list)
     for lease in story.leases:
@@ -248,7 +248,9 @@ def s7_one_live_owner(story: Story, limits: Limits) -> Iterator[str]:
         for older, newer in map(_in_order, pairwise(owners)):
             if not older.is_in_doubt:
                 is_early_allowed = _may_be_dead(story, older.process, newer.answered_ns)
-                yield from (f"{message_id}: {text}" for text in _overlap(older, newer, is_early_allowed))
+                yield from (
+                    f"{message_id}: {text}" for text in _overlap(older, newer, is_early_allowed=is_early_allowed)
+                )
 
 
 def _may_be_dead(story: Story, process: str, at_ns: int) -> bool:
@@ -265,7 +267,7 @@ def _in_order(pair: tuple[Lease, Lease]) -> tuple[Lease, Lease]:
     return (second, first) if overlap and second.note.token < first.note.token else pair
 
 
-def _overlap(older: Lease, newer: Lease, is_early_allowed: bool) -> Iterator[str]:
+def _overlap(older: Lease, newer: Lease, *, is_early_allowed: bool) -> Iterator[str]:
     held_until_ms = older.deadline_ms(newer.asked_ns)
     if token_deadline_ms(newer.note.token) < token_deadline_ms(older.note.token):
         yield f"the token of {newer.process} is older than that of {older.process}, who had it before"
@@ -277,7 +279,7 @@ def _overlap(older: Lease, newer: Lease, is_early_allowed: bool) -> Iterator[str
             yield f"settled by {older.process} although {newer.process} had claimed it since"
 
 
-def s8_bytes_identical(story: Story, limits: Limits) -> Iterator[str]:
+def _s8_bytes_identical(story: Story, limits: Limits) -> Iterator[str]:
     """Payload, key and headers arrive as they were scheduled under this id and revision."""
     known = {(put.id, put.revision): put for put in story.puts()}
     doubtful: dict[str, list[Operation]] = defaultdict(list)
@@ -299,7 +301,7 @@ def s8_bytes_identical(story: Story, limits: Limits) -> Iterator[str]:
             yield f"{attempt} delivered other bytes, or to another lane, than was scheduled"
 
 
-def s9_in_order(story: Story, limits: Limits) -> Iterator[str]:
+def _s9_in_order(story: Story, limits: Limits) -> Iterator[str]:
     """One claim returns the messages of a lane by due time. This excludes retries and messages whose claim lapsed."""
     last: dict[tuple[str, int, str], Lease] = {}
     for lease in story.leases:
@@ -312,7 +314,7 @@ def s9_in_order(story: Story, limits: Limits) -> Iterator[str]:
         last[key] = lease
 
 
-def b1_duplicates_bounded(story: Story, limits: Limits) -> Iterator[str]:
+def _b1_duplicates_bounded(story: Story, limits: Limits) -> Iterator[str]:
     """A message runs again only if it was in flight at a fault, or if its lease had ended."""
     for again, earlier in _duplicates(story):
         if not _cause(story, earlier, again, limits):
@@ -351,7 +353,7 @@ def _cause(story: Story, earlier: Attempt, again: Attempt, limits: Limits) -> Li
 # --- liveness ---------------------------------------------------------------------------------------------
 
 
-def l1_no_stuck_lease(story: Story, limits: Limits) -> Iterator[str]:
+def _l1_no_stuck_lease(story: Story, limits: Limits) -> Iterator[str]:
     """At the end no message is leased. The messages that a process had claimed when it ended run again soon."""
     if story.final is not None:
         stuck = [note.id for note in story.final.pending if note.state == "in_flight"]
@@ -375,7 +377,7 @@ def _late_takeovers(story: Story, takeover_ms: int) -> Iterator[str]:
                 yield f"{message_id}: {newer.process} took over {taken_ms} ms after the lease of {older.process} ended"
 
 
-def l2_no_lost_wake_up(story: Story, limits: Limits) -> Iterator[str]:
+def _l2_no_lost_wake_up(story: Story, limits: Limits) -> Iterator[str]:
     """The first run starts soon after the message could run."""
     if limits.lateness_ms is not None:
         for attempt, late_ms in _first_runs(story):
@@ -383,7 +385,7 @@ def l2_no_lost_wake_up(story: Story, limits: Limits) -> Iterator[str]:
                 yield f"{attempt} started {late_ms:.0f} ms after it could have"
 
 
-def l3_lanes_are_fair(story: Story, limits: Limits) -> Iterator[str]:
+def _l3_lanes_are_fair(story: Story, limits: Limits) -> Iterator[str]:
     """In some lanes, the first run starts soon, too, whatever happens to other lanes."""
     for attempt, late_ms in _first_runs(story):
         limit = limits.lane_lateness_ms.get(attempt.start.lane, math.inf)
@@ -404,7 +406,7 @@ def _first_runs(story: Story) -> Iterator[tuple[Attempt, float]]:
         yield attempt, min(start.wall_ms - attempt.due_ms, (start.at_ns - since_ns) / 1e6)
 
 
-def l4_converges(story: Story, limits: Limits) -> Iterator[str]:
+def _l4_converges(story: Story, limits: Limits) -> Iterator[str]:
     """At the end no due message is left."""
     if story.final is not None:
         overdue = [note.id for note in story.final.pending if note.state == "overdue"]
@@ -412,7 +414,7 @@ def l4_converges(story: Story, limits: Limits) -> Iterator[str]:
             yield f"{len(overdue)} messages are due and were left: {', '.join(overdue[:5])}"
 
 
-def l5_poison_stops_nobody(story: Story, limits: Limits) -> Iterator[str]:
+def _l5_poison_stops_nobody(story: Story, limits: Limits) -> Iterator[str]:
     """Each poison message becomes a dead letter for the expected reason. Every other message is delivered."""
     if not limits.poison or story.final is None:
         return
@@ -426,7 +428,7 @@ def l5_poison_stops_nobody(story: Story, limits: Limits) -> Iterator[str]:
     yield from (f"{message_id}, a neighbour, was not delivered" for message_id in sorted(neighbours - delivered))
 
 
-def r1_resources_return(story: Story, limits: Limits) -> Iterator[str]:
+def _r1_resources_return(story: Story, limits: Limits) -> Iterator[str]:
     """The numbers of tasks, threads and files return to their values at the beginning."""
     for process, phases in story.resources.items():
         if "baseline" in phases and "end" in phases:
@@ -440,20 +442,20 @@ def r1_resources_return(story: Story, limits: Limits) -> Iterator[str]:
 Rule: TypeAlias = Callable[[Story, Limits], Iterable[str]]
 
 RULES: dict[str, Rule] = {
-    "S1": s1_never_early,
-    "S2": s2_nothing_lost,
-    "S3": s3_at_least_once,
-    "S4": s4_latest_version_wins,
-    "S5": s5_cancel_honoured,
-    "S6": s6_nothing_ended_comes_back,
-    "S7": s7_one_live_owner,
-    "S8": s8_bytes_identical,
-    "S9": s9_in_order,
-    "B1": b1_duplicates_bounded,
-    "L1": l1_no_stuck_lease,
-    "L2": l2_no_lost_wake_up,
-    "L3": l3_lanes_are_fair,
-    "L4": l4_converges,
-    "L5": l5_poison_stops_nobody,
-    "R1": r1_resources_return,
+    "S1": _s1_never_early,
+    "S2": _s2_nothing_lost,
+    "S3": _s3_at_least_once,
+    "S4": _s4_latest_version_wins,
+    "S5": _s5_cancel_honoured,
+    "S6": _s6_nothing_ended_comes_back,
+    "S7": _s7_one_live_owner,
+    "S8": _s8_bytes_identical,
+    "S9": _s9_in_order,
+    "B1": _b1_duplicates_bounded,
+    "L1": _l1_no_stuck_lease,
+    "L2": _l2_no_lost_wake_up,
+    "L3": _l3_lanes_are_fair,
+    "L4": _l4_converges,
+    "L5": _l5_poison_stops_nobody,
+    "R1": _r1_resources_return,
 }
