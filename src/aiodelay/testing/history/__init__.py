@@ -1,5 +1,6 @@
 """Record what happens to messages, and check the record against the promises of docs/guarantees.md."""
 
+from .content import content_of
 from .events import (
     Blocked,
     Claimed,
@@ -10,6 +11,7 @@ from .events import (
     History,
     Invoked,
     Loss,
+    Moved,
     Outcome,
     PendingNote,
     Process,
@@ -26,7 +28,9 @@ from .events import (
     digest_of,
     read,
 )
-from .rules import RULES, Limits, Report, Violation, check
+from .recorder import record
+from .report import Report, Violation, check, check_file
+from .rules import RULES, Limits
 from .story import NEVER, Attempt, Fault, Lease, Operation, Settlement, Story
 
 __all__ = [
@@ -45,6 +49,7 @@ __all__ = [
     "Lease",
     "Limits",
     "Loss",
+    "Moved",
     "Operation",
     "Outcome",
     "PendingNote",
@@ -64,6 +69,9 @@ __all__ = [
     "Story",
     "Violation",
     "check",
+    "check_file",
+    "content_of",
     "digest_of",
     "read",
+    "record",
 ]

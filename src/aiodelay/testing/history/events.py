@@ -14,7 +14,8 @@ import time
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
+from uuid import uuid4
 
 import msgspec
 from msgspec import Struct
@@ -29,6 +30,7 @@ __all__ = [
     "History",
     "Invoked",
     "Loss",
+    "Moved",
     "Outcome",
     "PendingNote",
     "Process",
@@ -63,14 +65,31 @@ class _Event(Struct, kw_only=True, tag_field="event", omit_defaults=True):
 
 
 class Invoked(_Event, tag="invoked"):
-    """A process is about to give a command. `at_ms` is the due time in the command, if it has one."""
+    """A process is about to give a command.
+
+    Attributes:
+        call: The number of the call.
+        op: The command.
+        id: The message id.
+        digest: For `schedule`: the digest of the message (`digest_of`).
+        lane: For `schedule`: the lane of the message.
+        at_ms: The due time in the command, epoch ms, if it has one.
+        recurs: For `schedule`: whether the message recurs.
+        late_ms: For `schedule`: the message may be dropped when it is late by this number of ms.
+        joins: For `schedule`: whether the message joins an earlier message (`Conflict.append`).
+        revision: For `redrive`: the revision of the dead letter.
+    """
 
     call: int
-    op: Literal["schedule", "cancel", "reschedule", "fire"]
+    op: Literal["schedule", "cancel", "reschedule", "fire", "redrive"]
     id: str
     digest: str = ""
     lane: str = ""
     at_ms: int | None = None
+    recurs: bool = False
+    late_ms: int | None = None
+    joins: bool = False
+    revision: int = 0
 
 
 class Returned(_Event, tag="returned"):
@@ -122,12 +141,21 @@ class Claimed(_Event, tag="claimed"):
 
 
 class SettlingNote(Struct, array_like=True):
-    """One settlement. `kind`: how the claim is to end; `again`: the message is to be delivered again."""
+    """One settlement.
+
+    Attributes:
+        id: The message id.
+        revision: The revision of the message.
+        token: The token of the claim.
+        kind: How the claim is to end. `again`: the message is to be delivered again.
+        next_ms: The next due time of a recurring message, epoch ms. None ends the series.
+    """
 
     id: str
     revision: int
     token: int
     kind: Literal["delivered", "dropped", "skipped", "again", "dead"]
+    next_ms: int | None = None
 
 
 class Settling(_Event, tag="settling"):
@@ -182,13 +210,21 @@ class RunEnded(_Event, tag="ran"):
     result: Literal["ok", "failed", "cancelled"]
 
 
+class Moved(_Event, tag="moved"):
+    """The store itself has moved this number of messages of a lane to their destinations. Their ids are not known."""
+
+    lane: str
+    messages: int
+
+
 class Process(_Event, tag="process"):
     """An event of a process: `ready` to work, about to be `killed` or `stopped`, `continued`, found `ended`.
 
-    `code` is its exit code: 0 for an orderly end.
+    `opened` and `closed` are events of its recorded scheduler. A process that has opened a scheduler and has not closed
+    it counts as killed after its last event. `code` is the exit code of an ended process: 0 for an orderly end.
     """
 
-    what: Literal["ready", "killed", "stopped", "continued", "ended"]
+    what: Literal["ready", "opened", "closed", "killed", "stopped", "continued", "ended"]
     code: int = 0
 
 
@@ -245,6 +281,7 @@ Event: TypeAlias = (
     | Renewed
     | RunStarted
     | RunEnded
+    | Moved
     | Process
     | Blocked
     | Loss
@@ -258,11 +295,14 @@ class History:
 
     Args:
         path: The path of the file, which is created if it does not exist.
-        process: The unique name of the process, or of the part of it that writes.
+        process: The unique name of the process, or of the part of it that writes; None = a name made from its pid.
+
+    Raises:
+        OSError: The file cannot be opened.
     """
 
-    def __init__(self, path: str | Path, process: str) -> None:
-        self.process = process
+    def __init__(self, path: str | Path, process: str | None = None) -> None:
+        self.process = process or f"{os.getpid()}-{uuid4().hex[:6]}"
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._encode = msgspec.json.Encoder().encode
         self._calls = count(1)  # threads share it
@@ -281,6 +321,14 @@ class History:
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
+
+    def __enter__(self) -> Self:
+        """Return the history, which the end of the block closes."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Close the file."""
+        self.close()
 
 
 def read(path: str | Path) -> list[Event]:
