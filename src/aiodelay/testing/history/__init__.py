@@ -28,7 +28,7 @@ from .events import (
     digest_of,
     read,
 )
-from .recorder import record
+from .recorder import count_resources, record
 from .report import Report, Violation, check, check_file
 from .rules import RULES, Limits
 from .story import NEVER, Attempt, Fault, Lease, Operation, Settlement, Story
@@ -71,6 +71,7 @@ __all__ = [
     "check",
     "check_file",
     "content_of",
+    "count_resources",
     "digest_of",
     "read",
     "record",

@@ -34,4 +34,4 @@ async def content_of(store: Store) -> Final:
     while letters := await store.dead_letters(after=last, limit=PAGE):
         dead += [(each.record.id, each.record.revision, each.reason) for each in letters]
         last = (letters[-1].at_ms, letters[-1].record.id, letters[-1].record.revision)
-    return Final(process="store", now_ms=store.now_ms(), pending=pending, dead=dead)
+    return Final(now_ms=store.now_ms(), pending=pending, dead=dead)

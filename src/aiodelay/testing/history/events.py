@@ -14,11 +14,13 @@ import time
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import Literal, Self, TypeAlias
+from typing import Literal, Self, TypeAlias, TypeVar
 from uuid import uuid4
 
 import msgspec
 from msgspec import Struct
+
+from aiodelay.ports.clock import Clock
 
 __all__ = [
     "Blocked",
@@ -290,26 +292,43 @@ Event: TypeAlias = (
 )
 
 
+E = TypeVar("E", bound=_Event)
+_ORDER = count()
+"""Orders the events that happen in the same millisecond of a virtual clock."""
+
+
 class History:
     """The writer of one process to the file.
 
     Args:
         path: The path of the file, which is created if it does not exist.
         process: The unique name of the process, or of the part of it that writes; None = a name made from its pid.
+        clock: The clock of a test on virtual time, whose processes are all on one event loop. None = the clocks of this
+            machine.
 
     Raises:
         OSError: The file cannot be opened.
     """
 
-    def __init__(self, path: str | Path, process: str | None = None) -> None:
+    def __init__(self, path: str | Path, process: str | None = None, *, clock: Clock | None = None) -> None:
         self.process = process or f"{os.getpid()}-{uuid4().hex[:6]}"
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._encode = msgspec.json.Encoder().encode
         self._calls = count(1)  # threads share it
+        self._clock = clock
+
+    def stamp(self, event: E) -> E:
+        """Give an event that will be written later the present time and the name of this process."""
+        event.process = self.process
+        if self._clock is not None:
+            event.at_ns = self._clock.monotonic_ms() * 1_000_000 + next(_ORDER) % 1_000_000
+            event.wall_ms = self._clock.now_ms()
+        return event
 
     def write(self, event: Event) -> None:
-        """Append an event. Unless the event names another process, it belongs to this process."""
-        event.process = event.process or self.process
+        """Append an event. Unless the event names a process, it belongs to this process, and happens now."""
+        if not event.process:
+            self.stamp(event)
         line = b"\n" + self._encode(event) + b"\n"
         if os.write(self._file, line) != len(line):
             raise OSError("a line of the history was cut short")

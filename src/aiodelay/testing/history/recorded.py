@@ -130,7 +130,7 @@ class RecordedFeed:
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         """Claim messages."""
-        asked = h.Claiming(call=self._history.next_call())
+        asked = self._history.stamp(h.Claiming(call=self._history.next_call()))
         claimed = await self._work.claim(demand, request=request, lease_ms=lease_ms)
         self._claimed(asked, claimed)
         return claimed
@@ -190,14 +190,14 @@ class RecordedLocalFeed(RecordedFeed):
 
     def claim_nowait(self, demand: Mapping[Lane, Demand], *, lease_ms: int) -> Claimed:
         """Claim messages without a wait."""
-        asked = h.Claiming(call=self._history.next_call())
+        asked = self._history.stamp(h.Claiming(call=self._history.next_call()))
         claimed = self._local.claim_nowait(demand, lease_ms=lease_ms)
         self._claimed(asked, claimed)
         return claimed
 
     def settle_nowait(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome] | None:
         """Settle claims without a wait. If the feed has to wait, nothing is recorded: `settle` follows."""
-        settling = _settling(self._history.next_call(), settlements)
+        settling = self._history.stamp(_settling(self._history.next_call(), settlements))
         outcomes = self._local.settle_nowait(settlements)
         if outcomes is not None:
             self._history.write(settling)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Literal, Protocol
@@ -29,7 +31,7 @@ from aiodelay.scheduler import Context, Scheduler
 from . import events as h
 from .recorded import RecordedCommands, RecordedFeed, RecordedLocalFeed, RecordedTransfer, RecordedWork
 
-__all__ = ["record"]
+__all__ = ["count_resources", "record"]
 
 
 def record(scheduler: Scheduler, history: h.History) -> None:
@@ -48,6 +50,16 @@ def record(scheduler: Scheduler, history: h.History) -> None:
     recorder = _Recorder(history)
     scheduler.observed_by(recorder)
     scheduler.middleware("handle")(recorder.around)
+
+
+def count_resources(phase: Literal["baseline", "end"]) -> h.Resources:
+    """Count what might leak: the tasks of the running loop, and the threads and open files of this process.
+
+    Args:
+        phase: `baseline` before a scheduler is opened, `end` after it has closed.
+    """
+    tasks, threads, files = len(asyncio.all_tasks()), threading.active_count(), len(os.listdir("/dev/fd"))
+    return h.Resources(phase=phase, tasks=tasks, threads=threads, files=files)
 
 
 class _Held(Protocol):
