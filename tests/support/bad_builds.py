@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from aiodelay.backends.memory import store as memory
 from aiodelay.backends.memory.store import MemoryStore
 from aiodelay.core import rules as rulebook
+from aiodelay.core import transitions
 from aiodelay.core.dict_table.claims import DictClaiming, LaneHeads
 from aiodelay.core.dict_table.entries import Entry
 from aiodelay.core.dict_table.table import Workers
@@ -242,7 +243,7 @@ BUILDS: dict[str, BadBuild] = {
         "S3", replacing(RunSettlements, "after_failure", failures_are_done)
     ),
     "renewals without effect": BadBuild("B1", replacing(Rules, "renew", lambda _: lambda *_: RenewOutcome.RENEWED)),
-    "changed bytes": BadBuild("S8", replacing(rulebook.t, "record_of", other_bytes)),
+    "changed bytes": BadBuild("S8", replacing(transitions, "record_of", other_bytes)),
     "the latest first": BadBuild("S9", replacing(FairShare, "take", latest_first)),
     "a lane that starves": BadBuild("L3", starving),
     "poison that is tried for ever": BadBuild("L5", replacing(RunSettlements, "after_failure", tried_for_ever)),

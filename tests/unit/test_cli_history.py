@@ -46,7 +46,7 @@ def test_a_lost_message_is_shown_with_its_events(tmp_path: Path) -> None:
     checked = ran("check-history", path, "--store", empty)
     assert checked.code == 1
     at = next(i for i, line in enumerate(checked.lines) if line.startswith("S2: order-7 "))
-    assert ["asks to schedule order-7" in checked.lines[at + 1], "is told: stored" in checked.lines[at + 2]] == [
+    assert ["asks to schedule order-7" in checked.lines[at + 1], "is answered: stored" in checked.lines[at + 2]] == [
         True
     ] * 2
     assert checked.lines[at + 3].endswith("in the end the store holds: none of these messages")

@@ -642,9 +642,9 @@ def busy() -> Tale:
 def test_the_evidence_names_only_the_messages_and_calls_concerned() -> None:
     assert evidence(busy().run(due=9).settle().process("closed").final()) == [
         "producer  asks to schedule a",
-        "producer  is told: stored",
+        "producer  is answered: stored",
         "producer  asks to cancel a",
-        "producer  is told: cancelled",
+        "producer  is answered: cancelled",
         "p         asks for messages",
         "p         claims a",
         "p         begins attempt 1 at a",
@@ -656,7 +656,7 @@ def test_the_evidence_of_a_lost_message_shows_what_was_stored_and_what_is_left()
     story = delivered("other").put().process("ready", by="q").final(pending("other", version=2))
     assert evidence(story) == [
         "producer  asks to schedule a",
-        "producer  is told: stored",
+        "producer  is answered: stored",
         "judge     in the end the store holds: none of these messages",
     ]
 

@@ -149,7 +149,7 @@ class SettlingNote(Struct, array_like=True):
         id: The message id.
         revision: The revision of the message.
         token: The token of the claim.
-        kind: How the claim is to end. `again`: the message is to be delivered again.
+        kind: The requested end of the claim. `again`: another delivery follows.
         next_ms: The next due time of a recurring message, epoch ms. None ends the series.
     """
 
@@ -302,7 +302,7 @@ class History:
 
     Args:
         path: The path of the file, which is created if it does not exist.
-        process: The unique name of the process, or of the part of it that writes; None = a name made from its pid.
+        process: The unique name of the process, or of its scheduler; None = a name made from its pid.
         clock: The clock of a test on virtual time, whose processes are all on one event loop. None = the clocks of this
             machine.
 
@@ -311,7 +311,7 @@ class History:
     """
 
     def __init__(self, path: str | Path, process: str | None = None, *, clock: Clock | None = None) -> None:
-        self.process = process or f"{os.getpid()}-{uuid4().hex[:6]}"
+        self.process: str = process or f"{os.getpid()}-{uuid4().hex[:6]}"
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._encode = msgspec.json.Encoder().encode
         self._calls = count(1)  # threads share it

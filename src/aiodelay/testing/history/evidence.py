@@ -150,7 +150,7 @@ def _texts(event: h.Event) -> Iterator[str]:  # noqa: PLR0912 - one case per eve
             yield f"asks to {event.op} {event.id}{due}"
         case h.Returned():
             known = f", revision {event.revision}, {_when(event.due_ms, event)}" if event.revision else ""
-            yield f"is told: {event.answer or event.outcome}{known}"
+            yield f"is answered: {event.answer or event.outcome}{known}"
         case h.Claiming():
             yield "asks for messages"
         case h.Claimed():
@@ -164,7 +164,7 @@ def _texts(event: h.Event) -> Iterator[str]:  # noqa: PLR0912 - one case per eve
         case h.Settling():
             yield from (f"asks to settle {note.id} revision {note.revision} as {note.kind}" for note in event.batch)
         case h.Settled() | h.Renewed():
-            yield f"is told: {', '.join(event.outcomes)}"
+            yield f"is answered: {', '.join(event.outcomes)}"
         case h.Renewing():
             yield from (f"asks to renew the lease of {message_id}" for message_id, _, _ in event.batch)
         case h.PuttingBack():

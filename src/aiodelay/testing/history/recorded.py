@@ -1,7 +1,7 @@
 """Wrappers that record the calls of a scheduler: its commands, claims, settlements and renewals.
 
-A call that changes something is written to the history before it begins, and its answer as soon as it is known. Calls
-that claim nothing are not written.
+A wrapper writes each call to the history before the call begins, and the answer as soon as it comes. A wrapper does not
+write claims that return no messages.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class RecordedLocalFeed(RecordedFeed):
 
 
 class RecordedWork(RecordedFeed):
-    """A `Work` whose claims, settlements and renewals are recorded, also those of its pulse."""
+    """A `Work` whose claims, settlements and renewals are recorded. The calls of its pulse are recorded too."""
 
     _work: Work
 

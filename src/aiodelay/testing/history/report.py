@@ -1,6 +1,6 @@
 """`check`: check a recorded history against all rules, and show the shortest evidence of each violation.
 
-The rules are those of docs/guarantees.md.
+docs/guarantees.md has the rules.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Report:
         return shortest(self._events, violation.ids, is_shown)
 
     def lines(self, most: int = MOST_SHOWN) -> Iterator[str]:
-        """Yield the lines of a text: the figures, what is undecided, and each violation with its evidence.
+        """Yield the lines of a text: the figures, the undecided rules, and each violation with its evidence.
 
         Args:
             most: Most violations to show.

@@ -73,7 +73,7 @@ def _s1_never_early(story: Story, limits: Limits) -> Iterator[Finding]:
 def _due_as_commanded(attempt: Attempt, operations: list[Operation]) -> int:
     """Return the due time that the last command before the claim set; 0 if the last command is not certain.
 
-    The retry of an occurrence keeps its due time, whatever happens to its series.
+    The retry of an occurrence keeps its due time, also if its series is rescheduled.
     """
     if attempt.is_retried_occurrence:
         return 0

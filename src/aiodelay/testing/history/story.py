@@ -35,7 +35,7 @@ from .events import (
 
 __all__ = ["NEVER", "Attempt", "Fault", "Lease", "Operation", "Settlement", "Story"]
 
-NEVER = math.inf
+NEVER: float = math.inf
 
 
 @dataclass(slots=True)
@@ -194,7 +194,9 @@ class Story:
             self._lose(loss)
         died = {fault.process for fault in self.faults if fault.what == "killed"}
         unfinished = [each for each in self.leases if each.is_put_back and each.settled_ns == NEVER]
-        self.doubled = {(each.note.id, each.note.revision) for each in unfinished if each.process in died}
+        self.doubled: set[tuple[str, int]] = {
+            (each.note.id, each.note.revision) for each in unfinished if each.process in died
+        }
         self._by_id: dict[str, list[Operation]] = defaultdict(list)
         for operation in self.operations:
             self._by_id[operation.id].append(operation)
