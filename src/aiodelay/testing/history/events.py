@@ -195,7 +195,7 @@ class Renewed(_Event, tag="renewed"):
 
 
 class RunStarted(_Event, tag="run"):
-    """A handler or a sink has received a message."""
+    """A handler or a sink has received a message. `lane` is empty if a handler reads the lane from a list or topic."""
 
     id: str
     delivery_id: str

@@ -291,16 +291,33 @@ def _s8_bytes_identical(story: Story, limits: Limits) -> Iterator[Finding]:
     known = {(put.id, put.revision): put for put in story.puts()}
     for attempt in story.attempts:
         start = attempt.start
-        put, of_id = known.get((start.id, attempt.revision)), story.by_id().get(start.id, [])
+        of_id = story.by_id().get(start.id, [])
+        if not start.lane and not of_id:  # another program wrote it into a list or topic
+            continue
         schedules = [each for each in of_id if each.call.op == "schedule"]
-        may_be_any = (put is None and attempt.lease is not None and attempt.lease.is_in_doubt) or (
-            put.call.op == "redrive" if put is not None else any(each.call.op == "redrive" for each in of_id)
-        )  # its server lost it, and a repeated command stored it again; or it was a dead letter of any revision
-        candidates = schedules if may_be_any else [put] if put is not None else [e for e in schedules if e.may_be_put]
+        candidates = _candidates(attempt, known.get((start.id, attempt.revision)), of_id, schedules)
         if not candidates:
             yield f"{attempt} delivered what nobody scheduled", start.id
         elif not any(_is_same(attempt, each) for each in schedules if each.call.joins or each in candidates):
             yield f"{attempt} delivered other bytes, or to another lane, than was scheduled", start.id
+
+
+def _candidates(
+    attempt: Attempt, put: Operation | None, of_id: list[Operation], schedules: list[Operation]
+) -> list[Operation]:
+    """Return the commands that may have made the delivered version.
+
+    Args:
+        attempt: The run.
+        put: The command that was answered with the revision of this version; None if there is none.
+        of_id: The commands with this id.
+        schedules: Those of them that schedule.
+    """
+    if put is None:
+        is_repeated = attempt.lease is not None and attempt.lease.is_in_doubt  # its server lost it before
+        has_redrive = any(each.call.op == "redrive" for each in of_id)
+        return schedules if is_repeated or has_redrive else [each for each in schedules if each.may_be_put]
+    return schedules if put.call.op == "redrive" else [put]
 
 
 def _is_same(attempt: Attempt, scheduled: Operation) -> bool:
