@@ -28,6 +28,7 @@ from .engine.delivery.message_stream import Messages
 from .engine.handler_set import HandlerSet
 from .engine.lifecycle import Running
 from .engine.loops import RuntimeOptions
+from .engine.observer import Observer
 from .engine.registration import Registration
 from .engine.sending.command_sender import CommandSender
 from .engine.sending.composer import Composer, names_of
@@ -49,7 +50,7 @@ from .ports.reactive import Subscriber
 from .telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from .telemetry.observer import Observer
+    from .telemetry.observer import Observer as TelemetryObserver
 
 __all__ = ["Context", "Received", "Scheduler"]
 
@@ -200,6 +201,7 @@ class Scheduler(Control, Registration):
         # the process may have no free file handles by then.
         from .telemetry.observer import observer_of  # noqa: PLC0415
 
+        self._observer_of: Callable[[Telemetry, Store, str, list[str]], Observer | TelemetryObserver | None]
         self._observer_of = observer_of
 
     def __repr__(self) -> str:
@@ -352,7 +354,7 @@ class Scheduler(Control, Registration):
         """
         return await self._ready().patience.answered(what, attempt)
 
-    def _observer(self) -> Observer | None:
+    def _observer(self) -> Observer | TelemetryObserver | None:
         places = [":".join(spec.source) for spec in self._handlers.specs.values() if spec.source is not None]
         places += [to for to in self.targets.allowed or () if not to.endswith("*")]
         return self._observer_of(self._telemetry, self._store, self.namespace, places)
@@ -428,6 +430,16 @@ class Scheduler(Control, Registration):
         return Context(claim, lateness_ms, attempts, self)
 
     # --- tests --------------------------------------------------------------------------------------------
+
+    def observed_by(self, observer: Observer) -> None:
+        """Report the events of later openings to an observer, not to telemetry, for `aiodelay.testing`.
+
+        Raises:
+            ClosedError: The scheduler is already open.
+        """
+        if self._running is not None:
+            raise ClosedError("scheduler", "open already", "observe it before it is opened")
+        self._observer_of = lambda *_: observer
 
     @contextmanager
     def moved_to(

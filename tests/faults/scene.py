@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
+from aiodelay.testing import history as h
+from aiodelay.testing.history import Limits, Report, Story
 from tests.faults.programs.worker import Plan
-from tests.support import history as h
-from tests.support.checker import Limits, Report
 from tests.support.judging import judge, judge_store, url_of
 from tests.support.processes import Crew, Worker
 from tests.support.servers import RedisServer
-from tests.support.story import Story
 
 __all__ = ["LEASE_MS", "TAKEOVER_MS", "RedisScene", "Scene"]
 

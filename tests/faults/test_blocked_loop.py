@@ -11,10 +11,10 @@ import time
 import pytest
 
 from aiodelay.redis import RedisFanout, RedisLog
+from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst, Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene, Scene
 from tests.faults.test_redis_lists import end, start_role
-from tests.support.checker import Limits
 from tests.support.processes import PATIENCE_S
 from tests.support.waiting import until_sync
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from aiodelay.testing.history import Limits
 from tests.faults.scene import Scene
-from tests.support.checker import Limits
 
 
 def test_f39_without_file_descriptors_errors_are_clear_and_nothing_is_lost(scene: Scene) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst, Stream
 from tests.faults.scene import TAKEOVER_MS, Scene
-from tests.support.checker import Limits
 from tests.support.observed import FailurePoint
 from tests.support.processes import Worker
 

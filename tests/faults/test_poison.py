@@ -10,9 +10,9 @@ import pytest
 from aiodelay import Reject, Retry, Scheduler
 from aiodelay.core.transitions import KILLS_TO_DEATH, SUSPECT_LAPSES
 from aiodelay.core.values import LEASE_MS
+from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import RedisScene, Scene
-from tests.support.checker import Limits
 
 
 def most_deaths(suspects: int, killers: int = 1) -> int:

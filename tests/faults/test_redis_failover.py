@@ -28,10 +28,10 @@ from aiodelay.core.values import (
     Unknown,
 )
 from aiodelay.redis import RedisStore
+from aiodelay.testing import history as h
+from aiodelay.testing.history import Limits, check
 from tests.faults.programs.worker import Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
-from tests.support import history as h
-from tests.support.checker import Limits, check
 from tests.support.processes import PATIENCE_S
 from tests.support.proxy import Proxy, proxied, proxied_by_thread
 from tests.support.servers import RedisServer, redis_programs, replicate, start

@@ -12,11 +12,11 @@ from aiodelay.backends.redis import RedisFanout, RedisFanoutSink, RedisFanoutSou
 from aiodelay.backends.redis.fanout import publishing
 from aiodelay.core.values import Demand, Done
 from aiodelay.errors import StoreUnavailableError
+from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.faults.test_redis import in_loop
 from tests.faults.test_redis_lists import STEPS, end, killed, start_role
-from tests.support.checker import Limits
 from tests.support.observed import FailurePoint
 from tests.support.processes import PATIENCE_S, Worker
 from tests.support.proxy import proxied

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst, Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.faults.test_kill import kill_and_inherit, pulled, storm
-from tests.support.checker import Limits
 from tests.support.observed import FailurePoint
 
 BUSY = Burst(messages=60, spread_ms=600, special=dict.fromkeys(range(1, 60, 12), b"fail:1"), changes=True)

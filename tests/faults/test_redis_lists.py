@@ -21,11 +21,11 @@ from aiodelay.core.ids import new_op
 from aiodelay.core.values import After, Delivery, Demand, Done, Envelope, Put, Query, Transferred
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.redis import RedisListSink, RedisListSource, RedisStore
+from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.faults.test_poison import most_deaths
 from tests.faults.test_redis import in_loop
-from tests.support.checker import Limits
 from tests.support.observed import FailurePoint
 from tests.support.processes import PATIENCE_S, Worker
 from tests.support.proxy import proxied

@@ -11,11 +11,11 @@ from aiodelay import Scheduler
 from aiodelay.core.values import Demand, Done
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.redis import LogMessage, RedisLog, RedisStore
+from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.faults.test_redis import in_loop
 from tests.faults.test_redis_lists import STEPS, end, start_role
-from tests.support.checker import Limits
 from tests.support.observed import FailurePoint
 from tests.support.processes import PATIENCE_S, Worker
 from tests.support.proxy import proxied

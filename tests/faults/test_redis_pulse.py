@@ -15,9 +15,9 @@ import redis
 from aiodelay.backends.redis.records.keys import text_of
 from aiodelay.core.values import Limit, lane_limits
 from aiodelay.redis import open_store
+from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import RedisScene
-from tests.support.checker import Limits
 from tests.support.processes import PATIENCE_S, Worker
 from tests.support.waiting import until_sync
 

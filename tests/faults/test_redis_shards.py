@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from aiodelay.testing.history import Limits, Report
 from tests.faults.scene import RedisScene
 from tests.faults.test_kill import kill_and_inherit, storm
 from tests.faults.test_redis_kill import BUSY
-from tests.support.checker import Limits, Report
 from tests.support.judging import judge_store
 from tests.support.observed import FailurePoint
 from tests.support.processes import Crew

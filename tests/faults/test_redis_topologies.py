@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from aiodelay.testing import history as h
+from aiodelay.testing.history import Limits, Report
 from tests.faults.programs.worker import Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
-from tests.support import history as h
-from tests.support.checker import Limits, Report
 from tests.support.judging import judge_store
 from tests.support.processes import PATIENCE_S, Crew
 from tests.support.servers import RedisServer, redis_products, replicate

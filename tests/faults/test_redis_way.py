@@ -17,9 +17,9 @@ from aiodelay.backends.redis.connection import wakeup_listener
 from aiodelay.core.ids import new_op
 from aiodelay.core.values import After, Demand, Done, Envelope, Put, Query, Refused, SettleOutcome, Stored, Unknown
 from aiodelay.errors import StoreUnavailableError
+from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
-from tests.support.checker import Limits
 from tests.support.processes import PATIENCE_S
 from tests.support.proxy import proxied, proxied_by_thread
 from tests.support.servers import RedisServer, redis_products, start

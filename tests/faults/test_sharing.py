@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import Scene
-from tests.support.checker import Limits
 
 MESSAGES = 600
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst, Stream
 from tests.faults.scene import Scene
-from tests.support.checker import Limits
 
 LONG_LEASE_MS = 60_000
 """What had to lapse would keep the heir from ending in time."""

@@ -14,11 +14,10 @@ import pytest
 
 from aiodelay.core.values import LaneLimits, Limit
 from aiodelay.sqlite import SqliteStore
+from aiodelay.testing.history import Lease, Limits
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import Scene
-from tests.support.checker import Limits
 from tests.support.processes import PATIENCE_S, Worker
-from tests.support.story import Lease
 from tests.support.waiting import until_sync
 
 LONG_LEASE_MS, SHORT_LEASE_MS = 15_000, 3_000

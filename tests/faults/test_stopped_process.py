@@ -7,11 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
+from aiodelay.testing.history import NEVER, Lease, Limits, Story
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene, Scene
-from tests.support.checker import Limits
 from tests.support.processes import PATIENCE_S, Worker
-from tests.support.story import NEVER, Lease, Story
 from tests.support.waiting import until_sync
 
 LEASE_MS = 2_000

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from aiodelay.backends.registry import open_store
-from aiodelay.core.values import Query
+from aiodelay.testing import history as h
+from aiodelay.testing.history import Limits, Report, check
 
-from . import history as h
-from .checker import Limits, Report, check
 from .processes import Crew
 
 __all__ = ["judge", "judge_store", "url_of"]
-
-PAGE = 1_000
 
 
 def url_of(path: Path) -> str:
@@ -53,20 +49,10 @@ def judge_store(crew: Crew, url: str, leases: Callable[[], int], limits: Limits 
 
 
 async def _final(url: str, leases: Callable[[], int]) -> h.Final:
-    pending: list[h.PendingNote] = []
-    dead: list[tuple[str, int, str]] = []
     async with open_store(url, namespace="default", clock=None) as store:
-        after: tuple[int, str] | None = None
-        while page := await store.search(Query(after=after, limit=PAGE)):
-            for each in page:
-                state, at_ms = str(each.state), each.next_attempt_ms
-                pending.append(h.PendingNote(each.record.id, each.record.revision, state, at_ms))
-            after = (page[-1].next_attempt_ms, page[-1].record.id)
-        last: tuple[int, str, int] | None = None
-        while letters := await store.dead_letters(after=last, limit=PAGE):
-            dead += [(each.record.id, each.record.revision, each.reason) for each in letters]
-            last = (letters[-1].at_ms, letters[-1].record.id, letters[-1].record.revision)
-    return h.Final(now_ms=time.time_ns() // 1_000_000, pending=pending, dead=dead, leases=leases())
+        final = await h.content_of(store)
+    final.leases = leases()
+    return final
 
 
 def _leases(path: Path) -> int:

@@ -18,10 +18,8 @@ from typing import Any, Literal, NoReturn, Self, TypeAlias
 from msgspec import Struct
 
 from aiodelay.core.values import (
-    Again,
     Claimed,
     Command,
-    Dead,
     Demand,
     Lane,
     Outcome,
@@ -36,10 +34,9 @@ from aiodelay.core.values import (
     WorkStatus,
 )
 from aiodelay.ports import Feed, Pulse, Pulsing, Source, Store, Work
-from aiodelay.ports.pulse import Step
+from aiodelay.testing import history as h
 from aiodelay.testing.forwarding import ForwardingStore
-
-from . import history as h
+from aiodelay.testing.history.recorded import RecordedFeed, RecordedWork
 
 __all__ = ["FailurePoint", "FailurePoints", "Kill", "ObservedSource", "ObservedStore", "kill_oneself"]
 
@@ -132,7 +129,7 @@ class ObservedStore(ForwardingStore):
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[Lane]) -> AsyncIterator[Work]:
         async with super().work(worker, lanes) as work:
-            yield _ObservedWork(work, self._history, self._points)
+            yield RecordedWork(_FailingWork(work, self._points), self._history)
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
         batch = [(each.record.envelope.id, each.record.revision) for each in messages]
@@ -170,16 +167,16 @@ class ObservedSource:
     @asynccontextmanager
     async def feed(self, *arguments: Any) -> AsyncIterator[Feed]:  # noqa: ANN401 - passed on
         async with self._source.feed(*arguments) as feed:
-            yield _ObservedFeed(feed, self._history, self._points)
+            yield RecordedFeed(_FailingFeed(feed, self._points), self._history)
 
 
-class _ObservedFeed:
-    def __init__(self, work: Feed, history: h.History, points: FailurePoints) -> None:
-        self._work, self._history, self._points = work, history, points
+class _FailingFeed:
+    """A feed with failure points."""
+
+    def __init__(self, work: Feed, points: FailurePoints) -> None:
+        self._work, self._points = work, points
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
-        call = self._history.next_call()
-        asked = h.Claiming(call=call)
         self._points.during.append("claim")
         try:
             claimed = await self._work.claim(demand, request=request, lease_ms=lease_ms)
@@ -187,26 +184,15 @@ class _ObservedFeed:
             self._points.during.remove("claim")
         if claimed.claims:
             self._points.passes("claim", "after")
-            self._history.write(asked)
-            notes = [_claim_note(claim.record, claim.token) for claim in claimed.claims]
-            self._history.write(h.Claimed(call=call, now_ms=claimed.now_ms, claims=notes))
         return claimed
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
-        call = self._history.next_call()
-        self._history.write(_settling(call, settlements))
         with self._points.around("settle"):
-            outcomes = await self._work.settle(settlements)
-        self._history.write(h.Settled(call=call, outcomes=list(outcomes)))
-        return outcomes
+            return await self._work.settle(settlements)
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        call = self._history.next_call()
-        self._history.write(_renewing(call, renewals))
         with self._points.around("renew"):
-            outcomes = await self._work.renew(renewals)
-        self._history.write(h.Renewed(call=call, outcomes=list(outcomes)))
-        return outcomes
+            return await self._work.renew(renewals)
 
     def beat(self, ids: Collection[str]) -> None:
         self._work.beat(ids)
@@ -221,56 +207,14 @@ class _ObservedFeed:
         self._work.clear()
 
 
-class _ObservedPulse:
-    """Records the calls that the thread of the pulse makes for a blocked event loop."""
+class _FailingWork(_FailingFeed):
+    """The dispatching side of a store, with failure points."""
 
-    def __init__(self, pulse: Pulse, history: h.History) -> None:
-        self._pulse, self._history = pulse, history
-
-    @property
-    def is_calling(self) -> bool:
-        return self._pulse.is_calling
-
-    def may_begin(self) -> bool:
-        return self._pulse.may_begin()
-
-    def step(self, tokens: Collection[int]) -> Step:
-        return self._pulse.step(tokens)
-
-    def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
-        call = self._history.next_call()
-        self._history.write(_renewing(call, renewals))
-        outcomes = self._pulse.renew(renewals)
-        self._history.write(h.Renewed(call=call, outcomes=list(outcomes)))
-        return outcomes
-
-    def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
-        call = self._history.next_call()
-        self._history.write(_settling(call, settlements))
-        outcomes = self._pulse.settle(settlements)
-        self._history.write(h.Settled(call=call, outcomes=list(outcomes)))
-        return outcomes
-
-    def wait(self, ms: int) -> None:
-        self._pulse.wait(ms)
-
-    def wake(self) -> None:
-        self._pulse.wake()
-
-    def restart(self) -> None:
-        self._pulse.restart()
-
-    def leave(self) -> None:
-        self._pulse.leave()
-
-
-class _ObservedWork(_ObservedFeed):
     _work: Work
 
-    def __init__(self, work: Work, history: h.History, points: FailurePoints) -> None:
-        super().__init__(work, history, points)
-        pulse = work.pulse if isinstance(work, Pulsing) else None
-        self.pulse: Pulse | None = None if pulse is None else _ObservedPulse(pulse, history)
+    @property
+    def pulse(self) -> Pulse | None:
+        return self._work.pulse if isinstance(self._work, Pulsing) else None
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         with self._points.around("tidy"):
@@ -278,23 +222,3 @@ class _ObservedWork(_ObservedFeed):
 
     def status(self) -> WorkStatus:
         return self._work.status()
-
-
-def _settling(call: int, settlements: Sequence[Settlement]) -> h.Settling:
-    return h.Settling(call=call, batch=[_settling_note(each) for each in settlements])
-
-
-def _renewing(call: int, renewals: Sequence[Renewal]) -> h.Renewing:
-    return h.Renewing(call=call, batch=[(each.id, each.token, each.to) for each in renewals])
-
-
-def _claim_note(record: Any, token: int) -> h.ClaimNote:  # noqa: ANN401 - a Record
-    lane = record.envelope.lane
-    return h.ClaimNote(
-        record.id, record.revision, record.due_ms, lane, record.attempt, token, record.alone, record.lapses
-    )
-
-
-def _settling_note(settlement: Settlement) -> h.SettlingNote:
-    kind = "again" if isinstance(settlement, Again) else "dead" if isinstance(settlement, Dead) else settlement.outcome
-    return h.SettlingNote(settlement.id, settlement.revision, settlement.token, kind)

@@ -16,7 +16,8 @@ from typing import Self
 
 import msgspec
 
-from . import history as h
+from aiodelay.testing import history as h
+
 from .forking import ForkedProcess, fork_server
 from .importing import import_path
 

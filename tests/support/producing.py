@@ -9,8 +9,7 @@ from typing import TypeVar
 from aiodelay import Conflict, Scheduler
 from aiodelay.core.values import CancelOutcome, RescheduleOutcome, Scheduled
 from aiodelay.errors import AiodelayError, OutcomeUnknownError
-
-from . import history as h
+from aiodelay.testing import history as h
 
 __all__ = ["Producer", "instant"]
 

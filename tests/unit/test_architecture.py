@@ -94,6 +94,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
 CLOCKS = {
     "ports.clock": "it is the clock",
     "testing.servers": "how long a server takes to start",
+    "testing.history.events": "orders the events of all processes of a machine",
     "cli.demo": "prints the time of day to a person",
     "cli.signals": "how soon a signal follows another one, while something may block the loop",
     "cli.report": "prints the time of day to a person",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Literal
 import pytest
 
 from aiodelay.core.transitions import token_for
-from tests.support import history as h
-from tests.support.checker import RULES, Limits, Report, check
+from aiodelay.testing import history as h
+from aiodelay.testing.history import RULES, Limits, Report, check
+from aiodelay.testing.history.evidence import lines_of
 
 ROOT = Path(__file__).parents[2]
 EPOCH_MS = 1_900_000_000_000
@@ -52,9 +54,14 @@ class Tale:
         outcome: Literal["ok", "fail", "info", "none"] = "ok",
         answer: str = "stored",
         by: str = "producer",
+        recurs: bool = False,
+        late_ms: int | None = None,
+        joins: bool = False,
     ) -> Tale:
-        call = self._call()
-        self.tell(h.Invoked(call=call, op="schedule", id=id_, digest=f"{id_}{version}", lane="x"), by=by)
+        call, digest = self._call(), f"{id_}{version}"
+        invoked = h.Invoked(call=call, op="schedule", id=id_, digest=digest, lane="x")
+        invoked.recurs, invoked.late_ms, invoked.joins = recurs, late_ms, joins
+        self.tell(invoked, by=by)
         if outcome != "none":
             returned = h.Returned(call=call, outcome=outcome)
             if outcome == "ok":
@@ -67,6 +74,16 @@ class Tale:
         at_ms = None if at is None else EPOCH_MS + at
         self.tell(h.Invoked(call=call, op=op, id="a", at_ms=at_ms), by="producer")
         self.tell(h.Returned(call=call, outcome="ok", answer=answer), by="producer")
+        return self
+
+    def redrive(self) -> Tale:
+        call = self._call()
+        self.tell(h.Invoked(call=call, op="redrive", id="a", revision=REVISION), by="producer")
+        self.tell(h.Returned(call=call, outcome="ok", answer="stored", revision=REVISION + 1), by="producer")
+        return self
+
+    def moved(self) -> Tale:
+        self.tell(h.Moved(lane="x", messages=1), by="p")
         return self
 
     def claim(
@@ -118,15 +135,19 @@ class Tale:
         outcome: str = "settled",
         by: str = "p",
         token: int | None = None,
+        then: int | None = None,
     ) -> Tale:
         call = self._call()
-        note = h.SettlingNote(id_, REVISION + version, self.token if token is None else token, kind)
+        next_ms = None if then is None else EPOCH_MS + then
+        note = h.SettlingNote(id_, REVISION + version, self.token if token is None else token, kind, next_ms)
         self.tell(h.Settling(call=call, batch=[note]), by=by)
         if outcome:
             self.tell(h.Settled(call=call, outcomes=[outcome]), by=by)
         return self
 
-    def process(self, what: Literal["ready", "killed", "stopped", "ended"], *, by: str = "p", code: int = 0) -> Tale:
+    def process(
+        self, what: Literal["ready", "opened", "closed", "killed", "stopped", "ended"], *, by: str = "p", code: int = 0
+    ) -> Tale:
         self.tell(h.Process(what=what, code=code), by=by)
         return self
 
@@ -156,8 +177,8 @@ def delivered(id_: str = "a") -> Tale:
     return Tale().put(id_).wait(10).claim(id_).run(id_).settle(id_)
 
 
-def pending(id_: str = "a", *, version: int = 0, state: str = "scheduled") -> h.PendingNote:
-    return h.PendingNote(id_, REVISION + version, state, EPOCH_MS + 10)
+def pending(id_: str = "a", *, version: int = 0, state: str = "scheduled", due: int = 10) -> h.PendingNote:
+    return h.PendingNote(id_, REVISION + version, state, EPOCH_MS + due)
 
 
 def taken_over(*, at: int) -> Tale:
@@ -205,6 +226,31 @@ def claim_heard_of_late() -> Tale:
     story.wait(1_100).claim().run().settle()
     story.tell(h.Claimed(call=call, now_ms=now, claims=[note]), by="q")
     return story.settle(by="q", kind="again", outcome="gone", token=note.token).final()
+
+
+RETRIED = f"a~{EPOCH_MS + 10}"
+"""The id of the first occurrence of the series `a`, once it is retried."""
+
+
+def series(*, retry: bool = False) -> Tale:
+    """The first occurrence of a series is delivered; or it fails, and is to be tried again as a message of its own."""
+    story = Tale().put(recurs=True).wait(10).claim().run(result="failed" if retry else "ok")
+    return story.settle(kind="again" if retry else "delivered", then=60)
+
+
+def redriven() -> Tale:
+    """A dead letter is redriven, as a new revision with the same bytes."""
+    story = Tale().put().wait(10).claim().run(result="failed").settle(kind="dead").redrive()
+    return story.claim(version=1).run(version=1, digest="a0").settle(version=1)
+
+
+def left_by(*ends: Literal["closed"], at: int = 100) -> Tale:
+    """Process p opens a scheduler and leaves a message in flight; q claims it."""
+    story = Tale().process("opened").process("opened", by="q").put().wait(10).claim().run(result="")
+    for what in ends:
+        story.process(what)
+    story.wait(at).claim(by="q").run(by="q").settle(by="q")
+    return story.process("closed", by="q").final()
 
 
 CLEAN: dict[str, Callable[[], Tale]] = {
@@ -293,6 +339,42 @@ CLEAN: dict[str, Callable[[], Tale]] = {
         .settle(outcome="gone", token=1)
         .final()
     ),
+    "a series goes on": lambda: series().final(pending(due=60)),
+    "a series has ended": lambda: series().wait(60).claim(due=60).run(due=60).settle().final(),
+    "an occurrence is tried again": lambda: (
+        series(retry=True).claim(RETRIED, attempt=1).run(attempt=2).settle(RETRIED).final(pending())
+    ),
+    "an occurrence waits for its retry": lambda: series(retry=True).final(pending(), pending(RETRIED)),
+    "a series was rescheduled while an occurrence waited for its retry": lambda: (
+        series(retry=True)
+        .command("reschedule", "rescheduled", at=90)
+        .claim(RETRIED, attempt=1)
+        .run(attempt=2)
+        .settle(RETRIED)
+        .final(pending())
+    ),
+    "dropped because it is late": lambda: Tale().put(late_ms=5).wait(100).final(),
+    "joined": lambda: (
+        Tale().put().put(joins=True, answer="replaced").wait(10).claim().run(digest="both").settle().final()
+    ),
+    "redriven": lambda: redriven().final(),
+    "moved by the store itself": lambda: Tale().put().wait(10).moved().final(),
+    "run again after its process has vanished": left_by,
+    "put off by its handler, and claimed again behind a message that is due later": lambda: (
+        Tale()
+        .put("a", due=9)
+        .put("b")
+        .wait(10)
+        .claim("a", due=9)
+        .run("a", due=9, result="failed")
+        .settle("a", kind="again")
+        .claim("b", "a")
+        .run("b")
+        .settle("b")
+        .run("a", due=9)
+        .settle("a")
+        .final()
+    ),
     "rescheduled": lambda: (
         Tale().put().command("reschedule", "rescheduled", at=50).wait(50).claim(due=50).run(due=50).settle().final()
     ),
@@ -325,6 +407,37 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
         lambda: Tale().put(outcome="none", by="x").process("ended", by="x", code=-9).put(version=1).final(),
         Limits(),
     ),
+    "S2 a series is gone": ("S2", lambda: series().final(), Limits()),
+    "S2 an occurrence that was to be tried again is gone": (
+        "S2",
+        lambda: series(retry=True).final(pending(due=60)),
+        Limits(),
+    ),
+    "S2 a message that was not late yet is gone": ("S2", lambda: Tale().put(late_ms=500).wait(100).final(), Limits()),
+    "S2 a redriven message is gone": (
+        "S2",
+        lambda: Tale().put().wait(10).claim().run(result="failed").settle(kind="dead").redrive().final(),
+        Limits(),
+    ),
+    "S8 other bytes after a redrive": (
+        "S8",
+        lambda: (
+            Tale()
+            .put()
+            .wait(10)
+            .claim()
+            .run(result="failed")
+            .settle(kind="dead")
+            .redrive()
+            .claim(version=1)
+            .run(version=1, digest="?")
+            .settle(version=1)
+            .final()
+        ),
+        Limits(),
+    ),
+    "B1 again although its scheduler was closed": ("B1", lambda: left_by("closed", at=1_100), Limits(lapses=False)),
+    "B2 too many are late": ("B2", lambda: delivered().final(), Limits(p99_ms=1)),
     "S2 a refused cancel is no excuse": ("S2", lambda: Tale().put().command("cancel", "not_found").final(), Limits()),
     "S3 settled before it was run": ("S3", lambda: Tale().put().wait(10).claim().settle().run().final(), Limits()),
     "S3 settled as delivered after it failed": (
@@ -498,7 +611,7 @@ def test_a_line_cut_short_by_a_kill_costs_only_itself(tmp_path: Path) -> None:
 
 def test_lines_of_several_processes_do_not_mix(tmp_path: Path) -> None:
     program = (
-        "import sys; from tests.support.history import *; h = History(sys.argv[1], sys.argv[2])\n"
+        "import sys; from aiodelay.testing.history import *; h = History(sys.argv[1], sys.argv[2])\n"
         "for i in range(500): h.write(Invoked(call=i, op='cancel', id='x' * 200))"
     )
     path = tmp_path / "h.jsonl"
@@ -507,3 +620,75 @@ def test_lines_of_several_processes_do_not_mix(tmp_path: Path) -> None:
     events = h.read(path)
     assert len(events) == 1_500
     assert all(isinstance(event, h.Invoked) and event.id == "x" * 200 for event in events)
+
+
+# --- evidence ---------------------------------------------------------------------------------------------
+
+
+def evidence(story: Tale, limits: Limits | None = None) -> list[str]:
+    """Return the evidence of the only violation of a story: each line without its time, revisions and due times."""
+    report = story.report(limits)
+    (violation,) = report.violations
+    found = lines_of(report.evidence(violation))
+    return [re.sub(r"^ +[\d.]+ ms +|, due .*|,? revision \d+|/\d+/\d+", "", line) for line in found]
+
+
+def busy() -> Tale:
+    """Another message is stored, delivered and settled, by calls that also concern the message `a`."""
+    story = Tale().process("opened").put("other").put(due=9).command("cancel", "cancelled")
+    return story.wait(20).claim("other", "a", lapses=1).run("other").settle("other")
+
+
+def test_the_evidence_names_only_the_messages_and_calls_concerned() -> None:
+    assert evidence(busy().run(due=9).settle().process("closed").final()) == [
+        "producer  asks to schedule a",
+        "producer  is answered: stored",
+        "producer  asks to cancel a",
+        "producer  is answered: cancelled",
+        "p         asks for messages",
+        "p         claims a",
+        "p         begins attempt 1 at a",
+        "p         ends attempt 1 at a: ok",
+    ]
+
+
+def test_the_evidence_of_a_lost_message_shows_what_was_stored_and_what_is_left() -> None:
+    story = delivered("other").put().process("ready", by="q").final(pending("other", version=2))
+    assert evidence(story) == [
+        "producer  asks to schedule a",
+        "producer  is answered: stored",
+        "judge     in the end the store holds: none of these messages",
+    ]
+
+
+def test_the_evidence_of_a_leak_shows_the_two_counts() -> None:
+    story = delivered().resources("baseline", 4).process("ready").resources("end", 9).final()
+    assert evidence(story) == [
+        "p  baseline: 4 tasks, 3 threads, 9 files",
+        "p  end: 9 tasks, 3 threads, 9 files",
+    ]
+
+
+def test_every_guilty_history_has_evidence_that_shows_the_same_violation() -> None:
+    for name, (_, tale, limits) in GUILTY.items():
+        report = tale().report(limits)
+        for violation in report.violations:
+            found = report.evidence(violation)
+            assert violation in check(found, limits).violations, name
+            assert len(found) <= len(tale().events), name
+
+
+def test_the_message_of_a_failed_check_holds_the_evidence() -> None:
+    with pytest.raises(AssertionError, match=r"(?s)S2: a revision.*asks to schedule a.*none of these messages"):
+        Tale().put().final().report().verify()
+
+
+def test_what_a_history_cannot_decide_is_said() -> None:
+    report = delivered().moved().report()
+    assert report.violations == []
+    assert set(report.undecided) == {"S2", "B2", "L1", "L2", "L3", "L4", "L5", "R1"}
+    assert "the store itself has moved messages of x" in delivered().moved().final().report().undecided["S2"]
+
+
+def test_lateness_is_measured_from_the_time_at_which_a_message_could_run() -> None:
+    assert delivered().report().lateness_ms == (2, 2, 2)

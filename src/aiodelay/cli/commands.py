@@ -33,6 +33,11 @@ COMMANDS = (
     ("load:load", INSPECT, "Show the number of messages that come due in each of the next periods."),
     ("top:top", INSPECT, "Show counts, lateness and lanes, live until Ctrl-C."),
     ("check:check", INSPECT, "Check a store and its server, and print a remedy for each problem."),
+    (
+        "check_history:check_history",
+        INSPECT,
+        "Check a recorded history: was a message lost, early, late, doubled or changed?",
+    ),
     ("bench:bench", INSPECT, "Measure a store, and compare it with the memory store of this machine."),
     ("plan:plan", INSPECT, "Compute the memory, disk, cores and start time that a store needs for a workload."),
     ("why:why", INSPECT, "Explain the state of a message: why it was not delivered yet, or how it ended."),

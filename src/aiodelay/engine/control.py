@@ -226,7 +226,8 @@ class Control(Openable):
             `exists`: a message with the letter's id is already pending.
             `undecodable`: the letter's record cannot be read, so its destination is unknown.
         """
-        return await self.opened_store().redrive(_keys(letters))
+        store, observer = self.opened_store(), self._ready().observer
+        return await (store.redrive(_keys(letters)) if observer is None else observer.redrive(store, _keys(letters)))
 
     async def purge(self, *letters: DeadLetter | DeadKey) -> int:
         """Delete dead letters; return how many were deleted."""

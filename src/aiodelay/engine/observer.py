@@ -1,4 +1,4 @@
-"""`Observer`: the events that the engine reports. `aiodelay.telemetry` implements it."""
+"""`Observer`: the events that the engine reports. `aiodelay.telemetry` and `aiodelay.testing.history` implement it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol
 
-from aiodelay.core.values import Claim, Delivery, Lane, Put, SendOutcome, Settlement
-from aiodelay.ports import Feed, Sink, Transferring, Work
+from aiodelay.core.values import Claim, DeadKey, Delivery, Lane, Outcome, Put, SendOutcome, Settlement
+from aiodelay.ports import DeadLetters, Feed, Sink, Transferring, Work
+from aiodelay.ports.carrier import Carrier
 
 __all__ = ["Attempt", "BatchRun", "ObservedClaim", "Observer"]
 
@@ -46,6 +47,14 @@ class ObservedClaim(Protocol):
 
 class Observer(Protocol):
     """Receives the events of one opening of a scheduler. A method may wait only for the call that it wraps."""
+
+    def commands(self, commands: Carrier) -> Carrier:
+        """Wrap the commands: schedule, cancel, reschedule and fire."""
+        ...
+
+    async def redrive(self, letters: DeadLetters, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
+        """Schedule dead letters again, by `DeadLetters.redrive`."""
+        ...
 
     def work(self, opening: AbstractAsyncContextManager[Work]) -> AbstractAsyncContextManager[Work]:
         """Wrap a store's dispatching side."""

@@ -16,9 +16,9 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from aiodelay.core.values import Lane
+from aiodelay.core.values import DeadKey, Lane, Outcome
 from aiodelay.core.version import __version__
-from aiodelay.ports import Feed, Loads, LocalFeed, Store, Transferring, Work
+from aiodelay.ports import DeadLetters, Feed, Loads, LocalFeed, Store, Transferring, Work
 from aiodelay.ports.carrier import Carrier
 
 from . import names
@@ -42,6 +42,10 @@ class Observer(Measurements):
     def commands(self, commands: Carrier) -> Carrier:
         """Return a wrapper that observes commands: schedule, cancel, reschedule and fire."""
         return ObservedCommands(commands, self, create_spans=self._create_spans)
+
+    async def redrive(self, letters: DeadLetters, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
+        """Schedule dead letters again. This call is not observed."""
+        return await letters.redrive(keys)
 
     @asynccontextmanager
     async def work(self, opening: AbstractAsyncContextManager[Work]) -> AsyncIterator[Work]:

@@ -6,8 +6,8 @@ import os
 
 import msgspec
 
+from aiodelay.testing import history as h
 from tests.faults.programs.worker import Plan, scheduler_of
-from tests.support import history as h
 from tests.support.observed import FailurePoints
 
 PLAN = msgspec.json.decode(os.environ["AIODELAY_TEST_PLAN"], type=Plan)

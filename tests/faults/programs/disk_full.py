@@ -13,8 +13,8 @@ import msgspec
 
 from aiodelay import Scheduler, StoreFullError
 from aiodelay.errors import StoreError
+from aiodelay.testing import history as h
 from tests.faults.programs.worker import Plan, say, scheduler_of
-from tests.support import history as h
 from tests.support.observed import FailurePoints
 from tests.support.producing import Producer
 

@@ -11,8 +11,8 @@ from typing import NoReturn
 import msgspec
 
 from aiodelay import Scheduler, WrongLoopError
+from aiodelay.testing import history as h
 from tests.faults.programs.worker import Plan, say, scheduler_of
-from tests.support import history as h
 from tests.support.observed import FailurePoints
 from tests.support.producing import Producer
 

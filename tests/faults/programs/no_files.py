@@ -13,8 +13,8 @@ import msgspec
 
 from aiodelay import Scheduler
 from aiodelay.errors import AiodelayError
-from tests.faults.programs.worker import Plan, count_resources, say, scheduler_of
-from tests.support import history as h
+from aiodelay.testing import history as h
+from tests.faults.programs.worker import Plan, say, scheduler_of
 from tests.support.observed import FailurePoints
 from tests.support.producing import Producer
 
@@ -40,7 +40,7 @@ async def main(plan: Plan) -> None:
     scheduler = scheduler_of(plan, history, FailurePoints(None, lambda: None))
     scheduler._options = msgspec.structs.replace(scheduler._options, open_timeout_ms=0)  # no file comes free meanwhile
     await asyncio.to_thread(int)
-    history.write(count_resources("baseline"))
+    history.write(h.count_resources("baseline"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
     with no_files_left():
         try:
@@ -63,7 +63,7 @@ async def main(plan: Plan) -> None:
             await asyncio.sleep(1)  # real time: as long as messages come due
         await scheduler.get("before-19")
         await scheduler.run_until_idle()
-    history.write(count_resources("end"))
+    history.write(h.count_resources("end"))
     say("closed")
 
 

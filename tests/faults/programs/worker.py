@@ -29,7 +29,7 @@ from aiodelay.core import features
 from aiodelay.core.values import Delivery, Demand, SendOutcome, Sent
 from aiodelay.ports import Sink
 from aiodelay.redis import RedisFanoutSink, RedisFanoutSource, RedisListSink, RedisListSource, RedisLog
-from tests.support import history as h
+from aiodelay.testing import history as h
 from tests.support import sqlite_points
 from tests.support.bugs import BUGS
 from tests.support.observed import FailurePoint, FailurePoints, ObservedSource, ObservedStore, kill_oneself
@@ -312,13 +312,6 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def count_resources(phase: Literal["baseline", "end"]) -> h.Resources:
-    """Count what might leak."""
-    return h.Resources(
-        phase=phase, tasks=len(asyncio.all_tasks()), threads=threading.active_count(), files=len(os.listdir("/dev/fd"))
-    )
-
-
 def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Scheduler:
     """Make the scheduler, with a lease as short as the plan says."""
     real = (
@@ -378,7 +371,7 @@ async def main(plan: Plan) -> None:
         await asyncio.to_thread(sys.stdin.readline)
     else:
         await asyncio.to_thread(int)  # the default executor's thread is no leak
-    history.write(count_resources("baseline"))
+    history.write(h.count_resources("baseline"))
     async with asyncio.TaskGroup() as pulling, scheduler:
         for lane in plan.serve if plan.pulls else ():
             pulling.create_task(pull(scheduler, lane, plan, history, points))
@@ -397,7 +390,7 @@ async def main(plan: Plan) -> None:
         elif plan.until == "idle":
             await scheduler.run_until_idle()
             say("idle")
-    history.write(count_resources("end"))
+    history.write(h.count_resources("end"))
     history.close()
     say("closed")
 

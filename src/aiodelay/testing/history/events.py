@@ -14,10 +14,13 @@ import time
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias, TypeVar
+from uuid import uuid4
 
 import msgspec
 from msgspec import Struct
+
+from aiodelay.ports.clock import Clock
 
 __all__ = [
     "Blocked",
@@ -29,9 +32,11 @@ __all__ = [
     "History",
     "Invoked",
     "Loss",
+    "Moved",
     "Outcome",
     "PendingNote",
     "Process",
+    "PuttingBack",
     "Renewed",
     "Renewing",
     "Resources",
@@ -62,14 +67,31 @@ class _Event(Struct, kw_only=True, tag_field="event", omit_defaults=True):
 
 
 class Invoked(_Event, tag="invoked"):
-    """A process is about to give a command. `at_ms` is the due time in the command, if it has one."""
+    """A process is about to give a command.
+
+    Attributes:
+        call: The number of the call.
+        op: The command.
+        id: The message id.
+        digest: For `schedule`: the digest of the message (`digest_of`).
+        lane: For `schedule`: the lane of the message.
+        at_ms: The due time in the command, epoch ms, if it has one.
+        recurs: For `schedule`: whether the message recurs.
+        late_ms: For `schedule`: the message may be dropped when it is late by this number of ms.
+        joins: For `schedule`: whether the message joins an earlier message (`Conflict.append`).
+        revision: For `redrive`: the revision of the dead letter.
+    """
 
     call: int
-    op: Literal["schedule", "cancel", "reschedule", "fire"]
+    op: Literal["schedule", "cancel", "reschedule", "fire", "redrive"]
     id: str
     digest: str = ""
     lane: str = ""
     at_ms: int | None = None
+    recurs: bool = False
+    late_ms: int | None = None
+    joins: bool = False
+    revision: int = 0
 
 
 class Returned(_Event, tag="returned"):
@@ -83,10 +105,25 @@ class Returned(_Event, tag="returned"):
 
 
 class Claiming(_Event, tag="claiming"):
+    """A process is about to ask for claims."""
+
     call: int
 
 
 class ClaimNote(Struct, array_like=True):
+    """One claim, as the store gave it out.
+
+    Attributes:
+        id: The message id; for a retried occurrence of a series, the occurrence's own id.
+        revision: The revision of the message.
+        due_ms: The due time, epoch ms.
+        lane: The lane.
+        attempt: The number of attempts that have finished.
+        token: The token of the claim, which contains the end of its lease.
+        alone: Whether the message is tried alone.
+        lapses: The number of leases that ended unsettled, in a row.
+    """
+
     id: str
     revision: int
     due_ms: int
@@ -98,24 +135,41 @@ class ClaimNote(Struct, array_like=True):
 
 
 class Claimed(_Event, tag="claimed"):
+    """The claims were given out. `now_ms` is the store's time of the answer, epoch ms."""
+
     call: int
     now_ms: int
     claims: list[ClaimNote]
 
 
 class SettlingNote(Struct, array_like=True):
+    """One settlement.
+
+    Attributes:
+        id: The message id.
+        revision: The revision of the message.
+        token: The token of the claim.
+        kind: The requested end of the claim. `again`: another delivery follows.
+        next_ms: The next due time of a recurring message, epoch ms. None ends the series.
+    """
+
     id: str
     revision: int
     token: int
     kind: Literal["delivered", "dropped", "skipped", "again", "dead"]
+    next_ms: int | None = None
 
 
 class Settling(_Event, tag="settling"):
+    """A process is about to settle claims."""
+
     call: int
     batch: list[SettlingNote]
 
 
 class Settled(_Event, tag="settled"):
+    """The settlements were answered: `settled`, `superseded` or `gone` for each, in order."""
+
     call: int
     outcomes: list[str]
 
@@ -134,12 +188,14 @@ class Renewing(_Event, tag="renewing"):
 
 
 class Renewed(_Event, tag="renewed"):
+    """The renewals were answered: `renewed`, `superseded`, `cancelled` or `lost` for each, in order."""
+
     call: int
     outcomes: list[str]
 
 
 class RunStarted(_Event, tag="run"):
-    """A handler or a sink has received a message."""
+    """A handler or a sink has received a message. `lane` is empty if a handler reads the lane from a list or topic."""
 
     id: str
     delivery_id: str
@@ -156,13 +212,21 @@ class RunEnded(_Event, tag="ran"):
     result: Literal["ok", "failed", "cancelled"]
 
 
+class Moved(_Event, tag="moved"):
+    """The store itself has moved this number of messages of a lane to their destinations. Their ids are not known."""
+
+    lane: str
+    messages: int
+
+
 class Process(_Event, tag="process"):
     """An event of a process: `ready` to work, about to be `killed` or `stopped`, `continued`, found `ended`.
 
-    `code` is its exit code: 0 for an orderly end.
+    `opened` and `closed` are events of its recorded scheduler. A process that has opened a scheduler and has not closed
+    it counts as killed after its last event. `code` is the exit code of an ended process: 0 for an orderly end.
     """
 
-    what: Literal["ready", "killed", "stopped", "continued", "ended"]
+    what: Literal["ready", "opened", "closed", "killed", "stopped", "continued", "ended"]
     code: int = 0
 
 
@@ -181,6 +245,8 @@ class Loss(_Event, tag="loss"):
 
 
 class PendingNote(Struct, array_like=True):
+    """A message that is pending in the end: its state (`State`), and the time of its next attempt, epoch ms."""
+
     id: str
     revision: int
     state: str
@@ -217,6 +283,7 @@ Event: TypeAlias = (
     | Renewed
     | RunStarted
     | RunEnded
+    | Moved
     | Process
     | Blocked
     | Loss
@@ -225,23 +292,43 @@ Event: TypeAlias = (
 )
 
 
+E = TypeVar("E", bound=_Event)
+_ORDER = count()
+"""Orders the events that happen in the same millisecond of a virtual clock."""
+
+
 class History:
     """The writer of one process to the file.
 
     Args:
         path: The path of the file, which is created if it does not exist.
-        process: The unique name of the process, or of the part of it that writes.
+        process: The unique name of the process, or of its scheduler; None = a name made from its pid.
+        clock: The clock of a test on virtual time, whose processes are all on one event loop. None = the clocks of this
+            machine.
+
+    Raises:
+        OSError: The file cannot be opened.
     """
 
-    def __init__(self, path: str | Path, process: str) -> None:
-        self.process = process
+    def __init__(self, path: str | Path, process: str | None = None, *, clock: Clock | None = None) -> None:
+        self.process: str = process or f"{os.getpid()}-{uuid4().hex[:6]}"
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._encode = msgspec.json.Encoder().encode
         self._calls = count(1)  # threads share it
+        self._clock = clock
+
+    def stamp(self, event: E) -> E:
+        """Give an event that will be written later the present time and the name of this process."""
+        event.process = self.process
+        if self._clock is not None:
+            event.at_ns = self._clock.monotonic_ms() * 1_000_000 + next(_ORDER) % 1_000_000
+            event.wall_ms = self._clock.now_ms()
+        return event
 
     def write(self, event: Event) -> None:
-        """Append an event. Unless the event names another process, it belongs to this process."""
-        event.process = event.process or self.process
+        """Append an event. Unless the event names a process, it belongs to this process, and happens now."""
+        if not event.process:
+            self.stamp(event)
         line = b"\n" + self._encode(event) + b"\n"
         if os.write(self._file, line) != len(line):
             raise OSError("a line of the history was cut short")
@@ -253,6 +340,14 @@ class History:
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
+
+    def __enter__(self) -> Self:
+        """Return the history, which the end of the block closes."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Close the file."""
+        self.close()
 
 
 def read(path: str | Path) -> list[Event]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from aiodelay.core.transitions import base_id, token_deadline_ms
 
-from .history import (
+from .events import (
     Blocked,
     Claimed,
     Claiming,
@@ -18,6 +18,7 @@ from .history import (
     Final,
     Invoked,
     Loss,
+    Moved,
     Outcome,
     Process,
     PuttingBack,
@@ -34,7 +35,7 @@ from .history import (
 
 __all__ = ["NEVER", "Attempt", "Fault", "Lease", "Operation", "Settlement", "Story"]
 
-NEVER = math.inf
+NEVER: float = math.inf
 
 
 @dataclass(slots=True)
@@ -50,24 +51,30 @@ class Operation:
 
     @property
     def id(self) -> str:
-        return self.call.id
+        """The id that the caller chose; for a retried occurrence of a series, the id of the series."""
+        return base_id(self.call.id)
 
     @property
     def asked_ns(self) -> int:
+        """The time at which the command was given."""
         return self.call.at_ns
 
     @property
     def is_put(self) -> bool:
         """Whether the command surely wrote a new revision."""
-        return self.call.op == "schedule" and self.outcome == "ok" and self.answer in ("stored", "replaced")
+        puts = self.call.op in ("schedule", "redrive")
+        return puts and self.outcome == "ok" and self.answer in ("stored", "replaced")
 
     @property
     def may_be_put(self) -> bool:
-        return self.call.op == "schedule" and self.outcome == "info"
+        """Whether the command may have written a new revision, and nobody knows."""
+        return self.call.op in ("schedule", "redrive") and self.outcome == "info"
 
 
 @dataclass(slots=True)
 class Settlement:
+    """A settlement. `outcome` is `info` without an answer."""
+
     note: SettlingNote
     asked_ns: int
     answered_ns: float = NEVER
@@ -80,6 +87,7 @@ class Lease:
 
     process: str
     note: ClaimNote
+    call: int
     asked_ns: int
     answered_ns: int
     now_ms: int
@@ -116,11 +124,18 @@ class Attempt:
 
     @property
     def revision(self) -> int:
+        """The revision of the message, from the delivery id."""
         return int(self.start.delivery_id.rsplit("/", 2)[1])
 
     @property
     def due_ms(self) -> int:
+        """The due time of the claim, epoch ms; without a claim, the due time in the delivery id."""
         return int(self.start.delivery_id.rsplit("/", 1)[1]) if self.lease is None else self.lease.note.due_ms
+
+    @property
+    def is_retried_occurrence(self) -> bool:
+        """Whether this is a retry of an occurrence of a series, which is a message of its own."""
+        return self.lease is not None and self.lease.note.id != self.start.id
 
     @property
     def asked_ns(self) -> int:
@@ -147,6 +162,7 @@ class Story:
         operations: In the order in which they were sent.
         attempts: In the order in which they started.
         leases: In the order in which the claims were answered.
+        moved: The lanes of which the store itself has moved messages to their destinations.
         doubled: Messages (id, revision) that are in the store and in their source, because a process ended while it
             put them back.
     """
@@ -161,20 +177,32 @@ class Story:
         self.ended: dict[str, int] = {}
         self.final: Final | None = None
         self.losses: list[Loss] = []
+        self.moved: set[str] = set()
+        self._opened: set[str] = set()
+        self._last_ns: dict[str, int] = {}
         self._calls: dict[tuple[str, int], Operation | Claiming | list[Settlement] | Renewing] = {}
         self._by_token: dict[tuple[str, str, int], Lease] = {}
         self._latest: dict[tuple[str, str, int], Lease] = {}
         self._running: dict[tuple[str, str, int], Attempt] = {}
         for event in events:
             self._tell(event)
+            self._last_ns[event.process] = event.at_ns
+        known_ends = dict(self.ended)
+        for process in sorted(self._opened):
+            self._vanished(process)
         for loss in self.losses:
             self._lose(loss)
         died = {fault.process for fault in self.faults if fault.what == "killed"}
         unfinished = [each for each in self.leases if each.is_put_back and each.settled_ns == NEVER]
-        self.doubled = {(each.note.id, each.note.revision) for each in unfinished if each.process in died}
+        self.doubled: set[tuple[str, int]] = {
+            (each.note.id, each.note.revision) for each in unfinished if each.process in died
+        }
+        self._by_id: dict[str, list[Operation]] = defaultdict(list)
+        for operation in self.operations:
+            self._by_id[operation.id].append(operation)
         for operation in self.operations:  # a command of an ended process took effect before that end, or never
             if operation.outcome == "info" and operation.answered_ns == NEVER:
-                operation.answered_ns = self.ended.get(operation.call.process, NEVER)
+                operation.answered_ns = known_ends.get(operation.call.process, NEVER)
 
     def _tell(self, event: Event) -> None:  # noqa: PLR0912 - one case per event
         match event:
@@ -207,6 +235,8 @@ class Story:
                 self._process(event)
             case Loss():
                 self.losses.append(event)
+            case Moved():
+                self.moved.add(event.lane)
             case Resources():
                 self.resources[event.process][event.phase] = event
             case Final():
@@ -225,7 +255,7 @@ class Story:
         for note in event.claims:
             if (event.process, note.id, note.token) in self._by_token:
                 continue  # a claim that was repeated
-            lease = Lease(event.process, note, asked.at_ns, event.at_ns, event.now_ms)
+            lease = Lease(event.process, note, event.call, asked.at_ns, event.at_ns, event.now_ms)
             self.leases.append(lease)
             self._by_token[event.process, note.id, note.token] = lease
             self._latest[event.process, base_id(note.id), note.revision] = lease
@@ -266,16 +296,32 @@ class Story:
         self._running[event.process, event.delivery_id, event.attempt] = attempt
 
     def _process(self, event: Process) -> None:
-        if event.what == "ready":
-            self.ready[event.process] = event.at_ns
-        elif event.what == "stopped":
-            self.faults.append(Fault(event.process, event.at_ns, "stopped"))
-        elif event.what in ("killed", "ended"):
-            if event.what == "ended":
+        match event.what:
+            case "ready":
+                self.ready[event.process] = event.at_ns
+            case "opened":
+                self.ready[event.process] = event.at_ns
+                self._opened.add(event.process)
+            case "closed":
+                self._opened.discard(event.process)
+            case "stopped":
+                self.faults.append(Fault(event.process, event.at_ns, "stopped"))
+            case "killed":
+                self._killed(event.process, event.at_ns)
+            case "ended":
                 self.ended[event.process] = event.at_ns
-            known = any(fault.process == event.process and fault.what == "killed" for fault in self.faults)
-            if not known and (event.what == "killed" or event.code):
-                self.faults.append(Fault(event.process, event.at_ns, "killed"))
+                if event.code:
+                    self._killed(event.process, event.at_ns)
+
+    def _killed(self, process: str, at_ns: int) -> None:
+        if not any(fault.process == process and fault.what == "killed" for fault in self.faults):
+            self.faults.append(Fault(process, at_ns, "killed"))
+
+    def _vanished(self, process: str) -> None:
+        """Note the death of a process that has opened its scheduler and not closed it, at its last event."""
+        if process not in self.ended:
+            self.ended[process] = self._last_ns[process]
+            self._killed(process, self._last_ns[process])
 
     def _lose(self, loss: Loss) -> None:
         """Mark the operations and leases in the lost time as uncertain."""
@@ -293,11 +339,8 @@ class Story:
         return (operation for operation in self.operations if operation.is_put)
 
     def by_id(self) -> dict[str, list[Operation]]:
-        """Group operations by message id."""
-        grouped: dict[str, list[Operation]] = defaultdict(list)
-        for operation in self.operations:
-            grouped[operation.id].append(operation)
-        return grouped
+        """Return the operations by message id."""
+        return self._by_id
 
     def in_flight(self, fault: Fault) -> int:
         """Count the messages that the process had in flight at the fault. A dead process never settles them."""

@@ -1,0 +1,320 @@
+"""Wrappers that record the calls of a scheduler: its commands, claims, settlements and renewals.
+
+A wrapper writes each call to the history before the call begins, and the answer as soon as it comes. A wrapper does not
+write claims that return no messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
+
+from aiodelay.core.values import (
+    Again,
+    At,
+    Claim,
+    Claimed,
+    Command,
+    Dead,
+    Demand,
+    Fire,
+    Lane,
+    LateAction,
+    Put,
+    Refused,
+    Renewal,
+    RenewOutcome,
+    Reschedule,
+    Settlement,
+    SettleOutcome,
+    Stored,
+    Tidied,
+    Transferred,
+    WorkStatus,
+)
+from aiodelay.errors import AiodelayError, OutcomeUnknownError
+from aiodelay.ports import Feed, LocalFeed, Pulse, Pulsing, Transferring, Work
+from aiodelay.ports.carrier import Carrier
+from aiodelay.ports.pulse import Step
+
+from . import events as h
+
+__all__ = ["RecordedCommands", "RecordedFeed", "RecordedLocalFeed", "RecordedTransfer", "RecordedWork"]
+
+
+class RecordedCommands:
+    """Carries commands out, and records them with the outcomes that their callers learn.
+
+    Args:
+        commands: The object that carries the commands out.
+        history: The history to which commands are written.
+    """
+
+    def __init__(self, commands: Carrier, history: h.History) -> None:
+        self._commands, self._history = commands, history
+
+    async def carry_out(self, command: Command, size: int) -> Stored | Refused:
+        """Carry out one command. If the caller is cancelled, its outcome stays unknown."""
+        call = self._invoked(command)
+        try:
+            answer = await self._commands.carry_out(command, size)
+        except AiodelayError as error:
+            self._returned(call, error)
+            raise
+        self._returned(call, answer)
+        return answer
+
+    async def carry_out_many(
+        self, commands: Sequence[Command], size: int
+    ) -> Sequence[Stored | Refused | AiodelayError]:
+        """Carry out a batch of commands."""
+        calls = [self._invoked(command) for command in commands]
+        try:
+            answers = await self._commands.carry_out_many(commands, size)
+        except AiodelayError as error:
+            for call in calls:
+                self._returned(call, error)
+            raise
+        for call, answer in zip(calls, answers, strict=True):
+            self._returned(call, answer)
+        return answers
+
+    def _invoked(self, command: Command) -> int:
+        call = self._history.next_call()
+        if isinstance(command, Put):
+            self._history.write(_scheduling(call, command))
+            return call
+        at_ms = command.due.ms if isinstance(command, Reschedule) and isinstance(command.due, At) else None
+        op: Literal["reschedule", "fire", "cancel"]
+        op = "reschedule" if isinstance(command, Reschedule) else "fire" if isinstance(command, Fire) else "cancel"
+        self._history.write(h.Invoked(call=call, op=op, id=command.id, at_ms=at_ms))
+        return call
+
+    def _returned(self, call: int, answer: Stored | Refused | AiodelayError) -> None:
+        if isinstance(answer, OutcomeUnknownError):
+            event = h.Returned(call=call, outcome="info")
+        elif isinstance(answer, AiodelayError):
+            event = h.Returned(call=call, outcome="fail", answer=type(answer).__name__)
+        else:
+            word = answer.answer if isinstance(answer, Stored) else answer.reason
+            event = h.Returned(call=call, outcome="ok", answer=word, revision=answer.revision, due_ms=answer.due_ms)
+        self._history.write(event)
+
+
+def _scheduling(call: int, put: Put) -> h.Invoked:
+    envelope = put.envelope
+    return h.Invoked(
+        call=call,
+        op="schedule",
+        id=put.id,
+        digest=h.digest_of(envelope.payload, envelope.key, envelope.headers),
+        lane=envelope.lane,
+        at_ms=put.due.ms if isinstance(put.due, At) else None,
+        recurs=envelope.rule is not None,
+        late_ms=put.late.after_ms if put.late.action is LateAction.DROP else None,
+        joins=put.conflict.mode == "append",
+    )
+
+
+class RecordedFeed:
+    """A `Feed` whose claims, settlements and renewals are recorded.
+
+    Args:
+        work: The feed that gives out claims.
+        history: The history to which calls are written.
+        puts_back: Whether the feed is that of a source, which puts retries and dead letters into the store.
+    """
+
+    def __init__(self, work: Feed, history: h.History, *, puts_back: bool = False) -> None:
+        self._work, self._history, self._puts_back = work, history, puts_back
+
+    async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
+        """Claim messages."""
+        asked = self._history.stamp(h.Claiming(call=self._history.next_call()))
+        claimed = await self._work.claim(demand, request=request, lease_ms=lease_ms)
+        self._claimed(asked, claimed)
+        return claimed
+
+    def _claimed(self, asked: h.Claiming, claimed: Claimed) -> None:
+        if claimed.claims:
+            self._history.write(asked)
+            notes = [_claim_note(claim) for claim in claimed.claims]
+            self._history.write(h.Claimed(call=asked.call, now_ms=claimed.now_ms, claims=notes))
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
+        """Settle claims."""
+        call = self._settling(settlements)
+        outcomes = await self._work.settle(settlements)
+        self._history.write(h.Settled(call=call, outcomes=list(outcomes)))
+        return outcomes
+
+    def _settling(self, settlements: Sequence[Settlement]) -> int:
+        call = self._history.next_call()
+        self._history.write(_settling(call, settlements))
+        returned = [(each.id, each.revision) for each in settlements if isinstance(each, Again | Dead)]
+        if self._puts_back and returned:
+            self._history.write(h.PuttingBack(batch=returned))
+        return call
+
+    async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
+        """Renew leases."""
+        call = self._history.next_call()
+        self._history.write(_renewing(call, renewals))
+        outcomes = await self._work.renew(renewals)
+        self._history.write(h.Renewed(call=call, outcomes=list(outcomes)))
+        return outcomes
+
+    def beat(self, ids: Collection[str]) -> None:
+        """Pass on the process's sign of life."""
+        self._work.beat(ids)
+
+    async def wait(self, *, until_ms: int | None) -> None:
+        """Wait for messages."""
+        await self._work.wait(until_ms=until_ms)
+
+    def wake(self) -> None:
+        """End the current or next wait."""
+        self._work.wake()
+
+    def clear(self) -> None:
+        """Forget earlier wake-ups."""
+        self._work.clear()
+
+
+class RecordedLocalFeed(RecordedFeed):
+    """A `LocalFeed` whose claims, settlements and renewals are recorded."""
+
+    def __init__(self, feed: LocalFeed, history: h.History) -> None:
+        super().__init__(feed, history, puts_back=True)
+        self._local = feed
+
+    def claim_nowait(self, demand: Mapping[Lane, Demand], *, lease_ms: int) -> Claimed:
+        """Claim messages without a wait."""
+        asked = self._history.stamp(h.Claiming(call=self._history.next_call()))
+        claimed = self._local.claim_nowait(demand, lease_ms=lease_ms)
+        self._claimed(asked, claimed)
+        return claimed
+
+    def settle_nowait(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome] | None:
+        """Settle claims without a wait. If the feed has to wait, nothing is recorded: `settle` follows."""
+        settling = self._history.stamp(_settling(self._history.next_call(), settlements))
+        outcomes = self._local.settle_nowait(settlements)
+        if outcomes is not None:
+            self._history.write(settling)
+            self._history.write(h.Settled(call=settling.call, outcomes=list(outcomes)))
+        return outcomes
+
+
+class RecordedWork(RecordedFeed):
+    """A `Work` whose claims, settlements and renewals are recorded. The calls of its pulse are recorded too."""
+
+    _work: Work
+
+    def __init__(self, work: Work, history: h.History) -> None:
+        super().__init__(work, history)
+        pulse = work.pulse if isinstance(work, Pulsing) else None
+        self.pulse: Pulse | None = None if pulse is None else _RecordedPulse(pulse, history)
+
+    async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
+        """Do housekeeping."""
+        return await self._work.tidy(lanes, limit=limit)
+
+    def status(self) -> WorkStatus:
+        """Return whether the store serves claims."""
+        return self._work.status()
+
+
+class _RecordedPulse:
+    """Records the calls that the thread of the pulse makes for a blocked event loop."""
+
+    def __init__(self, pulse: Pulse, history: h.History) -> None:
+        self._pulse, self._history = pulse, history
+
+    @property
+    def is_calling(self) -> bool:
+        return self._pulse.is_calling
+
+    def may_begin(self) -> bool:
+        return self._pulse.may_begin()
+
+    def step(self, tokens: Collection[int]) -> Step:
+        return self._pulse.step(tokens)
+
+    def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
+        call = self._history.next_call()
+        self._history.write(_renewing(call, renewals))
+        outcomes = self._pulse.renew(renewals)
+        self._history.write(h.Renewed(call=call, outcomes=list(outcomes)))
+        return outcomes
+
+    def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
+        call = self._history.next_call()
+        self._history.write(_settling(call, settlements))
+        outcomes = self._pulse.settle(settlements)
+        self._history.write(h.Settled(call=call, outcomes=list(outcomes)))
+        return outcomes
+
+    def wait(self, ms: int) -> None:
+        self._pulse.wait(ms)
+
+    def wake(self) -> None:
+        self._pulse.wake()
+
+    def restart(self) -> None:
+        self._pulse.restart()
+
+    def leave(self) -> None:
+        self._pulse.leave()
+
+
+class RecordedTransfer:
+    """A `Transferring` whose moves are counted: a store does not name the messages that it moves."""
+
+    def __init__(self, moves: Transferring, history: h.History, lane: Lane) -> None:
+        self._moves, self._history, self._lane = moves, history, lane
+
+    async def transfer(self, demand: Demand, settlements: Sequence[Settlement] = (), *, traces: int = 0) -> Transferred:
+        """Move due messages."""
+        transferred = await self._moves.transfer(demand, settlements, traces=traces)
+        if transferred.moved:
+            self._history.write(h.Moved(lane=self._lane, messages=transferred.moved))
+        return transferred
+
+    async def wait(self, *, until_ms: int | None) -> None:
+        """Wait for messages."""
+        await self._moves.wait(until_ms=until_ms)
+
+    def wake(self) -> None:
+        """End the current or next wait."""
+        self._moves.wake()
+
+    def clear(self) -> None:
+        """Forget earlier wake-ups."""
+        self._moves.clear()
+
+
+def _settling(call: int, settlements: Sequence[Settlement]) -> h.Settling:
+    return h.Settling(call=call, batch=[_settling_note(each) for each in settlements])
+
+
+def _renewing(call: int, renewals: Sequence[Renewal]) -> h.Renewing:
+    return h.Renewing(call=call, batch=[(each.id, each.token, each.to) for each in renewals])
+
+
+def _claim_note(claim: Claim) -> h.ClaimNote:
+    record = claim.record
+    return h.ClaimNote(
+        record.id,
+        record.revision,
+        record.due_ms,
+        record.envelope.lane,
+        record.attempt,
+        claim.token,
+        record.alone,
+        record.lapses,
+    )
+
+
+def _settling_note(settlement: Settlement) -> h.SettlingNote:
+    kind = "again" if isinstance(settlement, Again) else "dead" if isinstance(settlement, Dead) else settlement.outcome
+    return h.SettlingNote(settlement.id, settlement.revision, settlement.token, kind, settlement.then_due_ms)

@@ -1,0 +1,519 @@
+"""The rules S1 to S9, B1, B2, L1 to L5 and R1 of docs/guarantees.md, as functions of a story.
+
+Every command has one of three outcomes: `ok`, `fail` (surely not done), `info` (unknown). A command with an unknown
+outcome may have taken effect at any time from its call until the end of its process. A rule counts as broken only if it
+is broken for every such time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+from aiodelay.core.transitions import base_id, occurrence_id, token_deadline_ms
+
+from .story import NEVER, Attempt, Lease, Operation, Story
+
+__all__ = ["RULES", "Cause", "Finding", "Limits", "Rule", "causes", "first_runs"]
+
+Cause: TypeAlias = Literal["fault", "lapse", ""]
+
+LEAST_DEATH_NS = 1_000_000_000
+"""The shortest time from the stop of a process until other processes declare it dead.
+
+They do so 3 s after its last sign of life, which was a little earlier. The end of a process may be noticed at once.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits that hold in one test, in addition to the rules that always hold.
+
+    Attributes:
+        skew_ms: S1: the largest difference between the clocks of the processes and the clock of the store.
+        lateness_ms: L2: the longest time from the moment at which a message could run until its first run.
+        lane_lateness_ms: L3: the same limit for single lanes, whatever happens to other lanes.
+        p99_ms: B2: the time within which 99 of 100 first runs start, measured as for L2.
+        takeover_ms: L1: the longest time from the end of a process until the messages that it had claimed run again.
+        poison: L5: ids that must become dead letters, with the reason. All other messages must be delivered.
+        lapses: Whether claims may lapse without a fault in the history. On a busy machine they may.
+        spare: R1: the number of extra tasks, threads and files at the end that do not count as a leak.
+    """
+
+    skew_ms: int = 0
+    lateness_ms: int | None = None
+    lane_lateness_ms: dict[str, int] = field(default_factory=dict)
+    p99_ms: int | None = None
+    takeover_ms: int | None = None
+    poison: dict[str, str] = field(default_factory=dict)
+    lapses: bool = True
+    spare: int = 0
+
+
+Finding: TypeAlias = tuple[str, *tuple[str, ...]]
+"""A text that says how a rule was broken, then the ids of the messages concerned."""
+
+
+# --- safety -----------------------------------------------------------------------------------------------
+
+
+def _s1_never_early(story: Story, limits: Limits) -> Iterator[Finding]:
+    """No run starts before the due time of its record, or before the due time that the last certain command set."""
+    by_id = story.by_id()
+    for attempt in story.attempts:
+        due_ms = max(attempt.due_ms, _due_as_commanded(attempt, by_id.get(attempt.start.id, [])))
+        if attempt.start.wall_ms + limits.skew_ms < due_ms:
+            yield f"{attempt} started {due_ms - attempt.start.wall_ms} ms before it was due", attempt.start.id
+
+
+def _due_as_commanded(attempt: Attempt, operations: list[Operation]) -> int:
+    """Return the due time that the last command before the claim set; 0 if the last command is not certain.
+
+    The retry of an occurrence keeps its due time, also if its series is rescheduled.
+    """
+    if attempt.is_retried_occurrence:
+        return 0
+    able = [each for each in operations if each.call.op != "cancel" and _took_effect(each)]
+    possible = [each for each in able if each.asked_ns < attempt.asked_ns]
+    if not possible:
+        return 0
+    last = max(possible, key=lambda each: each.asked_ns)
+    if (
+        last.outcome != "ok"
+        or last.answered_ns > attempt.asked_ns
+        or any(
+            each.answered_ns > last.asked_ns
+            for each in able
+            if each is not last and each.asked_ns < attempt.start.at_ns
+        )
+    ):
+        return 0
+    return last.due_ms or last.call.at_ms or 0
+
+
+def _took_effect(operation: Operation) -> bool:
+    """Return whether the command may have changed the message."""
+    return operation.outcome == "info" or operation.answer in ("stored", "replaced", "rescheduled", "fired")
+
+
+def _s2_nothing_lost(story: Story, limits: Limits) -> Iterator[Finding]:
+    """Every acknowledged message is delivered, replaced, cancelled, dropped, a dead letter or still in the store."""
+    if story.final is None:
+        return
+    ended = _ended(story)
+    kept = {(note.id, note.revision) for note in story.final.pending}
+    kept |= {(message_id, revision) for message_id, revision, _ in story.final.dead}
+    by_id = story.by_id()
+    for put in story.puts():
+        if put.call.lane in story.moved or _may_have_ended(put, by_id[put.id], story.final.now_ms):
+            continue
+        if put.call.recurs:
+            yield from (
+                (f"{lost} revision {put.revision}, to be tried again, is nowhere", put.id)
+                for lost in _lost_retries(story, put)
+            )
+        if (put.call.id, put.revision) not in kept and (put.id, put.revision) not in ended:
+            yield f"{put.call.id} revision {put.revision}, stored by {put.call.process}, is nowhere", put.id
+
+
+def _ended(story: Story) -> set[tuple[str, int]]:
+    """Return the messages that have ended: delivered, or dropped. A series has ended if nothing follows."""
+    series = {(put.id, put.revision) for put in story.puts() if put.call.recurs}
+    ended = {(attempt.start.id, attempt.revision) for attempt in story.attempts if attempt.result == "ok"} - series
+    for lease in story.leases:
+        key = (base_id(lease.note.id), lease.note.revision)
+        for each in lease.settlements:
+            if each.outcome != "settled":
+                continue
+            is_last = lease.note.id == key[0] and each.note.next_ms is None
+            if is_last if key in series else each.note.kind in ("delivered", "dropped"):
+                ended.add(key)
+    return ended
+
+
+def _lost_retries(story: Story, put: Operation) -> Iterator[str]:
+    """Yield the occurrences of a series that were to be tried again, and that nobody has seen since."""
+    assert story.final is not None
+    seen = {(note.id, note.revision) for note in story.final.pending}
+    seen |= {(message_id, revision) for message_id, revision, _ in story.final.dead}
+    seen |= {(lease.note.id, lease.note.revision) for lease in story.leases}
+    for lease in story.leases:
+        note = lease.note
+        again = any(each.note.kind == "again" and each.outcome == "settled" for each in lease.settlements)
+        if not again or lease.is_in_doubt or note.id != put.id or note.revision != put.revision:
+            continue
+        is_seen = (occurrence_id(note.id, note.due_ms), note.revision) in seen
+        if not is_seen and not _is_given_back(story, lease):
+            yield occurrence_id(note.id, note.due_ms)
+
+
+def _is_given_back(story: Story, lease: Lease) -> bool:
+    """Return whether a series was given back without a run, so that the same occurrence is still its next one."""
+    assert story.final is not None
+    note = lease.note
+    pending = any(
+        each.id == note.id and each.next_attempt_ms <= note.due_ms and each.revision == note.revision
+        for each in story.final.pending
+    )
+    return pending or any(
+        each is not lease
+        and (each.note.id, each.note.revision, each.note.due_ms) == (note.id, note.revision, note.due_ms)
+        for each in story.leases
+    )
+
+
+def _may_have_ended(put: Operation, operations: list[Operation], final_ms: int) -> bool:
+    """Return whether a later command may have replaced or cancelled a message, or the store may have dropped it."""
+    due_ms = put.due_ms
+    for other in operations:
+        if other is put or other.answered_ns < put.asked_ns:
+            continue
+        if other.may_be_put or (other.is_put and other.revision > put.revision):
+            return True
+        if other.call.op == "cancel" and (
+            other.outcome == "info" or other.answer in ("cancelled", "in_flight", "recorded")
+        ):
+            return True
+        if other.call.op == "reschedule":
+            due_ms = max(due_ms, other.due_ms, other.call.at_ms or 0)
+    return put.call.late_ms is not None and final_ms > due_ms + put.call.late_ms
+
+
+def _s3_at_least_once(story: Story, limits: Limits) -> Iterator[Finding]:
+    """A message that is settled as delivered has run to its end before."""
+    runs: dict[int, list[Attempt]] = defaultdict(list)
+    for attempt in story.attempts:
+        runs[id(attempt.lease)].append(attempt)
+    for lease in story.leases:
+        if (lease.note.id, lease.note.revision) in story.doubled:  # it is unknown which of two claims ran
+            continue
+        for settlement in lease.settlements:
+            ends = [attempt.ended_ns for attempt in runs[id(lease)] if attempt.result == "ok"]
+            if settlement.note.kind == "delivered" and min(ends, default=NEVER) > settlement.asked_ns:
+                text = f"{lease.note.id} was settled as delivered by {lease.process} and had not been run"
+                yield text, base_id(lease.note.id)
+
+
+def _s4_latest_version_wins(story: Story, limits: Limits) -> Iterator[Finding]:
+    """After a replacement was acknowledged, no claim returns the replaced version."""
+    puts = defaultdict(list)
+    for put in story.puts():
+        puts[put.id].append(put)
+    for attempt in story.attempts:
+        for put in puts[attempt.start.id]:
+            if put.revision > attempt.revision and put.answered_ns < attempt.asked_ns:
+                yield f"{attempt} was claimed after revision {put.revision} had been acknowledged", put.id
+                break
+
+
+def _s5_cancel_honoured(story: Story, limits: Limits) -> Iterator[Finding]:
+    """After a cancel was acknowledged, no claim returns a message that was surely stored before the cancel."""
+    cancels = defaultdict(list)
+    for operation in story.operations:
+        if operation.call.op == "cancel" and operation.answer in ("cancelled", "in_flight"):
+            cancels[operation.id].append(operation)
+    stored_ns = {(put.id, put.revision): put.answered_ns for put in story.puts()}
+    for attempt in story.attempts:
+        stored = stored_ns.get((attempt.start.id, attempt.revision), NEVER)
+        for cancel in cancels[attempt.start.id]:
+            if stored < cancel.asked_ns and cancel.answered_ns < attempt.asked_ns:
+                text = f"{attempt} was claimed after its cancel had been acknowledged as {cancel.answer}"
+                yield text, cancel.id
+                break
+
+
+def _s6_nothing_ended_comes_back(story: Story, limits: Limits) -> Iterator[Finding]:
+    """After a settlement that ends a message was acknowledged, no claim returns the message again."""
+    over: dict[tuple[str, int, int], float] = {}
+    for lease in story.leases:
+        for settlement in [] if lease.is_in_doubt else lease.settlements:
+            if settlement.outcome == "settled" and settlement.note.kind != "again":
+                key = (lease.note.id, lease.note.revision, lease.note.due_ms)
+                over[key] = min(settlement.answered_ns, over.get(key, NEVER))
+    for lease in story.leases:
+        if (lease.note.id, lease.note.revision) in story.doubled:
+            continue
+        if over.get((lease.note.id, lease.note.revision, lease.note.due_ms), NEVER) < lease.asked_ns:
+            text = f"{lease.note.id} revision {lease.note.revision} was claimed by {lease.process} after its end"
+            yield text, base_id(lease.note.id)
+
+
+def _s7_one_live_owner(story: Story, limits: Limits) -> Iterator[Finding]:
+    """Claims of one message do not overlap, their tokens grow, and only the newest claim may settle."""
+    leases: dict[tuple[str, int], list[Lease]] = defaultdict(list)
+    for lease in story.leases:
+        leases[lease.note.id, lease.note.revision].append(lease)
+    for (message_id, revision), owners in leases.items():
+        if (message_id, revision) in story.doubled:
+            continue
+        for older, newer in map(_in_order, pairwise(owners)):
+            if not older.is_in_doubt:
+                is_early_allowed = _may_be_dead(story, older.process, newer.answered_ns)
+                for text in _overlap(older, newer, is_early_allowed=is_early_allowed):
+                    yield f"{message_id}: {text}", base_id(message_id)
+
+
+def _may_be_dead(story: Story, process: str, at_ns: int) -> bool:
+    """Return whether other processes may have declared a process dead, because it had ended or stood still."""
+    least_ns = {"killed": 0, "stopped": LEAST_DEATH_NS}
+    faults = (each for each in story.faults if each.process == process and each.what in least_ns)
+    return any(at_ns - each.at_ns >= least_ns[each.what] for each in faults)
+
+
+def _in_order(pair: tuple[Lease, Lease]) -> tuple[Lease, Lease]:
+    """Order two overlapping claims by their tokens, because a blocked process learns late of its own claim."""
+    first, second = pair
+    overlap = second.asked_ns < first.answered_ns
+    return (second, first) if overlap and second.note.token < first.note.token else pair
+
+
+def _overlap(older: Lease, newer: Lease, *, is_early_allowed: bool) -> Iterator[str]:
+    held_until_ms = older.deadline_ms(newer.asked_ns)
+    if token_deadline_ms(newer.note.token) < token_deadline_ms(older.note.token):
+        yield f"the token of {newer.process} is older than that of {older.process}, who had it before"
+    if not is_early_allowed and older.is_open(newer.answered_ns) and newer.now_ms < held_until_ms:
+        early_ms = held_until_ms - newer.now_ms
+        yield f"claimed by {newer.process} {early_ms} ms before the lease of {older.process} ended"
+    for settlement in older.settlements:
+        if settlement.outcome == "settled" and settlement.asked_ns > newer.answered_ns:
+            yield f"settled by {older.process} although {newer.process} had claimed it since"
+
+
+def _s8_bytes_identical(story: Story, limits: Limits) -> Iterator[Finding]:
+    """Payload, key and headers arrive as they were scheduled under this id and revision.
+
+    A message that joins another one (`Conflict.append`) has other bytes, and one from a list or topic has another lane.
+    """
+    known = {(put.id, put.revision): put for put in story.puts()}
+    for attempt in story.attempts:
+        start = attempt.start
+        of_id = story.by_id().get(start.id, [])
+        if not start.lane and not of_id:  # another program wrote it into a list or topic
+            continue
+        schedules = [each for each in of_id if each.call.op == "schedule"]
+        candidates = _candidates(attempt, known.get((start.id, attempt.revision)), of_id, schedules)
+        if not candidates:
+            yield f"{attempt} delivered what nobody scheduled", start.id
+        elif not any(_is_same(attempt, each) for each in schedules if each.call.joins or each in candidates):
+            yield f"{attempt} delivered other bytes, or to another lane, than was scheduled", start.id
+
+
+def _candidates(
+    attempt: Attempt, put: Operation | None, of_id: list[Operation], schedules: list[Operation]
+) -> list[Operation]:
+    """Return the commands that may have made the delivered version.
+
+    Args:
+        attempt: The run.
+        put: The command that was answered with the revision of this version; None if there is none.
+        of_id: The commands with this id.
+        schedules: Those of them that schedule.
+    """
+    if put is None:
+        is_repeated = attempt.lease is not None and attempt.lease.is_in_doubt  # its server lost it before
+        has_redrive = any(each.call.op == "redrive" for each in of_id)
+        return schedules if is_repeated or has_redrive else [each for each in schedules if each.may_be_put]
+    return schedules if put.call.op == "redrive" else [put]
+
+
+def _is_same(attempt: Attempt, scheduled: Operation) -> bool:
+    start, call = attempt.start, scheduled.call
+    return (call.joins or call.digest == start.digest) and start.lane in ("", call.lane)
+
+
+def _s9_in_order(story: Story, limits: Limits) -> Iterator[Finding]:
+    """One claim returns the messages of a lane by due time. This excludes messages that were claimed before."""
+    last: dict[tuple[str, int, str], Lease] = {}
+    known: set[tuple[str, int, int]] = set()
+    for lease in story.leases:
+        note = lease.note
+        is_again = note.attempt or note.lapses or (note.id, note.revision, note.due_ms) in known
+        known.add((note.id, note.revision, note.due_ms))
+        if is_again:
+            continue
+        key = (lease.process, lease.call, note.lane)
+        before = last.get(key)
+        if before is not None and before.note.due_ms > note.due_ms:
+            text = f"{note.id} was given out behind {before.note.id}, which is due later"
+            yield text, base_id(note.id), base_id(before.note.id)
+        last[key] = lease
+
+
+def _b1_duplicates_bounded(story: Story, limits: Limits) -> Iterator[Finding]:
+    """A message runs again only if it was in flight at a fault, or if its lease had ended."""
+    for again, earlier in _duplicates(story):
+        if not _cause(story, earlier, again, limits):
+            yield f"{again} ran again without a cause: {earlier} came before", again.start.id
+
+
+def causes(story: Story, limits: Limits) -> list[Cause]:
+    """Return the cause of each duplicate: a fault of its first process, the end of a lease, or "" for no cause."""
+    return [_cause(story, earlier, again, limits) for again, earlier in _duplicates(story)]
+
+
+def _duplicates(story: Story) -> Iterator[tuple[Attempt, Attempt]]:
+    """Yield pairs of a run and its duplicate: the earlier run succeeded, was cut off, or still goes on.
+
+    A run after a failed run is a retry, not a duplicate, also if the run before the failed run was cut off.
+    """
+    latest: dict[str, Attempt] = {}
+    for attempt in story.attempts:
+        before = latest.get(attempt.start.delivery_id)
+        if before is not None and before.result in ("", "ok"):
+            yield attempt, before
+        latest[attempt.start.delivery_id] = attempt
+
+
+def _cause(story: Story, earlier: Attempt, again: Attempt, limits: Limits) -> Cause:
+    """Return why a message ran twice: a fault of its first process, the end of its lease, or "" for no cause."""
+    if (again.start.id, again.revision) in story.doubled:  # one process may have claimed both copies at once
+        return "fault"
+    if earlier.lease is None or again.lease is None or earlier.lease is again.lease:
+        return ""
+    first, second = sorted((earlier.lease, again.lease), key=lambda lease: lease.answered_ns)
+    if first.is_in_doubt:
+        return "fault"
+    for fault in story.faults:
+        if fault.process == first.process and first.asked_ns <= fault.at_ns <= second.answered_ns < first.settled_ns:
+            return "fault"
+    has_lapsed = first.deadline_ms(second.answered_ns) <= second.now_ms
+    return "lapse" if limits.lapses and has_lapsed else ""
+
+
+def _b2_lateness_bounded(story: Story, limits: Limits) -> Iterator[Finding]:
+    """99 of 100 first runs start soon."""
+    runs = sorted(first_runs(story), key=lambda run: run[1])
+    if limits.p99_ms is not None and runs:
+        attempt, late_ms = runs[math.ceil(0.99 * len(runs)) - 1]
+        if late_ms > limits.p99_ms:
+            text = (
+                f"1 in 100 first runs was at least as late as {attempt}, {late_ms:.0f} ms after it could have started"
+            )
+            yield text, attempt.start.id
+
+
+# --- liveness ---------------------------------------------------------------------------------------------
+
+
+def _l1_no_stuck_lease(story: Story, limits: Limits) -> Iterator[Finding]:
+    """At the end no message is leased. The messages that a process had claimed when it ended run again soon."""
+    if story.final is not None:
+        stuck = [note.id for note in story.final.pending if note.state == "in_flight"]
+        yield from ((f"{message_id} is leased in the end", base_id(message_id)) for message_id in stuck)
+        if story.final.leases > len(stuck):
+            yield (f"{story.final.leases - len(stuck)} leases without a message are left in the end",)
+    if limits.takeover_ms is not None:
+        yield from _late_takeovers(story, limits.takeover_ms)
+
+
+def _late_takeovers(story: Story, takeover_ms: int) -> Iterator[Finding]:
+    """Yield a text for each message whose next owner came too late. A message without a next owner concerns S2."""
+    leases: dict[tuple[str, int], list[Lease]] = defaultdict(list)
+    for lease in story.leases:
+        leases[lease.note.id, lease.note.revision].append(lease)
+    for (message_id, _), owners in leases.items():
+        for older, newer in pairwise(owners):
+            served_ns = min((ns for ns in story.ready.values() if ns > older.asked_ns), default=0)
+            taken_ms = newer.now_ms - older.deadline_ms(newer.asked_ns)
+            since_served_ms = (newer.answered_ns - max(served_ns, older.asked_ns)) / 1e6
+            if older.settled_ns == NEVER and min(taken_ms, since_served_ms) > takeover_ms:
+                text = f"{message_id}: {newer.process} took over {taken_ms} ms after the lease of {older.process} ended"
+                yield text, base_id(message_id)
+
+
+def _l2_no_lost_wake_up(story: Story, limits: Limits) -> Iterator[Finding]:
+    """The first run starts soon after the message could run. No message is left in the end that is due for longer."""
+    if limits.lateness_ms is None:
+        return
+    for attempt, late_ms in first_runs(story):
+        if late_ms > limits.lateness_ms:
+            yield f"{attempt} started {late_ms:.0f} ms after it could have", attempt.start.id
+    for note in () if story.final is None else story.final.pending:
+        late_ms = 0 if story.final is None else story.final.now_ms - note.next_attempt_ms
+        if note.state == "overdue" and late_ms > limits.lateness_ms:
+            yield f"{note.id} revision {note.revision} is due since {late_ms} ms and was left", base_id(note.id)
+
+
+def _l3_lanes_are_fair(story: Story, limits: Limits) -> Iterator[Finding]:
+    """In some lanes, the first run starts soon, too, whatever happens to other lanes."""
+    for attempt, late_ms in first_runs(story):
+        limit = limits.lane_lateness_ms.get(attempt.start.lane, math.inf)
+        if late_ms > limit:
+            text = f"{attempt} of lane {attempt.start.lane} started {late_ms:.0f} ms after it could have"
+            yield text, attempt.start.id
+
+
+def first_runs(story: Story) -> Iterator[tuple[Attempt, float]]:
+    """Yield the first run of each message, and the time since it was due, stored, and a process was ready."""
+    stored_ns = {(put.id, put.revision): put.answered_ns for put in story.puts()}
+    seen: set[str] = set()
+    for attempt in story.attempts:
+        start = attempt.start
+        if start.delivery_id in seen:
+            continue
+        seen.add(start.delivery_id)
+        since_ns = max(stored_ns.get((start.id, attempt.revision), 0), story.ready.get(start.process, 0))
+        yield attempt, min(start.wall_ms - attempt.due_ms, (start.at_ns - since_ns) / 1e6)
+
+
+def _l4_converges(story: Story, limits: Limits) -> Iterator[Finding]:
+    """At the end no due message is left."""
+    if story.final is not None:
+        overdue = (note.id for note in story.final.pending if note.state == "overdue")
+        yield from ((f"{message_id} is due and was left", base_id(message_id)) for message_id in overdue)
+
+
+def _l5_poison_stops_nobody(story: Story, limits: Limits) -> Iterator[Finding]:
+    """Each poison message becomes a dead letter for the expected reason. Every other message is delivered."""
+    if not limits.poison or story.final is None:
+        return
+    dead = {message_id: reason for message_id, _, reason in story.final.dead}
+    for message_id, reason in limits.poison.items():
+        if dead.pop(message_id, None) != reason:
+            yield f"{message_id} should have become a dead letter as {reason}", message_id
+    delivered = {attempt.start.id for attempt in story.attempts if attempt.result == "ok"}
+    by_id, final_ms = story.by_id(), story.final.now_ms
+    wanted = {put.id for put in story.puts() if not _may_have_ended(put, by_id[put.id], final_ms)}
+    neighbours = wanted - set(limits.poison)
+    for message_id, reason in dead.items():
+        yield f"{message_id}, a neighbour, was given up as {reason}", message_id
+    for message_id in sorted(neighbours - delivered):
+        yield f"{message_id}, a neighbour, was not delivered", message_id
+
+
+def _r1_resources_return(story: Story, limits: Limits) -> Iterator[Finding]:
+    """The numbers of tasks, threads and files return to their values at the beginning."""
+    for process, phases in story.resources.items():
+        if "baseline" in phases and "end" in phases:
+            before, after = phases["baseline"], phases["end"]
+            for what in ("tasks", "threads", "files"):
+                grown = getattr(after, what) - getattr(before, what)
+                if grown > limits.spare:
+                    yield (f"{process} has {grown} {what} more than at the beginning",)
+
+
+Rule: TypeAlias = Callable[[Story, Limits], Iterable[Finding]]
+
+RULES: dict[str, Rule] = {
+    "S1": _s1_never_early,
+    "S2": _s2_nothing_lost,
+    "S3": _s3_at_least_once,
+    "S4": _s4_latest_version_wins,
+    "S5": _s5_cancel_honoured,
+    "S6": _s6_nothing_ended_comes_back,
+    "S7": _s7_one_live_owner,
+    "S8": _s8_bytes_identical,
+    "S9": _s9_in_order,
+    "B1": _b1_duplicates_bounded,
+    "B2": _b2_lateness_bounded,
+    "L1": _l1_no_stuck_lease,
+    "L2": _l2_no_lost_wake_up,
+    "L3": _l3_lanes_are_fair,
+    "L4": _l4_converges,
+    "L5": _l5_poison_stops_nobody,
+    "R1": _r1_resources_return,
+}

@@ -1,0 +1,158 @@
+"""`record`: what a scheduler does is in its history, and the checker understands it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from aiodelay import Every, Late, Later, Retry, Scheduler
+from aiodelay.core.values import DeadLetter
+from aiodelay.errors import ClosedError
+from aiodelay.model import Conflict
+from aiodelay.testing import history as h
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.asyncio
+
+TRIED_TWICE = Retry(attempts=2, first="10ms", jitter=0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "history.jsonl"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Scheduler:
+    """A scheduler whose handlers do all that a handler may do."""
+    scheduler = Scheduler(f"sqlite:///{tmp_path / 'shop.db'}", sinks=["stdout:"], retry=TRIED_TWICE)
+    put_off: set[bytes] = set()
+
+    @scheduler.handler(name="work")
+    async def work(payload: bytes) -> Later | None:
+        if payload == b"broken":
+            raise RuntimeError("as told")
+        if payload == b"later" and payload not in put_off:
+            put_off.add(payload)
+            return Later("10ms")
+        return None
+
+    @scheduler.handler(name="plain")
+    def plain(payload: bytes) -> None: ...
+
+    @scheduler.handler(name="batched", batch=4, batch_wait="5ms")
+    async def batched(payloads: list[bytes]) -> None:
+        if b"broken" in payloads:
+            raise RuntimeError("as told")
+
+    return scheduler
+
+
+async def recorded(shop: Scheduler, path: Path, body: Callable[[], Awaitable[None]]) -> h.Report:
+    """Run a body in an open and recorded scheduler, and check the history."""
+    with h.History(path, "shop") as history:
+        h.record(shop, history)
+        async with shop:
+            await body()
+            await shop.run_until_idle()
+            history.write(await h.content_of(shop.store))
+    report = h.check_file(path)
+    print("\n".join(report.lines()))
+    return report
+
+
+def runs(path: Path, message_id: str) -> list[str]:
+    """Return the results of the runs of a message."""
+    return [attempt.result for attempt in h.Story(h.read(path)).attempts if attempt.start.id == message_id]
+
+
+async def test_each_kind_of_run_is_recorded_with_its_result(shop: Scheduler, path: Path) -> None:
+    async def body() -> None:
+        for lane in ("work", "plain", "batched"):
+            for what in ("done", "broken", "later"):
+                await shop.schedule(what.encode(), to=f"handler:{lane}", id=f"{lane} {what}", delay="0s")
+        await shop.schedule(b"out", to="stdout:a", id="out", delay="0s")
+
+    report = await recorded(shop, path, body)
+    report.verify()
+    assert runs(path, "work done") == runs(path, "plain done") == runs(path, "batched done") == ["ok"]
+    assert runs(path, "out") == ["ok"]
+    assert runs(path, "work later") == ["failed", "ok"]
+    assert runs(path, "work broken") == runs(path, "batched broken") == ["failed", "failed"]
+
+
+async def test_messages_that_a_program_takes_are_recorded(shop: Scheduler, path: Path) -> None:
+    async def body() -> None:
+        async def take() -> None:
+            async for message in shop.messages("pulled", concurrency=1):
+                try:
+                    with message as payload:
+                        assert payload != b"broken"
+                except AssertionError:
+                    continue
+
+        taking = asyncio.create_task(take())
+        for what in ("done", "broken"):
+            await shop.schedule(what.encode(), to="handler:pulled", id=what, delay="0s")
+        await until(lambda: runs(path, "broken") == ["failed", "failed"] and runs(path, "done") == ["ok"], "all runs")
+        taking.cancel()
+
+    (await recorded(shop, path, body)).verify()
+
+
+async def test_each_command_is_recorded_with_its_answer(shop: Scheduler, path: Path) -> None:
+    async def letters() -> list[DeadLetter]:
+        return [letter async for letter in shop.dead_letters()]
+
+    async def body() -> None:
+        for message_id in ("kept", "replaced", "cancelled", "moved", "fired"):
+            await shop.schedule(message_id.encode(), to="handler:work", id=message_id, delay="1h")
+        await shop.schedule(b"other", to="handler:work", id="replaced", delay="1h")
+        await shop.schedule(b"other", to="handler:work", id="kept", delay="1h", conflict=Conflict.keep())
+        await shop.cancel("cancelled")
+        await shop.cancel("unknown")
+        await shop.reschedule("moved", delay="1ms")
+        await shop.fire("fired")
+        await shop.schedule(b"broken", to="handler:work", id="dead", delay="0s")
+        await until(lambda: runs(path, "dead") == ["failed", "failed"], "its runs")
+        await until(letters, "its dead letter")
+        await shop.redrive(*await letters())
+        for message_id in ("kept", "replaced"):
+            await shop.fire(message_id)
+
+    report = await recorded(shop, path, body)
+    report.verify()
+    answers = {(each.call.op, each.call.id): each.answer for each in h.Story(h.read(path)).operations}
+    assert answers["schedule", "replaced"] == "replaced"
+    assert answers["schedule", "kept"] == "kept"
+    assert answers["cancel", "cancelled"] == "cancelled"
+    assert answers["cancel", "unknown"] == "not_found"
+    assert answers["reschedule", "moved"] == "rescheduled"
+    assert answers["redrive", "dead"] == "stored"
+    assert runs(path, "dead") == ["failed"] * 4
+
+
+async def test_series_late_messages_and_joined_messages_break_no_rule(shop: Scheduler, path: Path) -> None:
+    async def body() -> None:
+        await shop.schedule(b"series", to="handler:work", id="series", every=Every("100ms"))
+        await shop.schedule(b"broken", to="handler:work", id="broken series", every=Every("100ms"))
+        past = datetime.now(UTC) - timedelta(hours=1)
+        await shop.schedule(b"late", to="handler:work", id="late", late=Late.drop("1s"), at=past)
+        for item in (b"1", b"2"):
+            await shop.schedule(item, to="handler:plain", id="joined", delay="20ms", conflict=Conflict.append())
+        await until(lambda: len(runs(path, "series")) > 1 and len(runs(path, "broken series")) > 2, "occurrences")
+        await shop.cancel("broken series")
+
+    report = await recorded(shop, path, body)
+    report.verify()
+    assert runs(path, "late") == []
+
+
+async def test_an_open_scheduler_cannot_be_recorded(shop: Scheduler, path: Path) -> None:
+    async with shop:
+        with h.History(path) as history, pytest.raises(ClosedError, match="open already"):
+            h.record(shop, history)
