@@ -1,0 +1,68 @@
+"""A short nemesis on each stack: a fixed schedule of faults. `nox -s nemesis` runs longer ones, with any seed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.nemesis.kafka import KafkaStage
+from tests.nemesis.redis import RedisStage
+from tests.nemesis.results import as_markdown, put_between_markers
+from tests.nemesis.schedule import Kind, draw, moments
+from tests.nemesis.sqlite import SqliteStage
+from tests.nemesis.stage import Result, Stage, play
+
+SECONDS, SEED = 20.0, 7
+STAGES: list[type[Stage]] = [SqliteStage, RedisStage, KafkaStage]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_the_promises_hold_under_a_random_schedule_of_faults(stage: type[Stage], tmp_path: Path) -> None:
+    with stage(tmp_path, SEED, SECONDS) as playing:
+        result = play(playing, SEED, SECONDS)
+    print(result.summary)
+    again = f"nox -s nemesis -- --stack {stage.name} --seed {SEED} --minutes {SECONDS / 60:.3f}"
+    assert not result.violations, f"repeat: {again}; histories: {tmp_path}\n" + "\n".join(result.violations[:20])
+
+
+# --- the schedule and the table ---------------------------------------------------------------------------
+
+KINDS = (
+    Kind("killed", "process", lasts_s=(0.1, 2.0)),
+    Kind("stopped", "process", lasts_s=(0.5, 6.0)),
+    Kind("stepped", "clock", value=(-5.0, 5.0)),
+)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_seed_repeats_its_schedule_and_faults_of_one_target_do_not_overlap(seed: int) -> None:
+    faults = draw(seed, 60.0, KINDS, {"process": 2, "clock": 1})
+    assert faults == draw(seed, 60.0, KINDS, {"process": 2, "clock": 1})
+    assert faults != draw(seed + 1, 60.0, KINDS, {"process": 2, "clock": 1})
+    assert {fault.kind for fault in faults} == {"killed", "stopped", "stepped"}
+    busy_s: dict[tuple[bool, int], float] = {}
+    for fault in faults:
+        target = (fault.kind == "stepped", fault.target)
+        assert fault.at_s >= busy_s.get(target, 0.0)
+        busy_s[target] = fault.at_s + fault.lasts_s
+    times = [at_s for at_s, _, _ in moments(faults)]
+    assert times == sorted(times)
+    assert len(times) == 2 * len(faults)
+
+
+def test_the_table_counts_the_violations_of_the_runs_with_a_fault() -> None:
+    results = {
+        "redis": [
+            Result(Counter({"server killed": 2}), [], ""),
+            Result(Counter({"server killed": 1, "failover": 1}), ["S2: m was lost"], ""),
+        ]
+    }
+    table = as_markdown(results, "Runs:")
+    assert "| redis | failover | 1 | 1 |\n| redis | server killed | 3 | 1 |" in table
+    page = put_between_markers("before\n<!-- nemesis: begin -->\nold\n<!-- nemesis: end -->\nafter\n", table)
+    assert page == f"before\n<!-- nemesis: begin -->\n\n{table}\n\n<!-- nemesis: end -->\nafter\n"
+    with pytest.raises(ValueError, match="nemesis: begin"):
+        put_between_markers("a page without markers", table)
