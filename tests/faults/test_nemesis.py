@@ -12,7 +12,8 @@ from tests.nemesis.redis import RedisStage
 from tests.nemesis.results import as_markdown, put_between_markers
 from tests.nemesis.schedule import Kind, draw, moments
 from tests.nemesis.sqlite import SqliteStage
-from tests.nemesis.stage import Result, Stage, play
+from tests.nemesis.stage import PROCESS_KINDS, Result, Stage, play
+from tests.support.processes import Worker
 
 SECONDS, SEED = 20.0, 7
 STAGES: list[type[Stage]] = [SqliteStage, RedisStage, KafkaStage]
@@ -26,6 +27,27 @@ def test_the_promises_hold_under_a_random_schedule_of_faults(stage: type[Stage],
     print(result.summary)
     again = f"nox -s nemesis -- --stack {stage.name} --seed {SEED} --minutes {SECONDS / 60:.3f}"
     assert not result.violations, f"repeat: {again}; histories: {tmp_path}\n" + "\n".join(result.violations[:20])
+
+
+class BrokenStage(SqliteStage):
+    """A stage whose services break a promise."""
+
+    kinds = PROCESS_KINDS
+    bug = ""
+
+    def start_service(self, name: str, number: int) -> Worker:
+        plan = self.plan(name, serve=("work",), sink=True, run_ms=20, until="sigterm", bug=self.bug)
+        return self.crew.start("worker", plan, name=name)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("bug", "rule"), [("SettlesFirst", "S2"), ("DeliversEarly", "S1")])
+def test_a_broken_promise_is_found(bug: str, rule: str, tmp_path: Path) -> None:
+    """Negative control."""
+    with BrokenStage(tmp_path, SEED, 8.0) as playing:
+        playing.bug = bug
+        result = play(playing, SEED, 8.0)
+    assert rule in {violation.partition(":")[0] for violation in result.violations}
 
 
 # --- the schedule and the table ---------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,10 +91,13 @@ class CheckedStage(Stage):
         self.crew.history.write(final_of(self.scene.store_url(), self.scene.leases))
         report = check(self._events(), Limits(takeover_ms=TAKEOVER_MS, spare=SPARE))
         self.violations += map(str, report.violations)
-        final = self.scene.story().final
-        assert final is not None
-        self.violations += [f"L5: {message_id} is a dead letter: {reason}" for message_id, _, reason in final.dead]
-        return str(report)
+        story = self.scene.story()
+        assert story.final is not None
+        self.violations += [
+            f"L5: {message_id} is a dead letter: {reason}" for message_id, _, reason in story.final.dead
+        ]
+        errors = Counter(each.answer or "no answer" for each in story.operations if each.outcome != "ok")
+        return f"{report}; {dict(errors)}"
 
     def _events(self) -> list[h.Event]:
         """Return the events of all processes, with the wall clock of the store for the beginnings of runs."""
