@@ -76,10 +76,10 @@ class RedisStage(CheckedStage):
             "scripts flushed": (lambda fault: self._tell("SCRIPT", "FLUSH"), lambda fault: None),
             "connections cut": (lambda fault: self._front.cut(), lambda fault: None),
             "connections half-open": (lambda fault: self._front.freeze(), lambda fault: None),
-            "black hole": self._passing("black hole"),
-            "answers lost": self._passing("lose answers"),
-            "requests lost": self._passing("lose requests"),
-            "lossy connections": self._passing("lossy"),
+            "black hole": (self._pass("black hole"), self._pass("pass")),
+            "answers lost": (self._pass("lose answers"), self._pass("pass")),
+            "requests lost": (self._pass("lose requests"), self._pass("pass")),
+            "lossy connections": (self._pass("lossy"), self._pass("pass")),
             "slow answers": (self._delay, self._hurry),
         }
 
@@ -123,14 +123,11 @@ class RedisStage(CheckedStage):
 
     # --- the connections ----------------------------------------------------------------------------------
 
-    def _passing(self, mode: Mode) -> Acts:
-        def begin(fault: Fault) -> None:
+    def _pass(self, mode: Mode) -> Act:
+        def act(fault: Fault) -> None:
             self._front.mode = mode
 
-        def mend(fault: Fault) -> None:
-            self._front.mode = "pass"
-
-        return begin, mend
+        return act
 
     def _delay(self, fault: Fault) -> None:
         self._front.delay_answers_s = fault.value

@@ -23,7 +23,7 @@ class Kind(msgspec.Struct, frozen=True):
     Attributes:
         name: The name of the fault in schedules and tables.
         of: The kind of its targets, such as `service`. Two faults of one target never overlap.
-        lasts_s: The shortest and the longest time until the fault is mended.
+        lasts_s: The shortest and the longest time until the fault ends.
         value: The range of the number that the fault needs, if it needs one.
     """
 
@@ -40,7 +40,7 @@ class Fault(msgspec.Struct, frozen=True):
         at_s: The time from the beginning of the run until the fault begins.
         kind: The name of its kind.
         target: The number of its target among the targets of that kind.
-        lasts_s: The time until the fault is mended.
+        lasts_s: The time until the fault ends.
         value: The number that the fault needs, such as the offset of a clock in seconds; 0 if it needs none.
     """
 

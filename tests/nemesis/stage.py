@@ -31,7 +31,7 @@ PROCESS_KINDS = (
 
 Act: TypeAlias = Callable[[Fault], None]
 Acts: TypeAlias = tuple[Act, Act]
-"""What begins a fault, and what mends it."""
+"""The functions that begin and end a fault."""
 
 
 class Result:
@@ -95,7 +95,7 @@ class Stage(ABC):
 
     @abstractmethod
     def acts(self) -> Mapping[str, Acts]:
-        """Return what begins and what mends each kind of fault, in addition to the faults of processes."""
+        """Return the functions that begin and end each kind of fault, except for the faults of processes."""
 
     @abstractmethod
     def judge(self) -> str:
@@ -146,7 +146,7 @@ class Stage(ABC):
         self.services[fault.target].continue_()
 
     def terminate(self, process: Worker) -> None:
-        """Tell a process to end. `end` waits for its end, which may need faults to be mended."""
+        """Tell a process to end. `end` waits for its end, which may come only after the end of other faults."""
         process.terminate()
         self._ending.append(process)
 
@@ -185,7 +185,7 @@ def play(stage: Stage, seed: int, seconds: float) -> Result:
     acts = {**stage.process_acts(), **stage.acts()}
     begun_s = time.monotonic()
     for at_s, is_end, fault in moments(faults):
-        time.sleep(max(begun_s + at_s - time.monotonic(), 0))  # the pause until the next fault begins or is mended
+        time.sleep(max(begun_s + at_s - time.monotonic(), 0))  # the pause until the next fault begins or ends
         acts[fault.kind][is_end](fault)
         injected[fault.kind] += not is_end
     for client in stage.clients:
