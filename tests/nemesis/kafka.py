@@ -49,7 +49,7 @@ SCHEDULES: Mapping[str, str | float] = {
 
 class KafkaStage(Stage):
     name = "kafka"
-    kinds = (
+    kinds: ClassVar[tuple[Kind, ...]] = (
         *PROCESS_KINDS,
         Kind("service joins and leaves", "group", lasts_s=(1.0, 5.0)),
         Kind("broker killed", "broker", lasts_s=(0.1, 4.0)),
@@ -88,9 +88,15 @@ class KafkaStage(Stage):
         return self.crew.start("kafka_owner", plan, name=name)
 
     def start_client(self, name: str, seconds: float) -> Worker:
-        history = f"{self.crew.history_path}"
-        times = {"seconds": seconds, "rate": RATE, "seed": self.seed}
-        plan = Plan(name=name, store=self._store, history=history, target="target", **times)
+        plan = Plan(
+            name=name,
+            store=self._store,
+            history=f"{self.crew.history_path}",
+            target="target",
+            seconds=seconds,
+            rate=RATE,
+            seed=self.seed,
+        )
         return self.crew.start("kafka_user", plan, name=name)
 
     def acts(self) -> Mapping[str, Acts]:

@@ -30,8 +30,9 @@ LITTLE_MEMORY = "1mb"
 
 
 class RedisStage(CheckedStage):
+    scene: RedisScene
     name = "redis"
-    kinds = (
+    kinds: ClassVar[tuple[Kind, ...]] = (
         *PROCESS_KINDS,
         CLOCK_STEPPED,
         Kind("server killed", "server", lasts_s=(0.1, 4.0)),

@@ -35,7 +35,7 @@ LOCK_S = 2.0
 
 class SqliteStage(CheckedStage):
     name = "sqlite"
-    kinds = (
+    kinds: ClassVar[tuple[Kind, ...]] = (
         *PROCESS_KINDS,
         CLOCK_STEPPED,
         Kind("disk full", "file", lasts_s=(1.0, 4.0)),
