@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections import Counter
@@ -110,7 +111,7 @@ class CheckedStage(Stage):
         events = h.read(whole)
         for event in events:
             if isinstance(event, h.RunStarted):
-                event.wall_ms += max(self._offsets_around(event.at_ns)) // 1_000_000
+                event.wall_ms += math.ceil(max(self._offsets_around(event.at_ns)) / 1e6)
         return events
 
     def _offsets_around(self, at_ns: int) -> Iterator[int]:
