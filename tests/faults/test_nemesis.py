@@ -11,6 +11,7 @@ from tests.nemesis.kafka import KafkaStage
 from tests.nemesis.redis import RedisStage
 from tests.nemesis.results import as_markdown, put_between_markers
 from tests.nemesis.schedule import Kind, draw, moments
+from tests.nemesis.soak import SoakStage, soak
 from tests.nemesis.sqlite import SqliteStage
 from tests.nemesis.stage import PROCESS_KINDS, Result, Stage, play
 from tests.support.processes import Worker
@@ -48,6 +49,15 @@ def test_a_broken_promise_is_found(bug: str, rule: str, tmp_path: Path) -> None:
         playing.bug = bug
         result = play(playing, SEED, 8.0)
     assert rule in {violation.partition(":")[0] for violation in result.violations}
+
+
+@pytest.mark.nightly
+def test_a_short_soak_loses_nothing_and_leaks_nothing(tmp_path: Path) -> None:
+    figures = tmp_path / "soak.csv"
+    with SoakStage(tmp_path, SEED, SECONDS, rate=100, figures=figures) as stage:
+        print(soak(stage, SEED, SECONDS))
+    assert not stage.violations
+    assert len(figures.read_text().splitlines()) > 3
 
 
 # --- the schedule and the table ---------------------------------------------------------------------------

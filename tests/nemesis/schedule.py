@@ -55,7 +55,13 @@ class Fault(msgspec.Struct, frozen=True):
         return f"{self.at_s:7.2f} s: {self.kind} {self.target}{value}, for {self.lasts_s:.2f} s"
 
 
-def draw(seed: int, seconds: float, kinds: Sequence[Kind], targets: Mapping[str, int]) -> list[Fault]:
+def draw(
+    seed: int,
+    seconds: float,
+    kinds: Sequence[Kind],
+    targets: Mapping[str, int],
+    pause_s: tuple[float, float] = PAUSE_S,
+) -> list[Fault]:
     """Return a schedule. All kinds take turns, in a new random order each time, so that a short run has most of them.
 
     Args:
@@ -63,12 +69,13 @@ def draw(seed: int, seconds: float, kinds: Sequence[Kind], targets: Mapping[str,
         seconds: The length of the run. No fault begins later.
         kinds: The kinds of faults.
         targets: The number of targets of each kind of target.
+        pause_s: The shortest and the longest time between the beginnings of two faults.
     """
     rng = random.Random(seed)
     free_s: dict[tuple[str, int], float] = {}
     waiting: deque[Kind] = deque()
     faults: list[Fault] = []
-    at_s = rng.uniform(*PAUSE_S)
+    at_s = rng.uniform(*pause_s)
     while at_s < seconds:
         if len(waiting) <= len(kinds) // 2:
             waiting.extend(rng.sample(kinds, len(kinds)))
@@ -81,7 +88,7 @@ def draw(seed: int, seconds: float, kinds: Sequence[Kind], targets: Mapping[str,
                 free_s[kind.of, target] = at_s + fault.lasts_s + REST_S
                 break
             waiting.append(kind)  # its target has another fault: later
-        at_s += rng.uniform(*PAUSE_S)
+        at_s += rng.uniform(*pause_s)
     return faults
 
 

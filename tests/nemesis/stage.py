@@ -7,7 +7,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from tests.support.processes import Crew, Worker
 
 from .schedule import Fault, Kind, draw, moments, write
 
-__all__ = ["CLIENTS", "PROCESS_KINDS", "SERVICES", "Act", "Acts", "Result", "Stage", "play"]
+__all__ = ["CLIENTS", "PROCESS_KINDS", "SERVICES", "Act", "Acts", "Result", "Stage", "inject", "play"]
 
 SERVICES, CLIENTS = 3, 2
 EXITS = (0, -signal.SIGTERM)
@@ -172,6 +172,26 @@ class Stage(ABC):
             self.has_ended(process)
 
 
+def inject(stage: Stage, faults: Sequence[Fault], during: Callable[[], None] = lambda: None) -> Counter[str]:
+    """Inject the faults of a schedule. Return the number of faults of each kind.
+
+    Args:
+        stage: The stage, whose processes run.
+        faults: The schedule.
+        during: Is called at least once a second.
+    """
+    injected: Counter[str] = Counter()
+    acts = {**stage.process_acts(), **stage.acts()}
+    begun_s = time.monotonic()
+    for at_s, is_end, fault in moments(faults):
+        while (left_s := begun_s + at_s - time.monotonic()) > 0:
+            during()
+            time.sleep(min(left_s, 1))  # the pause until the next fault begins or ends
+        acts[fault.kind][is_end](fault)
+        injected[fault.kind] += not is_end
+    return injected
+
+
 def play(stage: Stage, seed: int, seconds: float) -> Result:
     """Draw the schedule of a seed, inject its faults, and judge the run.
 
@@ -180,14 +200,8 @@ def play(stage: Stage, seed: int, seconds: float) -> Result:
     faults = draw(seed, seconds, stage.kinds, stage.targets)
     write(stage.folder / "schedule.jsonl", faults)
     print(f"{stage.name}, seed {seed}, {seconds:g} s, {len(faults)} faults:", *faults, sep="\n", flush=True)
-    injected: Counter[str] = Counter()
     stage.start()
-    acts = {**stage.process_acts(), **stage.acts()}
-    begun_s = time.monotonic()
-    for at_s, is_end, fault in moments(faults):
-        time.sleep(max(begun_s + at_s - time.monotonic(), 0))  # the pause until the next fault begins or ends
-        acts[fault.kind][is_end](fault)
-        injected[fault.kind] += not is_end
+    injected = inject(stage, faults)
     for client in stage.clients:
         stage.has_ended(client)
     summary = stage.judge()

@@ -22,6 +22,8 @@ __all__ = ["FAR_MS", "Plan"]
 
 SOON_MS, FAR_MS = 4_000, 11_000
 """The longest time from a command to the due time of most messages, and of the others."""
+AFTER_MS = 3_000
+"""The longest time from the end of the commands to a due time, so that a short run need not wait for long."""
 DOWN_MS = 8_000
 """More than 20 attempts with a pause of 200 ms take, so a message whose destination is down becomes a dead letter."""
 BULK = 50
@@ -46,20 +48,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
-async def give(producer: Producer, plan: Plan, rng: random.Random, message_id: str) -> None:
-    """Schedule, replace and perhaps cancel the message of one id."""
-    now = time.time_ns() // 1_000_000
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def give(producer: Producer, plan: Plan, rng: random.Random, message_id: str, last_ms: int) -> None:
+    """Schedule, replace and perhaps cancel the message of one id. No due time is later than `last_ms`."""
+    now = now_ms()
     if rng.random() < 0.005:
         payloads = {f"{message_id}-{i}": f"{message_id}-{i}/0".encode() for i in range(BULK)}
         await producer.schedule_many(payloads, at_ms=now + rng.randrange(SOON_MS))
         return
     if rng.random() < 0.02:
-        await producer.schedule(message_id, f"{message_id}/down:{now + DOWN_MS}".encode(), at_ms=now)
+        await producer.schedule(message_id, f"{message_id}/down:{min(now + DOWN_MS, last_ms)}".encode(), at_ms=now)
         return
     to = f"kafka:{plan.target}" if rng.random() < 0.7 else None
     is_far = rng.random() < 0.2
     for version in range(rng.choice((1, 1, 2, 3))):
-        due_ms = time.time_ns() // 1_000_000 + (FAR_MS if is_far else rng.randrange(SOON_MS))
+        due_ms = min(now_ms() + (FAR_MS if is_far else rng.randrange(SOON_MS)), last_ms)
         await producer.schedule(message_id, f"{message_id}/{version}".encode(), at_ms=due_ms, to=to)
         await asyncio.sleep(rng.uniform(0, 1.5))  # a user's pause before the next command
     if rng.random() < (0.7 if is_far else 0.2):
@@ -75,10 +81,10 @@ async def main(plan: Plan) -> None:
     async with Scheduler(plan.store, dispatch=False, open_timeout="2m") as scheduler, asyncio.TaskGroup() as tasks:
         print("ready", flush=True)
         producer = Producer(scheduler, history)
-        ends, number = loop.time() + plan.seconds, 0
+        ends, last_ms, number = loop.time() + plan.seconds, now_ms() + round(plan.seconds * 1_000) + AFTER_MS, 0
         while loop.time() < ends:
             number += 1
-            tasks.create_task(give(producer, plan, rng, f"{plan.name}-{number}"))
+            tasks.create_task(give(producer, plan, rng, f"{plan.name}-{number}", last_ms))
             await asyncio.sleep(rng.expovariate(plan.rate))
     history.close()
 
