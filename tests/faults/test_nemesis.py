@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.nemesis.kafka import KafkaStage
+from tests.nemesis.kafka import KafkaStage, Known
 from tests.nemesis.redis import RedisStage
 from tests.nemesis.results import as_markdown, put_between_markers
 from tests.nemesis.schedule import Kind, draw, moments
 from tests.nemesis.soak import SoakStage, soak
 from tests.nemesis.sqlite import SqliteStage
 from tests.nemesis.stage import PROCESS_KINDS, Result, Stage, play
+from tests.support import history as h
 from tests.support.processes import Worker
+from tests.support.story import Story
 
 SECONDS, SEED = 20.0, 7
 STAGES: list[type[Stage]] = [SqliteStage, RedisStage, KafkaStage]
@@ -49,6 +53,71 @@ def test_a_broken_promise_is_found(bug: str, rule: str, tmp_path: Path) -> None:
         playing.bug = bug
         result = play(playing, SEED, 8.0)
     assert rule in {violation.partition(":")[0] for violation in result.violations}
+
+
+class CarelessStage(RedisStage):
+    """A stage whose store acknowledges commands before the replica has them, and whose failovers say otherwise."""
+
+    kinds = tuple(kind for kind in RedisStage.kinds if kind.name == "failover")
+
+    def open(self, stack: ExitStack) -> None:
+        super().open(stack)
+        self.scene.url = self.scene.url.replace("replicated:1", "memory")
+
+
+@pytest.mark.nightly
+def test_commands_that_a_failover_loses_are_found(tmp_path: Path) -> None:
+    """Negative control."""
+    with CarelessStage(tmp_path, SEED, 10.0) as playing:
+        result = play(playing, SEED, 10.0)
+    assert "S2" in {violation.partition(":")[0] for violation in result.violations}
+
+
+NOW_MS = time.time_ns() // 1_000_000
+
+
+def known(*commands: tuple[str, h.Outcome, int]) -> Known:
+    """Return commands about the id `m`: the kind or the payload, the outcome, the due time in s from now."""
+    events: list[h.Event] = []
+    for call, (what, outcome, due_s) in enumerate(commands):
+        if what == "cancel":
+            events.append(h.Invoked(call=call, op="cancel", id="m"))
+        else:
+            digest = h.digest_of(what.encode())
+            at_ms = NOW_MS + due_s * 1000
+            events.append(h.Invoked(call=call, op="schedule", id="m", digest=digest, lane="kafka", at_ms=at_ms))
+        events.append(h.Returned(call=call, outcome=outcome))
+    return Known(Story(events))
+
+
+FIRST, SECOND = ("m/0", "ok", 3000), ("m/1", "ok", 4000)
+
+
+@pytest.mark.parametrize(
+    ("rules", "commands", "delivered"),
+    [
+        ([], [FIRST], {"m/0": [3000]}),
+        ([], [FIRST, SECOND], {"m/1": [4000]}),
+        ([], [FIRST, ("m/1", "fail", 4000)], {"m/0": [3001]}),
+        ([], [FIRST, ("m/1", "info", 4000)], {}),
+        ([], [FIRST, ("cancel", "ok", 0)], {}),
+        ([], [("m/0", "ok", 2), SECOND], {"m/0": [2], "m/1": [4000]}),
+        (["S1"], [FIRST], {"m/0": [2999]}),
+        (["S2"], [FIRST], {}),
+        (["S2"], [FIRST, ("cancel", "fail", 0)], {}),
+        (["S3"], [FIRST], {"m/0": [3000, 3001]}),
+        (["S4, S5"], [FIRST, SECOND], {"m/0": [3000], "m/1": [4000]}),
+        (["S4, S5"], [FIRST, ("cancel", "ok", 0)], {"m/0": [3000]}),
+        (["S8"], [FIRST], {"m/0": [3000], "n/0": [3000]}),
+        (["S8"], [FIRST, ("m/1", "fail", 4000)], {"m/0": [3000], "m/1": [4000]}),
+    ],
+)
+def test_the_judge_of_kafka_finds(
+    rules: list[str], commands: list[tuple[str, h.Outcome, int]], delivered: dict[str, list[int]]
+) -> None:
+    times = {h.digest_of(name.encode()): [NOW_MS + at * 1000 for at in all_at] for name, all_at in delivered.items()}
+    _, broken = known(*commands).judge("kafka", times, is_exact=True)
+    assert [text.partition(":")[0] for text in broken] == rules
 
 
 @pytest.mark.nightly
