@@ -24,7 +24,7 @@ SECONDS, SEED = 20.0, 7
 STAGES: list[type[Stage]] = [SqliteStage, RedisStage, KafkaStage]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_the_promises_hold_under_a_random_schedule_of_faults(stage: type[Stage], tmp_path: Path) -> None:
     with stage(tmp_path, SEED, SECONDS) as playing:
@@ -87,7 +87,7 @@ def known(*commands: tuple[str, h.Outcome, int]) -> Known:
             at_ms = NOW_MS + due_s * 1000
             events.append(h.Invoked(call=call, op="schedule", id="m", digest=digest, lane="kafka", at_ms=at_ms))
         events.append(h.Returned(call=call, outcome=outcome))
-    return Known(Story(events))
+    return Known(Story(events), 10.0)
 
 
 FIRST, SECOND = ("m/0", "ok", 3000), ("m/1", "ok", 4000)

@@ -30,8 +30,8 @@ RATE, IDS = 40, 150
 """Commands per second of each client, and the number of ids that all of them share."""
 TAKEOVER_MS = 60_000
 SPARE = 8
-CLAIMED_AHEAD_NS = 20_000_000_000
-"""The longest time from a claim until its run begins: a stopped process may have claimed a message before."""
+CLAIMED_AHEAD_S = 5.0
+"""The longest time from a claim until its run begins, in a process that is not stopped meanwhile."""
 IDLE_S = 120.0
 
 
@@ -116,9 +116,9 @@ class CheckedStage(Stage):
 
     def _offsets_around(self, at_ns: int) -> Iterator[int]:
         """Yield the offsets of the clock from the earliest time of the claim until a run began."""
-        until_ns = at_ns
+        claimed_ns = at_ns - round((CLAIMED_AHEAD_S + self.longest_s) * 1e9)
         for stepped_ns, offset_ns in reversed(self._offsets):
             if stepped_ns <= at_ns:
                 yield offset_ns
-                if stepped_ns <= until_ns - CLAIMED_AHEAD_NS:
+                if stepped_ns <= claimed_ns:
                     return

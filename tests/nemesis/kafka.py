@@ -31,8 +31,8 @@ from .stage import CLIENTS, PROCESS_KINDS, SERVICES, Act, Acts, Stage
 __all__ = ["KafkaStage"]
 
 RATE = 25
-SURE_MS = 8_000
-"""A change that was acknowledged so long before the due time has been read by every owner that may still deliver."""
+SURE_S = 2.0
+"""An owner has read a change so long after its acknowledgement, unless a fault prevents it."""
 TAKEOVER_S = 60.0
 """The longest wait for the last messages: the promised 15 s, the due times, and the delay of a busy machine."""
 SCHEDULES: Mapping[str, str | float] = {
@@ -135,7 +135,7 @@ class KafkaStage(Stage):
     # --- the end ------------------------------------------------------------------------------------------
 
     def judge(self) -> str:
-        known = Known(Story(h.read(self.crew.history_path)))
+        known = Known(Story(h.read(self.crew.history_path)), SURE_S + self.longest_s)
         patience_s = FAR_MS / 1000 + TAKEOVER_S
         expected = known.expected("kafka")
         records = asyncio.run(read_until(self._broker.bootstrap, expected, patience_s))
@@ -189,12 +189,16 @@ async def read_until(bootstrap: str, expected: set[str], patience_s: float) -> l
 class Known:
     """The commands of all clients. One task gave all commands about an id, one after the other.
 
+    Args:
+        story: The history of the clients.
+        sure_s: So long after its acknowledgement, every owner that may still deliver has read a change.
+
     Attributes:
         operations: The commands that schedule a message, by the digest of their payload, which no other command has.
     """
 
-    def __init__(self, story: Story) -> None:
-        self._by_id = story.by_id()
+    def __init__(self, story: Story, sure_s: float) -> None:
+        self._by_id, self._sure_s = story.by_id(), sure_s
         self.operations: dict[str, Operation] = {
             each.call.digest: each for each in story.operations if each.call.op == "schedule"
         }
@@ -246,7 +250,7 @@ class Known:
         done_ns = min((each.answered_ns for each in later if each.outcome == "ok"), default=None)
         if done_ns is None or operation.outcome == "info":
             return False
-        return (done_ns + self._wall_ns) / 1e6 + SURE_MS < (operation.call.at_ms or 0)
+        return (done_ns + self._wall_ns) / 1e6 + self._sure_s * 1000 < (operation.call.at_ms or 0)
 
     def _named(self, digest: str) -> str:
         operation = self.operations[digest]

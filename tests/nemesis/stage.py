@@ -54,6 +54,10 @@ class Stage(ABC):
         folder: The folder for all files of the run.
         seed: The seed of the commands of the clients.
         seconds: The length of the run.
+
+    Attributes:
+        violations: A text for each broken rule.
+        longest_s: The time that the longest fault took. On a slow machine, it may be longer than in the schedule.
     """
 
     name: ClassVar[str]
@@ -66,6 +70,7 @@ class Stage(ABC):
         self._numbers = itertools.count(1)
         self._ending: list[Worker] = []
         self.violations: list[str] = []
+        self.longest_s = 0.0
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -183,11 +188,14 @@ def inject(stage: Stage, faults: Sequence[Fault], during: Callable[[], None] = l
     injected: Counter[str] = Counter()
     acts = {**stage.process_acts(), **stage.acts()}
     begun_s = time.monotonic()
+    since_s: dict[Fault, float] = {}
     for at_s, is_end, fault in moments(faults):
         while (left_s := begun_s + at_s - time.monotonic()) > 0:
             during()
             time.sleep(min(left_s, 1))  # the pause until the next fault begins or ends
+        since_s.setdefault(fault, time.monotonic())
         acts[fault.kind][is_end](fault)
+        stage.longest_s = max(stage.longest_s, time.monotonic() - since_s[fault])
         injected[fault.kind] += not is_end
     return injected
 
