@@ -170,6 +170,20 @@ def storms(session: nox.Session) -> None:
     at_night(session, "storm", "--numprocesses=0", f"--timeout={STORM_TIMEOUT_S}", "--hypothesis-profile=nightly")
 
 
+@nox.session(default=False)
+def nemesis(session: nox.Session) -> None:
+    """Do the promises hold under random faults? `nox -s nemesis -- --minutes 10 --seed 7 --stack redis`."""
+    prepare(session, group("test"))
+    session.run("python", "-m", "tests.nemesis", *session.posargs)
+
+
+@nox.session(default=False)
+def soak(session: nox.Session) -> None:
+    """Does a long load with random faults lose nothing and leak nothing? `nox -s soak -- --minutes 60 --seed 1`."""
+    prepare(session, group("test"))
+    session.run("python", "-m", "tests.nemesis.soak", *session.posargs)
+
+
 @nox.session(python=["3.12", "3.13", "3.14"], tags=["nightly"])
 def tests_other_pythons(session: nox.Session) -> None:
     """Does everything except Spark work on the other versions of Python?"""

@@ -10,7 +10,7 @@ import msgspec
 from aiodelay.testing import history as h
 from aiodelay.testing.history import Limits, Report, Story
 from tests.faults.programs.worker import Plan
-from tests.support.judging import judge, judge_store, url_of
+from tests.support.judging import judge_store, leases_in, url_of
 from tests.support.processes import Crew, Worker
 from tests.support.servers import RedisServer
 
@@ -50,8 +50,16 @@ class Scene:
         return self.crew.run(arguments, name=name, environment={"AIODELAY_TEST_PLAN": plan})
 
     def judge(self, limits: Limits | None = None) -> Report:
-        """Check the history; nobody may be using the file any more."""
-        return judge(self.crew, self.path, limits)
+        """Check the history; nobody may be using the store any more."""
+        return judge_store(self.crew, self.store_url(), self.leases, limits)
+
+    def store_url(self) -> str:
+        """Return the URL by which this process reaches the store."""
+        return self.url
+
+    def leases(self) -> int:
+        """Return the number of leases in the store."""
+        return leases_in(self.path)
 
     def story(self) -> Story:
         """Return what the history tells."""
@@ -65,11 +73,10 @@ class RedisScene(Scene):
         super().__init__(crew, folder)
         self.server, self.url = server, server.url
 
-    def judge(self, limits: Limits | None = None) -> Report:
-        """Check the history; nobody may be using the store any more."""
-        return judge_store(self.crew, self.server.url, self._leases, limits)
+    def store_url(self) -> str:
+        return self.server.url
 
-    def _leases(self) -> int:
+    def leases(self) -> int:
         lanes = self.server.command("HVALS", "{default:00}:lanes").split(b"\r\n")[2::2]
         keys = ["{default:00}:leased:" + lane.decode() for lane in lanes if lane]
         return sum(int(self.server.command("ZCARD", key)[1:]) for key in keys)

@@ -293,12 +293,10 @@ async def ends_of(kafka: str, topic: str) -> int:
         return sum((await consumer.end_offsets(consumer.assignment())).values())
 
 
+@pytest.mark.nightly  # in the gate, tests/faults/test_nemesis.py has these faults
 @pytest.mark.asyncio
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("n", "seconds"),
-    [(3, 10), pytest.param(3, 30, marks=pytest.mark.nightly), pytest.param(2, 30, marks=pytest.mark.nightly)],
-)
+@pytest.mark.parametrize(("n", "seconds"), [(3, 30), (2, 30)])
 async def test_f3_f21_f26_a_storm_over_a_group(
     own_broker: Broker, unchecked: None, crew: Crew, n: int, seconds: int
 ) -> None:

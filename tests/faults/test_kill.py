@@ -131,6 +131,7 @@ def storm(scene: Scene, seconds: float, seed: int) -> None:
     assert final.dead == [], "nobody was alone at three deaths in a row"
 
 
+@pytest.mark.nightly  # in the gate, tests/faults/test_nemesis.py kills services
 def test_f1_f2_a_storm_of_kills(scene: Scene) -> None:
     storm(scene, seconds=8, seed=20)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -34,7 +33,7 @@ from tests.faults.programs.worker import Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.support.processes import PATIENCE_S
 from tests.support.proxy import Proxy, proxied, proxied_by_thread
-from tests.support.servers import RedisServer, redis_programs, replicate, start
+from tests.support.servers import RedisServer, offset_of, redis_programs, replicate, replicated_until_ns, start
 from tests.support.waiting import until_sync
 
 LANE = "work"
@@ -224,21 +223,6 @@ def strike(
     front.point_to(replica.port)
     scene.server = replica
     return since_ns
-
-
-def replicated_until_ns(server: RedisServer, replica: RedisServer) -> int:
-    """Return a time before which nothing was answered that the replica does not have."""
-    at_ns, written = time.monotonic_ns(), offset_of(server, "master_repl_offset")
-    until_sync(
-        lambda: offset_of(replica, "slave_repl_offset") >= written, "the replica has what was answered", PATIENCE_S
-    )
-    return at_ns
-
-
-def offset_of(server: RedisServer, field: str) -> int:
-    found = re.search(rf"\r\n{field}:(\d+)\r\n", server.command("INFO", "replication").decode())
-    assert found is not None
-    return int(found[1])
 
 
 def broken_rules(scene: RedisScene) -> set[str]:

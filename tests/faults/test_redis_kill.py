@@ -68,5 +68,6 @@ def test_f9_a_server_killed_under_load_comes_back_and_nothing_is_lost(scene: Red
     assert scene.judge(Limits(takeover_ms=TAKEOVER_MS)).delivered > 60
 
 
+@pytest.mark.nightly  # in the gate, tests/faults/test_nemesis.py kills services
 def test_f1_a_storm_of_kills(scene: RedisScene) -> None:
     storm(scene, 6, seed=1)

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from aiodelay.testing.history import Limits, Report
 from tests.faults.scene import RedisScene
 from tests.faults.test_kill import kill_and_inherit, storm
 from tests.faults.test_redis_kill import BUSY
-from tests.support.judging import judge_store
 from tests.support.observed import FailurePoint
 from tests.support.processes import Crew
 from tests.support.servers import redis_programs, start
@@ -22,10 +20,10 @@ SHARDS = 4
 class ShardedScene(RedisScene):
     """A server with a namespace of four shards."""
 
-    def judge(self, limits: Limits | None = None) -> Report:
-        return judge_store(self.crew, self.url, self._leases, limits)
+    def store_url(self) -> str:
+        return self.url
 
-    def _leases(self) -> int:
+    def leases(self) -> int:
         keys = self.server.command("KEYS", "{default:0?}:leased:*").split(b"\r\n")[2::2]
         return sum(int(self.server.command("ZCARD", key.decode())[1:]) for key in keys if key)
 

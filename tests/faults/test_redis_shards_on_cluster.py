@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from aiodelay.backends.redis.records.shards import shard_of
+from aiodelay.testing import history as h
+from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst, Stream
 from tests.faults.scene import TAKEOVER_MS
 from tests.faults.test_redis_topologies import TopologyScene, replicated_ns
-from tests.support import history as h
-from tests.support.checker import Limits
 from tests.support.processes import PATIENCE_S, Crew, Worker
 from tests.support.servers import RedisServer, redis_products
 from tests.support.topologies import Cluster, clustered

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from aiodelay.testing import history as h
-from aiodelay.testing.history import Limits, Report
+from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
-from tests.support.judging import judge_store
 from tests.support.processes import PATIENCE_S, Crew
 from tests.support.servers import RedisServer, redis_products, replicate
 from tests.support.topologies import Cluster, SentinelTrio, clustered, watched
@@ -36,9 +35,12 @@ class TopologyScene(RedisScene):
         """Return the server that has the namespace now."""
         return self.topology.owner(META) if isinstance(self.topology, Cluster) else self.topology.primary()
 
-    def judge(self, limits: Limits | None = None) -> Report:
+    def store_url(self) -> str:
+        return self.topology.url
+
+    def leases(self) -> int:
         self.server = self.owner()
-        return judge_store(self.crew, self.topology.url, self._leases, limits)
+        return super().leases()
 
     def runs(self) -> int:
         """Return how many runs the history has."""

@@ -17,11 +17,11 @@ import pytest
 
 from aiodelay.backends.redis.sharded import life_signs
 from aiodelay.backends.redis.sharded.reshard import reshard
+from aiodelay.testing import history as h
+from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst, Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.faults.test_redis_shards import ShardedScene
-from tests.support import history as h
-from tests.support.checker import Limits
 from tests.support.processes import PATIENCE_S, Crew, Worker
 from tests.support.servers import redis_programs, start
 from tests.support.waiting import until_sync

@@ -13,7 +13,7 @@ from aiodelay.testing.history import Limits, Report, check
 
 from .processes import Crew
 
-__all__ = ["judge", "judge_store", "url_of"]
+__all__ = ["final_of", "judge_store", "leases_in", "url_of"]
 
 
 def url_of(path: Path) -> str:
@@ -21,19 +21,8 @@ def url_of(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-def judge(crew: Crew, path: Path, limits: Limits | None = None) -> Report:
-    """Read the file, check the history that the crew has written, and raise if a rule is broken.
-
-    Args:
-        crew: The processes. None of them may use the file any more.
-        path: The path of the file.
-        limits: The limits of this test, in addition to the rules that always hold.
-    """
-    return judge_store(crew, url_of(path), lambda: _leases(path), limits)
-
-
 def judge_store(crew: Crew, url: str, leases: Callable[[], int], limits: Limits | None = None) -> Report:
-    """Check the history of a crew as `judge` does, for a store of any kind.
+    """Read the store, check the history that the crew has written, and raise if a rule is broken.
 
     Args:
         crew: The processes. None of them may use the store any more.
@@ -41,11 +30,16 @@ def judge_store(crew: Crew, url: str, leases: Callable[[], int], limits: Limits 
         leases: Returns the number of leases in the store.
         limits: The limits of this test, in addition to the rules that always hold.
     """
-    crew.history.write(asyncio.run(_final(url, leases)))
+    crew.history.write(final_of(url, leases))
     report = check(h.read(crew.history_path), limits)
     print(report)
     report.verify()
     return report
+
+
+def final_of(url: str, leases: Callable[[], int]) -> h.Final:
+    """Return the content of a store that nobody uses any more."""
+    return asyncio.run(_final(url, leases))
 
 
 async def _final(url: str, leases: Callable[[], int]) -> h.Final:
@@ -55,7 +49,8 @@ async def _final(url: str, leases: Callable[[], int]) -> h.Final:
     return final
 
 
-def _leases(path: Path) -> int:
+def leases_in(path: Path) -> int:
+    """Return the number of leases in a file, which must be undamaged."""
     connection = sqlite3.connect(path)
     try:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -191,10 +191,11 @@ class Crew:
 
     Args:
         folder: The folder for their files.
+        shows_errors: Print the end of the standard error of each process. The whole text is in the folder.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, shows_errors: bool = True) -> None:
+        self.folder, self._shows_errors = folder, shows_errors
         self.history_path = folder / "history.jsonl"
         self.history = h.History(self.history_path, "supervisor")
         self.workers: list[Worker] = []
@@ -207,7 +208,8 @@ class Crew:
     ) -> None:
         for worker in self.workers:
             worker.dispose()
-            print(f"--- {worker.name}\n{worker.errors[-4000:]}")  # pytest shows this if the test fails
+            if self._shows_errors:
+                print(f"--- {worker.name}\n{worker.errors[-4000:]}")  # pytest shows this if the test fails
         self.history.close()
 
     def start(self, program: str, plan: msgspec.Struct, *, name: str, forks: bool = True) -> Worker:

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from aiodelay import Conflict, Scheduler
-from aiodelay.core.values import CancelOutcome, RescheduleOutcome, Scheduled
+from aiodelay import Conflict, Message, Scheduler
+from aiodelay.core.values import CancelOutcome, DeadLetter, FireOutcome, RescheduleOutcome, Scheduled, Stored
 from aiodelay.errors import AiodelayError, OutcomeUnknownError
 from aiodelay.testing import history as h
 
@@ -70,6 +70,59 @@ class Producer:
             self._returned(call, scheduled.outcome, scheduled.revision, scheduled.due_ms)
         return scheduled
 
+    async def schedule_many(self, messages: Mapping[str, bytes], *, at_ms: int, lane: str = "work") -> None:
+        """Schedule the payloads of many ids for the handler `lane`, in one call."""
+        calls = [self._history.next_call() for _ in messages]
+        for call, (message_id, payload) in zip(calls, messages.items(), strict=True):
+            invoked = h.Invoked(call=call, op="schedule", id=message_id, digest=h.digest_of(payload), lane=lane)
+            invoked.at_ms = at_ms
+            self._history.write(invoked)
+
+        def answered(position: int, answer: Scheduled | AiodelayError) -> None:
+            if isinstance(answer, Scheduled):
+                self._returned(calls[position], answer.outcome, answer.revision, answer.due_ms)
+            else:
+                self._failed(calls[position], answer)
+
+        to, at = f"handler:{lane}", instant(at_ms)
+        prepared = [Message(payload, at=at, to=to, id=message_id) for message_id, payload in messages.items()]
+        await self._scheduler.schedule_many(prepared, answered=answered)
+
+    async def dead_letters(self, limit: int) -> list[DeadLetter]:
+        """Return up to so many dead letters; none if the store does not answer."""
+        try:
+            return [letter async for letter in self._scheduler.dead_letters(limit=limit)]
+        except AiodelayError:
+            return []
+
+    async def redrive(self, letter: DeadLetter) -> None:
+        """Redrive a dead letter. In the history, this is a command that schedules the message again.
+
+        An error does not say whether the letter was redriven, so its outcome is `info`.
+        """
+        call, envelope = self._history.next_call(), letter.record.envelope
+        digest = h.digest_of(envelope.payload, envelope.key, envelope.headers)
+        self._history.write(h.Invoked(call=call, op="schedule", id=envelope.id, digest=digest, lane=envelope.lane))
+        try:
+            answers = await self._scheduler.redrive(letter)
+        except AiodelayError as error:
+            self._history.write(h.Returned(call=call, outcome="info", answer=type(error).__name__))
+            return
+        for answer in answers:
+            if isinstance(answer, Stored):
+                self._returned(call, answer.answer, answer.revision, answer.due_ms)
+            else:
+                self._history.write(h.Returned(call=call, outcome="fail", answer=str(answer)))
+
+    async def fire(self, message_id: str) -> FireOutcome | None:
+        """Make a message due now. Return None if that failed."""
+        call = self._history.next_call()
+        self._history.write(h.Invoked(call=call, op="fire", id=message_id))
+        outcome = await self._outcome_of(call, lambda: self._scheduler.fire(message_id))
+        if outcome is not None:
+            self._returned(call, outcome)
+        return outcome
+
     async def cancel(self, message_id: str) -> CancelOutcome | None:
         """Cancel a message. Return None if that failed."""
         call = self._history.next_call()
@@ -92,11 +145,13 @@ class Producer:
         """Send a command and record its outcome, unless the caller is cancelled and so never learns the outcome."""
         try:
             return await send()
-        except OutcomeUnknownError:
-            self._history.write(h.Returned(call=call, outcome="info"))
         except AiodelayError as error:
-            self._history.write(h.Returned(call=call, outcome="fail", answer=type(error).__name__))
+            self._failed(call, error)
         return None
+
+    def _failed(self, call: int, error: AiodelayError) -> None:
+        outcome: h.Outcome = "info" if isinstance(error, OutcomeUnknownError) else "fail"
+        self._history.write(h.Returned(call=call, outcome=outcome, answer=type(error).__name__))
 
     def _returned(self, call: int, answer: str, revision: int = 0, due_ms: int = 0) -> None:
         self._history.write(h.Returned(call=call, outcome="ok", answer=str(answer), revision=revision, due_ms=due_ms))

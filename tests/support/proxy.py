@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import anyio.from_thread
 
-__all__ = ["Proxy", "proxied", "proxied_by_thread"]
+__all__ = ["Mode", "Proxy", "proxied", "proxied_by_thread"]
 
 Mode: TypeAlias = Literal["pass", "lose answers", "lose requests", "black hole", "refuse", "lossy"]
 Look: TypeAlias = Callable[[int, bytes, bool], Awaitable[None]]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from aiodelay.testing.servers import RedisServer
 
-__all__ = ["ServerClock", "SteppedClock", "serving_with_clock"]
+__all__ = ["FileClock", "ServerClock", "SteppedClock", "clock_shim", "serving_with_clock"]
 
 NOTICES_S = 20.0
 SHIM = r"""
@@ -81,6 +81,24 @@ class SteppedClock:
         return (at_ms * 1_000_000 - time.time_ns() - self.offset_ns) / 1e9
 
 
+class FileClock(SteppedClock):
+    """A stepped clock that several processes share, because its offset is in a file of 8 bytes."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            path.write_bytes(bytes(8))
+        with path.open("r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), 8)
+
+    @property
+    def offset_ns(self) -> int:
+        return int(struct.unpack("=q", self._shared[:8])[0])
+
+    @offset_ns.setter
+    def offset_ns(self, value: int) -> None:
+        self._shared[:8] = struct.pack("=q", value)
+
+
 class ServerClock:
     """The clock of a server.
 
@@ -88,17 +106,15 @@ class ServerClock:
         clock: The clock for stores; None if the server's own clock can be stepped.
     """
 
-    def __init__(self, server: RedisServer, offset: mmap.mmap | None) -> None:
-        self.server, self._offset = server, offset
-        self._stepped = SteppedClock()
-        self.clock = self._stepped if offset is None else None
+    def __init__(self, server: RedisServer, stepped: SteppedClock, *, has_shim: bool) -> None:
+        self.server, self._stepped, self._has_shim = server, stepped, has_shim
+        self.clock = None if has_shim else stepped
 
     def step(self, seconds: float) -> None:
         """Set the clock forwards or backwards. Return when the server, which reads it now and then, has noticed."""
         self._stepped.offset_ns += int(seconds * 1e9)
-        if self._offset is None:
+        if not self._has_shim:
             return
-        self._offset[:8] = struct.pack("=q", self._stepped.offset_ns)
         deadline = time.monotonic() + NOTICES_S
         while abs(self._told_ms() - self.now_ms()) > 1_000:
             assert time.monotonic() < deadline, "the server did not notice that its clock was set"
@@ -112,25 +128,29 @@ class ServerClock:
         return self._stepped.now_ms()
 
 
+def clock_shim(folder: Path) -> tuple[FileClock, dict[str, str]]:
+    """Return a clock, and the environment variables with which a program has this clock; none without a compiler.
+
+    Args:
+        folder: The folder for the library and for the file `offset` of the clock.
+    """
+    library, state, source = (folder / name for name in ("shim.so", "offset", "shim.c"))
+    clock = FileClock(state)
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return clock, {}
+    source.write_text(SHIM)
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    return clock, {"LD_PRELOAD": str(library), "CLOCK_SHIM": str(state)}
+
+
 @contextmanager
 def serving_with_clock(program: str, folder: Path) -> Iterator[ServerClock]:
     """Start a server whose clock can be stepped."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    environment: dict[str, str] = {}
-    offset = None
-    if compiler is not None:
-        library, state, source = (folder / name for name in ("shim.so", "offset", "shim.c"))
-        source.write_text(SHIM)
-        state.write_bytes(bytes(8))
-        subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
-        environment = {"LD_PRELOAD": str(library), "CLOCK_SHIM": str(state)}
-        with state.open("r+b") as file:
-            offset = mmap.mmap(file.fileno(), 8)
+    clock, environment = clock_shim(folder)
     server = RedisServer(program, environment=environment)
     try:
         server.start()
-        yield ServerClock(server, offset)
+        yield ServerClock(server, clock, has_shim=bool(environment))
     finally:
         server.stop()
-        if offset is not None:
-            offset.close()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 from aiodelay.testing.servers import Found, RedisServer, redis_programs, redis_servers, serving
+
+from .processes import PATIENCE_S
+from .waiting import until_sync
 
 __all__ = [
     "Found",
     "RedisServer",
     "is_of_the_gate",
+    "offset_of",
     "redis_products",
     "redis_programs",
     "redis_servers",
     "replicate",
+    "replicated_until_ns",
     "serving",
     "start",
 ]
@@ -51,3 +57,26 @@ def replicate(replica: RedisServer, port: int) -> None:
     while b"master_link_status:up" not in replica.command("INFO", "replication"):
         assert time.monotonic() < deadline, replica.log[-2000:]
         time.sleep(0.02)
+
+
+def replicated_until_ns(server: RedisServer, replica: RedisServer) -> int:
+    """Return a time before which nothing was answered that the replica does not have."""
+    at_ns, written = time.monotonic_ns(), offset_of(server, "master_repl_offset")
+
+    def has_caught_up() -> bool:
+        is_of_server = _replication_of(server, "master_replid") == _replication_of(replica, "master_replid")
+        return is_of_server and offset_of(replica, "slave_repl_offset") >= written
+
+    until_sync(has_caught_up, "the replica has what was answered", PATIENCE_S)
+    return at_ns
+
+
+def offset_of(server: RedisServer, field: str) -> int:
+    """Return a number from a server's report about replication."""
+    return int(_replication_of(server, field))
+
+
+def _replication_of(server: RedisServer, field: str) -> str:
+    found = re.search(rf"\r\n{field}:(\w+)\r\n", server.command("INFO", "replication").decode())
+    assert found is not None, f"the server reports no {field}"
+    return found[1]

@@ -126,6 +126,11 @@ class Tale:
             self.tell(h.RunEnded(delivery_id=delivery, attempt=attempt, result=result), by=by)
         return self
 
+    def end_run(self) -> Tale:
+        """End the oldest run of `a` that goes on."""
+        self.tell(h.RunEnded(delivery_id=f"a/{REVISION}/{EPOCH_MS + 10}", attempt=1, result="ok"), by="p")
+        return self
+
     def settle(
         self,
         id_: str = "a",
@@ -194,6 +199,14 @@ def killed_then_failed() -> Tale:
     story.process("killed").process("ended", code=-9).wait(1_100)
     story.claim(by="q").run(by="q", result="failed").settle(by="q", kind="again")
     return story.claim(by="q", attempt=1).run(by="q", attempt=2).settle(by="q").final()
+
+
+def runs_twice_at_once() -> Tale:
+    """Process p claims a message, its lease ends at once since the clock has stepped, and p claims it again."""
+    story = Tale().put().wait(10).claim().run(result="")
+    first = story.token
+    story.wait(1_100).claim().run(result="").end_run().settle(outcome="gone", token=first)
+    return story.end_run().settle().final()
 
 
 def zombie_settles() -> Tale:
@@ -313,6 +326,7 @@ CLEAN: dict[str, Callable[[], Tale]] = {
     "run again after its lease ended": lambda: (
         Tale().put().wait(10).claim().run(result="").wait(1_100).claim(by="q").run(by="q").settle(by="q").final()
     ),
+    "run twice at once by one process": runs_twice_at_once,
     "in another order after their leases ended": lambda: (
         Tale()
         .put("a")

@@ -10,6 +10,7 @@ import logging
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from aiodelay import Context, Retry, Scheduler
 from aiodelay.backends.kafka.topics import group
 from aiodelay.backends.kafka.topics import topic as topics
 from aiodelay.core import features
+from aiodelay.errors import StoreError
 
 __all__ = ["Plan", "Run"]
 
@@ -30,6 +32,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         runs: The file that runs are written to.
         session_ms: How long its group keeps its place after its last sign.
         knows: Be a version that knows these features too.
+        redrives: Redrive dead letters, again and again.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     runs: str
     session_ms: int = group.SESSION_MS
     knows: tuple[str, ...] = ()
+    redrives: bool = False
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -46,6 +50,22 @@ class Run(msgspec.Struct, frozen=True):
     payload: str
     due_ms: int
     started_ms: int
+
+
+def fail_while_down(payload: bytes) -> None:
+    """Fail if the payload ends in `down:<epoch ms>` and this time has not come: the destination is down until then."""
+    until_ms = payload.rpartition(b"down:")[2]
+    if until_ms != payload and time.time_ns() // 1_000_000 < int(until_ms):
+        raise RuntimeError("as told")
+
+
+async def redrive(scheduler: Scheduler) -> None:
+    """Redrive dead letters until cancelled."""
+    while True:
+        await asyncio.sleep(1)  # the pause of an operator
+        with suppress(StoreError):
+            async for letter in scheduler.dead_letters():
+                await scheduler.redrive(letter)
 
 
 async def main(plan: Plan) -> None:
@@ -61,6 +81,7 @@ async def main(plan: Plan) -> None:
     with await asyncio.to_thread(Path(plan.runs).open, "ab", buffering=0) as runs:
 
         async def work(payload: bytes, context: Context) -> None:
+            fail_while_down(payload)
             due_ms = round(context.due.timestamp() * 1000)
             run = Run(plan.name, payload.decode(), due_ms, time.time_ns() // 1_000_000)
             await asyncio.sleep(0.02)  # a handler at work
@@ -69,7 +90,11 @@ async def main(plan: Plan) -> None:
         scheduler.add_handler(work, name="work")
         async with scheduler:
             print("ready", flush=True)
+            redriving = asyncio.create_task(redrive(scheduler)) if plan.redrives else None
             await told.wait()
+            if redriving is not None:
+                redriving.cancel()
+                await asyncio.wait([redriving])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, Self
 
 import msgspec
@@ -34,10 +35,14 @@ from tests.support import sqlite_points
 from tests.support.bugs import BUGS
 from tests.support.observed import FailurePoint, FailurePoints, ObservedSource, ObservedStore, kill_oneself
 from tests.support.producing import Producer
+from tests.support.server_clock import FileClock
 
 __all__ = ["Burst", "Plan", "Stream"]
 
 
+BULK, BULK_BYTES = 50, 20_000
+DOWN_MS = 5_000
+"""More than ten attempts with a pause of 200 ms take, so a message whose destination is down becomes a dead letter."""
 SOURCES = {"redis-list": RedisListSource, "redis-fanout": RedisFanoutSource, "redis-log": RedisLog}
 
 
@@ -66,6 +71,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         seconds: The time for which commands are given. A slow machine gives fewer commands in this time.
+        all_kinds: Also load in bulk, fire, redrive, send to a sink, and schedule messages that become dead letters.
         until_told: After this time, go on until SIGTERM. Tests that need an amount of messages send it.
     """
 
@@ -73,6 +79,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     rate: int
     ids: int
     seed: int
+    all_kinds: bool = False
     until_told: bool = False
 
 
@@ -91,8 +98,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         stuck_after_ms: How long a blocked event loop keeps its claims.
         misbehaves: Where a message says so, once: block the event loop until told `go`, or fork a child.
         bug: Break a promise, as the store of this name in `tests/support/bugs.py` does.
+        clock: A file with the offset of the store's clock; "" = the store's usual clock.
         knows: Be a version that knows these features too.
-        until: End when nothing is left to deliver, when told by SIGTERM, or once it has scheduled all it should.
+        until: End when nothing is left to deliver, when told by SIGTERM, once it has scheduled all it should, or when
+            no message and no dead letter is left; it redrives dead letters.
     """
 
     name: str
@@ -114,8 +123,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     misbehaves: bool = False
     stuck_after_ms: int = 300_000
     bug: str = ""
+    clock: str = ""
     knows: tuple[str, ...] = ()
-    until: Literal["idle", "sigterm", "produced"] = "idle"
+    until: Literal["idle", "sigterm", "produced", "empty"] = "idle"
 
 
 class Handling:
@@ -146,12 +156,16 @@ class Handling:
             self._history.write(h.RunEnded(delivery_id=context.delivery_id, attempt=context.attempt, result=result))
 
     async def _do(self, context: Context) -> None:
-        """Do one of `die:<ms>`, `fail:<times>`, `block`, `spin`, `hog:<ms>`, `fork:<how>`, `sleep:<ms>`."""
+        """Do one of `die:<ms>`, `fail:<times>`, `down:<until epoch ms>`, `block`, `spin`, `hog:<ms>`, `fork:<how>`, or
+        `sleep:<ms>`.
+        """
         what, _, number = context.headers.get("do", b"").decode().partition(":")
         if what == "die":
             await asyncio.sleep(int(number or 0) / 1000)
             kill_oneself(self._history)
-        elif what == "fail" and context.attempt <= int(number):
+        elif (what == "fail" and context.attempt <= int(number)) or (
+            what == "down" and time.time() * 1000 < int(number)
+        ):
             raise RuntimeError("as told")
         elif what in ("block", "spin") and self._may_misbehave():
             self._history.write(h.Blocked())
@@ -269,17 +283,18 @@ async def stream(producer: Producer, plan: Stream, name: str, told: asyncio.Even
     With `until_told`, give more commands until told, one at a time: a slow machine gets no growing backlog.
     """
     rng = random.Random(f"{plan.seed} {name}")
+    give = any_command if plan.all_kinds else command
     loop = asyncio.get_running_loop()
     ends = loop.time() + plan.seconds
     number = 0
     async with asyncio.TaskGroup() as group:
         while loop.time() < ends:
             number += 1
-            group.create_task(command(producer, rng, f"{name}-{number}", plan.ids))
+            group.create_task(give(producer, rng, f"{name}-{number}", plan.ids))
             await asyncio.sleep(rng.expovariate(plan.rate))
     while plan.until_told and not told.is_set():
         number += 1
-        await command(producer, rng, f"{name}-{number}", plan.ids)
+        await give(producer, rng, f"{name}-{number}", plan.ids)
         await asyncio.sleep(rng.expovariate(plan.rate))
 
 
@@ -304,6 +319,33 @@ async def command(producer: Producer, rng: random.Random, fresh: str, ids: int) 
         await producer.reschedule(shared, now + rng.randrange(1_500))
 
 
+async def any_command(producer: Producer, rng: random.Random, fresh: str, ids: int) -> None:
+    """Give one random command, of any kind."""
+    now = time.time_ns() // 1_000_000
+    chosen, soon_ms = rng.random(), now + rng.randrange(1_500)
+    if chosen < 0.01:
+        payloads = {f"{fresh}-{i}": rng.randbytes(BULK_BYTES) for i in range(BULK)}
+        await producer.schedule_many(payloads, at_ms=soon_ms)
+    elif chosen < 0.06:
+        await producer.fire(f"shared-{rng.randrange(ids)}")
+    elif chosen < 0.14:
+        await producer.schedule(fresh, rng.randbytes(20), at_ms=soon_ms, to="sink:a")
+    elif chosen < 0.16:  # its destination is down for longer than it is tried
+        await producer.schedule(fresh, b"down", at_ms=soon_ms, headers={"do": f"down:{now + DOWN_MS}".encode()})
+    elif chosen < 0.18:
+        await redrive(producer, limit=20)
+    else:
+        await command(producer, rng, fresh, ids)
+
+
+async def redrive(producer: Producer, *, limit: int) -> int:
+    """Redrive up to so many dead letters. Return the number of letters that were found."""
+    letters = await producer.dead_letters(limit)
+    for letter in letters:
+        await producer.redrive(letter)
+    return len(letters)
+
+
 # --- the process ------------------------------------------------------------------------------------------
 
 
@@ -317,7 +359,7 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
     real = (
         BUGS[plan.bug](plan.store.removeprefix("sqlite:///"))
         if plan.bug
-        else open_store(plan.store, namespace="default", clock=None)
+        else open_store(plan.store, namespace="default", clock=FileClock(Path(plan.clock)) if plan.clock else None)
     )
     if plan.moves:
         return Scheduler(plan.store, lanes=list(SOURCES))
@@ -333,6 +375,7 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
         lanes=[*([] if plan.pulls else plan.serve), *(["sink"] if plan.sink else [])],
         retry=Retry(attempts=10, first="200ms", factor=1),
         drain=f"{plan.drain_ms}ms",
+        open_timeout="60s",  # a producer too may start while its server is away
     )
     times = {"lease_ms": plan.lease_ms, "stuck_after_ms": plan.stuck_after_ms}
     scheduler._options = msgspec.structs.replace(scheduler._options, **times)
@@ -390,6 +433,10 @@ async def main(plan: Plan) -> None:
         elif plan.until == "idle":
             await scheduler.run_until_idle()
             say("idle")
+        elif plan.until == "empty":
+            await scheduler.run_until_idle()
+            while await redrive(producer, limit=500):
+                await scheduler.run_until_idle()
     history.write(h.count_resources("end"))
     history.close()
     say("closed")

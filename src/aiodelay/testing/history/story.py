@@ -183,7 +183,7 @@ class Story:
         self._calls: dict[tuple[str, int], Operation | Claiming | list[Settlement] | Renewing] = {}
         self._by_token: dict[tuple[str, str, int], Lease] = {}
         self._latest: dict[tuple[str, str, int], Lease] = {}
-        self._running: dict[tuple[str, str, int], Attempt] = {}
+        self._running: dict[tuple[str, str, int], list[Attempt]] = defaultdict(list)
         for event in events:
             self._tell(event)
             self._last_ns[event.process] = event.at_ns
@@ -227,7 +227,7 @@ class Story:
             case RunStarted():
                 self._run_started(event)
             case RunEnded():
-                attempt = self._running[event.process, event.delivery_id, event.attempt]
+                attempt = self._running[event.process, event.delivery_id, event.attempt].pop(0)
                 attempt.ended_ns, attempt.result = event.at_ns, event.result
             case Blocked():
                 self.faults.append(Fault(event.process, event.at_ns, "blocked"))
@@ -293,7 +293,7 @@ class Story:
         revision = int(event.delivery_id.rsplit("/", 2)[1])
         attempt = Attempt(event, self._latest.get((event.process, event.id, revision)))
         self.attempts.append(attempt)
-        self._running[event.process, event.delivery_id, event.attempt] = attempt
+        self._running[event.process, event.delivery_id, event.attempt].append(attempt)
 
     def _process(self, event: Process) -> None:
         match event.what:

@@ -1,0 +1,169 @@
+"""A short nemesis on each stack: a fixed schedule of faults. `nox -s nemesis` runs longer ones, with any seed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from aiodelay.testing import history as h
+from aiodelay.testing.history import Story
+from tests.nemesis.kafka import KafkaStage, Known
+from tests.nemesis.redis import RedisStage
+from tests.nemesis.results import as_markdown, put_between_markers
+from tests.nemesis.schedule import Kind, draw, moments
+from tests.nemesis.soak import SoakStage, soak
+from tests.nemesis.sqlite import SqliteStage
+from tests.nemesis.stage import PROCESS_KINDS, Result, Stage, play
+from tests.support.processes import Worker
+
+SECONDS, SEED = 20.0, 7
+STAGES: list[type[Stage]] = [SqliteStage, RedisStage, KafkaStage]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_the_promises_hold_under_a_random_schedule_of_faults(stage: type[Stage], tmp_path: Path) -> None:
+    with stage(tmp_path, SEED, SECONDS) as playing:
+        result = play(playing, SEED, SECONDS)
+    print(result.summary)
+    again = f"nox -s nemesis -- --stack {stage.name} --seed {SEED} --minutes {SECONDS / 60:.3f}"
+    assert not result.violations, f"repeat: {again}; histories: {tmp_path}\n" + "\n".join(result.violations[:20])
+
+
+class BrokenStage(SqliteStage):
+    """A stage whose services break a promise."""
+
+    kinds = PROCESS_KINDS
+    bug = ""
+
+    def start_service(self, name: str, number: int) -> Worker:
+        plan = self.plan(name, serve=("work",), sink=True, run_ms=20, until="sigterm", bug=self.bug)
+        return self.crew.start("worker", plan, name=name)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("bug", "rule"), [("SettlesFirst", "S2"), ("DeliversEarly", "S1")])
+def test_a_broken_promise_is_found(bug: str, rule: str, tmp_path: Path) -> None:
+    """Negative control."""
+    with BrokenStage(tmp_path, SEED, 8.0) as playing:
+        playing.bug = bug
+        result = play(playing, SEED, 8.0)
+    assert rule in {violation.partition(":")[0] for violation in result.violations}
+
+
+class CarelessStage(RedisStage):
+    """A stage whose store acknowledges commands before the replica has them, and whose failovers say otherwise."""
+
+    kinds = tuple(kind for kind in RedisStage.kinds if kind.name == "failover")
+
+    def open(self, stack: ExitStack) -> None:
+        super().open(stack)
+        self.scene.url = self.scene.url.replace("replicated:1", "memory")
+
+
+@pytest.mark.nightly
+def test_commands_that_a_failover_loses_are_found(tmp_path: Path) -> None:
+    """Negative control."""
+    with CarelessStage(tmp_path, SEED, 10.0) as playing:
+        result = play(playing, SEED, 10.0)
+    assert "S2" in {violation.partition(":")[0] for violation in result.violations}
+
+
+NOW_MS = time.time_ns() // 1_000_000
+
+
+def known(*commands: tuple[str, h.Outcome, int]) -> Known:
+    """Return commands about the id `m`: the kind or the payload, the outcome, the due time in s from now."""
+    events: list[h.Event] = []
+    for call, (what, outcome, due_s) in enumerate(commands):
+        if what == "cancel":
+            events.append(h.Invoked(call=call, op="cancel", id="m"))
+        else:
+            digest = h.digest_of(what.encode())
+            at_ms = NOW_MS + due_s * 1000
+            events.append(h.Invoked(call=call, op="schedule", id="m", digest=digest, lane="kafka", at_ms=at_ms))
+        events.append(h.Returned(call=call, outcome=outcome))
+    return Known(Story(events), 10.0)
+
+
+FIRST, SECOND = ("m/0", "ok", 3000), ("m/1", "ok", 4000)
+
+
+@pytest.mark.parametrize(
+    ("rules", "commands", "delivered"),
+    [
+        ([], [FIRST], {"m/0": [3000]}),
+        ([], [FIRST, SECOND], {"m/1": [4000]}),
+        ([], [FIRST, ("m/1", "fail", 4000)], {"m/0": [3001]}),
+        ([], [FIRST, ("m/1", "info", 4000)], {}),
+        ([], [FIRST, ("cancel", "ok", 0)], {}),
+        ([], [("m/0", "ok", 2), SECOND], {"m/0": [2], "m/1": [4000]}),
+        (["S1"], [FIRST], {"m/0": [2999]}),
+        (["S2"], [FIRST], {}),
+        (["S2"], [FIRST, ("cancel", "fail", 0)], {}),
+        (["S3"], [FIRST], {"m/0": [3000, 3001]}),
+        (["S4, S5"], [FIRST, SECOND], {"m/0": [3000], "m/1": [4000]}),
+        (["S4, S5"], [FIRST, ("cancel", "ok", 0)], {"m/0": [3000]}),
+        (["S8"], [FIRST], {"m/0": [3000], "n/0": [3000]}),
+        (["S8"], [FIRST, ("m/1", "fail", 4000)], {"m/0": [3000], "m/1": [4000]}),
+    ],
+)
+def test_the_judge_of_kafka_finds(
+    rules: list[str], commands: list[tuple[str, h.Outcome, int]], delivered: dict[str, list[int]]
+) -> None:
+    times = {h.digest_of(name.encode()): [NOW_MS + at * 1000 for at in all_at] for name, all_at in delivered.items()}
+    _, broken = known(*commands).judge("kafka", times, is_exact=True)
+    assert [text.partition(":")[0] for text in broken] == rules
+
+
+@pytest.mark.nightly
+def test_a_short_soak_loses_nothing_and_leaks_nothing(tmp_path: Path) -> None:
+    figures = tmp_path / "soak.csv"
+    with SoakStage(tmp_path, SEED, SECONDS, rate=100, figures=figures) as stage:
+        print(soak(stage, SEED, SECONDS))
+    assert not stage.violations
+    assert len(figures.read_text().splitlines()) > 3
+
+
+# --- the schedule and the table ---------------------------------------------------------------------------
+
+KINDS = (
+    Kind("killed", "process", lasts_s=(0.1, 2.0)),
+    Kind("stopped", "process", lasts_s=(0.5, 6.0)),
+    Kind("stepped", "clock", value=(-5.0, 5.0)),
+)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_seed_repeats_its_schedule_and_faults_of_one_target_do_not_overlap(seed: int) -> None:
+    faults = draw(seed, 60.0, KINDS, {"process": 2, "clock": 1})
+    assert faults == draw(seed, 60.0, KINDS, {"process": 2, "clock": 1})
+    assert faults != draw(seed + 1, 60.0, KINDS, {"process": 2, "clock": 1})
+    assert {fault.kind for fault in faults} == {"killed", "stopped", "stepped"}
+    busy_s: dict[tuple[bool, int], float] = {}
+    for fault in faults:
+        target = (fault.kind == "stepped", fault.target)
+        assert fault.at_s >= busy_s.get(target, 0.0)
+        busy_s[target] = fault.at_s + fault.lasts_s
+    times = [at_s for at_s, _, _ in moments(faults)]
+    assert times == sorted(times)
+    assert len(times) == 2 * len(faults)
+
+
+def test_the_table_counts_the_violations_of_the_runs_with_a_fault() -> None:
+    results = {
+        "redis": [
+            Result(Counter({"server killed": 2}), [], ""),
+            Result(Counter({"server killed": 1, "failover": 1}), ["S2: m was lost"], ""),
+        ]
+    }
+    table = as_markdown(results, "Runs:")
+    assert "| redis | failover | 1 | 1 |\n| redis | server killed | 3 | 1 |" in table
+    page = put_between_markers("before\n<!-- nemesis: begin -->\nold\n<!-- nemesis: end -->\nafter\n", table)
+    assert page == f"before\n<!-- nemesis: begin -->\n\n{table}\n\n<!-- nemesis: end -->\nafter\n"
+    with pytest.raises(ValueError, match="nemesis: begin"):
+        put_between_markers("a page without markers", table)

@@ -1,0 +1,257 @@
+"""`KafkaStage`: a group of services on a Kafka broker, with a proxy between all clients and the broker.
+
+A `read_committed` reader of the target topic, and the files that the handlers write, show what was delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, ConsumerRecord
+
+from aiodelay.testing import history as h
+from aiodelay.testing.history import Operation, Story
+from tests.faults.programs.kafka_owner import Plan as OwnerPlan
+from tests.faults.programs.kafka_owner import Run
+from tests.faults.programs.kafka_user import FAR_MS, Plan
+from tests.support.kafka import create_topic, started
+from tests.support.processes import Worker
+from tests.support.proxy import Mode, proxied_by_thread
+
+from .schedule import Fault, Kind
+from .stage import CLIENTS, PROCESS_KINDS, SERVICES, Act, Acts, Stage
+
+__all__ = ["KafkaStage"]
+
+RATE = 25
+SURE_S = 2.0
+"""An owner has read a change so long after its acknowledgement, unless a fault prevents it."""
+TAKEOVER_S = 60.0
+"""The longest wait for the last messages: the promised 15 s, the due times, and the delay of a busy machine."""
+SCHEDULES: Mapping[str, str | float] = {
+    "cleanup_policy": "compact",
+    "segment_ms": 1_000,
+    "segment_bytes": 1_048_576,
+    "min_cleanable_dirty_ratio": 0.001,
+    "min_compaction_lag_ms": 30_000,
+    "delete_retention_ms": 60_000,
+    "message_timestamp_type": "LogAppendTime",
+}
+"""A topic whose cleaner runs all the time, as close behind its owners as they can bear here."""
+
+
+class KafkaStage(Stage):
+    name = "kafka"
+    kinds: ClassVar[tuple[Kind, ...]] = (
+        *PROCESS_KINDS,
+        Kind("service joins and leaves", "group", lasts_s=(1.0, 5.0)),
+        Kind("broker killed", "broker", lasts_s=(0.1, 4.0)),
+        Kind("broker stopped", "broker", lasts_s=(0.3, 6.0)),
+        Kind("disk full", "broker", lasts_s=(0.5, 3.0)),
+        Kind("connections cut", "link"),
+        Kind("connections half-open", "link"),
+        Kind("black hole", "link", lasts_s=(0.3, 5.0)),
+        Kind("answers lost", "link", lasts_s=(0.2, 2.0)),
+        Kind("requests lost", "link", lasts_s=(0.2, 2.0)),
+        Kind("slow answers", "link", lasts_s=(0.5, 4.0), value=(0.02, 0.5)),
+    )
+    targets: ClassVar = {"service": SERVICES, "client": CLIENTS, "group": 1, "broker": 1, "link": 1}
+
+    def open(self, stack: ExitStack) -> None:
+        self._proxy = stack.enter_context(proxied_by_thread(1))
+        listeners = "PLAINTEXT://127.0.0.1:{port},SEEN://127.0.0.1:{login}"
+        self._broker = started(
+            listeners=f"{listeners},CONTROLLER://127.0.0.1:{{controller}}",
+            advertised_listeners=f"PLAINTEXT://127.0.0.1:{{port}},SEEN://127.0.0.1:{self._proxy.port}",
+            listener_security_protocol_map="CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SEEN:PLAINTEXT",
+            transaction_abort_timed_out_transaction_cleanup_interval_ms="500",
+        )
+        stack.callback(self._broker.stop)
+        self._proxy.point_to(int(self._broker.login.rpartition(":")[2]))
+        self._store = f"kafka://127.0.0.1:{self._proxy.port}/schedules"
+        self._runs = self.folder / "runs.jsonl"
+        asyncio.run(self._create_topics())
+
+    async def _create_topics(self) -> None:
+        await create_topic(self._broker.bootstrap, "target", partitions=2)
+        await create_topic(self._broker.bootstrap, "schedules", partitions=5, **SCHEDULES)
+
+    def start_service(self, name: str, number: int) -> Worker:
+        plan = OwnerPlan(name=name, store=self._store, runs=f"{self._runs}", redrives=True)
+        return self.crew.start("kafka_owner", plan, name=name)
+
+    def start_client(self, name: str, seconds: float) -> Worker:
+        plan = Plan(
+            name=name,
+            store=self._store,
+            history=f"{self.crew.history_path}",
+            target="target",
+            seconds=seconds,
+            rate=RATE,
+            seed=self.seed,
+        )
+        return self.crew.start("kafka_user", plan, name=name)
+
+    def acts(self) -> Mapping[str, Acts]:
+        return {
+            "service joins and leaves": (self._join, lambda fault: self.terminate(self._guest)),
+            "broker killed": (lambda fault: self._broker.kill(), lambda fault: self._broker.start()),
+            "broker stopped": (lambda fault: self._broker.freeze(), lambda fault: self._broker.thaw()),
+            "disk full": (lambda fault: self._broker.fill_disk(), self._restart),
+            "connections cut": (lambda fault: self._proxy.cut(), lambda fault: None),
+            "connections half-open": (lambda fault: self._proxy.freeze(), lambda fault: None),
+            "black hole": (self._pass("black hole"), self._pass("pass")),
+            "answers lost": (self._pass("lose answers"), self._pass("pass")),
+            "requests lost": (self._pass("lose requests"), self._pass("pass")),
+            "slow answers": (self._delay, self._hurry),
+        }
+
+    def _join(self, fault: Fault) -> None:
+        self._guest = self.start_service(f"guest-{fault.at_s:.2f}", SERVICES)
+
+    def _restart(self, fault: Fault) -> None:
+        self._broker.kill()
+        self._broker.start()
+
+    def _pass(self, mode: Mode) -> Act:
+        def act(fault: Fault) -> None:
+            self._proxy.mode = mode
+
+        return act
+
+    def _delay(self, fault: Fault) -> None:
+        self._proxy.delay_answers_s = fault.value
+
+    def _hurry(self, fault: Fault) -> None:
+        self._proxy.delay_answers_s = 0.0
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    def judge(self) -> str:
+        known = Known(Story(h.read(self.crew.history_path)), SURE_S + self.longest_s)
+        patience_s = FAR_MS / 1000 + TAKEOVER_S
+        expected = known.expected("kafka")
+        records = asyncio.run(read_until(self._broker.bootstrap, expected, patience_s))
+        runs = self._runs_until(known.expected("work"), patience_s)
+        self.end(self.services)
+        moved: dict[str, list[int]] = defaultdict(list)
+        ran: dict[str, list[int]] = defaultdict(list)
+        for record in records:
+            moved[h.digest_of(record.value or b"")].append(record.timestamp)
+        for run in runs:
+            ran[h.digest_of(run.payload.encode())].append(run.started_ms)
+        counted = {}
+        for lane, delivered in (("kafka", moved), ("work", ran)):
+            counted[lane], broken = known.judge(lane, delivered, is_exact=lane == "kafka")
+            self.violations += broken
+        outcomes = Counter(operation.outcome for operation in known.operations.values())
+        told = "; ".join(f"{lane}: {dict(numbers)}" for lane, numbers in counted.items())
+        return f"{told}; commands: {dict(outcomes)}; {len(self.violations)} violations"
+
+    def _runs_until(self, expected: set[str], patience_s: float) -> list[Run]:
+        ends_s = time.monotonic() + patience_s
+        while True:
+            runs = read_runs(self._runs)
+            if expected <= {h.digest_of(run.payload.encode()) for run in runs} or time.monotonic() > ends_s:
+                return runs
+            time.sleep(0.5)
+
+
+def read_runs(path: Path) -> list[Run]:
+    """Return all runs of handlers. Each line was written by one call, so no line is cut short."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [msgspec.json.decode(line, type=Run) for line in lines]
+
+
+async def read_until(bootstrap: str, expected: set[str], patience_s: float) -> list[ConsumerRecord]:
+    """Return the committed records of the target, once all expected payloads are there, and two seconds later."""
+    options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
+    found: list[ConsumerRecord] = []
+    missing = set(expected)
+    async with AIOKafkaConsumer("target", bootstrap_servers=bootstrap, **options) as consumer:
+        ends_s = time.monotonic() + patience_s
+        while time.monotonic() < ends_s:
+            for batch in (await consumer.getmany(timeout_ms=200)).values():
+                found += batch
+                missing -= {h.digest_of(record.value or b"") for record in batch}
+            if not missing:
+                ends_s = min(ends_s, time.monotonic() + 2)
+    return found
+
+
+class Known:
+    """The commands of all clients. One task gave all commands about an id, one after the other.
+
+    Args:
+        story: The history of the clients.
+        sure_s: So long after its acknowledgement, every owner that may still deliver has read a change.
+
+    Attributes:
+        operations: The commands that schedule a message, by the digest of their payload, which no other command has.
+    """
+
+    def __init__(self, story: Story, sure_s: float) -> None:
+        self._by_id, self._sure_s = story.by_id(), sure_s
+        self.operations: dict[str, Operation] = {
+            each.call.digest: each for each in story.operations if each.call.op == "schedule"
+        }
+        self._wall_ns = time.time_ns() - time.monotonic_ns()
+
+    def expected(self, lane: str) -> set[str]:
+        """Return the digests of the payloads that must be delivered."""
+        last = (self._last_done(operations) for operations in self._by_id.values())
+        return {each.call.digest for each in last if each is not None and each.call.lane == lane}
+
+    def _last_done(self, operations: list[Operation]) -> Operation | None:
+        """Return the command that schedules the message that must be delivered; None = there need not be any."""
+        if any(each.outcome == "info" for each in operations):
+            return None
+        done = [each for each in operations if each.outcome == "ok"]
+        return done[-1] if done and done[-1].call.op == "schedule" else None
+
+    def judge(self, lane: str, delivered: Mapping[str, list[int]], *, is_exact: bool) -> tuple[Counter[str], list[str]]:
+        """Compare deliveries with commands. Return figures, and a text for each broken rule.
+
+        Args:
+            lane: The lane of the messages.
+            delivered: The times of delivery in epoch ms, by the digest of the payload.
+            is_exact: Whether each message must be delivered exactly once.
+        """
+        counted: Counter[str] = Counter()
+        broken = [f"S2: {self._named(digest)} was lost" for digest in self.expected(lane) - delivered.keys()]
+        for digest, times in delivered.items():
+            operation = self.operations.get(digest)
+            if operation is None or operation.call.lane != lane or operation.outcome == "fail":
+                broken.append(f"S8: {digest} was delivered to {lane}: {operation}")
+                continue
+            counted["delivered"] += 1
+            counted["again"] += len(times) - 1
+            early_ms = (operation.call.at_ms or 0) - min(times)
+            if early_ms > 0:
+                broken.append(f"S1: {self._named(digest)} was delivered {early_ms} ms early")
+            if is_exact and len(times) > 1:
+                broken.append(f"S3: {self._named(digest)} was delivered {len(times)} times, at {times}")
+            if self._was_changed_in_time(operation):
+                broken.append(f"S4, S5: {self._named(digest)} was delivered, and had been changed long before")
+        of_lane = [each for each in self.operations.values() if each.call.lane == lane]
+        counted["changed in time"] = sum(map(self._was_changed_in_time, of_lane))
+        return counted, broken
+
+    def _was_changed_in_time(self, operation: Operation) -> bool:
+        """Return whether a message was surely replaced or cancelled long before its due time."""
+        later = [each for each in self._by_id[operation.id] if each.asked_ns > operation.asked_ns]
+        done_ns = min((each.answered_ns for each in later if each.outcome == "ok"), default=None)
+        if done_ns is None or operation.outcome == "info":
+            return False
+        return (done_ns + self._wall_ns) / 1e6 + self._sure_s * 1000 < (operation.call.at_ms or 0)
+
+    def _named(self, digest: str) -> str:
+        operation = self.operations[digest]
+        return f"{operation.id}, scheduled by {operation.call.process} for {operation.call.at_ms} ({digest})"
