@@ -447,8 +447,9 @@ class Scheduler(Control, Registration):
     ) -> Iterator[None]:
         """Use another store, other sinks and another clock inside a block, for `aiodelay.testing`.
 
-        Inside the block, no source is read: a handler's messages come only from the store. If the block adds handlers
-        and event types, the scheduler forgets them at the end of the block. `note_run` is called before every run.
+        Inside the block, no source is read: a handler's messages come only from the store. If the block adds handlers,
+        event types and middleware, the scheduler forgets them at the end of the block. `note_run` is called before
+        every run.
         """
         if self._running is not None:
             raise ClosedError("scheduler", "open already", "move it to virtual time before it is opened")
@@ -460,7 +461,9 @@ class Scheduler(Control, Registration):
 
         self._store, self._sinks, self._handlers = store, dict(sinks), self._handlers.copy()
         self._reads_sources, self._was_closed = False, False
-        self._options = structs.replace(self._options, clock=clock)
+        self._handle_middleware = list(self._handle_middleware)
+        self._schedule_middleware = list(self._schedule_middleware)
+        self._options = structs.replace(self._options, clock=clock, middleware=self._handle_middleware)
         self._composer = self._composer.moved_to(self._sinks, self._handlers.types)
         self._context = context  # type: ignore[method-assign]
         try:

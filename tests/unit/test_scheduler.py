@@ -766,6 +766,16 @@ async def test_idle_does_not_wait_for_what_recurs_nor_for_what_others_serve(
     assert_delivered(scheduler, Check, times=0)
 
 
+async def test_idle_once_the_last_message_is_cancelled(scheduler: Scheduler, clock: VirtualClock, log: Log) -> None:
+    async with scheduler, asyncio.TaskGroup() as tasks:
+        await scheduler.schedule(Order(1), delay="1h", id="last")
+        waiting = tasks.create_task(scheduler.run_until_idle())
+        await asyncio.sleep(3.2)
+        assert await scheduler.cancel("last") is CancelOutcome.CANCELLED
+        await waiting
+        assert clock.now() - START < 3.3 * SECOND
+
+
 async def test_idle_waits_for_what_another_instance_has_in_flight(clock: VirtualClock) -> None:
     store, logs = MemoryStore(clock=clock), (Log(clock), Log(clock))
     first, second = (Scheduler(store, clock=clock) for _ in logs)

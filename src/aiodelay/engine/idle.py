@@ -17,8 +17,8 @@ __all__ = ["IdleWait"]
 
 log: logging.Logger = logging.getLogger("aiodelay")
 
-PENDING_POLL_S, LONGEST_PENDING_POLL_S = 0.5, 2.0
-"""The shortest and the longest pause between two reads of the store. Another process may change the store meanwhile."""
+PENDING_POLL_S = 0.5
+"""The shortest pause between two reads of the store. The longest is the store's safety poll."""
 LOG_WAIT_S, MOST_COUNTED = 1.0, 1000
 """How long `run_until_idle` waits before it logs a long wait, and the most messages that it counts for the log."""
 
@@ -70,7 +70,7 @@ class IdleWait:
     def _pause_s(self, first: Snapshot) -> float:
         """Return the pause before the next read of the store, which another process may change meanwhile."""
         left_s = (first.next_attempt_ms - self._store.now_ms()) / 1000
-        return min(max(left_s, PENDING_POLL_S), LONGEST_PENDING_POLL_S)
+        return min(max(left_s, PENDING_POLL_S), self._store.traits.safety_poll_ms / 1000)
 
     async def _pending(self, *, most: int) -> Sequence[Snapshot]:
         """Return messages of the served lanes, earliest first, without recurring messages."""

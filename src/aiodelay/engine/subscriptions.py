@@ -194,19 +194,21 @@ class Subscriptions:
     async def taken_out(self, message_id: str) -> AsyncIterator[None]:
         """Give back claims on a message, if its runs have not begun, and make no claim inside the block.
 
-        So a command inside the block finds the message pending, unless another process claims it first.
+        So a command inside the block finds the message pending, unless another process claims it first. After the
+        block, the watchers are woken: the command may have ended the last message.
         """
         handlers = [each for each in self.by_lane.values() if isinstance(each, HandlerSubscription)]
         found = [held for each in handlers for held in each.take_out(message_id)]
         if not found or self._loops is None:
             yield
-            return
-        with self._loops.no_claims(), self.watch() as changed:
-            by_s = self._loop.time() + self._options.store_timeout_ms / 1000
-            while not all(held.is_over for held in found) and (left_s := by_s - self._loop.time()) > 0:
-                changed.clear()
-                await changed.wait(left_s)
-            yield
+        else:
+            with self._loops.no_claims(), self.watch() as changed:
+                by_s = self._loop.time() + self._options.store_timeout_ms / 1000
+                while not all(held.is_over for held in found) and (left_s := by_s - self._loop.time()) > 0:
+                    changed.clear()
+                    await changed.wait(left_s)
+                yield
+        self.changed()
 
     # --- remove and end -----------------------------------------------------------------------------------
 

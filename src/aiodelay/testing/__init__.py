@@ -1,4 +1,4 @@
-"""The test kit: virtual time, assertions and injected faults, for tests of programs that schedule messages."""
+"""The test kit: virtual time, assertions, injected faults and storms, for tests of programs that schedule messages."""
 
 from .assertions import assert_delivered, assert_scheduled
 from .clock import START, VirtualClock
@@ -6,6 +6,7 @@ from .faults import Fault, FaultyStore, InjectedBugError, Injection, Step
 from .kit import StillInFlightError, on_virtual_time, sink_of, store_of
 from .loop import VirtualLoop, WaitingForeverError
 from .sinks import RecordingSink
+from .storms import StormError, storm
 
 __all__ = [
     "START",
@@ -16,6 +17,7 @@ __all__ = [
     "RecordingSink",
     "Step",
     "StillInFlightError",
+    "StormError",
     "VirtualClock",
     "VirtualLoop",
     "WaitingForeverError",
@@ -24,4 +26,5 @@ __all__ = [
     "on_virtual_time",
     "sink_of",
     "store_of",
+    "storm",
 ]

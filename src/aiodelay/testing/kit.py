@@ -7,7 +7,7 @@ The fixture `scheduler` uses `on_virtual_time`. `Kit` records the deliveries for
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -19,6 +19,7 @@ from aiodelay.core.table import Table
 from aiodelay.core.transitions import delivery_id
 from aiodelay.core.values import DeadLetter, Delivery, Done, Query, Record, Settlement, SettleOutcome, Snapshot, State
 from aiodelay.errors import AiodelayError, ConfigurationError
+from aiodelay.ports import Store
 from aiodelay.ports.clock import Clock
 from aiodelay.scheduler import Scheduler
 
@@ -196,10 +197,18 @@ def on_virtual_time(scheduler: Scheduler, clock: VirtualClock) -> AbstractContex
 
 
 @contextmanager
-def on_clock(scheduler: Scheduler, clock: Clock) -> Iterator[Scheduler]:
-    """Move a scheduler as `on_virtual_time` does, with a clock of any type."""
+def on_clock(
+    scheduler: Scheduler, clock: Clock, *, around_store: Callable[[Store], Store] = lambda store: store
+) -> Iterator[Scheduler]:
+    """Move a scheduler as `on_virtual_time` does, with a clock of any type.
+
+    Args:
+        scheduler: A scheduler that is not open.
+        clock: The clock of the scheduler and its store.
+        around_store: Returns the store that the scheduler uses, around the store of the kit.
+    """
     kit = Kit(scheduler, clock)
-    with scheduler.moved_to(kit.store, kit.sinks, clock, kit.note_run):
+    with scheduler.moved_to(around_store(kit.store), kit.sinks, clock, kit.note_run):
         before = _kits.get(scheduler)
         _kits[scheduler] = kit
         try:

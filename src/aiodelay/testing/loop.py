@@ -123,6 +123,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Microseconds of virtual time since the loop was created."""
         return self._now_us
 
+    @property
+    def jumps(self) -> int:
+        """The jumps of time in the last `run_until_complete`, as `jump_limit` counts them."""
+        return self._jumps
+
     def time(self) -> float:
         """Return `elapsed_us` in seconds, as asyncio expects it."""
         seconds = self._now_us / _SECOND_US

@@ -21,7 +21,7 @@ import msgspec
 from aiodelay import Context, Message, Retry, Scheduler
 from aiodelay.core.values import Scheduled
 from aiodelay.errors import AiodelayError
-from tests.faults.programs.worker import count_resources
+from aiodelay.testing.history import count_resources
 
 __all__ = ["Plan", "Sample"]
 
