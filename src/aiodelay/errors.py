@@ -90,10 +90,12 @@ def shortened(value: object, limit: int = 60) -> str:
 
     Text, numbers, times, types, and short lists of these appear as their `repr`. Beyond `limit` characters, the middle
     is cut out. For bytes, only their number appears. For any other value, only its type appears, because the value may
-    hold payloads or secrets, or its `repr` may fail.
+    hold payloads or secrets, or its `repr` may fail. A URL in the wrong place appears without its password.
     """
     if isinstance(value, bytes | bytearray):
         return f"{len(value)} bytes"
+    if isinstance(value, str) and "://" in value and "@" in value:
+        value = masked_url(value)
     try:
         return cut(repr(value), limit) if _may_be_shown(value) else kind_of(value)
     except Exception:  # noqa: BLE001 - a caller's `repr` may raise anything; int's raises beyond 4300 digits

@@ -469,6 +469,18 @@ OPTIONS: Rows = {
     "secret": refused(
         memory(f"memory://?api_key={PASSWORD}"), "option of memory://?api_key=***", "'api_key'", "journal"
     ),
+    "URL as name": refused(
+        memory(f"memory://?redis://u:{PASSWORD}@host=1"),
+        "option of memory://?redis:***@host=1",
+        "'redis://u:***@host'",
+        "journal",
+    ),
+    "URL as value": refused(
+        memory(f"memory://?journal=redis://u:{PASSWORD}@host"),
+        "journal in memory://?journal=redis:***@host",
+        "'redis://u:***@host'",
+        JOURNAL,
+    ),
     "host": refused(
         memory(f"memory://u:{PASSWORD}@host"), "url", "memory://u:***@host", "'memory:' without host or path"
     ),

@@ -272,8 +272,9 @@ class Loud(str):
         (10**5000, "an int"),
         ("\x00\n\u2028\u202e\ud800\U0001f469é", "'\\x00\\n\\u2028\\u202e\\ud800\U0001f469é'"),
         ("a" * 100, "'" + "a" * 28 + "…" + "a" * 28 + "'"),
+        ("redis://u:hunter2@host", "'redis://u:***@host'"),
     ],
-    ids=map(str, range(18)),
+    ids=map(str, range(19)),
 )
 def test_shortened(value: object, text: str) -> None:
     assert shortened(value) == text
