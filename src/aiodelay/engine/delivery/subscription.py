@@ -255,6 +255,7 @@ class HandlerSubscription:
                     slice_ends = now_s + SLICE_S
         finally:
             self._runner_count -= 1
+            self._start_runner()  # race: after a cancelled run, this task ends, and a message may have come meanwhile
 
     def _refilled(self) -> bool:
         """Return whether a source has delivered messages at once."""
