@@ -1,15 +1,18 @@
-"""`record` on real stores: a killed process, messages that a store moves, handlers that read lists and topics."""
+"""`record` on real stores: a kill, messages that a store moves, lists, topics, and a blind tombstone."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from subprocess import run
 
 import pytest
 
 from aiodelay import Scheduler
+from aiodelay.backends.kafka.client import Outgoing, Transactions
+from aiodelay.backends.kafka.pending import precedence
 from aiodelay.testing import history as h
 from tests.support.cli import ran
 from tests.support.importing import import_path
@@ -21,6 +24,8 @@ from tests.support.waiting import until
 PROGRAM = """
 import asyncio, os, signal, sys
 from aiodelay import Scheduler
+from aiodelay.backends.kafka.client import Outgoing, Transactions
+from aiodelay.backends.kafka.pending import precedence
 from aiodelay.testing.history import History, record
 
 store, path, name = sys.argv[1:]
@@ -113,3 +118,48 @@ async def recorded(scheduler: Scheduler, path: Path, to: str, *, runs: int) -> h
 
 def succeeded(path: Path) -> int:
     return sum(attempt.result == "ok" for attempt in h.Story(h.read(path)).attempts)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_blind", [False, True], ids=["real", "blind"])
+async def test_a_blind_tombstone_of_kafka_is_found_out(
+    kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_blind: bool
+) -> None:
+    """Negative control: a tombstone that ends whatever version of its key was written before it."""
+    path, url = tmp_path / "history.jsonl", f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"
+    owner, user = Scheduler(url), Scheduler(url, dispatch=False)
+    replaced = asyncio.Event()
+
+    @owner.handler(name="work")
+    async def work(payload: bytes) -> None: ...
+
+    begin = Transactions.begin
+
+    async def overtaken(self: Transactions, outgoing: Sequence[Outgoing]) -> list[int]:
+        """Replace the message while the transaction is under way that ends it."""
+        if not replaced.is_set() and any(each.key == b"m" and each.value is None for each in outgoing):
+            replaced.set()
+            await user.schedule(b"new", to="handler:work", id="m", delay="2s")
+        return await begin(self, outgoing)
+
+    monkeypatch.setattr(Transactions, "begin", overtaken)
+    if is_blind:
+        monkeypatch.setattr(precedence, "is_unread", lambda seen, read_to: False)
+    with h.History(path, "owner") as of_owner, h.History(path, "user") as of_user:
+        h.record(owner, of_owner)
+        h.record(user, of_user)
+        async with owner, user:
+            await owner.schedule(b"old", to="handler:work", id="m", delay="100ms")
+            await replaced.wait()
+            if not is_blind:
+                await until(lambda: succeeded(path) == 2, "both versions have run")
+            await until(lambda: is_empty(owner), "nothing waits")
+            of_owner.write(await h.content_of(owner.store))
+    report = h.check_file(path)
+    print("\n".join(report.lines()))
+    assert {violation.rule for violation in report.violations} == ({"S2"} if is_blind else set())
+
+
+async def is_empty(scheduler: Scheduler) -> bool:
+    await asyncio.sleep(0.05)  # counting at once would take all the time of the loop
+    return not await scheduler.counts()
