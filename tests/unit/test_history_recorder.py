@@ -13,6 +13,7 @@ from aiodelay import Every, Late, Later, Retry, Scheduler
 from aiodelay.core.values import DeadLetter
 from aiodelay.errors import ClosedError
 from aiodelay.model import Conflict
+from aiodelay.testing import VirtualClock, assert_delivered, on_virtual_time
 from aiodelay.testing import history as h
 from tests.support.waiting import until
 
@@ -156,3 +157,25 @@ async def test_an_open_scheduler_cannot_be_recorded(shop: Scheduler, path: Path)
     async with shop:
         with h.History(path) as history, pytest.raises(ClosedError, match="open already"):
             h.record(shop, history)
+
+
+async def test_the_end_of_virtual_time_ends_the_recording(shop: Scheduler, path: Path, clock: VirtualClock) -> None:
+    for is_recorded in (True, False):
+        with on_virtual_time(shop, clock):
+            history = h.History(path, "shop", clock=clock)
+            if is_recorded:
+                h.record(shop, history)
+            async with shop:
+                await shop.schedule(b"done", to="handler:work", id="done", delay="1h")
+                await clock.advance("2h")
+            history.close()
+            assert_delivered(shop, b"done", times=1)
+    assert runs(path, "done") == ["ok"]
+
+
+async def test_a_closed_history_takes_nothing(path: Path) -> None:
+    history = h.History(path)
+    for _ in range(2):
+        history.close()
+    with pytest.raises(ClosedError, match="history is closed; close it after the scheduler"):
+        history.write(h.Blocked())

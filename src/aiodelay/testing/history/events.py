@@ -20,6 +20,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import Struct
 
+from aiodelay.errors import ClosedError
 from aiodelay.ports.clock import Clock
 
 __all__ = [
@@ -326,7 +327,14 @@ class History:
         return event
 
     def write(self, event: Event) -> None:
-        """Append an event. Unless the event names a process, it belongs to this process, and happens now."""
+        """Append an event. Unless the event names a process, it belongs to this process, and happens now.
+
+        Raises:
+            ClosedError: The history is closed.
+            OSError: The event cannot be written.
+        """
+        if self._file < 0:
+            raise ClosedError("history", "closed", "close it after the scheduler")
         if not event.process:
             self.stamp(event)
         line = b"\n" + self._encode(event) + b"\n"
@@ -338,8 +346,10 @@ class History:
         return next(self._calls)
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
+        """Close the file. Repeated calls do nothing."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
     def __enter__(self) -> Self:
         """Return the history, which the end of the block closes."""
