@@ -576,7 +576,7 @@ def test_the_stores_of_the_former_shards_are_closed(url: str, namespace: str) ->
     async def play() -> None:
         async with opened(url, namespace) as (store, work):
             former = store.follower.present
-            async with former.used():
+            async with former:
                 await move(url, namespace, 2)
                 await claim(work)
                 assert former.over.is_set()

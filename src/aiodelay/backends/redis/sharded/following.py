@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from aiodelay.backends.redis.connection.options import Options
 from aiodelay.backends.redis.records.shards import MOVED, ShardLayout
@@ -31,7 +31,7 @@ LOOK_S = 0.2
 
 
 class Generation:
-    """The open stores of the shards under one layout.
+    """The open stores of the shards under one layout. `async with` keeps them open.
 
     Args:
         layout: The layout.
@@ -53,16 +53,15 @@ class Generation:
         """Whether a shard has refused a call, because the namespace has another layout."""
         return self.over.is_set() or any(each.is_stale for each in self.shards)
 
-    @asynccontextmanager
-    async def used(self) -> AsyncIterator[None]:
+    async def __aenter__(self) -> Self:
         """Keep the stores open inside a block. The answer to a call may arrive after the move."""
         self._users += 1
-        try:
-            yield
-        finally:
-            self._users -= 1
-            if self.over.is_set():
-                await self._close_unused()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._users -= 1
+        if self.over.is_set():
+            await self._close_unused()
 
     def when_over(self, wake: Callable[[], object]) -> None:
         """Call a function when other stores have taken the place of these."""
@@ -145,7 +144,7 @@ class Follower:
         while True:
             former = self.present
             try:
-                async with former.used():
+                async with former:
                     result = await call(former)
                     if is_checked or await self._is_current(former):
                         return result
@@ -158,7 +157,7 @@ class Follower:
             await self.take_over(former, until_s)
 
     async def _is_current(self, generation: Generation) -> bool:
-        async with generation.used():
+        async with generation:
             first = generation.shards[0]
             schema = await first.command("HGET", first.keys.key("meta"), "schema")
         return schema in (None, generation.layout.schema.encode())

@@ -29,7 +29,7 @@ async def applied(
     """
     until_s = asyncio.get_running_loop().time() + min(follower.wait_s, MOST_WAIT_S)
     former = follower.present
-    async with former.used():
+    async with former:
         outcomes = await apply(commands)
     while former.is_stale and (refused := [i for i, each in enumerate(outcomes) if _is_refused(each)]):
         try:
@@ -38,7 +38,7 @@ async def applied(
             still = Refused("unavailable", error.reason)
             return [still if i in refused else each for i, each in enumerate(outcomes)]
         former = follower.present
-        async with former.used():
+        async with former:
             repeated = dict(zip(refused, await apply([commands[i] for i in refused]), strict=True))
         outcomes = [repeated.get(i, each) for i, each in enumerate(outcomes)]
     return outcomes

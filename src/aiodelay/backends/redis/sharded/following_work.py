@@ -68,7 +68,7 @@ class FollowingWork:
         while True:
             generation = self._follower.present
             try:
-                async with generation.used(), self._opened(self._waiter) as work:
+                async with generation, self._opened(self._waiter) as work:
                     failures = 0
                     self._took(generation, work)
                     await generation.over.wait()
@@ -195,7 +195,7 @@ class FollowingTransfer:
         """Return when there may be messages to move. A new layout ends the wait."""
         assert self._generation is not None
         assert self._transfer is not None
-        async with self._generation.used():
+        async with self._generation:
             if not self._generation.over.is_set():
                 await self._transfer.wait(until_ms=until_ms)
 
