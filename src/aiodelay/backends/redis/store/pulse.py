@@ -333,7 +333,7 @@ async def _forgotten(client: Client, keys: Keys, incarnation: str) -> None:
 
 
 def _layout_of(error: Exception) -> ShardLayout | None:
-    """Return the layout of the namespace if a call was refused because of it."""
+    """Return the layout of the namespace if the server refused a call because of the layout."""
     return error.layout if isinstance(error, Fault) else None
 
 
