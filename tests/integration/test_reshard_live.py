@@ -28,6 +28,7 @@ from aiodelay.core.values import (
     After,
     Cancel,
     Claim,
+    Conflict,
     Dead,
     Demand,
     Done,
@@ -42,6 +43,7 @@ from aiodelay.core.values import (
     Renewal,
     RenewOutcome,
     SettleOutcome,
+    SourcePosition,
     Stored,
 )
 from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
@@ -584,3 +586,45 @@ def test_the_stores_of_the_former_shards_are_closed(url: str, namespace: str) ->
             assert former.shards[0]._opened is None
 
     asyncio.run(play())
+
+
+# --- intakes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.asyncio
+async def test_an_intake_stores_each_message_once_while_the_namespace_moves(url: str, namespace: str) -> None:
+    async with ShardedStore(url, namespace=namespace) as store:
+        is_last = False
+
+        async def read() -> int:
+            at = 0
+            while True:
+                is_over = is_last
+                envelopes = [Envelope(f"m{i}", LANE) for i in range(at, at + 10)]
+                puts = [Put(new_op(), each, After(3_600_000), Conflict.error()) for each in envelopes]
+                source = SourcePosition("a topic", at, at + 10, tuple(range(at + 1, at + 11)))
+                outcomes = await store.apply(puts, source=source)
+                assert not any(isinstance(each, Refused) and each.reason == "duplicate" for each in outcomes), "twice"
+                if all(isinstance(each, Stored) for each in outcomes):
+                    at += 10
+                    if is_over:
+                        return at
+                else:
+                    with suppress(StoreUnavailableError):
+                        at = await store.position("a topic") or 0
+
+        async with asyncio.TaskGroup() as tasks:
+            reader = tasks.create_task(read())
+            for shards in (3, 2):
+                before = await store.position("a topic") or 0
+                await until(lambda before=before: has_passed(store, before), "the intake has read more")
+                await move(url, namespace, shards)
+            is_last = True
+        read_to = reader.result()
+        assert await store.position("a topic") == read_to
+        assert (await store.counts())[LANE].scheduled == read_to
+
+
+async def has_passed(store: ShardedStore, position: int) -> bool:
+    """Say whether the intake has stored a message behind this position."""
+    return (await store.position("a topic") or 0) > position

@@ -56,7 +56,7 @@ async def applied_from_intake(
         store: Carries out the commands on the present shards, once.
     """
     former = follower.present
-    async with former.used():
+    async with former:
         outcomes = await store()
     if former.is_stale:
         with suppress(StoreUnavailableError):
