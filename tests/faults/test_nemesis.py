@@ -162,7 +162,7 @@ def test_the_table_counts_the_violations_of_the_runs_with_a_fault() -> None:
         ]
     }
     table = as_markdown(results, "Runs:")
-    assert "| redis | failover | 1 | 1 |\n| redis | server killed | 3 | 1 |" in table
+    assert "| redis | failover | 1 | 1 |\n| redis | server killed | 3 | 1 |\n| redis | all | 4 | 1 |" in table
     page = put_between_markers("before\n<!-- nemesis: begin -->\nold\n<!-- nemesis: end -->\nafter\n", table)
     assert page == f"before\n<!-- nemesis: begin -->\n\n{table}\n\n<!-- nemesis: end -->\nafter\n"
     with pytest.raises(ValueError, match="nemesis: begin"):

@@ -13,7 +13,7 @@ BEGIN, END = "<!-- nemesis: begin -->", "<!-- nemesis: end -->"
 
 
 def as_markdown(results: Mapping[str, Sequence[Result]], title: str) -> str:
-    """Return a table with one row for each fault of each stack.
+    """Return a table with one row for each fault of each stack, and one row for all runs of a stack.
 
     Args:
         results: The results of all runs, by stack.
@@ -28,6 +28,7 @@ def as_markdown(results: Mapping[str, Sequence[Result]], title: str) -> str:
             for fault in run.injected:
                 violations[fault] += len(run.violations)
         lines += [f"| {stack} | {fault} | {injected[fault]:,} | {violations[fault]:,} |" for fault in sorted(injected)]
+        lines.append(f"| {stack} | all | {injected.total():,} | {sum(len(run.violations) for run in runs):,} |")
     return "\n".join(lines)
 
 
