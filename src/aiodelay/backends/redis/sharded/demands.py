@@ -13,10 +13,6 @@ from aiodelay.core.values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Claim, Dem
 __all__ = ["Demands"]
 
 
-LEAST_PART = 100
-"""A claim asks another shard too for each such number of messages, because each call has a cost of its own."""
-
-
 class Demands:
     """The part of a claim's demand that is not met yet.
 
@@ -35,7 +31,6 @@ class Demands:
         self._left = {lane: demand[lane] for lane in wanted[first:] + wanted[:first]}
         self._owners = {alias: lane for lane in wanted for alias in (lane, *demand[lane].aliases)}
         self._shards, self._turn = shards, turn
-        self._has_asked = False
         self._exhausted: set[tuple[int, Lane]] = set()  # shards that have given all that they have of a lane
         self._messages, self._bytes = MAX_CLAIM_MESSAGES, MAX_CLAIM_BYTES
         self.lanes: frozenset[Lane] = frozenset(self._owners)
@@ -51,9 +46,6 @@ class Demands:
 
     def divided(self, is_due: Callable[[int, Sequence[Lane]], bool]) -> dict[int, dict[Lane, Demand]]:
         """Return a part for each shard that may have something due, without suspects.
-
-        The first time, each part has `LEAST_PART` messages or more, so a small demand visits few shards. If they do not
-        meet it, the next parts are for all other shards.
 
         Args:
             is_due: Returns whether a shard may have something due in one of some lanes.
@@ -72,8 +64,6 @@ class Demands:
             each, asked = self._left[lane], among[lane]
             first = (self._turn + n) % len(asked)
             asked = asked[first:] + asked[:first]
-            if not self._has_asked:
-                asked = asked[: -(-messages // LEAST_PART)]
             if each.max_bytes < MAX_CLAIM_BYTES:
                 asked = asked[:1]
             most_bytes = min(each.max_bytes, max(self._bytes // len(asked), 1))
@@ -82,7 +72,6 @@ class Demands:
                 if part := share + (i < more):
                     own = replace(each, messages=part, max_bytes=most_bytes, max_lapses=self.max_lapses)
                     parts.setdefault(shard, {})[lane] = own
-        self._has_asked = True
         return parts
 
     def took(self, shard: int, part: Mapping[Lane, Demand], claims: Sequence[Claim]) -> None:
