@@ -106,6 +106,7 @@ TOKEN_EPOCH_MS = 1_735_689_600_000
 """2025-01-01T00:00:00Z. Token = (deadline - epoch) * 4096 + counter: exact in a double until 2094."""
 _COUNTERS = 4096
 _DUE_DIGITS = 10  # at least this many digits: an id that a caller chose may end in `~` and fewer digits
+_MOST_DUE_DIGITS = 15  # of 48 bits
 
 
 def token_for(deadline_ms: int, counter: int) -> int:
@@ -187,7 +188,8 @@ def delivery_id(record: Record) -> str:
 def put_due_of(given: str, due_ms: int) -> int | None:
     """Return the `put_due_ms` of a message with this delivery id and this due time."""
     written = given.rpartition("/")[2]
-    put_due_ms = int(written) if written.isascii() and written.isdigit() else due_ms
+    is_time = written.isascii() and written.isdigit() and len(written) <= _MOST_DUE_DIGITS
+    put_due_ms = int(written) if is_time else due_ms
     return None if put_due_ms == due_ms else put_due_ms
 
 

@@ -25,6 +25,11 @@ def _split(url: str, masked: str) -> SplitResult:
     raise ConfigurationError("url", masked, "a URL")  # not inside the `except`: urlsplit's error quotes the password
 
 
+def _shown(text: str) -> str:
+    """Return the name or the value of an option for an error. A part of a URL in the wrong place may be a password."""
+    return shortened(masked_url(text) if "@" in text else text)
+
+
 class UrlOptions:
     """Reads a URL's query, one option at a time. `finish` refuses options that were not read."""
 
@@ -54,7 +59,7 @@ class UrlOptions:
             return default
         is_number = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
         if not is_number or not least <= int(text) <= most:
-            raise ConfigurationError(f"{name} in {self.masked}", shortened(text), f"an integer from {least} to {most}")
+            raise ConfigurationError(f"{name} in {self.masked}", _shown(text), f"an integer from {least} to {most}")
         return int(text)
 
     def text(self, name: str, default: str = "") -> str:
@@ -70,7 +75,7 @@ class UrlOptions:
         """
         text = self.text(name, "false")
         if text not in ("true", "false"):
-            raise ConfigurationError(f"{name} in {self.masked}", shortened(text), "true or false")
+            raise ConfigurationError(f"{name} in {self.masked}", _shown(text), "true or false")
         return text == "true"
 
     def finish(self, *, bare: bool = False) -> None:
@@ -85,4 +90,4 @@ class UrlOptions:
         if bare and (self.parts.netloc or self.parts.path or self.parts.fragment):
             raise ConfigurationError("url", self.masked, f"'{self.parts.scheme}:' without host or path")
         for name in self._options:
-            raise ConfigurationError(f"option of {self.masked}", shortened(name), ", ".join(self._known) or "none")
+            raise ConfigurationError(f"option of {self.masked}", _shown(name), ", ".join(self._known) or "none")
