@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import redis
 
-from aiodelay import Context, Scheduler, UnsupportedByStoreError
+from aiodelay import Context, Scheduler
 from aiodelay.redis import ShardedStore
 from aiodelay.testing.servers import redis_servers, serving
 from tests.support.topologies import clustered
@@ -62,8 +62,7 @@ def run(plan: Plan) -> list[Row]:
         places = {_on_one(shards): Place(f"{url}?shards={shards}", [url]) for shards in SHARDS}
         cluster = stack.enter_context(clustered(found.program, primaries=4, replicas=False))
         on_nodes = Place(f"{cluster.url}?shards={max(SHARDS)}", [each.url for each in cluster.nodes])
-        if plan.run(_is_possible(on_nodes)):
-            places[ON_NODES] = on_nodes
+        places[ON_NODES] = on_nodes
         costs = {
             concurrency: in_turn(
                 plan, {name: partial(_measured, plan, place, n, concurrency) for name, place in places.items()}
@@ -105,15 +104,6 @@ def _rate_rows(costs: Mapping[int, Mapping[str, Sequence[float]]]) -> list[Row]:
 
 
 # --- one measurement --------------------------------------------------------------------------------------
-
-
-async def _is_possible(place: Place) -> bool:
-    """Return whether this version has namespaces of several shards on a cluster."""
-    try:
-        async with emptied(place.url.partition("?")[0]), ShardedStore(place.url):
-            return True
-    except UnsupportedByStoreError:
-        return False
 
 
 def _measured(plan: Plan, place: Place, n: int, concurrency: int) -> float:
