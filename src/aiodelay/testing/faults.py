@@ -120,7 +120,7 @@ class _Switches:
     def __init__(self, store: Store, seed: int) -> None:
         self._store, self._chance = store, random.Random(seed)
         self._injections: list[Injection] = []
-        self._hanging: set[asyncio.Future[None]] = set()
+        self._hanging: dict[asyncio.Future[None], None] = {}  # in the order of the calls
         self.calls: Counter[Step] = Counter()
 
     def add(self, injection: Injection) -> None:
@@ -167,11 +167,11 @@ class _Switches:
 
     async def _until_healed(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._hanging.add(waiter)
+        self._hanging[waiter] = None
         try:
             await waiter
         finally:
-            self._hanging.discard(waiter)
+            del self._hanging[waiter]
 
     def _raise(self, fault: Fault) -> NoReturn:
         raise StoreUnavailableError(self._store.name, f"injected {fault}")

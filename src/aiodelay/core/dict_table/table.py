@@ -56,8 +56,25 @@ class Worker:
         self.lanes, self.seen_ms = frozenset(lanes), now_ms
 
 
-class Workers(set[Worker]):
-    """The dispatching processes of a store."""
+class Workers:
+    """The dispatching processes of a store, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._workers: dict[Worker, None] = {}
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers)
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self._workers
+
+    def add(self, worker: Worker) -> None:
+        """Add a process."""
+        self._workers[worker] = None
+
+    def discard(self, worker: Worker) -> None:
+        """Remove a process that has ended."""
+        self._workers.pop(worker, None)
 
     def wake(self) -> None:
         """End the waits of all workers."""

@@ -51,7 +51,7 @@ def storm(
 
     The test runs once without faults: the *calm run*. Then it runs once for each seed, with faults that the seed
     chooses. The outcome of each run is compared with that of the calm run. The outcome is: whether the test passes, the
-    value that it returns, and the dead letters, except those of a `Late` policy.
+    value that it returns, and the dead letters, except letters with the reason `late`.
 
     The faults, each at a message of a handler:
 
@@ -63,7 +63,7 @@ def storm(
     - A `schedule()` of a handler raises `OutcomeUnknownError`: the request or the reply was lost.
     - The tasks that are ready run in another order.
 
-    A process that ends loses no memory here: objects of the test stay as they are. The run that was cut ends as if it
+    A process that ends loses no memory here: the objects of the test survive. The run that was cut ends as if it
     were cancelled.
 
     The decorated test is a plain function: pytest needs no plugin to run it, and `test()` runs it without pytest. Each
@@ -135,7 +135,7 @@ class _Storm:
 
     Args:
         test: The test, with all arguments except those in `given`.
-        given: The names of the arguments that each run makes anew.
+        given: The names of the arguments that each run makes for itself.
         scheduler: The scheduler under test; None = each run makes an empty one.
         options: The options.
     """

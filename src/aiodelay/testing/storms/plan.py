@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 
 ORDER = Place("order", "", 0)
-"""The place that stands for the order of the tasks. This order is the only fault without a message."""
+"""The place of the order of the tasks, the only fault without a message."""
 
 
 @dataclass(frozen=True, slots=True)
