@@ -617,7 +617,7 @@ async def test_an_intake_stores_each_message_once_while_the_namespace_moves(url:
             reader = tasks.create_task(read())
             for shards in (3, 2):
                 before = await store.position("a topic") or 0
-                await until(lambda before=before: has_passed(store, before), "the intake has read more")
+                await until(partial(has_passed, store, before), "the intake has read more")
                 await move(url, namespace, shards)
             is_last = True
         read_to = reader.result()

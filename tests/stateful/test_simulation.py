@@ -21,8 +21,7 @@ from aiodelay.engine.delivery.run_settlements import RunSettlements
 from aiodelay.engine.sending.command_sender import CommandSender
 from aiodelay.engine.sending.group_commit import GroupCommit
 from aiodelay.errors import StoreError
-from tests.support.checker import Violation, check
-from tests.support.history import Claimed, Event
+from aiodelay.testing.history import Claimed, Event, Violation, check
 from tests.support.simulation import simulate
 
 SEEDS = 200
