@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -34,8 +35,8 @@ def judge(seeds: range) -> None:
             events = simulate(seed)
             report = check(events)
             again = claimed_again(events)
-            report.violations = [violation for violation in report.violations if is_certain(violation, again)]
-            report.verify()
+            certain = [violation for violation in report.violations if is_certain(violation, again)]
+            replace(report, violations=certain).verify()
         except BaseException as error:
             error.add_note(f"the seed of the simulation is {seed}")
             raise

@@ -38,12 +38,13 @@ from aiodelay.errors import ClosedError, StoreUnavailableError
 from aiodelay.handlers.context import RunContext
 from aiodelay.memory import MemoryStore
 from aiodelay.ports import Work
+from aiodelay.testing import history as h
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.faults import Fault, FaultyStore, Step
 from aiodelay.testing.forwarding import ForwardingStore
+from aiodelay.testing.history.events import E
 from aiodelay.testing.storms import SeededLoop
 
-from . import history as h
 from .observed import FailurePoints, ObservedStore
 from .producing import Producer
 
@@ -82,20 +83,17 @@ class _SimulatedHistory(h.History):
     def __init__(self, simulation: _Simulation, process: str) -> None:
         self._simulation, self.process, self.is_dead = simulation, process, False
         self._calls = count(1)
-        self._asked_ns: dict[int, int] = {}
 
-    def next_call(self) -> int:
-        call = super().next_call()
-        self._asked_ns[call] = self._simulation.now_ns()
-        return call
+    def stamp(self, event: E) -> E:
+        event.process = event.process or self.process
+        event.at_ns, event.wall_ms = self._simulation.now_ns(), self._simulation.clock.now_ms()
+        return event
 
     def write(self, event: h.Event) -> None:
         if self.is_dead:
             return
-        event.process = event.process or self.process
-        event.at_ns, event.wall_ms = self._simulation.now_ns(), self._simulation.clock.now_ms()
-        if isinstance(event, h.Claiming):  # it is written once the claim has been answered
-            event.at_ns = self._asked_ns[event.call]
+        if not (isinstance(event, h.Claiming) and event.process):  # A claim has the time at which it was asked.
+            self.stamp(event)
         self._simulation.events.append(event)
 
 
