@@ -35,8 +35,8 @@ import changed_tests  # noqa: E402
 
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 DOCS = ["docs"]  # one process runs all blocks of a page, because they build on each other
-# Tests of faults mostly wait, so 6 processes are more than the cores. `tests/support/distribution.py` groups the tests.
-IN_PARALLEL = ["--numprocesses=6", "--dist=loadscope", "--no-loadscope-reorder"]
+# Tests of faults mostly wait, so 8 processes are more than the cores. `tests/support/distribution.py` groups the tests.
+IN_PARALLEL = ["--numprocesses=8", "--dist=loadscope", "--no-loadscope-reorder"]
 IN_TWO = ["--numprocesses=2", *IN_PARALLEL[1:]]  # tests without a server keep the cores busy
 # Save time: pip does not compile modules that no test imports, and does not compress PySpark's half a gigabyte. PySpark
 # comes as a source archive, from which pip builds a wheel.

@@ -18,18 +18,21 @@ from aiodelay.redis import ShardedStore
 from tests.support.servers import RedisServer, redis_programs, start
 
 NOT_MOVED: Mapping[str, str] = {
-    "src": "a namespace with positions of intakes has one shard",
+    "src": "all new shards get positions made from those of all former shards",
     "limits": "a namespace with limits has one shard",
     **dict.fromkeys(("queues:<lane>", "turns:<lane>", "inflight:<lane>", "running:<lane>", "marks:<lane>"), "limits"),
     "superseded:keys": "limits",
     "journal": "each shard has its own entries",
     "wake": "its entries are hints",
-    **dict.fromkeys(("workers", "pulses", "held:<incarnation>", "req:<worker>"), "no process works meanwhile"),
+    **dict.fromkeys(("pulses", "held:<incarnation>", "req:<worker>"), "a process records its claims again"),
+    "workers": "the mover writes those of the first shard into all new shards",
     "logs": "logs are in the first shard",
 }
 """Why the entries of a key do not move to another shard."""
 NOT_DELETED: Mapping[str, str] = {
     "logs": "logs are in the first shard, which stays",
+    "meta": "its layout keeps out processes that slept through the move",
+    "pulses": "its fields are deleted one by one",
     "parked:<lane>:<address>": "all its entries have moved",
     "req:<worker>": "it expires",
 }
@@ -78,4 +81,5 @@ def test_a_shard_that_ends_leaves_no_key_behind(server: RedisServer) -> None:
                 found.add(kind_of(key.removeprefix(tag)))
     assert KEY_TYPES.keys() - read <= NOT_MOVED.keys() <= KEY_TYPES.keys()
     assert KEY_TYPES.keys() - deleted == NOT_DELETED.keys()
-    assert client.keys(f"{tag}*") == []
+    assert client.keys(f"{tag}*") == [f"{tag}meta".encode()]
+    assert client.hkeys(f"{tag}meta") == [b"schema"]

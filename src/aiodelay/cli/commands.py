@@ -44,13 +44,13 @@ COMMANDS = (
     ("export:export", MOVE, "Write pauses, messages and dead letters as JSON lines."),
     ("import_:import_", MOVE, "Store messages from a file of `aiodelay export`, or from another system."),
     ("upgrade:upgrade", MOVE, "Switch on the features that this version knows, once all processes run it."),
-    ("reshard:reshard", MOVE, "Move a Redis namespace to another number of shards, while its processes are stopped."),
+    ("reshard:reshard", MOVE, "Move a Redis namespace to another number of shards. Its processes wait meanwhile."),
     ("dead:dead", MESSAGES, "List, show, redrive or purge dead letters."),
     ("spark:spark", BULK, "Load, check, archive, replay and report with Apache Spark."),
 )
 """For each command: its module and function, its group, and the line that describes it."""
 
-WIDTH, INDENT = 100, 14
+WIDTH, INDENT = 100, 17
 
 
 def name_of(place: str) -> str:

@@ -184,6 +184,7 @@ class Story:
         self._by_token: dict[tuple[str, str, int], Lease] = {}
         self._latest: dict[tuple[str, str, int], Lease] = {}
         self._running: dict[tuple[str, str, int], list[Attempt]] = defaultdict(list)
+        self._ended: dict[tuple[str, str, int], Attempt] = {}
         for event in events:
             self._tell(event)
             self._last_ns[event.process] = event.at_ns
@@ -227,8 +228,7 @@ class Story:
             case RunStarted():
                 self._run_started(event)
             case RunEnded():
-                attempt = self._running[event.process, event.delivery_id, event.attempt].pop(0)
-                attempt.ended_ns, attempt.result = event.at_ns, event.result
+                self._run_ended(event)
             case Blocked():
                 self.faults.append(Fault(event.process, event.at_ns, "blocked"))
             case Process():
@@ -241,6 +241,13 @@ class Story:
                 self.resources[event.process][event.phase] = event
             case Final():
                 self.final = event
+
+    def _run_ended(self, event: RunEnded) -> None:
+        key = event.process, event.delivery_id, event.attempt
+        if running := self._running[key]:
+            self._ended[key] = running.pop(0)
+        attempt = self._ended[key]  # the run of a message in a batch may end twice: with the batch, and by itself
+        attempt.ended_ns, attempt.result = event.at_ns, event.result
 
     def _returned(self, event: Returned) -> None:
         operation = self._calls[event.process, event.call]

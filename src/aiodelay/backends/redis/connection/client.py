@@ -249,7 +249,7 @@ class Client:
             Fault: The command failed.
         """
         try:
-            return await self._call(packed(arguments), self._slot(arguments), durable=durable)
+            return await self._call(packed(arguments), _slot_of(self._options, self._home, arguments), durable=durable)
         except NoScriptError as error:
             raise fault_of(error, sent=True) from error
 
@@ -259,17 +259,13 @@ class Client:
         Raises:
             Fault: A command failed.
         """
-        replies = await self._exchange([packed(each) for each in commands], self._slot(commands[0]), durable=False)
+        replies = await self._exchange(
+            [packed(each) for each in commands], _slot_of(self._options, self._home, commands[0]), durable=False
+        )
         for reply in replies:
             if isinstance(reply, Fault):
                 raise reply
         return replies
-
-    def _slot(self, command: Sequence[Arg]) -> int:
-        name = str(command[0])
-        if not self._options.is_cluster or name in KEYLESS:
-            return self._home
-        return slot_of(command[KEY_PLACES.get(name, 1)])
 
     async def _call(self, command: bytes, slot: int, *, durable: bool) -> Any:  # noqa: ANN401 - any reply
         (reply,) = await self._exchange([command], slot, durable=durable)
@@ -448,3 +444,11 @@ def _unconfirmed(options: Options, confirmed: Any) -> Fault | None:  # noqa: ANN
             f"the call is done, but only {reached} of {replicas} replicas have it after {options.timeout_ms} ms",
         )
     return None
+
+
+def _slot_of(options: Options, home: int, command: Sequence[Arg]) -> int:
+    """Return the hash slot of a command's key. `home` is the slot of the client's namespace."""
+    name = str(command[0])
+    if not options.is_cluster or name in KEYLESS:
+        return home
+    return slot_of(command[KEY_PLACES.get(name, 1)])
