@@ -297,7 +297,7 @@ def _s8_bytes_identical(story: Story, limits: Limits) -> Iterator[Finding]:
         schedules = [each for each in of_id if each.call.op == "schedule"]
         candidates = _candidates(attempt, known.get((start.id, attempt.revision)), of_id, schedules)
         if not candidates:
-            yield f"{attempt} delivered what nobody scheduled", start.id
+            yield f"{attempt} delivered a message that no command explains", start.id
         elif not any(_is_same(attempt, each) for each in schedules if each.call.joins or each in candidates):
             yield f"{attempt} delivered other bytes, or to another lane, than was scheduled", start.id
 
@@ -311,7 +311,7 @@ def _candidates(
         attempt: The run.
         put: The command that was answered with the revision of this version; None if there is none.
         of_id: The commands with this id.
-        schedules: Those of them that schedule.
+        schedules: The commands that schedule, among these commands.
     """
     if put is None:
         is_repeated = attempt.lease is not None and attempt.lease.is_in_doubt  # its server lost it before

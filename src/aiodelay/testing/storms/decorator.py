@@ -47,7 +47,7 @@ def storm(
     lasting: Duration = "10m",
     strikes_test: bool = False,
 ) -> Callable[[Callable[..., Awaitable[object]]], Callable[..., None]]:
-    """Decorate a test that must have the same outcome whatever faults happen: is each handler idempotent?
+    """Decorate a test that must have the same outcome under all faults: is each handler idempotent?
 
     The test runs once without faults: the *calm run*. Then it runs once for each seed, with faults that the seed
     chooses. The outcome of each run is compared with that of the calm run. The outcome is: whether the test passes, the
