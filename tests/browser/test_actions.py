@@ -29,6 +29,10 @@ TOKENS = [
 ]
 SCHEDULER = Token(name="scheduler", hash=hash_token("of-the-scheduler"), scopes=("read", "schedule"))
 SCRIPTED = pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
+NO_SCRIPT_AT_NIGHT = pytest.mark.parametrize(
+    "script", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["script", "no-script"]
+)
+"""For actions that take the same steps as those that the gate also plays without scripts."""
 
 
 def message(message_id: str) -> str:
@@ -85,7 +89,7 @@ async def test_cancel_asks_first(
     ]
 
 
-@SCRIPTED
+@NO_SCRIPT_AT_NIGHT
 async def test_fire(script: bool, watch: Watch, store: SceneStore) -> None:
     async with watch(store, looks=looks(script)) as viewer:
         page = await viewer.open(message("contract-1"))
@@ -97,7 +101,7 @@ async def test_fire(script: bool, watch: Watch, store: SceneStore) -> None:
     assert found.next_attempt_ms == at_ms(NOW)
 
 
-@SCRIPTED
+@NO_SCRIPT_AT_NIGHT
 @pytest.mark.parametrize("field", ["delay", "at"])
 async def test_reschedule_stores_the_time_that_was_given(
     field: str, script: bool, watch: Watch, store: SceneStore
@@ -184,7 +188,7 @@ async def test_back_and_reload_work_on_every_step_and_do_nothing_twice(
     assert len(audited(caplog)) == 1
 
 
-@SCRIPTED
+@NO_SCRIPT_AT_NIGHT
 async def test_recurring_series_are_named_and_left_out_unless_asked(
     script: bool, watch: Watch, store: SceneStore
 ) -> None:
@@ -216,7 +220,7 @@ async def test_a_recurring_series_that_is_chosen_by_itself_is_named(watch: Watch
         await confirm_cancel(page)
 
 
-@SCRIPTED
+@NO_SCRIPT_AT_NIGHT
 async def test_a_bulk_operation_shows_its_progress_and_is_stopped(
     script: bool, watch: Watch, store: SceneStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +252,7 @@ async def test_a_bulk_operation_shows_its_progress_and_is_stopped(
 # --- many -------------------------------------------------------------------------------------------------
 
 
-@SCRIPTED
+@NO_SCRIPT_AT_NIGHT
 async def test_those_that_are_ticked(script: bool, watch: Watch, store: SceneStore) -> None:
     async with watch(store, looks=looks(script)) as viewer:
         page = await viewer.open("/messages?lane=RefundDue")
@@ -262,7 +266,7 @@ async def test_those_that_are_ticked(script: bool, watch: Watch, store: SceneSto
     assert [await store.get(f"refund-{n}") is not None for n in range(4)] == [True, False, True, False]
 
 
-@SCRIPTED
+@NO_SCRIPT_AT_NIGHT
 async def test_more_than_a_hundred_have_to_be_typed(script: bool, watch: Watch, store: SceneStore) -> None:
     async with watch(store, looks=looks(script)) as viewer:
         page = await viewer.open("/messages?lane=RenewContract")
@@ -287,7 +291,7 @@ async def test_more_than_a_hundred_have_to_be_typed(script: bool, watch: Watch, 
 # --- dead letters, pauses -----------------------------------------------------------------------------------
 
 
-@SCRIPTED
+@NO_SCRIPT_AT_NIGHT
 async def test_redrive_a_group(script: bool, watch: Watch, store: SceneStore) -> None:
     async with watch(store, looks=looks(script)) as viewer:
         page = await viewer.open("/dead")
@@ -299,7 +303,7 @@ async def test_redrive_a_group(script: bool, watch: Watch, store: SceneStore) ->
     assert (counts.dead, counts.overdue) == (0, 9)
 
 
-@SCRIPTED
+@NO_SCRIPT_AT_NIGHT
 async def test_purge_one(script: bool, watch: Watch, store: SceneStore) -> None:
     async with watch(store, looks=looks(script)) as viewer:
         page = await viewer.open("/dead?lane=webhook")
@@ -310,7 +314,7 @@ async def test_purge_one(script: bool, watch: Watch, store: SceneStore) -> None:
     assert {each.record.id for each in await store.dead_letters(lane="webhook")} == {"vid-5"}
 
 
-@SCRIPTED
+@NO_SCRIPT_AT_NIGHT
 async def test_pauses_and_limits_of_a_destination(script: bool, watch: Watch, store: SceneStore) -> None:
     async with watch(store, looks=looks(script)) as viewer:
         page = await viewer.open("/sinks")

@@ -101,6 +101,7 @@ def test_every_job_runs_by_its_line_on_the_example_data(client: Client, aiodelay
     assert "Dispatch simulation" in (client.folder / "next-week" / "simulate.html").read_text("utf-8")
 
 
+@pytest.mark.nightly  # in process: test_promote and test_cold
 @pytest.mark.parametrize("aiodelay", [pytest.param(SHELL, id="at-once"), ONE_BY_ONE])
 def test_what_is_two_years_ahead_is_put_promoted_and_delivered_by_the_lines_of_the_page(
     client: Client, redis: RedisServer, aiodelay: str
@@ -141,6 +142,7 @@ def test_what_was_put_two_years_ago_is_delivered_at_its_time(client: Client) -> 
     assert (put["counts"]["put"], told(promoted)) == (3, {"stored": 3})
 
 
+@pytest.mark.nightly  # in process: test_migrate
 def test_a_store_is_migrated_live_by_the_line_of_the_page(client: Client, redis: RedisServer, kafka: str) -> None:
     second = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true"
     places = {"redis://old": redis.url, "kafka://new:9092/schedules?create_topic=true": second}
@@ -175,6 +177,7 @@ def test_a_store_is_migrated_live_by_the_line_of_the_page(client: Client, redis:
     assert counts["same"] >= counts["moved"] >= CALM
 
 
+@pytest.mark.nightly  # in process: test_migrate
 def test_other_schedulers_are_taken_over_by_the_lines_of_the_page(
     client: Client, redis: RedisServer, kafka: str
 ) -> None:
@@ -189,6 +192,7 @@ def test_other_schedulers_are_taken_over_by_the_lines_of_the_page(
     assert told(fred84) == told(etf1) == {"stored": 1, "same": 1}
 
 
+@pytest.mark.nightly  # in process: test_simulate
 def test_simulate_runs_by_its_lines(client: Client, redis: RedisServer) -> None:
     async def schedule() -> None:
         async with Scheduler(redis.url, dispatch=False) as scheduler:

@@ -222,9 +222,12 @@ def play(beginning: Sequence[str], steps: Sequence[str]) -> None:
         played.step(step)
 
 
+@pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("beginning", BEGINNINGS.values(), ids=BEGINNINGS.keys())
-def test_s4_s5_no_old_version_begins_and_a_cancel_tells_of_what_is_in_flight(beginning: Sequence[str]) -> None:
-    for steps in product(STEPS, repeat=3):
+def test_s4_s5_no_old_version_begins_and_a_cancel_tells_of_what_is_in_flight(
+    beginning: Sequence[str], number: int
+) -> None:
+    for steps in product(STEPS, repeat=number):
         try:
             play(beginning, steps)
         except AssertionError as error:

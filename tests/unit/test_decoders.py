@@ -95,7 +95,7 @@ def test_long_and_deep_inputs(name: str) -> None:
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_any_bytes_are_read_or_refused(name: str) -> None:
-    examples = 40 if name in SLOW else 150
+    examples = 20 if name in SLOW else 100
 
     @settings(max_examples=examples, database=None, suppress_health_check=list(HealthCheck))
     @given(inputs(DECODERS[name]))

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 WALK = """
 import random
@@ -49,6 +51,7 @@ def drawn(folder: Path, *options: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if "drawn" in line]
 
 
+@pytest.mark.nightly
 def test_the_seed_of_a_night_repeats_its_walks_too(tmp_path: Path) -> None:
     first = drawn(tmp_path, "--randomly-seed=7")
     assert len(first) > 40

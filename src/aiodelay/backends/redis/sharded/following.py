@@ -43,7 +43,8 @@ class Generation:
     """
 
     def __init__(self, layout: ShardLayout, shards: Sequence[RedisStore], stack: AsyncExitStack) -> None:
-        self.layout, self.shards = layout, shards
+        self.layout: ShardLayout = layout
+        self.shards: Sequence[RedisStore] = shards
         self.over: asyncio.Event = asyncio.Event()
         self._stack, self._users = stack, 0
         self._on_over: list[Callable[[], object]] = []
