@@ -25,7 +25,7 @@ from tests.faults.programs.kafka_owner import Plan, Run
 from tests.support.kafka import Broker, create_topic, new_name, read
 from tests.support.processes import Crew, Worker
 from tests.support.producing import instant
-from tests.support.topics import shared_out
+from tests.support.topics import CLEANED, shared_out
 from tests.support.waiting import until
 
 TAKEOVER_MS = 15_000 + 10_000
@@ -33,16 +33,6 @@ TAKEOVER_MS = 15_000 + 10_000
 SOON_MS, FAR_MS = 6_000, 18_000
 SURE_MS = 13_000
 """A change that was acknowledged so long before the due time has been read by every owner that may still deliver."""
-CLEANED: dict[str, str | float] = {
-    "cleanup_policy": "compact",
-    "segment_ms": 1_000,
-    "segment_bytes": 1_048_576,
-    "min_cleanable_dirty_ratio": 0.001,
-    "min_compaction_lag_ms": 30_000,
-    "delete_retention_ms": 60_000,
-    "message_timestamp_type": "LogAppendTime",
-}
-"""A topic whose cleaner runs all the time, as close behind its owners as they can bear here."""
 CALM = 20
 """How many versions are surely changed in time before the first fault."""
 

@@ -24,6 +24,7 @@ from tests.faults.programs.kafka_user import FAR_MS, Plan
 from tests.support.kafka import create_topic, started
 from tests.support.processes import Worker
 from tests.support.proxy import Mode, proxied_by_thread
+from tests.support.topics import CLEANED
 
 from .schedule import Fault, Kind
 from .stage import CLIENTS, PROCESS_KINDS, SERVICES, Act, Acts, Stage
@@ -35,16 +36,6 @@ SURE_S = 2.0
 """An owner has read a change so long after its acknowledgement, unless a fault prevents it."""
 TAKEOVER_S = 60.0
 """The longest wait for the last messages: the promised 15 s, the due times, and the delay of a busy machine."""
-SCHEDULES: Mapping[str, str | float] = {
-    "cleanup_policy": "compact",
-    "segment_ms": 1_000,
-    "segment_bytes": 1_048_576,
-    "min_cleanable_dirty_ratio": 0.001,
-    "min_compaction_lag_ms": 30_000,
-    "delete_retention_ms": 60_000,
-    "message_timestamp_type": "LogAppendTime",
-}
-"""A topic whose cleaner runs all the time, as close behind its owners as they can bear here."""
 
 
 class KafkaStage(Stage):
@@ -81,7 +72,7 @@ class KafkaStage(Stage):
 
     async def _create_topics(self) -> None:
         await create_topic(self._broker.bootstrap, "target", partitions=2)
-        await create_topic(self._broker.bootstrap, "schedules", partitions=5, **SCHEDULES)
+        await create_topic(self._broker.bootstrap, "schedules", partitions=5, **CLEANED)
 
     def start_service(self, name: str, number: int) -> Worker:
         plan = OwnerPlan(name=name, store=self._store, runs=f"{self._runs}", redrives=True)

@@ -20,12 +20,12 @@ from aiodelay.core.values import (
     SettleOutcome,
     SourcePosition,
     Tidied,
-    WorkStatus,
 )
 from aiodelay.memory import MemoryStore
 from aiodelay.ports import PartialAnswerError, Work
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.faults import FaultyStore
+from aiodelay.testing.forwarding import ForwardingWork
 
 __all__ = ["Call", "NotedStore"]
 
@@ -112,9 +112,10 @@ class NotedStore(FaultyStore):
             raise PartialAnswerError("memory", "a part of it is away", given)
 
 
-class _NotedWork:
+class _NotedWork(ForwardingWork):
     def __init__(self, store: NotedStore, work: Work) -> None:
-        self._store, self._work = store, work
+        super().__init__(work)
+        self._store = store
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         work = self._work
@@ -140,17 +141,5 @@ class _NotedWork:
     async def wait(self, *, until_ms: int | None) -> None:
         await self._store.note("wait", until_ms, lambda: self._work.wait(until_ms=until_ms))
 
-    def wake(self) -> None:
-        self._work.wake()
-
-    def clear(self) -> None:
-        self._work.clear()
-
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         return await self._store.note("tidy", list(lanes), lambda: self._work.tidy(lanes, limit=limit))
-
-    def beat(self, ids: Collection[str]) -> None:
-        self._work.beat(ids)
-
-    def status(self) -> WorkStatus:
-        return self._work.status()

@@ -31,11 +31,10 @@ from aiodelay.core.values import (
     SourcePosition,
     Stored,
     Tidied,
-    WorkStatus,
 )
 from aiodelay.ports import Feed, Pulse, Pulsing, Source, Store, Work
 from aiodelay.testing import history as h
-from aiodelay.testing.forwarding import ForwardingStore
+from aiodelay.testing.forwarding import ForwardingFeed, ForwardingStore, ForwardingWork
 from aiodelay.testing.history.recorded import RecordedFeed, RecordedWork
 
 __all__ = ["FailurePoint", "FailurePoints", "Kill", "ObservedSource", "ObservedStore", "kill_oneself"]
@@ -170,11 +169,12 @@ class ObservedSource:
             yield RecordedFeed(_FailingFeed(feed, self._points), self._history)
 
 
-class _FailingFeed:
+class _FailingFeed(ForwardingFeed):
     """A feed with failure points."""
 
     def __init__(self, work: Feed, points: FailurePoints) -> None:
-        self._work, self._points = work, points
+        super().__init__(work)
+        self._points = points
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         self._points.during.append("claim")
@@ -194,20 +194,8 @@ class _FailingFeed:
         with self._points.around("renew"):
             return await self._work.renew(renewals)
 
-    def beat(self, ids: Collection[str]) -> None:
-        self._work.beat(ids)
 
-    async def wait(self, *, until_ms: int | None) -> None:
-        await self._work.wait(until_ms=until_ms)
-
-    def wake(self) -> None:
-        self._work.wake()
-
-    def clear(self) -> None:
-        self._work.clear()
-
-
-class _FailingWork(_FailingFeed):
+class _FailingWork(_FailingFeed, ForwardingWork):
     """The dispatching side of a store, with failure points."""
 
     _work: Work
@@ -219,6 +207,3 @@ class _FailingWork(_FailingFeed):
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         with self._points.around("tidy"):
             return await self._work.tidy(lanes, limit=limit)
-
-    def status(self) -> WorkStatus:
-        return self._work.status()

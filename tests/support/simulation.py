@@ -41,7 +41,7 @@ from aiodelay.ports import Work
 from aiodelay.testing import history as h
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.faults import Fault, FaultyStore, Step
-from aiodelay.testing.forwarding import ForwardingStore
+from aiodelay.testing.forwarding import ForwardingStore, ForwardingWork
 from aiodelay.testing.history.events import E
 from aiodelay.testing.storms import SeededLoop
 
@@ -136,11 +136,10 @@ class _Network(ForwardingStore):
             yield _NetworkWork(work, self)
 
 
-class _NetworkWork:
+class _NetworkWork(ForwardingWork):
     def __init__(self, work: Work, network: _Network) -> None:
-        self._work, self._network = work, network
-        self.wait, self.wake, self.clear = work.wait, work.wake, work.clear
-        self.beat, self.status = work.beat, work.status
+        super().__init__(work)
+        self._network = network
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         return await self._network.call(lambda: self._work.claim(demand, request=request, lease_ms=lease_ms))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
 
@@ -25,6 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
 )
 
 __all__ = [
+    "CLEANED",
     "Group",
     "committed",
     "delete_topic",
@@ -44,6 +45,16 @@ NO_COORDINATOR_YET = (
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
 )
+CLEANED: Mapping[str, str | float] = {
+    "cleanup_policy": "compact",
+    "segment_ms": 1_000,
+    "segment_bytes": 1_048_576,
+    "min_cleanable_dirty_ratio": 0.001,
+    "min_compaction_lag_ms": 30_000,
+    "delete_retention_ms": 60_000,
+    "message_timestamp_type": "LogAppendTime",
+}
+"""The settings of a topic whose cleaner runs all the time, as close behind its owners as they can bear here."""
 Headers = Sequence[tuple[str, bytes | None]]
 
 

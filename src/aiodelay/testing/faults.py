@@ -27,12 +27,11 @@ from aiodelay.core.values import (
     SourcePosition,
     Tidied,
     Unknown,
-    WorkStatus,
 )
 from aiodelay.errors import ConfigurationError, StoreUnavailableError, shortened
 from aiodelay.ports import Store, Work
 
-from .forwarding import ForwardingStore
+from .forwarding import ForwardingStore, ForwardingWork
 
 __all__ = ["Fault", "FaultyStore", "InjectedBugError", "Injection", "Step"]
 
@@ -264,11 +263,12 @@ class FaultyStore(ForwardingStore):
             yield _FaultyWork(work, self._switches)
 
 
-class _FaultyWork:
+class _FaultyWork(ForwardingWork):
     """A worker's view of the store, with the faults of the store."""
 
     def __init__(self, work: Work, switches: _Switches) -> None:
-        self._work, self._switches = work, switches
+        super().__init__(work)
+        self._switches = switches
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         work = self._work
@@ -280,20 +280,5 @@ class _FaultyWork:
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
         return await self._switches.call("renew", lambda: self._work.renew(renewals))
 
-    async def wait(self, *, until_ms: int | None) -> None:
-        await self._work.wait(until_ms=until_ms)
-
-    def wake(self) -> None:
-        self._work.wake()
-
-    def clear(self) -> None:
-        self._work.clear()
-
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
         return await self._switches.call("tidy", lambda: self._work.tidy(lanes, limit=limit))
-
-    def beat(self, ids: Collection[str]) -> None:
-        self._work.beat(ids)
-
-    def status(self) -> WorkStatus:
-        return self._work.status()

@@ -1,4 +1,4 @@
-"""`ForwardingStore`: a base class for test doubles that change some methods of a real store."""
+"""Base classes for test doubles that change some methods of a real store, or of its side that gives out claims."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import Self
 
 from aiodelay.core.values import (
+    Claimed,
     Command,
     DeadKey,
     DeadLetter,
+    Demand,
     Instance,
     JournalEntry,
     Lane,
@@ -20,14 +22,20 @@ from aiodelay.core.values import (
     Outcome,
     PutBack,
     Query,
+    Renewal,
+    RenewOutcome,
+    Settlement,
+    SettleOutcome,
     Snapshot,
     SourcePosition,
     Stored,
+    Tidied,
+    WorkStatus,
 )
 from aiodelay.errors import UnsupportedByStoreError
-from aiodelay.ports import JournalReader, Limits, Store, StoreTraits, Work
+from aiodelay.ports import Feed, JournalReader, Limits, Store, StoreTraits, Work
 
-__all__ = ["ForwardingStore"]
+__all__ = ["ForwardingFeed", "ForwardingStore", "ForwardingWork"]
 
 
 class _ForwardingLimits:
@@ -176,3 +184,63 @@ class ForwardingStore(_ForwardingLimits):
     def journal_reader(self) -> AbstractAsyncContextManager[JournalReader]:
         """Open the journal for reading."""
         return self._store.journal_reader()
+
+
+class ForwardingFeed:
+    """A `Feed` that forwards every call to another feed.
+
+    Args:
+        work: The other feed.
+    """
+
+    def __init__(self, work: Feed) -> None:
+        self._work = work
+
+    async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
+        """Claim messages."""
+        return await self._work.claim(demand, request=request, lease_ms=lease_ms)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
+        """Settle claims."""
+        return await self._work.settle(settlements)
+
+    async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
+        """Renew leases."""
+        return await self._work.renew(renewals)
+
+    def beat(self, ids: Collection[str]) -> None:
+        """Pass on the process's sign of life."""
+        self._work.beat(ids)
+
+    async def wait(self, *, until_ms: int | None) -> None:
+        """Wait for messages."""
+        await self._work.wait(until_ms=until_ms)
+
+    def wake(self) -> None:
+        """End the current or next wait."""
+        self._work.wake()
+
+    def clear(self) -> None:
+        """Forget earlier wake-ups."""
+        self._work.clear()
+
+
+class ForwardingWork(ForwardingFeed):
+    """A `Work` that forwards every call to another work, except the calls of its pulse.
+
+    Args:
+        work: The other work.
+    """
+
+    _work: Work
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+
+    async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
+        """Do housekeeping."""
+        return await self._work.tidy(lanes, limit=limit)
+
+    def status(self) -> WorkStatus:
+        """Return whether the store serves claims."""
+        return self._work.status()

@@ -28,14 +28,13 @@ from aiodelay.core.values import (
     Settlement,
     SettleOutcome,
     Stored,
-    Tidied,
     Transferred,
-    WorkStatus,
 )
 from aiodelay.errors import AiodelayError, OutcomeUnknownError
 from aiodelay.ports import Feed, LocalFeed, Pulse, Pulsing, Transferring, Work
 from aiodelay.ports.carrier import Carrier
 from aiodelay.ports.pulse import Step
+from aiodelay.testing.forwarding import ForwardingFeed, ForwardingWork
 
 from . import events as h
 
@@ -116,7 +115,7 @@ def _scheduling(call: int, put: Put) -> h.Invoked:
     )
 
 
-class RecordedFeed:
+class RecordedFeed(ForwardingFeed):
     """A `Feed` whose claims, settlements and renewals are recorded.
 
     Args:
@@ -126,7 +125,8 @@ class RecordedFeed:
     """
 
     def __init__(self, work: Feed, history: h.History, *, puts_back: bool = False) -> None:
-        self._work, self._history, self._puts_back = work, history, puts_back
+        super().__init__(work)
+        self._history, self._puts_back = history, puts_back
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         """Claim messages."""
@@ -164,22 +164,6 @@ class RecordedFeed:
         self._history.write(h.Renewed(call=call, outcomes=list(outcomes)))
         return outcomes
 
-    def beat(self, ids: Collection[str]) -> None:
-        """Pass on the process's sign of life."""
-        self._work.beat(ids)
-
-    async def wait(self, *, until_ms: int | None) -> None:
-        """Wait for messages."""
-        await self._work.wait(until_ms=until_ms)
-
-    def wake(self) -> None:
-        """End the current or next wait."""
-        self._work.wake()
-
-    def clear(self) -> None:
-        """Forget earlier wake-ups."""
-        self._work.clear()
-
 
 class RecordedLocalFeed(RecordedFeed):
     """A `LocalFeed` whose claims, settlements and renewals are recorded."""
@@ -205,7 +189,7 @@ class RecordedLocalFeed(RecordedFeed):
         return outcomes
 
 
-class RecordedWork(RecordedFeed):
+class RecordedWork(RecordedFeed, ForwardingWork):
     """A `Work` whose claims, settlements and renewals are recorded. The calls of its pulse are recorded too."""
 
     _work: Work
@@ -214,14 +198,6 @@ class RecordedWork(RecordedFeed):
         super().__init__(work, history)
         pulse = work.pulse if isinstance(work, Pulsing) else None
         self.pulse: Pulse | None = None if pulse is None else _RecordedPulse(pulse, history)
-
-    async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
-        """Do housekeeping."""
-        return await self._work.tidy(lanes, limit=limit)
-
-    def status(self) -> WorkStatus:
-        """Return whether the store serves claims."""
-        return self._work.status()
 
 
 class _RecordedPulse:

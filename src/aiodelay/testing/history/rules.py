@@ -309,7 +309,7 @@ def _candidates(
 
     Args:
         attempt: The run.
-        put: The command that was answered with the revision of this version; None if there is none.
+        put: The command that was answered with the revision of this version; None if no command was.
         of_id: The commands with this id.
         schedules: The commands that schedule, among these commands.
     """

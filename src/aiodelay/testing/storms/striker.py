@@ -33,14 +33,12 @@ from aiodelay.core.values import (
     Settlement,
     SettleOutcome,
     State,
-    Tidied,
-    WorkStatus,
 )
 from aiodelay.errors import OutcomeUnknownError
 from aiodelay.ports import Store, Work
 from aiodelay.scheduler import Context, Scheduler
 from aiodelay.testing.clock import VirtualClock
-from aiodelay.testing.forwarding import ForwardingStore
+from aiodelay.testing.forwarding import ForwardingStore, ForwardingWork
 from aiodelay.testing.kit import kit_of
 from aiodelay.testing.loop import VirtualLoop
 
@@ -256,11 +254,12 @@ class _StormStore(ForwardingStore):
             yield _StormWork(work, self._striker)
 
 
-class _StormWork:
+class _StormWork(ForwardingWork):
     """A worker's view of the store, struck by faults."""
 
     def __init__(self, work: Work, striker: Striker) -> None:
-        self._work, self._striker = work, striker
+        super().__init__(work)
+        self._striker = striker
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         claimed = await self._work.claim(demand, request=request, lease_ms=lease_ms)
@@ -276,24 +275,6 @@ class _StormWork:
         for renewal in renewals:
             self._striker.renews(renewal)
         return await self._work.renew(renewals)
-
-    async def wait(self, *, until_ms: int | None) -> None:
-        await self._work.wait(until_ms=until_ms)
-
-    def wake(self) -> None:
-        self._work.wake()
-
-    def clear(self) -> None:
-        self._work.clear()
-
-    async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
-        return await self._work.tidy(lanes, limit=limit)
-
-    def beat(self, ids: Collection[str]) -> None:
-        self._work.beat(ids)
-
-    def status(self) -> WorkStatus:
-        return self._work.status()
 
 
 class _CutRun:
