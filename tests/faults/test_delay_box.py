@@ -235,7 +235,9 @@ async def killed_again_and_again(place: Place, *, kills: int, n: int) -> None:
 # --- shared out anew --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [*KINDS, pytest.param("shards", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "kind", ["redis", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("kafka", "sqlite", "shards"))]
+)
 async def test_f3_a_storm_of_rebalances(kafka: str, crew: Crew, redis_server: RedisServer, kind: str) -> None:
     place = await placed(kafka, kind, crew, redis_server, partitions=6)
     await storm_of_rebalances(place, random.Random(7), stays=3, longest_s=1.5, sends=12)

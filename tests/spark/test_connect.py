@@ -206,6 +206,7 @@ def test_simulate_runs_by_its_lines(client: Client, redis: RedisServer) -> None:
         assert (client.folder / folder / "simulate.html").exists()
 
 
+@pytest.mark.nightly  # in process: test_engine
 def test_the_engine_delivers_by_its_line(client: Client, kafka: str) -> None:
     topics = Topics(kafka)
     line = block("engine.md", **{"kafka://localhost:9092/schedules": topics.url})

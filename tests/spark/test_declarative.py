@@ -58,6 +58,7 @@ def command(folder: Path) -> list[str]:
 TABLES = ("dispatch_log", "deliveries", "lateness_hourly")
 
 
+@pytest.mark.nightly  # runs of the source that it reads: test_events; rows that it writes: test_connect
 def test_a_second_run_takes_what_has_happened_since(
     spark: SparkSession, connect: Client, redis_server: RedisServer, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def test_a_connect_session_with_a_server_of_its_own_writes_and_reads(redis_serve
     assert lines == [f"{ROWS}", KNOWN]
 
 
+@pytest.mark.nightly  # five programs in Java; what a failed write has left: test_write_faults
 def test_what_a_killed_driver_with_an_executor_elsewhere_has_left_is_completed_by_another(
     spark: SparkSession, redis_server: RedisServer, namespace: str
 ) -> None:
