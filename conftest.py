@@ -47,6 +47,7 @@ pytest_collect_file = Sybil(
     excludes=[
         *("docs/kafka.md", "docs/delay-box.md", "docs/migration.md"),  # tests/integration run them, on a broker
         "docs/tutorial.md",  # tests/e2e runs its programs, and those of README.md
+        "docs/coming-from-*.md",  # tests/unit runs their programs of aiodelay; at night, tests/integration runs all
         "docs/spark/*.md",  # tests/spark runs them
     ],
     setup=enter_own_folder,
