@@ -54,7 +54,7 @@ PEERS: tuple[Peer, ...] = (
     Peer(
         "arq",
         "1,000 jobs at once, a poll each 10 ms, no results, a time limit of 5 s",
-        "only with `allow_abort_jobs`; the job stays until it is due",
+        "only with `allow_abort_jobs`, and while a worker runs",
         "10 s after the job's time limit (300 s; best 5 s)",
     ),
     Peer(
