@@ -105,11 +105,16 @@ def changed(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Is the code written as agreed: lint, format, spelling?"""
+    """Is the code written as agreed: lint, format, spelling? Are workflows, container file and manifests correct?"""
     session.install(*group("lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
     session.run("codespell")
+    session.run("zizmor", "--offline", "--quiet", ".github")
+    workflows = [f"{file}" for file in sorted(Path(".github/workflows").iterdir())]
+    session.run("check-jsonschema", "--builtin-schema=vendor.github-workflows", *workflows, silent=True)
+    session.run("hadolint", "docs/deploy/Containerfile")
+    session.run("kubernetes-validate", "--strict", "docs/deploy/kubernetes.yaml")
 
 
 @nox.session
@@ -153,6 +158,26 @@ def package(session: nox.Session) -> None:
             session.error(f"{wheel.name}: {'; '.join(problems)}")
         session.run("python", "tests/package/check_sbom.py", f"{wheel}")
         run_outside(session, outside, wheel)
+
+
+@nox.session(default=False)
+def image(session: nox.Session) -> None:
+    """Does the container image run as a user with few rights? Needs Docker or Podman. `-- --tag aiodelay:0.1.0`."""
+    session.run("python", "tests/package/check_image.py", *session.posargs)
+
+
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Build the files of a release in dist/, and check them: `nox -s release -- v0.1.0`."""
+    session.install(*group("package"))
+    shutil.rmtree("dist", ignore_errors=True)
+    session.run("python", "tests/package/check_release.py", *session.posargs, "--notes", "dist/notes.md")
+    session.run("python", "-m", "build", "--outdir", "dist/packages", silent=True)
+    (wheel,) = Path("dist/packages").glob("*.whl")
+    if problems := list(wheel_problems(wheel)):
+        session.error(f"{wheel.name}: {'; '.join(problems)}")
+    session.run("python", "tests/package/check_sbom.py", f"{wheel}")
+    session.run("twine", "check", "--strict", *(f"{file}" for file in Path("dist/packages").iterdir()))
 
 
 @nox.session(tags=["nightly"])

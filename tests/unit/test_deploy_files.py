@@ -1,18 +1,24 @@
-"""The files in docs/deploy start the service and give it time to end."""
+"""The files in docs/deploy start the service and give it time to end. The workflows run what the noxfile has."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
 import tomllib
+from collections.abc import Iterator
 from configparser import RawConfigParser
 from pathlib import Path
+
+import pytest
+import yaml
 
 from aiodelay.cli.app import app
 from aiodelay.engine.subscriptions import CANCEL_S, CLOSE_S
 from aiodelay.service.config import Limits
 from aiodelay.service.connections import REQUESTS_END_S
+from aiodelay.service.reading import read_configuration
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "docs" / "deploy"
@@ -53,15 +59,43 @@ def test_the_container_file() -> None:
     entry, command = (
         json.loads(re.findall(rf"^{word} (.*)$", text, re.MULTILINE)[0]) for word in ("ENTRYPOINT", "CMD")
     )
-    assert entry[0] == "aiodelay"
-    assert parsed([*entry[1:], *command]) == "serve"
-    extras = set(re.findall(r"aiodelay\[(.*?)\]", text)[0].split(","))
+    assert entry == ["aiodelay"]
+    assert parsed(command) == "serve"
+    extras = set(re.findall(r"/src\[(.*?)\]", text)[0].split(","))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert extras <= project["optional-dependencies"].keys()
 
 
-def test_kubernetes_waits_long_enough() -> None:
-    page = (ROOT / "docs" / "operate.md").read_text()
-    (grace,) = re.findall(r"terminationGracePeriodSeconds: (\d+)", page)
-    (leave,) = re.findall(r"AIODELAY_LIMITS__LEAVE, value: (\d+)s", page)
-    assert int(grace) > END_S + int(leave)
+def test_the_kubernetes_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())}
+    pod = objects["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    values = {each["name"]: each.get("value") for each in container["env"]}
+    leave = int(values["AIODELAY_LIMITS__LEAVE"].removesuffix("s"))
+    assert pod["terminationGracePeriodSeconds"] > END_S + leave
+    assert container["readinessProbe"]["timeoutSeconds"] > LIMITS.probe_timeout.total_seconds()
+    file = tmp_path / "aiodelay.toml"
+    file.write_text(objects["ConfigMap"]["data"]["aiodelay.toml"])
+    file.chmod(0o440)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value or "redis://redis.example")
+    settings = read_configuration(file, {("api", "host"): ("--host", "0.0.0.0")}).settings()
+    assert [token.name for token in settings.api.tokens] == ["operators"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert ports == {"http": settings.api.port, "metrics": settings.telemetry.prometheus_port}
+
+
+def test_the_nightly_workflow_runs_every_nightly_session() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())
+    matrix = workflow["jobs"]["session"]["strategy"]["matrix"]["include"]
+    assert {each["session"] for each in matrix} == set(nightly_sessions())
+
+
+def nightly_sessions() -> Iterator[str]:
+    for function in ast.parse((ROOT / "noxfile.py").read_text()).body:
+        for decorator in getattr(function, "decorator_list", ()):
+            given = {each.arg: ast.literal_eval(each.value) for each in getattr(decorator, "keywords", ())}
+            if "nightly" in given.get("tags", ()):
+                assert isinstance(function, ast.FunctionDef)
+                pythons = given.get("python", ())
+                yield from (f"{function.name}-{python}" for python in pythons) if pythons else [function.name]
