@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HARDENED = ["--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
 USER = "10001"
-WAIT_S = 60
+WAIT_S = 120
 PAYLOAD = "hello from the image"
 SETTINGS = """\
 allowed_targets = ["stdout:greetings"]
@@ -76,13 +76,13 @@ def serves(engine: str, tag: str) -> None:
         run(engine, "run", "--detach", f"--name={name}", *HARDENED, f"{volume}:ro", tag)
         python = [engine, "exec", name, "python3", "-c"]
         ready = [*python, REQUEST, "http://127.0.0.1:8080/readyz", token, ""]
-        wait_for(lambda: attempt(*ready).returncode == 0, "the service is ready")
+        wait_for(lambda: attempt(*ready).returncode == 0, lambda: run(engine, "logs", name))
         assert run(engine, "exec", name, "id", "-u").strip() == USER
         refused = attempt(*python, "open('/opt/aiodelay/x', 'w')").stdout
         assert "Read-only file system" in refused, refused
         message = json.dumps({"to": "stdout:greetings", "payload": PAYLOAD, "delay": "1s"})
         run(*python, REQUEST, "http://127.0.0.1:8080/v1/messages", token, message)
-        wait_for(lambda: PAYLOAD in run(engine, "logs", name), "the service delivers")
+        wait_for(lambda: PAYLOAD in run(engine, "logs", name), lambda: run(engine, "logs", name))
         run(engine, "stop", "--time=60", name)
         code = run(engine, "inspect", "--format={{.State.ExitCode}}", name).strip()
         assert code == "0", f"after SIGTERM, the service ended with code {code}"
@@ -91,11 +91,11 @@ def serves(engine: str, tag: str) -> None:
         attempt(engine, "volume", "rm", "--force", name)
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
+def wait_for(condition: Callable[[], bool], log: Callable[[], str]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not condition():
         if time.monotonic() > deadline:
-            sys.exit(f"after {WAIT_S} s, this is not true: {what}")
+            sys.exit(f"the service is not ready, or does not deliver, after {WAIT_S} s. Its log:\n{log()}")
         time.sleep(0.5)  # the service is another process, so poll
 
 
