@@ -24,6 +24,7 @@ WAIT_S = 120
 PAYLOAD = "hello from the image"
 SETTINGS = """\
 allowed_targets = ["stdout:greetings"]
+sinks.stdout.url = "stdout:"
 
 [api]
 read_only = false
