@@ -33,7 +33,7 @@ class PageLink(_Admin):
         return {"view": self.has_view_permission(request)}
 
     def changelist_view(self, request: HttpRequest, extra_context: object = None) -> HttpResponseRedirect:
-        """Redirect whoever may see messages to the page.
+        """Redirect a user who may see messages to the page.
 
         Raises:
             PermissionDenied: The user lacks the permission `aiodelay.view_delayedmessage`.

@@ -102,7 +102,7 @@ class AiodelayBackend(BaseTaskBackend):
             to=f"handler:{_lane(task.queue_name)}",
         )
         _set(result, id=scheduled.id, enqueued_at=timezone.now())
-        task_enqueued.send_robust(type(self), task_result=result)  # the task is stored, whatever a receiver raises
+        task_enqueued.send_robust(type(self), task_result=result)  # log a receiver's error: the task is stored
         return result
 
     def add_tasks(self, scheduler: Scheduler) -> None:
@@ -172,7 +172,7 @@ def first_backend() -> AiodelayBackend:
     """Return the first backend of `TASKS` that is an `AiodelayBackend`.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: `TASKS` has no such backend.
     """
     for backend in task_backends.all():
         if isinstance(backend, AiodelayBackend):
