@@ -69,7 +69,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
             *("operations", "testing", "service", "spark"),
         },
     ),
-    "contrib": ({"contrib"}, {"errors", "blocking", "package", "cli"}),
+    "contrib": ({"contrib"}, {"errors", "core", "blocking", "package", "cli"}),
     "paths": (
         {
             "clock",
@@ -272,7 +272,7 @@ def test_nothing_imports_by_a_path_that_is_kept_for_users() -> None:
 
 CHECKED = {"errors", "core", "ports", "handlers", "telemetry", "scheduler", "package", "operations"}
 """Layers whose public names all have docstrings."""
-MOST_ROOMS, MOST_FLOORS, MOST_ARROWS = 20, 9, 84
+MOST_ROOMS, MOST_FLOORS, MOST_ARROWS = 20, 9, 85
 
 
 def test_the_house_stays_small() -> None:
@@ -445,7 +445,7 @@ OPTIONAL = required("cli", "redis", "kafka", "service", "spark", "spark-local", 
         "sybil",
         "uvloop",
     ),
-    *("litestar", "django"),
+    *("litestar", "django", "django_tasks", "faststream"),
 }
 
 

@@ -14,8 +14,8 @@ __all__ = ["AiodelayPlugin"]
 class AiodelayPlugin(InitPlugin):
     """A plugin for Litestar. The scheduler is open while the application serves.
 
-    Litestar enters the lifespans of the application first, and those of plugins in the order of the plugins. So the
-    scheduler's handlers can use the resources of your lifespans, and of the plugins before this one.
+    Litestar enters the lifespans of the application first, then the lifespans of plugins, in the order of the plugins.
+    So the scheduler's handlers can use the resources of your lifespans, and of the plugins before this one.
 
     Args:
         scheduler: The scheduler.
