@@ -24,7 +24,15 @@ from django.utils import timezone
 
 from aiodelay import ConfigurationError, DeadLetter, Retry, Scheduler
 from aiodelay.contrib.django.backend import AiodelayBackend, first_backend
-from tests.support.django_project import PAGE, set_up, task_backends, task_finished, task_started, tasks_setting
+from tests.support.django_project import (
+    PAGE,
+    set_up,
+    task_backends,
+    task_enqueued,
+    task_finished,
+    task_started,
+    tasks_setting,
+)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +107,21 @@ def connections() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "aiodelay blocking"]
 
 
+def test_a_receiver_that_raises_does_not_hide_a_stored_task(shop: ModuleType, backend: AiodelayBackend) -> None:
+    ids: list[str] = []
+
+    def watch(task_result: Any, **_: object) -> None:  # noqa: ANN401 - of either version of Django
+        ids.append(task_result.id)
+        raise ValueError("a receiver's own error")
+
+    task_enqueued.connect(watch)
+    try:
+        result = shop.note.enqueue()
+    finally:
+        task_enqueued.disconnect(watch)
+    assert ids == [result.id]
+
+
 # --- run --------------------------------------------------------------------------------------------------
 
 
@@ -107,7 +130,7 @@ def test_plain_and_coroutine_tasks_run_with_their_arguments(shop: ModuleType, ba
     shop.note_later.enqueue("by mail")
     results: list[Any] = []
 
-    def watch(task_result: Any, **_: object) -> None:  # noqa: ANN401 - of either version of Django
+    def watch(task_result: Any, **_: object) -> None:  # noqa: ANN401 - as above
         results.append((task_result.status, len(task_result.worker_ids), task_result.finished_at is not None))
 
     task_started.connect(watch)
@@ -189,21 +212,22 @@ def test_a_project_without_the_backend_is_told(shop: ModuleType) -> None:
 # --- the admin --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("may_see", [False, True])
-def test_the_admin_leads_those_who_may_see_messages_to_the_page(shop: ModuleType, may_see: bool) -> None:
+@pytest.mark.parametrize("may", ["aiodelay.change_other", "aiodelay.view_delayedmessage", "all"])
+def test_the_admin_leads_those_who_may_see_messages_to_the_page(shop: ModuleType, may: str) -> None:
     admin.autodiscover()
     request: Any = RequestFactory().get("/admin/aiodelay/delayedmessage/")
     request.user = SimpleNamespace(
         is_active=True,
         is_staff=True,
-        has_perm=lambda name, obj=None: may_see and name == "aiodelay.view_delayedmessage",
-        has_module_perms=lambda label: may_see and label == "aiodelay",
+        has_perm=lambda name, obj=None: may in (name, "all"),
+        has_module_perms=lambda label: label == "aiodelay",
     )
     with override_settings(ROOT_URLCONF=(path("admin/", admin.site.urls),)):
         view = resolve(request.path).func
-        rows = [row["admin_url"] for app in admin.site.get_app_list(request) for row in app["models"]]
-        if may_see:
-            assert rows == [request.path]
+        shown = admin.site.get_app_list(request)
+        rows = [(row["admin_url"], row["add_url"], row["view_only"]) for app in shown for row in app["models"]]
+        if may != "aiodelay.change_other":
+            assert rows == [(request.path, None, True)]
             answer = view(request)
             assert (answer.status_code, answer["Location"]) == (302, PAGE)
         else:

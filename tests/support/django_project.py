@@ -10,10 +10,10 @@ from django.conf import settings
 
 if TYPE_CHECKING or django.VERSION < (6,):
     from django_tasks import TaskContext, task, task_backends
-    from django_tasks.signals import task_finished, task_started
+    from django_tasks.signals import task_enqueued, task_finished, task_started
 else:
     from django.tasks import TaskContext, task, task_backends
-    from django.tasks.signals import task_finished, task_started
+    from django.tasks.signals import task_enqueued, task_finished, task_started
 
 __all__ = [
     "PAGE",
@@ -21,6 +21,7 @@ __all__ = [
     "set_up",
     "task",
     "task_backends",
+    "task_enqueued",
     "task_finished",
     "task_started",
     "tasks_setting",

@@ -487,7 +487,7 @@ def modules() -> list[ModuleType]:
     """The public modules that can be imported here."""
     names = [info.name for info in pkgutil.walk_packages([str(SOURCE)], "aiodelay.")]
     public = [name for name in names if not any(part.startswith("_") for part in name.split("."))]
-    apart = ("aiodelay.cli", "aiodelay.contrib.django.")  # Django's models need settings
+    apart: tuple[str, ...] = ("aiodelay.cli", "aiodelay.contrib.django.")  # Django's models need settings
     apart += () if find_spec("pyspark") else ("aiodelay.spark",)
     return [importlib.import_module(name) for name in public if not name.startswith(apart)]
 
