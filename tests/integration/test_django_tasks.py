@@ -47,7 +47,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 def backend(shop: ModuleType, tmp_path: Path) -> Iterator[AiodelayBackend]:
     shop.RUNS.clear()
     with override_settings(TASKS=tasks_setting(tmp_path, retry=Retry(attempts=2, first="1ms"))):
-        yield first_backend()
+        backend = first_backend()
+        yield backend
+        backend.blocking.close()
 
 
 def run_all(backend: AiodelayBackend) -> list[DeadLetter]:

@@ -14,7 +14,11 @@ from aiodelay.contrib.faststream import FastStreamSink
 from tests.support.servers import RedisServer, redis_products, start
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:.*'lib_:DeprecationWarning"),  # FastStream 0.7.4 with redis-py 8
+]
 
 
 @pytest.fixture

@@ -79,10 +79,11 @@ class FastStreamSink:
         """
         try:
             await self._broker.connect()
+            is_there = await self._broker.ping(PING_S)
         except Exception as error:
             await self.__aexit__()
             raise SinkUnavailableError(self.name, _text(error)) from error
-        if not await self._answers():
+        if not is_there:
             await self.__aexit__()
             raise SinkUnavailableError(self.name, "no answer to a ping")
         return self
