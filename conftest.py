@@ -46,7 +46,7 @@ pytest_collect_file = Sybil(
     patterns=["docs/*.md", "docs/*/*.md"],
     excludes=[
         *("docs/kafka.md", "docs/delay-box.md", "docs/migration.md"),  # tests/integration run them, on a broker
-        "docs/tutorial.md",  # tests/e2e runs its programs, and those of README.md
+        *("docs/tutorial.md", "docs/django.md"),  # tests/e2e runs the programs of these pages and of README.md
         "docs/coming-from-*.md",  # tests/unit runs their programs of aiodelay; at night, tests/integration runs all
         "docs/spark/*.md",  # tests/spark runs them
     ],

@@ -12,7 +12,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import django
 import httpx2
 import pytest
 from django.conf import settings
@@ -24,6 +23,7 @@ from django.urls import path
 
 from aiodelay import Message, Scheduler
 from aiodelay.blocking import BlockingScheduler
+from tests.support.django_project import set_up
 
 
 @dataclass
@@ -34,12 +34,9 @@ class CheckPayment:
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[models.Model]]:
     """A project of one table."""
-    folder = tmp_path_factory.mktemp("django")
-    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": folder / "shop.db", "OPTIONS": {"timeout": 30}}
-    settings.configure(DATABASES={"default": database}, ALLOWED_HOSTS=["*"], ROOT_URLCONF=(), LOGGING_CONFIG=None)
-    django.setup()
+    set_up(tmp_path_factory.mktemp("django"))
 
-    class Order(models.Model):  # type: ignore[misc]  # Django ships no types
+    class Order(models.Model):
         class Meta:
             app_label = "shop"
 
@@ -49,7 +46,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[models.Model
     connection.close()
 
 
-class Handler(WSGIRequestHandler):  # type: ignore[misc]  # as above
+class Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - its name there
 
 
@@ -75,7 +72,7 @@ def served(*views: Any) -> Iterator[httpx2.Client]:  # noqa: ANN401 - what `path
 
 @pytest.fixture
 def client(shop: type[models.Model], delays: BlockingScheduler) -> Iterator[httpx2.Client]:
-    @transaction.atomic  # type: ignore[untyped-decorator]
+    @transaction.atomic
     def place(request: HttpRequest) -> JsonResponse:
         order = shop.objects.create()
         check = partial(delays.schedule, CheckPayment(order.pk), delay="15m", id=f"check-{order.pk}")

@@ -14,6 +14,7 @@ import fastapi
 import httpx2
 import litestar
 import litestar.datastructures
+import litestar.di
 import litestar.params
 import pytest
 import starlette.applications
@@ -23,6 +24,7 @@ import starlette.routing
 import uvicorn
 
 from aiodelay import ClosedError, ConfigurationError, Scheduler
+from aiodelay.contrib.litestar import AiodelayPlugin
 
 pytestmark = pytest.mark.asyncio
 
@@ -78,7 +80,35 @@ def make_litestar(scheduler: Scheduler, own: Own, ship: Schedule) -> litestar.Li
     return litestar.Litestar([place], lifespan=[stateful, scheduler.lifespan()], logging_config=None)
 
 
-EACH = pytest.mark.parametrize("make", [make_fastapi, make_starlette, make_litestar])
+def make_litestar_with_plugin(scheduler: Scheduler, own: Own, ship: Schedule) -> litestar.Litestar:
+    """The plugin stands before the application's own lifespan, which is entered first all the same."""
+    given = scheduler
+
+    @litestar.post("/orders/{order:int}", status_code=200)
+    async def place(
+        order: litestar.params.FromPath[int],
+        delays: litestar.di.NamedDependency[Scheduler],
+        state: litestar.datastructures.State,
+    ) -> str:
+        assert delays is given
+        await ship(order)
+        return str(state.shop)
+
+    @asynccontextmanager
+    async def stateful(app: litestar.Litestar) -> AsyncIterator[None]:
+        async with own(app) as state:
+            app.state.update(state)
+            yield
+
+    return litestar.Litestar(
+        [place],
+        plugins=[AiodelayPlugin(scheduler, name="delays")],
+        lifespan=[stateful],
+        logging_config=None,
+    )
+
+
+EACH = pytest.mark.parametrize("make", [make_fastapi, make_starlette, make_litestar, make_litestar_with_plugin])
 
 
 @asynccontextmanager
@@ -233,3 +263,10 @@ async def test_lifespans_nest() -> None:
 async def test_what_is_no_lifespan_is_refused(own: Any) -> None:  # noqa: ANN401 - wrong on purpose
     with pytest.raises(ConfigurationError, match=r"lifespan is an? .*; allowed: a function that takes the application"):
         Scheduler("memory://").lifespan(own)
+
+
+async def test_two_plugins_need_two_names() -> None:
+    first, second = Scheduler("memory://"), Scheduler("memory://")
+    with pytest.raises(ConfigurationError, match="AiodelayPlugin name is 'scheduler'; allowed: a name that no"):
+        litestar.Litestar([], plugins=[AiodelayPlugin(first), AiodelayPlugin(second)])
+    litestar.Litestar([], plugins=[AiodelayPlugin(first), AiodelayPlugin(second, name="other")])

@@ -46,6 +46,7 @@ from aiodelay import (
 )
 from aiodelay.backends.stdout import StdoutSink
 from aiodelay.blocking import BlockingScheduler
+from aiodelay.contrib.litestar import AiodelayPlugin
 from aiodelay.core.event_codecs import Codec, JsonCodec, MessagePackCodec
 from aiodelay.core.values import JournalEntry, LaneCounts, LoadBucket, Outcome
 from aiodelay.memory import MemoryStore
@@ -327,6 +328,7 @@ def frameworks() -> None:
     FastAPI(lifespan=scheduler.lifespan(own))
     Starlette(lifespan=scheduler.lifespan())
     Litestar(lifespan=[scheduler.lifespan()])
+    Litestar(plugins=[AiodelayPlugin(scheduler, name="delays")])
     assert_type(scheduler.lifespan(own), Callable[[FastAPI], AbstractAsyncContextManager[dict[str, int]]])
 
     Starlette(lifespan=scheduler.lifespan(own))  # type: ignore[arg-type]

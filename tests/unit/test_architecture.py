@@ -69,6 +69,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
             *("operations", "testing", "service", "spark"),
         },
     ),
+    "contrib": ({"contrib"}, {"errors", "core", "blocking", "package", "cli"}),
     "paths": (
         {
             "clock",
@@ -90,7 +91,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
 }
 """From below: `errors` <- `core` <- `ports`, `handlers` <- `engine`, `backends` <- `scheduler` <- `operations` <-
-`service`, `cli`, `spark`, `testing`. `paths` are public import paths whose modules stand elsewhere."""
+`service`, `cli`, `spark`, `testing` <- `contrib`. `paths` are public import paths whose modules stand elsewhere."""
 CLOCKS = {
     "ports.clock": "it is the clock",
     "testing.servers": "how long a server takes to start",
@@ -271,7 +272,7 @@ def test_nothing_imports_by_a_path_that_is_kept_for_users() -> None:
 
 CHECKED = {"errors", "core", "ports", "handlers", "telemetry", "scheduler", "package", "operations"}
 """Layers whose public names all have docstrings."""
-MOST_ROOMS, MOST_FLOORS, MOST_ARROWS = 20, 9, 80
+MOST_ROOMS, MOST_FLOORS, MOST_ARROWS = 20, 9, 85
 
 
 def test_the_house_stays_small() -> None:
@@ -304,7 +305,7 @@ def private_imports(source: Source) -> Iterator[str]:
 
 
 def test_nothing_imports_the_test_kit_or_the_command_line() -> None:
-    outside = {"testing", "cli", "service"}
+    outside = {"testing", "cli", "service", "contrib"}
     users = [source for source in sources().values() if source.layer not in outside]
     assert {name for source in users for name in source.at_run_time if sources()[name].layer in outside} == set()
 
@@ -444,7 +445,7 @@ OPTIONAL = required("cli", "redis", "kafka", "service", "spark", "spark-local", 
         "sybil",
         "uvloop",
     ),
-    *("litestar", "django"),
+    *("litestar", "django", "django_tasks", "faststream"),
 }
 
 
@@ -486,7 +487,8 @@ def modules() -> list[ModuleType]:
     """The public modules that can be imported here."""
     names = [info.name for info in pkgutil.walk_packages([str(SOURCE)], "aiodelay.")]
     public = [name for name in names if not any(part.startswith("_") for part in name.split("."))]
-    apart = ("aiodelay.cli",) if find_spec("pyspark") else ("aiodelay.cli", "aiodelay.spark")
+    apart: tuple[str, ...] = ("aiodelay.cli", "aiodelay.contrib.django.")  # Django's models need settings
+    apart += () if find_spec("pyspark") else ("aiodelay.spark",)
     return [importlib.import_module(name) for name in public if not name.startswith(apart)]
 
 

@@ -17,6 +17,7 @@ from aiodelay.core.validation import (
 from aiodelay.core.values import (
     ADDRESS,
     Blocked,
+    CountsTable,
     DeadKey,
     DeadLetter,
     JournalEntry,
@@ -26,6 +27,7 @@ from aiodelay.core.values import (
     Limit,
     LimitedKey,
     LoadBucket,
+    LoadTable,
     Outcome,
     Query,
     Snapshot,
@@ -96,18 +98,24 @@ class Control(Openable):
             left -= size
 
     async def counts(self) -> Mapping[Lane, LaneCounts]:
-        """Count messages by lane and state. The counts of a lane also say whether a live process serves the lane."""
-        return await self.opened_store().counts()
+        """Count messages by lane and state. The counts of a lane also say whether a live process serves the lane.
+
+        A notebook shows the result as a table.
+        """
+        return CountsTable(await self.opened_store().counts())
 
     async def load(self, *, bucket: Duration, buckets: int) -> Sequence[LoadBucket]:
         """Count the messages that become due in each of the next spans of time, by lane.
+
+        A notebook shows the result as a table.
 
         Args:
             bucket: The length of one span.
             buckets: The number of spans, 1 to 10,000.
         """
         bucket_ms = parse_duration(bucket, field="bucket", error=ConfigurationError, least_ms=1)
-        return await self.opened_store().load(bucket_ms=bucket_ms, buckets=check_count(buckets, "buckets", 1, 10_000))
+        buckets = check_count(buckets, "buckets", 1, 10_000)
+        return LoadTable(await self.opened_store().load(bucket_ms=bucket_ms, buckets=buckets))
 
     # --- pause and resume ---------------------------------------------------------------------------------
 

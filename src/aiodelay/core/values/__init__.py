@@ -80,6 +80,7 @@ from .record import (
     LateAction,
     Record,
 )
+from .tables import CountsTable, LoadTable
 
 __all__ = [
     "ADDRESS",
@@ -116,6 +117,7 @@ __all__ = [
     "Command",
     "Conflict",
     "ConflictMode",
+    "CountsTable",
     "Dead",
     "DeadKey",
     "DeadLetter",
@@ -139,6 +141,7 @@ __all__ = [
     "Limit",
     "LimitedKey",
     "LoadBucket",
+    "LoadTable",
     "Message",
     "NotTaken",
     "Outcome",

@@ -14,6 +14,7 @@ from aiodelay.errors import AiodelayError
 
 from .commands import Conflict, ScheduleOutcome
 from .record import NO_HEADERS, Late
+from .tables import html_table, time_text
 
 __all__ = ["Message", "PartlyScheduledError", "Rejected", "Scheduled"]
 
@@ -59,6 +60,10 @@ class Scheduled(Struct, frozen=True):
     def due(self) -> datetime:
         """The due time, as an aware datetime in UTC."""
         return from_epoch_ms(self.due_ms)
+
+    def _repr_html_(self) -> str:
+        due = time_text(self.due_ms) if self.due_ms else "none"
+        return html_table(("id", "due", "outcome"), [(self.id, due, self.outcome)])
 
 
 class Rejected(Struct, frozen=True):

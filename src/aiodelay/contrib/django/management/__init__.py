@@ -1,0 +1,3 @@
+"""The place where Django looks for commands of `manage.py`."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""A module for each command of `manage.py`."""
+
+__all__: list[str] = []
