@@ -351,6 +351,8 @@ def test_calls_wait_while_their_slot_moves_and_no_script_ends_half_way(cluster: 
             refused = (await store.apply([put("during")]))[0]
             assert isinstance(refused, Refused), refused
             assert "TRYAGAIN" in refused.detail or "ASK" in refused.detail
+            with pytest.raises(StoreUnavailableError, match=r"TRYAGAIN|ASK"):
+                await opens(f"{cluster.url}?timeout_ms=300")
             for key in made:
                 assert owner.command("DEL", key) == b":1\r\n"
             cluster.move_keys(META, owner, target)
