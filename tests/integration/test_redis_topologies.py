@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import pytest
 
@@ -72,8 +72,8 @@ def program(request: pytest.FixtureRequest) -> str:
     return found.program
 
 
-def put(message_id: str, lane: str = "work", address: str = "") -> Put:
-    return Put(new_op(), Envelope(message_id, lane, payload=b"p", address=address), After(0))
+def put(message_id: str, lane: str = "work", address: str = "", rule: Mapping[str, int] | None = None) -> Put:
+    return Put(new_op(), Envelope(message_id, lane, payload=b"p", address=address, rule=rule), After(0))
 
 
 async def opens(url: str) -> None:
@@ -280,6 +280,7 @@ async def test_a_claim_leaves_to_the_transfer_what_the_transfer_moves(lists: Lis
     await lists.put(f"{lists.near}?format=raw", "raw")
     await lists.put(f"another-{lists.near}", "another")
     with lists.store.transferring(lists.sink) as moves:
+        assert (lists.store.moved_lanes(), lists.store.shared_lanes()) == ([], [LISTS])
         claimed = await lists.claim()
         assert (claimed.claims, claimed.next_due_ms) == ([], lists.clock.now_ms() + AGAIN_MS)  # it reads 100 messages
         await moves.transfer(Demand(120))
@@ -301,8 +302,13 @@ async def test_a_transfer_leaves_messages_for_lists_elsewhere_to_claims(lists: L
         assert (moved.moved, moved.next_due_ms) == (0, lists.clock.now_ms() + AGAIN_MS)
         await lists.put(lists.near, "another")
         assert (await moves.transfer(Demand(500))).moved == 1
+        await lists.store.apply([put("series", LISTS, lists.near, rule={"e": 60_000})])
+        moved = await moves.transfer(Demand(500))
+        (series,) = moved.series
+        assert moved.next_due_ms == lists.clock.now_ms()
+        await moves.transfer(Demand(500), [Done("series", series.revision, series.due_ms)])
         assert await lists.claimed() == [f"far{i:03}" for i in range(40)]
-    assert await lists.length(lists.near) == 2
+    assert await lists.length(lists.near) == 3
     assert await lists.length(lists.far) == 0
 
 
