@@ -153,38 +153,33 @@ class Subscriptions:
         """
         if self._loops is None:
             return
-        if isinstance(self._store, Transfer) and moves_into(self._store, sink):
-            self._transfer(self._store, sink)
-        if sends_to(self._store, sink):
-            self._send(sink, self._loops)
-
-    def _transfer(self, store: Transfer, sink: Sink) -> None:
-        moves = self._stack.enter_context(store.transferring(sink))
-        if self._options.observer is not None:
-            moves = self._options.observer.transfer(moves, sink.name)
-        transfer = TransferSubscription(
-            sink=sink,
-            moves=moves,
-            runners=Runners(self._tasks),
-            now_ms=self._store.now_ms,
-            on_change=self.changed,
-            on_refused=self._send_instead,
-        )
-        self._transfers.append(transfer)
-        with self._options.apart():
-            transfer.start()
-
-    def _send(self, sink: Sink, loops: Loops) -> None:
-        self.by_lane[sink.name] = SinkSubscription(
-            sink=sink,
-            retry=self._options.retry,
-            runners=Runners(self._tasks),
-            now_ms=self._store.now_ms,
-            on_free=loops.freed,
-            observer=self._options.observer,
-            hooks=self._hooks,
-        )
-        loops.resumed()
+        store = self._store
+        if isinstance(store, Transfer) and moves_into(store, sink):
+            moves = self._stack.enter_context(store.transferring(sink))
+            if self._options.observer is not None:
+                moves = self._options.observer.transfer(moves, sink.name)
+            transfer = TransferSubscription(
+                sink=sink,
+                moves=moves,
+                runners=Runners(self._tasks),
+                now_ms=store.now_ms,
+                on_change=self.changed,
+                on_refused=self._send_instead,
+            )
+            self._transfers.append(transfer)
+            with self._options.apart():
+                transfer.start()
+        if sends_to(store, sink):
+            self.by_lane[sink.name] = SinkSubscription(
+                sink=sink,
+                retry=self._options.retry,
+                runners=Runners(self._tasks),
+                now_ms=store.now_ms,
+                on_free=self._loops.freed,
+                observer=self._options.observer,
+                hooks=self._hooks,
+            )
+            self._loops.resumed()
 
     async def _send_instead(self, transfer: TransferSubscription) -> None:
         """Claim and send the messages of a sink, because the store no longer transfers them."""

@@ -108,7 +108,7 @@ end
 -- Leaves the first message of a shared lane to the transfer if it is for a list in this slot.
 function slot.leave(lane)
   local e = lane.first
-  if not string.find(e.value, slot.NAME, 1, true) then return end -- Most records need not be decoded.
+  if not string.find(e.value, slot.NAME, 1, true) then return end -- This takes less time than to decode the record.
   if not slot.has(fields.address_of(e.body_at and e or parse(e.id, e.value))) then return end
   keep(lane)
   lane.left = lane.left + 1
