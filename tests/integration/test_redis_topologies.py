@@ -239,6 +239,8 @@ def test_reaches_tells_which_lists_are_in_the_slot_of_the_namespace(cluster: Clu
     found = {address: scheduler.reaches(f"{LISTS}{address}") for address in promises}
     assert {address: reach.promise for address, reach in found.items()} == promises
     assert "the hash tag {shop:00}; messages for other lists" in found[":orders"].reason
+    with pytest.raises(TargetError):
+        scheduler.reaches(f"{LISTS}:{{shop:00}}:msg")
     several = Scheduler(f"{cluster.url}?shards=4", namespace="shop")
     assert several.reaches(f"{LISTS}:orders{{shop:00}}").promise is Promise.AT_LEAST_ONCE
 

@@ -92,9 +92,12 @@ class Openable:
 
         Raises:
             UnknownSinkError: This scheduler has no sink of that name.
+            TargetError: The sink does not take messages for this address.
         """
         name, _, address = sink.partition(":")
         found = self.sink(name)
+        if address:
+            found.check(address)
         if isinstance(self._store, Transfer):
             return self._store.reaches(found, address) if address else self._store.reaches(found)
         reason = f"{self._store.name} and {name} share no server or cluster: messages are claimed, sent and settled"
