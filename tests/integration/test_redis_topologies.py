@@ -234,7 +234,6 @@ def test_reaches_tells_which_lists_are_in_the_slot_of_the_namespace(cluster: Clu
         ":orders{shop:01}": Promise.AT_LEAST_ONCE,
         ":a{}{shop:00}": Promise.AT_LEAST_ONCE,
         ":a{b}{shop:00}": Promise.AT_LEAST_ONCE,
-        ":a?{shop:00}": Promise.AT_LEAST_ONCE,
     }
     found = {address: scheduler.reaches(f"{LISTS}{address}") for address in promises}
     assert {address: reach.promise for address, reach in found.items()} == promises
