@@ -27,7 +27,7 @@ local MOST_COST, OTHER_COST, MOST_PASSED = 500, 2, 100
 local BLOCK = 32 -- The number of values to read in one call. More values could exceed the bytes of a claim.
 local groups, lanes, numbers = {}, {}, {}
 local SHARED_AT = 12 + tonumber(ARGV[11])
-slot.MOST_LEFT = 100 -- Of each shared lane. A transfer removes these messages soon.
+slot.MOST_LEFT = 32 -- Of each shared lane. A transfer removes these messages soon.
 local messages, bytes, passed, cost = 0, 0, 0, 0
 -- is_on: true if this claim takes only suspects. most: the largest number of suspects. aside: the number of messages
 -- that the claim has skipped.
