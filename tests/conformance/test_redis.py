@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 from uuid import uuid4
 
 import pytest
@@ -13,6 +13,7 @@ from aiodelay.redis import RedisFanoutSink, RedisListSink, RedisLog, RedisStore,
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import StoreConformance, TransferConformance
 from aiodelay.testing.conformance.stage import Stage
+from aiodelay.testing.conformance.transfer_bench import Moves
 from tests.support.servers import redis_products, redis_servers, serving
 from tests.support.topologies import clustered
 
@@ -97,6 +98,26 @@ class TestRedisLists(Moving):
         await store.command("SET", address, "no list")
 
 
+@pytest.mark.nightly
+class TestRedisListsOnCluster(TestRedisLists):
+    """Lists in the slot of the namespace on a cluster."""
+
+    @pytest.fixture
+    def server_url(self, cluster_url: str) -> str:  # type: ignore[override] # the fixture of the module, for this class
+        return cluster_url
+
+    def moves(self, stage: Stage, *, limit: int = 0) -> Moves:
+        moves = super().moves(stage, limit=limit)
+        tag = f"{{{self.namespace}:00}}"
+        moves.here, moves.there = moves.here + tag, moves.there + tag
+        return moves
+
+    def test_reach_says_what_is_promised_and_why(self) -> None:
+        pytest.skip("the answer depends on the address: tests/integration/test_redis_topologies.py")
+
+    test_the_sinks_that_a_store_brings_along_are_reached_exactly_once = test_reach_says_what_is_promised_and_why
+
+
 class TestRedisTopics(Moving):
     """Topics of the store's own namespace, of two consumers each."""
 
@@ -109,7 +130,7 @@ class TestRedisTopics(Moving):
     def make_sink(self, store: Store, *, limit: int) -> Sink:
         return RedisFanoutSink(self.server_url, namespace=self.namespace)
 
-    def moves(self, stage: Stage, *, limit: int = 0) -> Any:  # noqa: ANN401 - the suite's own
+    def moves(self, stage: Stage, *, limit: int = 0) -> Moves:
         moves = super().moves(stage, limit=limit)
         with Redis.from_url(self.server_url) as client:
             for address in (moves.here, moves.there):

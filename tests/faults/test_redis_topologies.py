@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from aiodelay import Message, Scheduler
+from aiodelay.backends.redis.records.elements import decode_element
+from aiodelay.redis import RedisListSource, RedisStore
 from aiodelay.testing import history as h
 from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Stream
@@ -16,7 +22,7 @@ from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.support.processes import PATIENCE_S, Crew
 from tests.support.servers import RedisServer, redis_products, replicate
 from tests.support.topologies import Cluster, SentinelTrio, clustered, watched
-from tests.support.waiting import until_sync
+from tests.support.waiting import until, until_sync
 
 META = "{default:00}:meta"
 MIN_REPLICAS = ("--min-replicas-to-write", "1")
@@ -81,6 +87,78 @@ def test_f19_a_slot_moves_under_load(cluster_scene: TopologyScene) -> None:
     for worker in workers:
         worker.ended_well()
     assert scene.judge(Limits(takeover_ms=TAKEOVER_MS)).delivered > 100
+
+
+@pytest.fixture(params=redis_products(), ids=lambda found: found.name)
+def primaries_scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TopologyScene]:
+    with clustered(request.param.program, replicas=False) as cluster, Crew(tmp_path) as crew:
+        yield TopologyScene(crew, tmp_path, cluster)
+
+
+NEAR, FAR = "near{default:00}", "far"
+"""A list in the slot of the namespace, and a list elsewhere."""
+
+
+async def schedule_to(keys: Sequence[str], url: str, round_: int) -> None:
+    """Schedule messages for each list, due one by one."""
+    now = datetime.now(UTC)
+    messages = [
+        Message(b"", id=f"{key}-{round_}-{i}", to=f"redis-list:{key}", at=now + timedelta(milliseconds=3 * i))
+        for i in range(300)
+        for key in keys
+    ]
+    async with Scheduler(url, dispatch=False) as scheduler:
+        assert await scheduler.schedule_many(messages) == len(messages)
+
+
+async def pushed(url: str, key: str) -> Counter[str]:
+    """Return the ids in a list, with the number of elements of each."""
+    async with RedisListSource(url) as source:
+        assert source._client is not None
+        elements = await source._client.command("LRANGE", key, 0, -1)
+    return Counter(decode_element(each, lane="lists").record.id for each in elements)
+
+
+async def until_empty(url: str) -> None:
+    async def is_empty() -> bool:
+        return not await store.counts()
+
+    async with RedisStore(url) as store:
+        await until(is_empty, "no message is left", PATIENCE_S)
+
+
+@pytest.mark.parametrize("keys", [(NEAR,), pytest.param((NEAR, FAR), marks=pytest.mark.nightly)], ids=str)
+def test_f19_movers_are_killed_while_their_slot_moves(primaries_scene: TopologyScene, keys: Sequence[str]) -> None:
+    """Each message for the list in the slot arrives once. Only messages for the other list are claimed."""
+    scene, cluster = primaries_scene, primaries_scene.topology
+    assert isinstance(cluster, Cluster)
+
+    def length() -> int:
+        return int(scene.owner().command("LLEN", NEAR)[1:])
+
+    movers = [scene.start(f"mover{i}", moves=True, until="sigterm") for i in range(2)]
+    for round_ in range(2):
+        began = length()
+        asyncio.run(schedule_to(keys, scene.url, round_))
+        until_sync(lambda: length() > began, "messages move")  # noqa: B023
+        owner = scene.owner()
+        target = next(each for each in cluster.primaries if each is not owner)
+        cluster.begin_move(META, target)
+        cluster.move_keys(META, owner, target, most=3)  # The list may be on one node, and the namespace on the other.
+        movers.pop(0).kill()
+        while cluster.move_keys(META, owner, target):
+            pass
+        cluster.end_move(META, owner, target)
+        movers.append(scene.start(f"heir{round_}", moves=True, until="sigterm"))
+    asyncio.run(until_empty(scene.url))
+    for mover in movers:
+        mover.line("ready")
+        mover.terminate()
+        mover.ended_well()
+    found = {key: asyncio.run(pushed(scene.url, key)) for key in keys}
+    assert found[NEAR] == Counter(f"{NEAR}-{round_}-{i}" for round_ in range(2) for i in range(300))
+    for key in keys:
+        assert set(found[key]) == {f"{key}-{round_}-{i}" for round_ in range(2) for i in range(300)}
 
 
 def replicated_ns(primary: RedisServer) -> int:

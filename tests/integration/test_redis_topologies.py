@@ -4,26 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import pytest
 
-from aiodelay import Scheduler
+from aiodelay import Every, Limit, Scheduler
 from aiodelay.backends.redis.connection.client import Client
 from aiodelay.backends.redis.connection.key_types import KEY_TYPES
 from aiodelay.backends.redis.connection.options import read_url
 from aiodelay.backends.redis.records.keys import FIXED, guard_of
 from aiodelay.core.ids import new_op
 from aiodelay.core.table_scan import Scan
-from aiodelay.core.values import After, Demand, Done, Envelope, Promise, Put, Query, Refused, SettleOutcome, Stored
-from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError, TargetError
+from aiodelay.core.values import (
+    After,
+    Claimed,
+    Demand,
+    Done,
+    Envelope,
+    Promise,
+    Put,
+    Query,
+    Refused,
+    SettleOutcome,
+    Stored,
+    lane_limits,
+)
+from aiodelay.errors import (
+    ConfigurationError,
+    StoreMismatchError,
+    StoreUnavailableError,
+    TargetError,
+    UnsupportedByStoreError,
+)
 from aiodelay.redis import RedisFanoutSink, RedisListSink, RedisStore
+from aiodelay.testing.clock import VirtualClock
 from tests.support.proxy import proxied
 from tests.support.servers import Found, RedisServer, redis_products
 from tests.support.topologies import PRIMARY, Cluster, SentinelTrio, clustered, node_of_a_cluster, watched
 from tests.support.waiting import until, until_sync
 
 NAMESPACE, META = "faults", "{faults:00}:meta"
+LISTS, AGAIN_MS = "redis-list", 100
 WRITES: dict[str, Callable[[str], tuple[str, ...]]] = {
     "hash": lambda key: ("HSET", key, "x", "0"),
     "set": lambda key: ("SADD", key, "9"),
@@ -51,8 +72,8 @@ def program(request: pytest.FixtureRequest) -> str:
     return found.program
 
 
-def put(message_id: str, lane: str = "work", address: str = "") -> Put:
-    return Put(new_op(), Envelope(message_id, lane, payload=b"p", address=address), After(0))
+def put(message_id: str, lane: str = "work", address: str = "", rule: Mapping[str, int] | None = None) -> Put:
+    return Put(new_op(), Envelope(message_id, lane, payload=b"p", address=address, rule=rule), After(0))
 
 
 async def opens(url: str) -> None:
@@ -141,8 +162,6 @@ def test_lists_of_a_cluster_hash_where_they_hash(cluster: Cluster) -> None:
     async def play() -> None:
         handled: list[bytes] = []
         scheduler = Scheduler(RedisStore(cluster.url, namespace="lists"), namespace="lists")
-        reach = scheduler.store.reaches(RedisListSink(cluster.url))  # type: ignore[attr-defined]
-        assert reach.promise is Promise.AT_LEAST_ONCE
         topics = scheduler.store.reaches(RedisFanoutSink(cluster.url, namespace="lists"))  # type: ignore[attr-defined]
         assert topics.promise is Promise.EXACTLY_ONCE
 
@@ -162,6 +181,169 @@ def test_lists_of_a_cluster_hash_where_they_hash(cluster: Cluster) -> None:
     assert len({cluster.owner(f"list-{name}").port for name in "abc"}) > 1
 
 
+# --- lists in the slot of the namespace -------------------------------------------------------------------
+
+
+class Lists:
+    """A store with a clock of its own, and two lists: `near` is in the slot of the namespace, `far` is not."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.clock = VirtualClock()
+        self.store = RedisStore(f"{cluster.url}?journal=9", namespace=namespace, clock=self.clock)
+        self.near, self.far = f"near{{{namespace}:00}}", f"far-{namespace}"
+        self.sink = RedisListSink(self.store._options, max_length=0)
+
+    async def put(self, key: str, *names: str) -> None:
+        for outcome in await self.store.apply([put(name, LISTS, key) for name in names]):
+            assert isinstance(outcome, Stored)
+
+    async def claim(self) -> Claimed:
+        """Claim messages for lists, in a worker of its own."""
+        async with self.store.work(new_op().hex(), [LISTS]) as work:
+            return await work.claim({LISTS: Demand(500)}, request=new_op().hex(), lease_ms=15_000)
+
+    async def claimed(self) -> list[str]:
+        return [each.record.id for each in (await self.claim()).claims]
+
+    async def length(self, key: str) -> int:
+        return (await self.store.lengths([f"{LISTS}:{key}"])).get(f"{LISTS}:{key}", 0)
+
+
+def on_lists(test: Callable[[Lists], Awaitable[None]]) -> Callable[[Cluster], None]:
+    """Run a test inside a loop, with an open store whose namespace has the name of the test."""
+
+    def run(cluster: Cluster) -> None:
+        async def play() -> None:
+            lists = Lists(cluster, test.__name__)
+            async with lists.store:
+                await test(lists)
+
+        asyncio.run(play())
+
+    run.__name__ = test.__name__
+    return run
+
+
+def test_reaches_tells_which_lists_are_in_the_slot_of_the_namespace(cluster: Cluster) -> None:
+    scheduler = Scheduler(cluster.url, namespace="shop")
+    promises = {
+        "": Promise.BY_ADDRESS,
+        ":orders{shop:00}": Promise.EXACTLY_ONCE,
+        ":{shop:00}orders?format=raw": Promise.EXACTLY_ONCE,
+        ":orders": Promise.AT_LEAST_ONCE,
+        ":orders{shop:01}": Promise.AT_LEAST_ONCE,
+        ":a{}{shop:00}": Promise.AT_LEAST_ONCE,
+        ":a{b}{shop:00}": Promise.AT_LEAST_ONCE,
+    }
+    found = {address: scheduler.reaches(f"{LISTS}{address}") for address in promises}
+    assert {address: reach.promise for address, reach in found.items()} == promises
+    assert "the hash tag {shop:00}; messages for other lists" in found[":orders"].reason
+    with pytest.raises(TargetError):
+        scheduler.reaches(f"{LISTS}:{{shop:00}}:msg")
+    several = Scheduler(f"{cluster.url}?shards=4", namespace="shop")
+    assert several.reaches(f"{LISTS}:orders{{shop:00}}").promise is Promise.AT_LEAST_ONCE
+
+
+@pytest.mark.valkey_too
+def test_messages_for_both_kinds_of_lists_arrive_and_only_those_elsewhere_are_claimed(cluster: Cluster) -> None:
+    async def play() -> None:
+        lists = Lists(cluster, "both")
+        store, sink = RedisStore(lists.store._options, namespace="both"), RedisListSink(cluster.url, max_length=3)
+        async with Scheduler(store, sinks=[sink]) as scheduler:
+            for i in range(3):
+                for name, key in (("near", lists.near), ("far", lists.far)):
+                    await scheduler.schedule(b"", to=f"{LISTS}:{key}", delay="1ms", id=f"{name}{i}")
+            await until(lambda: lists_are(store, lists, near=3, far=3), "all messages are in their lists")
+            await scheduler.schedule(b"", to=f"{LISTS}:{lists.near}", every=Every("100ms"), id="near-every")
+            (blocked,) = await until(scheduler.blocked, "the list is full")
+            assert (blocked.address, blocked.messages) == (lists.near, 1)
+            await store.command("DEL", lists.near)
+            await until(lambda: lists_are(store, lists, near=3, far=3), "the list is full again")
+            entries = await store.journal(limit=500)
+            assert {each.event for each in entries if each.id.startswith("near")} == {"stored", "delivered"}
+            assert {each.event for each in entries if each.id.startswith("far")} == {"stored", "claimed", "delivered"}
+            assert sorted(scheduler.served()) == ["redis-fanout", LISTS, "redis-log"]
+            with pytest.raises(UnsupportedByStoreError, match="moves messages by itself"):
+                await scheduler.set_limits(LISTS, Limit(concurrency=1))
+
+    asyncio.run(play())
+
+
+async def lists_are(store: RedisStore, lists: Lists, *, near: int, far: int) -> bool:
+    wanted = {f"{LISTS}:{lists.near}": near, f"{LISTS}:{lists.far}": far}
+    return await store.lengths(wanted) == wanted
+
+
+@on_lists
+async def test_a_claim_leaves_to_the_transfer_what_the_transfer_moves(lists: Lists) -> None:
+    await lists.put(lists.near, *(f"near{i}" for i in range(150)))
+    await lists.put(lists.far, "far0", "far1")
+    await lists.put(f"{lists.near}?format=raw", "raw")
+    await lists.put(f"another-{lists.near}", "another")
+    with lists.store.transferring(lists.sink) as moves:
+        assert (lists.store.moved_lanes(), lists.store.shared_lanes()) == ([], [LISTS])
+        claimed = await lists.claim()
+        assert (claimed.claims, claimed.next_due_ms) == ([], lists.clock.now_ms() + AGAIN_MS)  # few of 150 are passed
+        await moves.transfer(Demand(120))
+        assert await lists.claimed() == ["far0", "far1"]
+        moved = await moves.transfer(Demand(500))
+        assert (moved.moved, moved.next_due_ms) == (32, lists.clock.now_ms() + 15_000)
+        assert (await lists.claim()).next_due_ms == moved.next_due_ms
+    assert await lists.length(lists.near) == 151
+
+
+@on_lists
+async def test_a_transfer_leaves_messages_for_lists_elsewhere_to_claims(lists: Lists) -> None:
+    await lists.put(lists.far, *(f"far{i:03}" for i in range(40)))
+    await lists.put(lists.near, "near")
+    with lists.store.transferring(lists.sink) as moves:
+        moved = await moves.transfer(Demand(500))
+        assert (moved.moved, moved.next_due_ms) == (1, lists.clock.now_ms())
+        moved = await moves.transfer(Demand(500))
+        assert (moved.moved, moved.next_due_ms) == (0, lists.clock.now_ms() + AGAIN_MS)
+        await lists.put(lists.near, "another")
+        assert (await moves.transfer(Demand(500))).moved == 1
+        await lists.store.apply([put("series", LISTS, lists.near, rule={"e": 60_000})])
+        moved = await moves.transfer(Demand(500))
+        (series,) = moved.series
+        assert moved.next_due_ms == lists.clock.now_ms()
+        await moves.transfer(Demand(500), [Done("series", series.revision, series.due_ms)])
+        assert await lists.claimed() == [f"far{i:03}" for i in range(40)]
+    assert await lists.length(lists.near) == 3
+    assert await lists.length(lists.far) == 0
+
+
+@on_lists
+async def test_messages_that_were_blocked_on_a_single_server_return_to_their_lane(lists: Lists) -> None:
+    await lists.put(lists.far, "far")
+    command, key = lists.store.command, lists.store.keys.key
+    number = (await command("HGET", key("lanes"), LISTS)).decode()
+    (member,) = await command("ZRANGE", key(f"due:{number}"), 0, -1)
+    await command("ZREM", key(f"due:{number}"), member)
+    await command("ZADD", key(f"parked:{number}:{lists.far}"), lists.clock.now_ms(), member)
+    await command("SADD", key("parked"), f"{number}:{lists.far}")
+    await command("ZADD", key(f"blocked:{number}"), 0, lists.far)
+    await command("HSET", key(f"why:{number}"), lists.far, "50 full")
+    with lists.store.transferring(lists.sink) as moves:
+        assert (await moves.transfer(Demand(500))).changed == {lists.far: ""}
+        assert await lists.claimed() == ["far"]
+    assert await lists.store.blocked() == []
+    assert await command("EXISTS", key("parked")) == 0
+
+
+@on_lists
+async def test_limits_from_an_earlier_version_hold_for_all_lists(lists: Lists) -> None:
+    await lists.store.set_limits(LISTS, lane_limits([Limit(concurrency=1)]), is_declared=False)
+    await lists.put(lists.near, "near0", "near1")
+    with lists.store.transferring(lists.sink) as moves:
+        assert (await moves.transfer(Demand(500))).moved == 0
+        assert await lists.claimed() == ["near0"]
+        assert await lists.claimed() == []
+
+
+# --- moves of a slot --------------------------------------------------------------------------------------
+
+
 @pytest.mark.valkey_too
 def test_calls_wait_while_their_slot_moves_and_no_script_ends_half_way(cluster: Cluster) -> None:
     """Every fixed key of the namespace exists: without the guard key, the node would begin the script."""
@@ -176,6 +358,8 @@ def test_calls_wait_while_their_slot_moves_and_no_script_ends_half_way(cluster: 
             refused = (await store.apply([put("during")]))[0]
             assert isinstance(refused, Refused), refused
             assert "TRYAGAIN" in refused.detail or "ASK" in refused.detail
+            with pytest.raises(StoreUnavailableError, match=r"TRYAGAIN|ASK"):
+                await opens(f"{cluster.url}?timeout_ms=300")
             for key in made:
                 assert owner.command("DEL", key) == b":1\r\n"
             cluster.move_keys(META, owner, target)

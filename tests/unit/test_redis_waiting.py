@@ -65,6 +65,15 @@ async def test_l2_what_comes_due_sooner_wakes_whom_it_concerns(
     assert await stage.woken_by(lambda: stage.waiters.come_due({lane: due_ms}), until_ms) == woken
 
 
+async def test_l2_what_comes_due_in_a_lane_that_is_moved_and_claimed_wakes_both() -> None:
+    stage = Stage()
+    stage.waiters.add(stage.moving, MOVED, is_shared=True)
+    assert await stage.woken_by(lambda: stage.waiters.come_due({MOVED: 0})) == {MOVED, CLAIMED}
+    stage.waiters.discard(stage.moving)
+    stage.waiters.add(stage.moving, MOVED)
+    assert await stage.woken_by(lambda: stage.waiters.come_due({MOVED: 0})) == {MOVED}
+
+
 async def test_l2_once_nobody_moves_a_lane_what_comes_due_in_it_is_claimed() -> None:
     stage = Stage()
     stage.waiters.discard(stage.moving)

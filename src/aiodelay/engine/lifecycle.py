@@ -29,7 +29,7 @@ from .loops import Loops, RuntimeOptions, ended_by
 from .observer import Observer
 from .patience import Patience
 from .sending.group_commit import GroupCommit
-from .subscriptions import CLOSE_S, Subscriptions, moves_into
+from .subscriptions import CLOSE_S, Subscriptions, sends_to
 
 __all__ = ["Running"]
 
@@ -113,7 +113,7 @@ class Running:
             return None
         await declare_limits(self._store, specs)
         for sink in self._sinks:
-            if not moves_into(self._store, sink):  # a store that transfers needs no open sink
+            if sends_to(self._store, sink):  # a store that transfers needs no open sink
                 await self._stack.enter_async_context(sink)
         for source in self._sources:
             await self._stack.enter_async_context(source)

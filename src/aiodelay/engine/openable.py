@@ -87,15 +87,20 @@ class Openable:
         """Return how often a message may reach a sink from this scheduler's store, and why.
 
         Args:
-            sink: The name of the sink: the part of `to=` before the colon.
+            sink: The name of the sink, or a destination as in `to=`, which is `<sink>:<address>`. If the answer for a
+                name is `BY_ADDRESS`, ask for the destination.
 
         Raises:
             UnknownSinkError: This scheduler has no sink of that name.
+            TargetError: The sink does not take messages for this address.
         """
-        found = self.sink(sink)
+        name, _, address = sink.partition(":")
+        found = self.sink(name)
+        if address:
+            found.check(address)
         if isinstance(self._store, Transfer):
-            return self._store.reaches(found)
-        reason = f"{self._store.name} and {sink} share no server or cluster: messages are claimed, sent and settled"
+            return self._store.reaches(found, address) if address else self._store.reaches(found)
+        reason = f"{self._store.name} and {name} share no server or cluster: messages are claimed, sent and settled"
         return Reach(Promise.AT_LEAST_ONCE, reason)
 
     def status(self) -> WorkStatus:

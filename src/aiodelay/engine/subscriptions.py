@@ -29,7 +29,7 @@ from .delivery.subscription import HandlerSubscription
 from .delivery.transfer import TransferSubscription
 from .loops import Loops, RuntimeOptions
 
-__all__ = ["Subscriptions", "moves_into"]
+__all__ = ["Subscriptions", "moves_into", "sends_to"]
 
 R = TypeVar("R", bound=HeldMessage[Any, Any])
 
@@ -146,10 +146,14 @@ class Subscriptions:
         self._loops.resumed()
 
     def add_sink(self, sink: Sink) -> None:
-        """Start serving a sink: by transfer if the store can move messages into the sink, else by sending."""
+        """Start serving a sink: by transfer if the store can move messages into the sink, else by sending.
+
+        If the store can move the messages for some addresses only, do both. The transfer begins first, so that no claim
+        takes a message that the transfer moves.
+        """
         if self._loops is None:
             return
-        store, runners = self._store, Runners(self._tasks)
+        store = self._store
         if isinstance(store, Transfer) and moves_into(store, sink):
             moves = self._stack.enter_context(store.transferring(sink))
             if self._options.observer is not None:
@@ -157,7 +161,7 @@ class Subscriptions:
             transfer = TransferSubscription(
                 sink=sink,
                 moves=moves,
-                runners=runners,
+                runners=Runners(self._tasks),
                 now_ms=store.now_ms,
                 on_change=self.changed,
                 on_refused=self._send_instead,
@@ -165,17 +169,17 @@ class Subscriptions:
             self._transfers.append(transfer)
             with self._options.apart():
                 transfer.start()
-            return
-        self.by_lane[sink.name] = SinkSubscription(
-            sink=sink,
-            retry=self._options.retry,
-            runners=runners,
-            now_ms=store.now_ms,
-            on_free=self._loops.freed,
-            observer=self._options.observer,
-            hooks=self._hooks,
-        )
-        self._loops.resumed()
+        if sends_to(store, sink):
+            self.by_lane[sink.name] = SinkSubscription(
+                sink=sink,
+                retry=self._options.retry,
+                runners=Runners(self._tasks),
+                now_ms=store.now_ms,
+                on_free=self._loops.freed,
+                observer=self._options.observer,
+                hooks=self._hooks,
+            )
+            self._loops.resumed()
 
     async def _send_instead(self, transfer: TransferSubscription) -> None:
         """Claim and send the messages of a sink, because the store no longer transfers them."""
@@ -297,7 +301,7 @@ class Subscriptions:
             for subscription in self.by_lane.values()
             for lane in (subscription.lane, *subscription.demand().aliases)
         ]
-        return claimed + [transfer.lane for transfer in self._transfers]
+        return claimed + [transfer.lane for transfer in self._transfers if transfer.lane not in self.by_lane]
 
     def load(self) -> list[tuple[Lane, int, int]]:
         """Return each lane with its messages in flight and its demand. Any thread may call this."""
@@ -330,5 +334,10 @@ class Subscriptions:
 
 
 def moves_into(store: Store, sink: Sink) -> bool:
-    """Return whether a store transfers messages into a sink, so that no worker claims and sends them."""
-    return isinstance(store, Transfer) and store.reaches(sink).promise is Promise.EXACTLY_ONCE
+    """Return whether a store transfers messages into a sink, at least for some addresses."""
+    return isinstance(store, Transfer) and store.reaches(sink).promise is not Promise.AT_LEAST_ONCE
+
+
+def sends_to(store: Store, sink: Sink) -> bool:
+    """Return whether a worker claims messages and sends them to a sink, at least for some addresses."""
+    return not isinstance(store, Transfer) or store.reaches(sink).promise is not Promise.EXACTLY_ONCE

@@ -20,14 +20,21 @@ class Transfer(Protocol):
     It moves due messages to these sinks, and removes them from the store in the same atomic step.
     """
 
-    def reaches(self, sink: Sink) -> Reach:
-        """Return how often a message may reach a sink from this store, and why."""
+    def reaches(self, sink: Sink, address: str = "") -> Reach:
+        """Return how often a message may reach a sink from this store, and why.
+
+        Args:
+            sink: The sink.
+            address: An address of the sink. If it is "", the answer is `BY_ADDRESS` if the promise depends on it.
+        """
         ...
 
     def transferring(self, sink: Sink) -> AbstractContextManager[Transferring]:
         """Return a context manager that opens the transfer into one sink.
 
-        `reaches` must say `EXACTLY_ONCE` for the sink.
+        `reaches` must say `EXACTLY_ONCE` or `BY_ADDRESS` for the sink. With `BY_ADDRESS`, the transfer moves the
+        messages for the addresses that the store reaches exactly once. While it is open, claims of this process leave
+        these messages to the transfer.
         """
         ...
 

@@ -74,10 +74,11 @@ SendOutcome: TypeAlias = Sent | Failed | NotTaken
 
 
 class Promise(StrEnum):
-    """How often a message may reach a sink."""
+    """How often a message may reach a sink. `BY_ADDRESS`: the address decides between the two others."""
 
     EXACTLY_ONCE = "exactly once"
     AT_LEAST_ONCE = "at least once"
+    BY_ADDRESS = "exactly once or at least once, by address"
 
 
 class Reach(Struct, frozen=True):

@@ -57,8 +57,9 @@ class Transfers(StorePort):
         """The source that comes with this store: the topics of its cluster."""
         return [KafkaSource(self._parts.cluster)]
 
-    def reaches(self, sink: Sink) -> Reach:
-        """Return the promise for messages from this store to a sink, and the reason."""
+    def reaches(self, sink: Sink, address: str = "") -> Reach:
+        """Return the promise for messages from this store to a sink, and the reason. It is the same for all topics."""
+        del address
         cluster = self._parts.cluster
         if not isinstance(sink, KafkaSink):
             return Reach(

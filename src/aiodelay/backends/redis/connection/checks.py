@@ -13,7 +13,7 @@ from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.backends.remedies import explained, with_remedy
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 
-from .client import Client
+from .client import Client, counted
 from .faults import Fault
 from .locator import SentinelLocator
 from .options import Options
@@ -64,7 +64,7 @@ async def check_server(client: Client, keys: Keys, options: Options, checked: se
                 await _check_coverage(client, name)
             _warn_of_silent(client, options)
         uuid = await _check_layout(client, keys, options.name)
-        await _check_scripts(client, keys, name)
+        await _check_scripts(client, keys, options, name)
         if is_first:
             await client.load_scripts()
         checked.add(node)
@@ -249,11 +249,11 @@ async def _check_layout(client: Client, keys: Keys, name: str) -> bytes:
     return bytes(uuid)
 
 
-async def _check_scripts(client: Client, keys: Keys, name: str) -> None:
+async def _check_scripts(client: Client, keys: Keys, options: Options, name: str) -> None:
     """Check that scripts can run, and that they can use keys which the call does not declare."""
     text = b"return redis.call('EXISTS', KEYS[1], ARGV[1])"
     sha = hashlib.sha1(text, usedforsecurity=False).hexdigest()
-    arguments: tuple[Arg, ...] = (1, keys.key("meta"), keys.key("logs"))
+    arguments: tuple[Arg, ...] = (*counted(options, [keys.key("meta")]), keys.key("logs"))
     try:
         await client.commands([("EVAL", text, *arguments), ("EVALSHA", sha, *arguments)])
     except Fault as fault:

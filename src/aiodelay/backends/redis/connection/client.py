@@ -28,7 +28,7 @@ from .pool import ConnectionPool
 from .scripts import NAMES, Arg, packed, script
 from .topology import Address
 
-__all__ = ["Client"]
+__all__ = ["Client", "counted"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
@@ -71,7 +71,7 @@ class Client:
         self._options = options
         self._failures, self._is_closed = 0, False
         self._timeout_s = self._patience_s = options.timeout_ms / 1000
-        self._fixed: list[Arg] = [] if keys is None else _counted(options, keys.fixed)
+        self._fixed: list[Arg] = [] if keys is None else counted(options, keys.fixed)
         self._home = 0 if keys is None else slot_of(keys.tag)
         self._writer = writer
         self.place: str = options.name
@@ -207,7 +207,7 @@ class Client:
             TargetError: The first key cannot be used on a cluster.
         """
         slot = slot_of(keys[0]) if self._options.is_cluster else 0
-        return await self._evaluate(name, [*_counted(self._options, keys), *arguments], slot, durable=False)
+        return await self._evaluate(name, [*counted(self._options, keys), *arguments], slot, durable=False)
 
     async def _evaluate(self, name: str, tail: Sequence[Arg], slot: int, *, durable: bool) -> Any:  # noqa: ANN401 - what the script returns
         source = script(name)
@@ -397,7 +397,7 @@ class Client:
             await pool.close()
 
 
-def _counted(options: Options, keys: Sequence[str]) -> list[Arg]:
+def counted(options: Options, keys: Sequence[str]) -> list[Arg]:
     """Return the keys of a script after their number. On a cluster, a key that never exists comes last."""
     given = [*keys, guard_of(keys[0])] if options.is_cluster else keys
     return [len(given), *given]

@@ -53,8 +53,9 @@ class ListEnd:
 class RedisListSink(ListEnd, ConnectedSink):
     """Pushes messages to the right end of Redis lists. The address of a message is the key of a list.
 
-    A Redis store already has this sink for its own server, and moves each message to its list exactly once. With any
-    other store, the scheduler claims, pushes and settles a message, so the message arrives at least once.
+    A Redis store already has this sink for its own server, and moves each message to its list exactly once. On a
+    cluster, it does so if the key has the hash tag of the namespace. For other lists, and with any other store, the
+    scheduler claims, pushes and settles a message, so the message arrives at least once.
 
     Args:
         server: A URL in the form of a Redis store's URL: `redis://user:password@host:6379/0`.

@@ -9,6 +9,8 @@
 -- ARGV[9] incarnation of the worker, under which the claim is recorded; '' = others do not notice the worker's end
 -- ARGV[10] '1' if the worker knows that the store holds a number for the incarnation
 -- ARGV[11] number of lanes that the caller only watches, followed by their names
+-- Then the number of lanes whose messages for lists in this slot the caller transfers, followed by their names. The
+-- script leaves these messages in the lanes.
 -- Then the demands, in the order of their turn: messages, bytes, number of lanes, names of the lanes.
 -- Returns these values, in this order:
 --   now
@@ -24,13 +26,16 @@
 local MOST_COST, OTHER_COST, MOST_PASSED = 500, 2, 100
 local BLOCK = 32 -- The number of values to read in one call. More values could exceed the bytes of a claim.
 local groups, lanes, numbers = {}, {}, {}
+local SHARED_AT = 12 + tonumber(ARGV[11])
+slot.MOST_LEFT = 32 -- Of each shared lane. A transfer removes these messages soon.
 local messages, bytes, passed, cost = 0, 0, 0, 0
 -- is_on: true if this claim takes only suspects. most: the largest number of suspects. aside: the number of messages
 -- that the claim has skipped.
 local trial = { is_on = false, most = nil, aside = 0, MOST_ASIDE = 2000, MOST_LAPSES = tonumber(ARGV[8]) }
 
 local function read_demands()
-  local a = 12 + tonumber(ARGV[11])
+  local shared, a = {}, SHARED_AT + 1 + tonumber(ARGV[SHARED_AT])
+  for i = SHARED_AT + 1, a - 1 do shared[ARGV[i]] = true end
   while a <= #ARGV do
     local group = { most = tonumber(ARGV[a]), bytes = tonumber(ARGV[a + 1]), lanes = {}, taken = {}, size = 0,
       cost = 0 }
@@ -38,9 +43,11 @@ local function read_demands()
       local n = known_lane(ARGV[a + 2 + i])
       numbers[#numbers + 1] = n or 0
       if n then
-        local lane = { n = n, members = {}, ids = {}, values = {}, at = 1, kept = 0, taken = {}, rank = #groups + 1 }
+        local lane = { n = n, members = {}, ids = {}, values = {}, at = 1, kept = 0, taken = {}, rank = #groups + 1,
+          left = 0 }
         lane.is_over = is_held(n)
         lane.is_limited = limited and is_limited(n)
+        lane.is_shared = shared[ARGV[a + 2 + i]] and not lane.is_limited
         group.lanes[#group.lanes + 1] = lane
         lanes[#lanes + 1] = lane
       end
@@ -91,6 +98,23 @@ local function as_most_are(lane, name, id, value)
   return size and { id = id, name = name, value = value, lane = lane.n, flags = 0, lapses = 0, size = size, cost = 1 }
 end
 
+-- Goes on to the next message of the lane. The present message stays in the lane. If the claim takes it, lease()
+-- removes it.
+local function keep(lane)
+  if lane.is_limited then lane.first.key.kept = lane.first.key.kept + 1 end
+  lane.kept, lane.first = lane.kept + 1, nil
+end
+
+-- Leaves the first message of a shared lane to the transfer if it is for a list in this slot.
+function slot.leave(lane)
+  local e = lane.first
+  if not string.find(e.value, slot.NAME, 1, true) then return end -- This takes less time than to decode the record.
+  if not slot.has(fields.address_of(e.body_at and e or parse(e.id, e.value))) then return end
+  keep(lane)
+  lane.left = lane.left + 1
+  lane.is_over = lane.left >= slot.MOST_LEFT
+end
+
 -- Returns the first message of the lane that may be claimed. The message stays in the lane.
 local function first_of(lane, wanted)
   while not lane.first and not lane.is_over do
@@ -112,6 +136,7 @@ local function first_of(lane, wanted)
       end
     end
     if lane.is_limited and lane.first then e.key, e.queued = lane.keys[lane.at - 1], lane.queued[lane.at - 1] end
+    if lane.is_shared and lane.first then slot.leave(lane) end
   end
   return lane.first
 end
@@ -127,13 +152,6 @@ local function first_due(group)
     end
   end
   return found
-end
-
--- Goes on to the next message of the lane. The present message stays in the lane. If the claim takes it, lease()
--- removes it.
-local function keep(lane)
-  if lane.is_limited then lane.first.key.kept = lane.first.key.kept + 1 end
-  lane.kept, lane.first = lane.kept + 1, nil
 end
 
 local function fits(size, group, share)
@@ -256,13 +274,15 @@ end
 local function next_looks()
   local own, watched = nil, nil
   for _, lane in ipairs(lanes) do
-    if lane.has_aside and not (trial.is_on and messages > 0) then
+    if lane.left > 0 and lane.is_over then
+      own = sooner(own, slot.next(lane.n))
+    elseif lane.has_aside and not (trial.is_on and messages > 0) then
       own = sooner(own, sooner(trial.behind(lane), tokens.next_end(lane.n)))
     else
       own = sooner(own, next_claim(lane.n, MOST_PASSED))
     end
   end
-  for a = 12, 11 + tonumber(ARGV[11]) do
+  for a = 12, SHARED_AT - 1 do
     local n = known_lane(ARGV[a])
     if n then watched = sooner(watched, next_move(n, MOST_PASSED)) end
   end

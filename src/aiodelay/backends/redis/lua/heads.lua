@@ -40,6 +40,16 @@ local function readable(id, value)
   return e
 end
 
+-- A lane of a cluster may have messages for lists in this slot, which a transfer moves, and messages for other lists,
+-- which a claim takes. Each script leaves the messages of the other in the lane, and reads the lane again after AGAIN
+-- ms: while these messages are at the head, no message that is due earlier than the others wakes a process.
+local slot = { NAME = sub(TAG, 1, -#':' - 1), AGAIN = 100 }
+
+-- Returns true if the key of a list has the hash tag of this namespace, so that it is in the same slot.
+function slot.has(address)
+  return string.match(string.match(address, '^[^?]*'), '^[^{]*({[^}]+})') == slot.NAME
+end
+
 local function sooner(a, b)
   return (not a or (b and b < a)) and b or a
 end
@@ -62,8 +72,18 @@ local function next_claim(n, most_parked)
   return sooner(head_of(n, most_parked), tokens.next_end(n))
 end
 
--- Returns the time at which a lane may next have something to move. This is the time of a claim, or the next try of a
--- blocked address.
+-- Returns the same time for a lane whose due messages the script has left to the other kind of script.
+function slot.next(n)
+  local ahead = call('ZRANGEBYSCORE', due_key(n), '(' .. text(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  return sooner(sooner(now + slot.AGAIN, tonumber(ahead)), tokens.next_end(n))
+end
+
+-- Returns the time of the next try of a blocked address of a lane, or nil if there is none.
+local function next_try(n)
+  return tonumber(call('ZRANGE', blocked_key(n), 0, 0, 'WITHSCORES')[2])
+end
+
+-- Returns the time at which a lane may next have something to move. This is the time of a claim, or of a try.
 local function next_move(n, most_parked)
-  return sooner(next_claim(n, most_parked), tonumber(call('ZRANGE', blocked_key(n), 0, 0, 'WITHSCORES')[2]))
+  return sooner(next_claim(n, most_parked), next_try(n))
 end

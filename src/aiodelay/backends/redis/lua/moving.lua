@@ -3,14 +3,17 @@
 --
 -- The part before this one (`lists`, `logs` or `topics`) defines the table `destination`:
 --   look_at(t)           returns two values: the reason why the address takes nothing, or nil; and the number of
---                        messages for which the address has room. It may set t.key, t.is_raw and t.cost.
+--                        messages for which the address has room. It may set t.key, t.is_raw and t.cost. It sets
+--                        t.is_elsewhere if claims take the messages for this address.
 --   append(t, elements)  delivers elements. It returns nil, or the reason why it could not deliver them.
+--   is_shared            true if claims take the other messages of the lane
 --   FULL                 the reason of an address without room
 --   MOST_COST            the largest sum of t.cost in one call of the script. The first message may exceed it.
 local MOST = 500
 local N, NOW = known_lane(ARGV[4]), text(now)
 local most, most_bytes = math.min(tonumber(ARGV[5]), MOST), math.min(tonumber(ARGV[6]), MOST_BYTES)
 local moved, messages, bytes, read, read_bytes = 0, 0, 0, 0, 0
+local has_left = false -- True if the script has left messages to claims.
 local targets, in_order, rooms, series = {}, {}, {}, {}
 local has_blocked = N and call('EXISTS', blocked_key(N)) == 1
 
@@ -198,6 +201,18 @@ do
     return nil
   end
 
+  local function place_of(e, value)
+    return e and e.place or unpack_bytes('>I6', value, VALUE.DUE_MS_FIRST)
+  end
+
+  -- Returns a message to its lane: it was parked while the namespace was on a single server.
+  local function back_to_lane(key, name, place)
+    earlier(N, place)
+    call('ZREM', key, name)
+    call('ZADD', due_key(N), text(place), name)
+    return 'gone'
+  end
+
   -- Handles one due message. Returns 'gone' if the message has left the set `key`. Returns 'stop' if the caller must
   -- read no more messages. Returns nil if the message stays in `key` until push() or leave().
   local function look(key, name, id, value, trying)
@@ -216,9 +231,12 @@ do
     end
     if not targets[address] and #in_order == MOST_TARGETS then return 'stop' end
     local t = trying or target_of(address)
-    if t.is_held or why_not(t) or (t.is_blocked and not trying) then
+    if t.is_elsewhere and not t.is_held then
+      has_left = true
+      if trying then return back_to_lane(key, name, place_of(e, value)) end
+    elseif t.is_held or why_not(t) or (t.is_blocked and not trying) then
       if trying then return 'stop' end
-      park_for(t, name, e and e.place or unpack_bytes('>I6', value, VALUE.DUE_MS_FIRST))
+      park_for(t, name, place_of(e, value))
     elseif not e then
       return look_at_plain(t, key, name, id, value, size)
     elseif has(e, RECURRING) then
@@ -355,7 +373,9 @@ do
   end
 end
 
-if not N or is_held(N) then return { NOW, '0', '', {}, {} } end
+if not N or is_held(N) or destination.is_shared and limited and is_limited(N) then
+  return { NOW, '0', '', {}, {} }
+end
 open_gate()
 lapsing.return_lapsed(N, LAPSED_AT_ONCE)
 for a = 9, #ARGV, 6 do end_occurrence(a) end
@@ -365,7 +385,7 @@ for _, t in ipairs(in_order) do
   if #t.elements > 0 then push(t) end
   leave(t)
 end
-local look = next_move(N, MOST)
+local look = has_left and moved == 0 and #series == 0 and sooner(slot.next(N), next_try(N)) or next_move(N, MOST)
 local answer = { NOW, text(moved), look and text(look) or '', changed, destination.traces }
 for i = 1, #series do answer[5 + i] = series[i] end
 finish()

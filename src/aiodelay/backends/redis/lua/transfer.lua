@@ -3,7 +3,8 @@
 --@ base known record moves heads lists moving
 -- ARGV[4] lane
 -- ARGV[5], ARGV[6] the most messages and bytes to move
--- ARGV[7] the most elements that a list may hold; 0 = no limit
+-- ARGV[7] the most elements that a list may hold, 0 = no limit; then ' slot' on a cluster: the script then moves
+--   messages only to the lists in this slot, and leaves the others to claims
 -- ARGV[8] the largest number of moved messages whose traces the script returns
 -- From ARGV[9] on, 6 arguments for each due occurrence of a series that an earlier call returned: id, revision, due,
 -- what, error, then. They mean the same as for `settle`. The script pushes the occurrence only if `what` is

@@ -19,6 +19,7 @@ __all__ = [
     "MARKS",
     "Keys",
     "guard_of",
+    "hash_tag_of",
     "keys_of",
     "member_of",
     "text_of",
@@ -106,6 +107,12 @@ def keys_of(namespace: str) -> Keys:
     return Keys(namespace or DEFAULT_NAMESPACE)
 
 
+def hash_tag_of(key: str) -> str:
+    """Return the hash tag of a key without its braces, or "" if the key has none."""
+    tag = _TAG.match(key)
+    return "" if tag is None else tag[1]
+
+
 def guard_of(key: str) -> str:
     """Return a key in the same hash slot that never exists. On a cluster, each script receives such a key.
 
@@ -115,12 +122,12 @@ def guard_of(key: str) -> str:
     Raises:
         TargetError: No other key can share the hash slot of this key.
     """
-    tag = _TAG.match(key)
-    if tag is None and set("{}") & set(key):
+    tag = hash_tag_of(key)
+    if not tag and set("{}") & set(key):
         raise TargetError(
             "key on a cluster", shortened(key), "a key without braces, or with a hash tag, as in {tag}key"
         )
-    return f"{{{key if tag is None else tag[1]}}}{GUARD}"
+    return f"{{{tag or key}}}{GUARD}"
 
 
 def member_of(message_id: str) -> bytes:

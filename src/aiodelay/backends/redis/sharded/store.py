@@ -164,12 +164,13 @@ class ShardedStore(ShardedInspection):
         """Return the number of elements of each list among the destinations. Leave out all other destinations."""
         return await self._first.lengths(destinations)
 
-    def reaches(self, sink: Sink) -> Reach:
+    def reaches(self, sink: Sink, address: str = "") -> Reach:
         """Return the delivery promise for messages that go from this store to a sink, and the reason for it."""
-        reach = self._closed.reaches(sink)
-        if self._count <= 1 or reach.promise is not Promise.EXACTLY_ONCE or isinstance(sink, RedisListSink):
+        reach, is_list = self._closed.reaches(sink, address), isinstance(sink, RedisListSink)
+        if self._count <= 1 or reach.promise is Promise.AT_LEAST_ONCE or (is_list and not self._options.is_cluster):
             return reach
-        reason = f"{sink.name} is in the first of {self._count} shards: messages are claimed, sent and settled"
+        where = "in one slot" if is_list else "in the first"
+        reason = f"{sink.name} is {where} of {self._count} shards: messages are claimed, sent and settled"
         return Reach(Promise.AT_LEAST_ONCE, reason)
 
     @contextmanager
@@ -181,7 +182,7 @@ class ShardedStore(ShardedInspection):
     @contextmanager
     def _transferring(self, sink: Sink) -> Iterator[Transferring]:
         shards, reach = self.shards, self.reaches(sink)
-        if reach.promise is not Promise.EXACTLY_ONCE:
+        if reach.promise is Promise.AT_LEAST_ONCE:
             raise UnsupportedByStoreError(f"transfer into {sink.name}", "no longer possible", reach.reason)
         with ExitStack() as stack:
             transfers = [stack.enter_context(each.transferring(sink)) for each in shards]

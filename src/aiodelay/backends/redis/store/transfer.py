@@ -19,7 +19,7 @@ from aiodelay.backends.redis.lists.sink import RedisListSink
 from aiodelay.backends.redis.lists.source import RedisListSource
 from aiodelay.backends.redis.log.log import RedisLog
 from aiodelay.backends.redis.log.topics import LogConsumer
-from aiodelay.backends.redis.records.keys import Keys, member_of, text_of
+from aiodelay.backends.redis.records.keys import Keys, hash_tag_of, member_of, text_of
 from aiodelay.backends.redis.records.reading import due_and_revision, read_record
 from aiodelay.core.record_codec import decode_trace, encode_record
 from aiodelay.core.values import (
@@ -100,8 +100,11 @@ class Transfers(RedisLimits):
                 found += [_registered(name, each) for name in topics for each in await end.consumers(name)]
         return sorted(found, key=lambda each: (each.topic, each.kind, each.consumer))
 
-    def reaches(self, sink: Sink) -> Reach:
-        """Return the delivery promise for messages that go from this store to a sink, and the reason for it."""
+    def reaches(self, sink: Sink, address: str = "") -> Reach:
+        """Return the delivery promise for messages that go from this store to a sink, and the reason for it.
+
+        On a cluster, the promise for a list depends on the hash tag of its key.
+        """
         if not isinstance(sink, RedisListSink | RedisFanoutSink | RedisLog):
             return Reach(
                 Promise.AT_LEAST_ONCE, f"{sink.name} is not on a Redis server: messages are claimed, sent and settled"
@@ -112,20 +115,33 @@ class Transfers(RedisLimits):
             )
             return Reach(Promise.AT_LEAST_ONCE, reason)
         if isinstance(sink, RedisListSink) and self._options.is_cluster:
-            reason = f"on a cluster, a list of {sink.name} may be on another node than the store"
-            return Reach(Promise.AT_LEAST_ONCE, f"{reason}: messages are claimed, sent and settled")
+            return self._reaches_list(address)
         if not isinstance(sink, RedisListSink) and sink.keys.tag != self._keys.tag:
             reason = f"the topics are in namespace {sink.keys.namespace!r}, not in {self._keys.namespace!r}"
             return Reach(Promise.AT_LEAST_ONCE, f"{reason}: messages are claimed, sent and settled")
         return Reach(Promise.EXACTLY_ONCE, f"one script on {self.name} delivers a message and removes it")
 
+    def _reaches_list(self, address: str) -> Reach:
+        """Return the promise for a list of this cluster, or for all its lists if the address is ""."""
+        tag = self._keys.tag.removesuffix(":")
+        here = f"one script on {self.name} delivers a message and removes it, if the key of the list has the hash tag"
+        elsewhere = "messages for other lists, which may be on another node, are claimed, sent and settled"
+        if not address:
+            promise = Promise.BY_ADDRESS
+        elif hash_tag_of(address.partition("?")[0]) == hash_tag_of(tag):
+            promise = Promise.EXACTLY_ONCE
+        else:
+            promise = Promise.AT_LEAST_ONCE
+        return Reach(promise, f"{here} {tag}; {elsewhere}")
+
     @contextmanager
     def transferring(self, sink: Sink) -> Iterator[Transferring]:
         """Register the transfer of one sink's messages. Yield the object that moves the messages."""
         assert isinstance(sink, RedisListSink | RedisFanoutSink | RedisLog)
-        transfer = _Transfer(self, sink)
+        is_shared = self.reaches(sink).promise is Promise.BY_ADDRESS
+        transfer = _Transfer(self, sink, is_shared=is_shared)
         self._transfers.append(transfer)
-        self.waiters.add(transfer.waiter, sink.name)
+        self.waiters.add(transfer.waiter, sink.name, is_shared=is_shared)
         try:
             yield transfer
         finally:
@@ -134,17 +150,25 @@ class Transfers(RedisLimits):
 
     def moved_lanes(self) -> list[Lane]:
         """Return the lanes that this process transfers. A claim also reads their next due times, which saves polls."""
-        return [transfer.sink.name for transfer in self._transfers]
+        return [transfer.sink.name for transfer in self._transfers if not transfer.is_shared]
+
+    def shared_lanes(self) -> list[Lane]:
+        """Return the lanes of which this process transfers only the messages for lists in the slot of the namespace.
+
+        A claim takes the other messages.
+        """
+        return [transfer.sink.name for transfer in self._transfers if transfer.is_shared]
 
     def looked_at_moved(self, next_look_ms: int | None) -> None:
-        """Tell all transfers that a claim has just read the next due times of their lanes.
+        """Tell the transfers that a claim has just read the next due times of `moved_lanes`.
 
         Args:
             next_look_ms: The earliest time at which there may be a message to move. None means that the
                 lanes are empty.
         """
         for transfer in self._transfers:
-            transfer.looked(next_look_ms)
+            if not transfer.is_shared:
+                transfer.looked(next_look_ms)
 
     async def lengths(self, destinations: Collection[str]) -> Mapping[str, int]:
         """Return the number of elements of each list among the destinations. Leave out all other destinations."""
@@ -189,12 +213,18 @@ class Transfers(RedisLimits):
 
 
 class _Transfer:
-    """Implements the Protocol `Transferring` for the messages of one sink."""
+    """Implements the Protocol `Transferring` for the messages of one sink.
 
-    def __init__(self, store: Transfers, sink: RedisListSink | RedisFanoutSink | RedisLog) -> None:
-        self._store, self.sink = store, sink
+    Args:
+        store: The store that holds the messages.
+        sink: The sink.
+        is_shared: True if the transfer leaves the messages for lists outside the slot of the namespace to claims.
+    """
+
+    def __init__(self, store: Transfers, sink: RedisListSink | RedisFanoutSink | RedisLog, *, is_shared: bool) -> None:
+        self._store, self.sink, self.is_shared = store, sink, is_shared
         if isinstance(sink, RedisListSink):
-            self._script, self._settings = "transfer", str(sink.max_length)
+            self._script, self._settings = "transfer", f"{sink.max_length}{' slot' if is_shared else ''}"
         else:
             self._script = "transfer_logs" if isinstance(sink, RedisLog) else "transfer_topics"
             self._settings = " ".join(map(str, sink.settings))

@@ -67,27 +67,33 @@ class Waiter:
 class Waiters:
     """All loops of this process that wait for messages of one store.
 
-    A transfer loop waits for the messages of one lane. A claiming loop waits for the messages of all other lanes.
+    A transfer loop waits for the messages of one lane. A claiming loop waits for the messages of all other lanes, and
+    of shared lanes.
     """
 
     def __init__(self) -> None:
         self._lanes: dict[Waiter, Lane] = {}
+        self._shared: set[Waiter] = set()
 
     def __bool__(self) -> bool:
         return bool(self._lanes)
 
-    def add(self, waiter: Waiter, lane: Lane = ANY) -> None:
+    def add(self, waiter: Waiter, lane: Lane = ANY, *, is_shared: bool = False) -> None:
         """Add a loop to wake.
 
         Args:
             waiter: The wait of the loop.
             lane: The lane that the loop transfers. `ANY` for a loop that claims.
+            is_shared: True if claims take some of the messages of this lane.
         """
         self._lanes[waiter] = lane
+        if is_shared:
+            self._shared.add(waiter)
 
     def discard(self, waiter: Waiter) -> None:
         """Remove a loop."""
         self._lanes.pop(waiter, None)
+        self._shared.discard(waiter)
 
     def wake(self) -> None:
         """Wake all loops."""
@@ -100,7 +106,7 @@ class Waiters:
         Args:
             dues: The earliest due time for each lane. The entry `ANY` is for messages of an unknown lane.
         """
-        moved = {lane for lane in self._lanes.values() if lane != ANY}
+        moved = {lane for waiter, lane in self._lanes.items() if lane != ANY and waiter not in self._shared}
         for waiter, own in self._lanes.items():
             concerns = [due for lane, due in dues.items() if lane in (own, ANY) or (own == ANY and lane not in moved)]
             if concerns:

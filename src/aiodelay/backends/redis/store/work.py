@@ -95,7 +95,8 @@ class RedisWork:
         watched = self._store.moved_lanes()
         arguments: list[Arg] = [lease_ms, self._worker, request, int(self._is_answered)]
         arguments.append(min((each.max_lapses for each in demand.values()), default=0))
-        demanded: list[Arg] = [len(watched), *watched]
+        shared = self._store.shared_lanes()
+        demanded: list[Arg] = [len(watched), *watched, len(shared), *shared]
         names: list[Lane] = []
         for lane, each in self._in_turn(demand):
             demanded += [each.messages, each.max_bytes, 1 + len(each.aliases), lane, *each.aliases]
