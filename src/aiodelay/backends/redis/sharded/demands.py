@@ -13,7 +13,7 @@ from aiodelay.core.values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Claim, Dem
 
 __all__ = ["Demands"]
 
-Asks: TypeAlias = Callable[[int, Sequence[Lane]], bool]
+_Asks: TypeAlias = Callable[[int, Sequence[Lane]], bool]
 """Answers a question about a shard and some lanes."""
 FEW_ROUNDS = 2
 """The number of rounds of a claim that ask few shards. The next round asks all, so a claim ends soon."""
@@ -58,7 +58,7 @@ class Demands:
         """Return all that is left, for one shard."""
         return dict(self._left) if self._messages > 0 and self._bytes > 0 else {}
 
-    def divided(self, is_due: Asks, has_more: Asks) -> dict[int, dict[Lane, Demand]]:
+    def divided(self, is_due: _Asks, has_more: _Asks) -> dict[int, dict[Lane, Demand]]:
         """Return a part for each shard to ask now, without suspects.
 
         Each call has a cost of its own. So the first two times, shards that surely have more are asked one by one.
@@ -86,7 +86,7 @@ class Demands:
                     parts[shard][lane] = replace(each, messages=part, max_bytes=most_bytes, max_lapses=self.max_lapses)
         return {shard: self._ordered(shard, part) for shard, part in parts.items() if part}
 
-    def _asked(self, lane: Lane, is_due: Asks, has_more: Asks) -> list[int]:
+    def _asked(self, lane: Lane, is_due: _Asks, has_more: _Asks) -> list[int]:
         """Return the shards to ask because of a lane. The first shard in turn is always among the first."""
         due = [shard for shard in self._shards if self._may_have(shard, lane, is_due)]
         full = [shard for shard in due if has_more(shard, self._names(lane))]
@@ -94,7 +94,7 @@ class Demands:
             return due
         return full[:1] if self._rounds else sorted({due[0], full[0]})
 
-    def _may_have(self, shard: int, lane: Lane, is_due: Asks) -> bool:
+    def _may_have(self, shard: int, lane: Lane, is_due: _Asks) -> bool:
         return (shard, lane) not in self._exhausted and is_due(shard, self._names(lane))
 
     def _names(self, lane: Lane) -> Sequence[Lane]:
