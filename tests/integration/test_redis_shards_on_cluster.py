@@ -253,6 +253,18 @@ def test_s2_each_write_of_a_move_waits_for_its_durability_and_a_copy_comes_befor
     assert max(copies) < len(waiting) - 1 - waiting[::-1].index(("HDEL", f"{{{namespace}:00}}:msg"))
 
 
+def test_a_move_whose_writes_reach_too_few_replicas_does_not_begin(cluster: Cluster, namespace: str) -> None:
+    async def play() -> None:
+        async with ShardedStore(cluster.url, namespace=namespace) as store:
+            await put(store, ["m"])
+            with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas"):
+                await reshard(f"{cluster.url}?durability=replicated:1&timeout_ms=50", namespace, 4, lambda *_: None)
+            assert await store.get("m") is not None
+        assert cluster.owner(meta(namespace, 0)).command("HEXISTS", meta(namespace, 0), "moved") == b":0\r\n"
+
+    asyncio.run(play())
+
+
 def keys_on(node: RedisServer, namespace: str) -> list[str]:
     return [each.decode() for each in node.command("KEYS", f"{{{namespace}:*").split(b"\r\n")[2::2]]
 

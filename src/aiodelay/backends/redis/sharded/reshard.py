@@ -180,6 +180,8 @@ class _Reshard:
                 "shards", str(self._shards), f"{plan.shards}: a move to this number was begun and stopped"
             )
         await self._check_durability(plan)
+        if not written:
+            await self._check_confirmed(plan)
         self._has_begun = True
         if not plan.is_moved:
             plan = await self._move(plan)
@@ -211,6 +213,20 @@ class _Reshard:
             if replicas and any(first <= slot <= last for slot in slots):
                 allowed = "replicated:<number of replicas>: a failover during the move could lose messages otherwise"
                 raise ConfigurationError(f"durability in {self._name}", level, allowed)
+
+    async def _check_confirmed(self, plan: _Plan) -> None:
+        """Raise `Fault` if a write does not reach its level of durability. Until then, no process has to wait."""
+        level, _ = self._options.durability
+        if level == "memory":
+            return
+        metas = [each.key("meta") for each in plan.shards_from(self._namespace, 0)]
+        try:
+            for meta in metas:
+                await self._client.write("HDEL", meta, "moved")
+        finally:
+            for meta in metas:
+                with suppress(Fault):
+                    await self._client.read("HDEL", meta, "moved")
 
     async def _check(self, shard: int) -> None:
         """Refuse a namespace whose data need one shard."""
