@@ -1,4 +1,4 @@
-"""BP13: the servers' processor time for a message with several shards, and the rates that nodes carry."""
+"""BP13: the servers' processor time for a message with several shards, rates of nodes, and the wait for a move."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import NamedTuple
 import redis
 
 from aiodelay import Context, Scheduler
+from aiodelay.backends.redis.sharded.reshard import reshard
+from aiodelay.core.ids import new_id, new_op
+from aiodelay.core.values import MAX_CLAIM_MESSAGES, After, Envelope, Put
 from aiodelay.redis import ShardedStore
 from aiodelay.testing.servers import redis_servers, serving
 from tests.support.topologies import clustered
@@ -36,9 +39,13 @@ __all__ = ["BENCHMARK"]
 MESSAGES = 20_000
 CONCURRENCIES = (DEFAULT_CONCURRENCY, 1_500)
 SHARDS = (1, 4, 16)
+PENDING = 100_000
+"""The number of pending messages that `aiodelay reshard` moves."""
 NODES = (1, 4, 16)
 BUSY = 0.5
 """The part of a core that may be busy, as `aiodelay plan` counts. A busier core makes messages late."""
+LANE, HOUR_MS = "orders", 3_600_000
+PAYLOAD = b'{"order": 1234567, "customer": "somebody@example.org", "amount": 12.5}'
 CONSTANT = Goal("at most", 1.1)
 ON_NODES = f"4 nodes with {max(SHARDS)} shards"
 
@@ -69,7 +76,11 @@ def run(plan: Plan) -> list[Row]:
             )
             for concurrency in CONCURRENCIES
         }
-    return [row for each in CONCURRENCIES for row in _cost_rows(costs[each], n, each)] + _rate_rows(costs)
+        pending = plan.size(PENDING)
+        moves = {name: places[name].url.partition("?")[0] for name in (_on_one(max(SHARDS)), ON_NODES)}
+        waits = in_turn(plan, {name: partial(_waited, plan, url, pending) for name, url in moves.items()})
+    rows = [row for each in CONCURRENCIES for row in _cost_rows(costs[each], n, each)]
+    return rows + _rate_rows(costs) + _wait_rows(waits, pending)
 
 
 def _on_one(shards: int) -> str:
@@ -103,7 +114,35 @@ def _rate_rows(costs: Mapping[int, Mapping[str, Sequence[float]]]) -> list[Row]:
     return rows
 
 
+def _wait_rows(waits: Mapping[str, Sequence[float]], pending: int) -> list[Row]:
+    """Return how long the processes of a namespace wait while `aiodelay reshard` moves a million messages."""
+    rows = []
+    for where, own in waits.items():
+        what = f"Redis: wait for a move of {pending:,} pending messages from 1 shard to {where}"
+        values = tuple(seconds / pending * 1e6 for seconds in own)
+        rows.append(Row("BP13", what, "s for a million", values, None, f"{quantile(own, 0.5):.1f} s"))
+    return rows
+
+
 # --- one measurement --------------------------------------------------------------------------------------
+
+
+def _waited(plan: Plan, url: str, pending: int) -> float:
+    return plan.run(wait_s(url, pending))
+
+
+async def wait_s(url: str, pending: int) -> float:
+    """Store messages, and move them from 1 shard to the most shards. Return how long processes wait, in seconds."""
+    async with emptied(url):
+        async with ShardedStore(url) as store:
+            for first in range(0, pending, MAX_CLAIM_MESSAGES):
+                numbers = range(first, min(first + MAX_CLAIM_MESSAGES, pending))
+                await store.apply(
+                    [Put(new_op(), Envelope(new_id(), LANE, payload=PAYLOAD), After(HOUR_MS + i)) for i in numbers]
+                )
+        moved = await reshard(url, "", max(SHARDS), lambda *_: None)
+        check(moved.messages == pending, f"{moved.messages} messages were moved")
+    return moved.waited_ms / 1000
 
 
 def _measured(plan: Plan, place: Place, n: int, concurrency: int) -> float:

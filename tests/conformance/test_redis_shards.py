@@ -32,7 +32,6 @@ DIVIDED = "the limit of a step of housekeeping is divided between the shards"
 
 APART: Mapping[str, str] = {
     "test_demand_a_claim_is_bounded_whatever_is_asked_for": BYTES,
-    "test_demand_aliases_share_one_demand": UNASKED,
     "test_demand_one_larger_message_is_given_alone": ORDER,
     "test_demand_one_message_larger_than_any_claim_is_given_alone": BYTES,
     "test_held_messages_are_kept_and_come_back_in_order": ORDER,
@@ -49,6 +48,7 @@ APART: Mapping[str, str] = {
 """The rules of one shard that several shards do not keep together. `TestInOneShard` shows that a shard keeps them."""
 ALWAYS: Mapping[str, str] = {
     "test_a_repeated_claim_gives_what_is_still_leased": REPEATED,
+    "test_demand_aliases_share_one_demand": UNASKED,
     "test_l1_tidy_is_bounded": DIVIDED,
     "test_l5_a_suspect_does_not_stop_other_workers": LAST,
     "test_l5_suspects_are_tried_together_and_without_others": LAST,

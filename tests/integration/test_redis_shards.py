@@ -255,11 +255,15 @@ def test_a_claim_takes_one_round_trip_to_each_shard_and_only_where_something_is_
     async def play() -> None:
         async with opened(url, namespace) as (store, work):
             calls = Calls(store, monkeypatch)
-            await put(store, [each for shard in range(SHARDS) for each in ids_of(shard, 150)])
-            for _ in range(3):  # each shard has enough for its part of each claim
-                assert len(await claim(work, 160)) == 160
-                assert calls.taken() == [0, 1, 2, 3]
-            assert len(await claim(work, 500)) == 120
+            await put(store, [each for shard in range(SHARDS) for each in ids_of(shard, 100)])
+            assert len(await claim(work, 160)) == 160
+            assert calls.taken() == [0, 1, 2, 3]
+            asked = []
+            for _ in range(SHARDS):  # a shard that surely has more is asked alone
+                assert len(await claim(work, 50)) == 50
+                asked += calls.taken()
+            assert sorted(asked) == [0, 1, 2, 3]
+            assert len(await claim(work, 500)) == 40
             assert await claim(work) == []
             calls.taken()
             assert await claim(work) == []

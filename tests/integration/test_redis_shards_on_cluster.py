@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -16,6 +18,7 @@ from msgspec.structs import replace
 from redis.crc import key_slot
 
 from aiodelay import Scheduler
+from aiodelay.backends.redis.connection.client import Client
 from aiodelay.backends.redis.records.shards import shard_of
 from aiodelay.backends.redis.sharded.reshard import reshard
 from aiodelay.core.ids import new_id, new_op
@@ -36,7 +39,7 @@ from aiodelay.core.values import (
     SettleOutcome,
     Stored,
 )
-from aiodelay.errors import StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError
+from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 from aiodelay.ports import PartialAnswerError, Work
 from aiodelay.redis import RedisStore, ShardedStore
 from tests.support.cli import Cli
@@ -46,6 +49,7 @@ from tests.support.topologies import SLOTS, Cluster, clustered
 from tests.support.waiting import until, until_sync
 
 LANE, SHARDS = "orders", 4
+HOUR_AHEAD_MS = int(time.time() * 1000) + 3_600_000
 
 
 @dataclass
@@ -192,15 +196,77 @@ def test_s2_the_layout_of_a_new_namespace_waits_for_its_level_of_durability(clus
         asyncio.run(opens())
 
 
-def test_another_number_of_shards_is_refused_on_a_cluster(cluster: Cluster, namespace: str) -> None:
+def test_s2_s6_a_namespace_moves_to_other_nodes_and_its_processes_follow(cluster: Cluster, namespace: str) -> None:
+    ids, later = [f"m{i}" for i in range(60)], [f"later {i}" for i in range(40)]
+
     async def play() -> None:
-        async with opened(cluster, namespace):
-            pass
-        for shards in (1, 8):
-            with pytest.raises(UnsupportedByStoreError, match="on a cluster, a namespace keeps the number of shards"):
+        async with (
+            ShardedStore(cluster.url, namespace=namespace) as store,
+            store.work("w", [LANE]) as work,
+            ShardedStore(cluster.url, namespace=namespace) as other,
+        ):
+            await put(store, later, HOUR_AHEAD_MS)
+            for shards in (4, 2, 1):
+                await put(store, ids)
+                claims = (await work.claim({LANE: Demand(100)}, request=new_id(), lease_ms=LEASE_MS)).claims
+                assert len(claims) == len(ids)
                 await reshard(cluster.url, namespace, shards, lambda *_: None)
+                assert await claim(work) == []
+                ends = [Done(each.record.id, each.record.revision, each.token) for each in claims]
+                assert set(await work.settle(ends)) == {SettleOutcome.SETTLED}
+                found = [each.record.id for each in await other.search(Query(limit=100))]
+                assert sorted(found) == sorted(later)
+                assert await other.get("later 7") is not None
+                assert (len(store.shards), len(other.shards), await store.vanished()) == (shards, shards, "")
+        used = [each for node in cluster.nodes for each in keys_on(node, namespace) if "}:req:" not in each]
+        assert {each for each in used if ":00}" not in each} == {meta(namespace, shard) for shard in (1, 2, 3)}
 
     asyncio.run(play())
+
+
+def test_s2_each_write_of_a_move_waits_for_its_durability_and_a_copy_comes_before_its_deletion(
+    cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without replicas, nothing can be waited for. So the test only records which calls would wait."""
+    one, several = Client.command, Client.commands
+    plain, waiting = set[str](), list[tuple[str, str]]()
+
+    async def command(self: Client, *arguments: Any, durable: bool = False) -> Any:  # noqa: ANN401 - passed on
+        plain.add(arguments[0])
+        return await one(self, *arguments, durable=durable)
+
+    async def commands(self: Client, given: Any, *, durable: bool = False) -> Any:  # noqa: ANN401 - passed on
+        if durable:
+            waiting.append((given[0][0], str(given[0][1])))
+        return await several(self, given)
+
+    async def play() -> None:
+        async with ShardedStore(cluster.url, namespace=namespace) as store:
+            await put(store, [f"m{i}" for i in range(40)])
+        monkeypatch.setattr(Client, "command", command)
+        monkeypatch.setattr(Client, "commands", commands)
+        await reshard(f"{cluster.url}?durability=replicated:1", namespace, 4, lambda *_: None)
+
+    asyncio.run(play())
+    assert not plain & {"HSET", "HSETNX", "ZADD", "ZREM", "SADD", "SREM", "UNLINK"}
+    copies = [waiting.index(("HSET", f"{{{namespace}:0{shard}}}:msg")) for shard in (1, 2, 3)]
+    assert max(copies) < len(waiting) - 1 - waiting[::-1].index(("HDEL", f"{{{namespace}:00}}:msg"))
+
+
+def test_a_move_whose_writes_reach_too_few_replicas_does_not_begin(cluster: Cluster, namespace: str) -> None:
+    async def play() -> None:
+        async with ShardedStore(cluster.url, namespace=namespace) as store:
+            await put(store, ["m"])
+            with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas"):
+                await reshard(f"{cluster.url}?durability=replicated:1&timeout_ms=50", namespace, 4, lambda *_: None)
+            assert await store.get("m") is not None
+        assert cluster.owner(meta(namespace, 0)).command("HEXISTS", meta(namespace, 0), "moved") == b":0\r\n"
+
+    asyncio.run(play())
+
+
+def keys_on(node: RedisServer, namespace: str) -> list[str]:
+    return [each.decode() for each in node.command("KEYS", f"{{{namespace}:*").split(b"\r\n")[2::2]]
 
 
 # --- the checks at opening --------------------------------------------------------------------------------

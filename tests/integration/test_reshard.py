@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,6 +18,7 @@ from redis import Redis
 from aiodelay.backends.redis.records.keys import keys_of
 from aiodelay.backends.redis.records.shards import shard_of
 from aiodelay.backends.redis.sharded import moving
+from aiodelay.backends.redis.sharded import reshard as resharding
 from aiodelay.backends.redis.sharded.reshard import reshard
 from aiodelay.core.ids import new_id, new_op
 from aiodelay.core.values import (
@@ -47,7 +49,7 @@ from aiodelay.errors import (
 from aiodelay.redis import ShardedStore
 from aiodelay.testing.clock import VirtualClock
 from tests.support.cli import Cli
-from tests.support.servers import Found, redis_servers
+from tests.support.servers import Found, redis_programs, redis_servers, start
 
 LANES = ("orders", "mails", "bills")
 HOUR = After(3_600_000)
@@ -291,6 +293,43 @@ def test_a_move_killed_by_a_signal_goes_on(url: str, namespace: str, tmp_path: P
     assert "examined 6000 of 6000 messages" in ran.err
     assert asyncio.run(count()) == (3, 6_000)
     assert Cli(url, tmp_path)(*arguments).out == "the namespace already has 3 shards\n"
+
+
+@pytest.mark.parametrize("found", redis_programs()[:1], ids=lambda found: found.name)
+def test_s2_a_server_that_starts_again_within_a_scan_leaves_nothing_behind(
+    found: Found, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cursor of the scan means nothing to the new process. No call is under way meanwhile, so none fails."""
+    ids = [f"m{i}" for i in range(1_000)]
+    server = start(found.program, "--appendonly", "yes", "--appendfsync", "always")
+    monkeypatch.setattr(moving, "AT_ONCE", 50)
+    monkeypatch.setattr(resharding, "AGAIN_S", 0.01)
+    keep_lock, calls = resharding._Reshard._keep_lock, count()
+
+    async def restarted(self: Any) -> None:  # noqa: ANN401 - passed on
+        if next(calls) == 30:
+            server.kill()
+            server.start()
+            await asyncio.sleep(0.05)  # the event loop takes note of the connections that have ended
+        await keep_lock(self)
+
+    monkeypatch.setattr(resharding._Reshard, "_keep_lock", restarted)
+
+    async def play() -> None:
+        async with ShardedStore(server.url, namespace=namespace) as store:
+            await store.apply([_put(each, "orders") for each in ids[:500]])
+            await store.apply([_put(each, "orders") for each in ids[500:]])
+        await _reshard(server.url, namespace, 4)
+        assert next(calls) > 30
+        async with ShardedStore(server.url, namespace=namespace) as store:
+            for shard, each in enumerate(store.shards):
+                own = [each for each in ids if shard_of(each, 4) == shard]
+                assert sorted(found.record.id for found in await each.search(Query(limit=1_000))) == sorted(own)
+
+    try:
+        asyncio.run(play())
+    finally:
+        server.stop()
 
 
 def test_a_move_refuses_what_it_cannot_do(url: str, namespace: str) -> None:

@@ -41,7 +41,7 @@ WAIT_GRACE_S = 0.5
 """Extra time for the answer to WAIT, because a server checks only ten times a second whether a WAIT has timed out."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
 """The pauses before a call is sent again because its key was moving to another server, in seconds."""
-KEYLESS = frozenset({"CONFIG", "INFO", "SCAN", "SCRIPT", "TIME"})
+KEYLESS = frozenset({"CLUSTER", "CONFIG", "INFO", "SCAN", "SCRIPT", "TIME"})
 KEY_PLACES = {"EVAL": 3, "MEMORY": 2}
 """The place of the key in a command, where it is not the first argument."""
 
@@ -253,14 +253,18 @@ class Client:
         except NoScriptError as error:
             raise fault_of(error, sent=True) from error
 
-    async def commands(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+    async def commands(self, commands: Sequence[Sequence[Arg]], *, durable: bool = False) -> list[Any]:
         """Send commands in one round trip, and return their replies. The keys of all commands share a hash slot.
+
+        Args:
+            commands: The name of each command and its arguments.
+            durable: If True, wait until the commands have reached the durability level of the options.
 
         Raises:
             Fault: A command failed.
         """
         replies = await self._exchange(
-            [packed(each) for each in commands], _slot_of(self._options, self._home, commands[0]), durable=False
+            [packed(each) for each in commands], _slot_of(self._options, self._home, commands[0]), durable=durable
         )
         for reply in replies:
             if isinstance(reply, Fault):
@@ -436,12 +440,14 @@ def _unconfirmed(options: Options, confirmed: Any) -> Fault | None:  # noqa: ANN
     level, replicas = options.durability
     if level == "fsynced":
         if not isinstance(confirmed, list) or confirmed[0] < 1:
-            return Fault("unknown", f"the call is done, but is not on disk after {options.timeout_ms} ms")
+            reason = f"the call is done, but is not on disk after {options.timeout_ms} ms"
+            return Fault("unknown", reason, is_unconfirmed=True)
     elif not isinstance(confirmed, int) or confirmed < replicas:
         reached = confirmed if isinstance(confirmed, int) else 0
         return Fault(
             "unknown",
             f"the call is done, but only {reached} of {replicas} replicas have it after {options.timeout_ms} ms",
+            is_unconfirmed=True,
         )
     return None
 

@@ -70,6 +70,7 @@ class Fault(Exception):  # noqa: N818 - internal: this package turns it into an 
             name is not in it yet.
         layout: The layout of the namespace, if it is another one than the caller's; else None.
         mismatch: The error for a URL that does not fit the servers, or None.
+        is_unconfirmed: True if the server has carried out the call, and too few replicas or no disk have it.
     """
 
     kind: Kind
@@ -80,6 +81,7 @@ class Fault(Exception):  # noqa: N818 - internal: this package turns it into an 
     too_new: StoreTooNewError | None
     layout: ShardLayout | None
     mismatch: StoreMismatchError | None
+    is_unconfirmed: bool
 
     def __init__(
         self,
@@ -92,10 +94,12 @@ class Fault(Exception):  # noqa: N818 - internal: this package turns it into an 
         too_new: StoreTooNewError | None = None,
         layout: ShardLayout | None = None,
         mismatch: StoreMismatchError | None = None,
+        is_unconfirmed: bool = False,
     ) -> None:
         super().__init__(kind, reason)
         self.kind, self.reason, self.is_connection, self.is_damage = kind, reason, is_connection, is_damage
         self.is_moving, self.too_new, self.layout, self.mismatch = is_moving, too_new, layout, mismatch
+        self.is_unconfirmed = is_unconfirmed
 
     @property
     def is_refused(self) -> bool:

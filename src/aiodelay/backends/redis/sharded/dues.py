@@ -23,11 +23,13 @@ class _Answer(Struct):
         next_ms: The time at which there may be something to do.
         max_lapses: The most lapses of the messages of which this is true.
         asked_ms: The shard's time when it was asked.
+        has_more: Whether the shard had more due messages than it was asked for.
     """
 
     next_ms: float
     max_lapses: int
     asked_ms: int
+    has_more: bool = False
 
 
 class ShardDues:
@@ -70,7 +72,9 @@ class ShardDues:
     def answered(self, shard: int, lanes: Collection[Lane], next_ms: int | None) -> None:
         """Note the next due time in a shard's answer for some lanes; None if they are empty."""
         for lane in lanes:
-            self._answers[shard][lane].next_ms = math.inf if next_ms is None else next_ms
+            answer = self._answers[shard][lane]
+            answer.next_ms = math.inf if next_ms is None else next_ms
+            answer.has_more = answer.next_ms <= answer.asked_ms
 
     def looked(self, shard: int, now_ms: int) -> None:
         """Note that a shard is unchanged since its last answers."""
@@ -86,6 +90,11 @@ class ShardDues:
             or answer.max_lapses < max_lapses
             or not 0 <= now_ms - answer.asked_ms < self._poll_ms  # below 0: the clock has stepped back
         )
+
+    def has_more(self, shard: int, lane: Lane) -> bool:
+        """Return whether a shard had more due messages in a lane than it was last asked for."""
+        answer = self._answers[shard].get(lane)
+        return answer is not None and answer.has_more
 
     def next_ms(self, lanes: Collection[Lane], now_ms: int) -> int | None:
         """Return the earliest due time of lanes in all shards, by the clock of the first shard.

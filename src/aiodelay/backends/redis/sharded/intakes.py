@@ -13,7 +13,6 @@ from typing import TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from aiodelay.backends.redis.connection.client import Client
 from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.backends.redis.records.positions import ShardPosition, carried, current
 from aiodelay.backends.redis.records.shards import shard_of
@@ -22,6 +21,7 @@ from aiodelay.core.values import Command, Outcome, Refused, SourcePosition, Stor
 from aiodelay.errors import ConfigurationError, StoreError
 
 from .calls import all_of
+from .move_client import MoveClient
 
 __all__ = ["ShardedIntakes", "carry_positions"]
 
@@ -219,21 +219,21 @@ def _may_begin(texts: _Texts, source: SourcePosition) -> bool:
     return _least(texts) in (None, source.first)
 
 
-async def carry_positions(client: Client, namespace: str, former: int, shards: int) -> None:
+async def carry_positions(client: MoveClient, namespace: str, former: int, shards: int) -> None:
     """Give the shards of a namespace that is being moved the positions of its former shards.
 
     No process changes the positions meanwhile. If the call fails half-way, it is repeated. Then some shards have a new
     position already, which says no more than the former ones.
 
     Args:
-        client: The client of the server.
+        client: Reads and writes the keys.
         namespace: The namespace.
         former: The former number of shards.
         shards: The new number of shards.
     """
     found: list[Mapping[bytes, bytes]] = []
     for shard in range(former):
-        flat = await client.command("HGETALL", Keys(namespace, shard).key("src"))
+        flat = await client.read("HGETALL", Keys(namespace, shard).key("src"))
         found.append(dict(zip(flat[::2], flat[1::2], strict=True)))
     texts: list[bytes | str] = []
     for source in sorted({source for each in found for source in each}):
@@ -241,5 +241,5 @@ async def carry_positions(client: Client, namespace: str, former: int, shards: i
         texts += [source, carried(_places([None if each is None else each.decode() for each in own])).text]
     for shard in range(shards) if texts else ():
         keys = Keys(namespace, shard)
-        await client.command("HSET", keys.key("src"), *texts)
-        await client.command("HSET", keys.key("meta"), "sources", len(texts) // 2)
+        await client.write("HSET", keys.key("src"), *texts)
+        await client.write("HSET", keys.key("meta"), "sources", len(texts) // 2)

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from aiodelay.backends.redis.connection.client import Client
 from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.backends.redis.store.workers import live_workers
+
+from .move_client import MoveClient, pairs_of
 
 __all__ = ["SPARED_MS", "LifeSigns"]
 
@@ -24,37 +25,38 @@ class LifeSigns:
     """The signs of life of the processes of a namespace, while no script runs.
 
     Args:
-        client: The client of the server.
-        began_ms: The time of the server at which the move began, in epoch ms.
-        now_ms: The time of the server now, in epoch ms.
+        client: Reads and writes the keys.
+        began_ms: The time at which the move began, in epoch ms: the smallest time of the servers of all shards.
     """
 
-    def __init__(self, client: Client, began_ms: int, now_ms: int) -> None:
-        self._client, self._began_ms, self._now_ms = client, began_ms, now_ms
+    def __init__(self, client: MoveClient, began_ms: int) -> None:
+        self._client, self._began_ms = client, began_ms
 
-    async def renew(self, first: Keys, later: Sequence[Keys]) -> str:
+    async def renew(self, later: Sequence[Keys]) -> list[str]:
         """Let all processes that were alive when the move began look alive now. A repetition is safe.
 
         Args:
-            first: The first shard. All workers are registered there.
-            later: The shards after the move.
+            later: The shards after the move. All workers are registered in the first one.
 
         Returns:
-            The value of the field `spared` for each shard.
+            The value of the field `spared` of each shard, by the clock of the shard's server.
         """
-        workers: list[Arg] = []
-        for worker in live_workers(await self._client.command("HGETALL", first.key("workers")), self._began_ms):
-            workers += [worker.name, msgspec.msgpack.encode([self._now_ms, *(worker.lanes or ())])]
+        found = live_workers(await self._client.read("HGETALL", later[0].key("workers")), self._began_ms)
+        spared: list[str] = []
         for keys in later:
+            now_ms = await self._client.now_ms(keys)
+            workers: list[Arg] = []
+            for worker in found:
+                workers += [worker.name, msgspec.msgpack.encode([now_ms, *(worker.lanes or ())])]
             if workers:
-                await self._client.command("HSET", keys.key("workers"), *workers)
-            await self._renew_trials(keys)
-        return f"{self._began_ms} {self._now_ms + SPARED_MS}"
+                await self._client.write("HSET", keys.key("workers"), *workers)
+            await self._renew_trials(keys, now_ms)
+            spared.append(f"{self._began_ms} {now_ms + SPARED_MS}")
+        return spared
 
-    async def _renew_trials(self, keys: Keys) -> None:
+    async def _renew_trials(self, keys: Keys, now_ms: int) -> None:
         """Let the suspects in trials look as if their processes had just recorded that they hold them."""
-        trials = await self._client.command("HGETALL", keys.key("trials"))
-        for suspect, trial in zip(trials[::2], trials[1::2], strict=True):
+        for suspect, trial in pairs_of(await self._client.read("HGETALL", keys.key("trials"))):
             kind, lease_ms, _, worker = trial.split(b" ", 3)
-            renewed = b" ".join((kind, lease_ms, b"%d" % self._now_ms, worker))
-            await self._client.command("HSET", keys.key("trials"), suspect, renewed)
+            renewed = b" ".join((kind, lease_ms, b"%d" % now_ms, worker))
+            await self._client.write("HSET", keys.key("trials"), suspect, renewed)

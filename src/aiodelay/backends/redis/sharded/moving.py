@@ -1,7 +1,8 @@
 """`Mover`: moves the entries of one shard's keys to the shards that store them under another number of shards.
 
-No process changes the keys meanwhile. The mover copies entries first and deletes them then, some hundred at a time. To
-copy an entry again changes nothing, so a mover that was killed is simply run again.
+No process changes the keys meanwhile. The mover copies entries first and deletes them then, some hundred at a time. A
+copy has reached its level of durability before the mover deletes the entry. To copy an entry again changes nothing, so
+a mover that was killed is simply run again.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
-from aiodelay.backends.redis.connection.client import Client
-from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.keys import FIXED, Keys
 from aiodelay.backends.redis.records.layouts import PLACED_BYTE, UNREADABLE, size_of, span
 from aiodelay.backends.redis.records.shards import shard_of_member
 
 from .calls import all_of
+from .move_client import Entry, MoveClient, pairs_of
 
 __all__ = ["Mover", "lane_of_letter"]
 
@@ -31,15 +31,12 @@ _REMOVED = (
 _NAMING = ("done", "lanes")
 """Keys that name the windows and lanes of which other keys have the names."""
 
-Entry = tuple[bytes, bytes]
-"""A field and its value, or a member and its score."""
-
 
 class Mover:
     """Moves the entries of one shard.
 
     Args:
-        client: The client of the server.
+        client: Reads and writes the keys.
         namespace: The namespace.
         source: The number of the shard.
         shards: The new number of shards.
@@ -47,15 +44,16 @@ class Mover:
     """
 
     def __init__(
-        self, client: Client, namespace: str, source: int, shards: int, told: Callable[[int], Awaitable[None]]
+        self, client: MoveClient, namespace: str, source: int, shards: int, told: Callable[[int], Awaitable[None]]
     ) -> None:
         self._client, self._namespace, self._source, self._shards, self._told = client, namespace, source, shards, told
+        self._keys = Keys(namespace, source)
         self._targets = [each for each in range(shards) if each != source]
         self._lanes: dict[int, bytes] = {}
         self._numbers: dict[int, dict[int, int]] = {}
 
     def _key(self, name: str, shard: int | None = None) -> str:
-        return Keys(self._namespace, self._source if shard is None else shard).key(name)
+        return (self._keys if shard is None else Keys(self._namespace, shard)).key(name)
 
     async def move(self) -> None:
         """Move all entries that other shards store under the new number of shards."""
@@ -84,71 +82,71 @@ class Mover:
         The field `schema` stays for ever. So the scripts of a process that has not followed the move are still refused.
         """
         await self._number_lanes()
-        windows = await self._client.command("ZRANGE", self._key("done"), 0, -1)
+        windows = await self._client.read("ZRANGE", self._key("done"), 0, -1)
         names = [*(set(FIXED) - {*_NAMING, "meta"}), *_REMOVED, *(_window(each) for each in windows)]
         for number in self._lanes:
             names += [f"{kind}:{number}" for kind in ("due", "leased", "blocked", "why", "queues", "turns")]
             names += [f"{kind}:{number}" for kind in ("inflight", "running", "marks")]
         for name in (*names, *_NAMING):
-            await self._client.command("UNLINK", self._key(name))
-        fields = await self._client.command("HKEYS", self._key("meta"))
+            await self._client.write("UNLINK", self._key(name))
+        fields = await self._client.read("HKEYS", self._key("meta"))
         if others := [each for each in fields if each != b"schema"]:
-            await self._client.command("HDEL", self._key("meta"), *others)
+            await self._client.write("HDEL", self._key("meta"), *others)
 
     async def _end_pulses(self) -> None:
         """Delete all incarnations: processes take new ones after the move, and until then nobody declares one dead."""
-        for incarnation in await self._client.command("HKEYS", self._key("pulses")):
-            await self._client.command("UNLINK", self._key(f"held:{incarnation.decode()}"))
-            await self._client.command("HDEL", self._key("pulses"), incarnation)
+        for incarnation in await self._client.read("HKEYS", self._key("pulses")):
+            await self._client.write("UNLINK", self._key(f"held:{incarnation.decode()}"))
+            await self._client.write("HDEL", self._key("pulses"), incarnation)
 
     # --- lanes and shared data ----------------------------------------------------------------------------
 
     async def _number_lanes(self) -> None:
         """Give each lane of this shard a number in the other shards too."""
-        own = _pairs(await self._client.command("HGETALL", self._key("lanes")))
+        own = pairs_of(await self._client.read("HGETALL", self._key("lanes")))
         self._lanes = {int(number): name for name, number in sorted(own, key=lambda each: int(each[1]))}
         for target in self._targets:
-            known = dict(_pairs(await self._client.command("HGETALL", self._key("lanes", target))))
+            known = dict(pairs_of(await self._client.read("HGETALL", self._key("lanes", target))))
             for name in self._lanes.values():
                 if name not in known:
                     known[name] = b"%d" % (len(known) + 1)
-                    await self._client.command("HSET", self._key("lanes", target), name, known[name])
+                    await self._client.write("HSET", self._key("lanes", target), name, known[name])
             self._numbers[target] = {number: int(known[name]) for number, name in self._lanes.items()}
 
     async def _copy_shared(self) -> None:
         """Copy pauses, blocked addresses, features and counters to all shards."""
-        counters = await self._client.command("HMGET", self._key("meta"), "seq", "claims", "features", "parity")
+        counters = await self._client.read("HMGET", self._key("meta"), "seq", "claims", "features", "parity")
         sequence, claims, features, parity = counters
-        holds = await self._client.command("SMEMBERS", self._key("holds"))
+        holds = await self._client.read("SMEMBERS", self._key("holds"))
         for target in self._targets:
             meta = self._key("meta", target)
-            others = await self._client.command("HMGET", meta, "seq", "claims")
+            others = await self._client.read("HMGET", meta, "seq", "claims")
             for name, own, other in zip(("seq", "claims"), (sequence, claims), others, strict=True):
                 if int(own or 0) > int(other or 0):
-                    await self._client.command("HSET", meta, name, own)
+                    await self._client.write("HSET", meta, name, own)
             if features:
-                await self._client.command("HSETNX", meta, "features", features)
+                await self._client.write("HSETNX", meta, "features", features)
             if parity and not others[0]:
-                await self._client.command("HSET", meta, "parity", 1)
+                await self._client.write("HSET", meta, "parity", 1)
             elif sequence and not parity:
-                await self._client.command("HDEL", meta, "parity")
+                await self._client.write("HDEL", meta, "parity")
             if holds:
-                await self._client.command(
+                await self._client.write(
                     "SADD", self._key("holds", target), *(self._placed(each, target) for each in holds)
                 )
-                count = await self._client.command("SCARD", self._key("holds", target))
-                await self._client.command("HSET", meta, "holds", count)
+                count = await self._client.read("SCARD", self._key("holds", target))
+                await self._client.write("HSET", meta, "holds", count)
             await self._copy_blocked(target)
 
     async def _copy_blocked(self, target: int) -> None:
         for number in self._lanes:
             other = self._numbers[target][number]
-            blocked = await self._client.command("ZRANGE", self._key(f"blocked:{number}"), 0, -1, "WITHSCORES")
+            blocked = await self._client.read("ZRANGE", self._key(f"blocked:{number}"), 0, -1, "WITHSCORES")
             if blocked:
-                entries = [part for name, score in _pairs(blocked) for part in (score, name)]
-                await self._client.command("ZADD", self._key(f"blocked:{other}", target), "NX", *entries)
-            for name, why in _pairs(await self._client.command("HGETALL", self._key(f"why:{number}"))):
-                await self._client.command("HSETNX", self._key(f"why:{other}", target), name, why)
+                entries = [part for name, score in pairs_of(blocked) for part in (score, name)]
+                await self._client.write("ZADD", self._key(f"blocked:{other}", target), "NX", *entries)
+            for name, why in pairs_of(await self._client.read("HGETALL", self._key(f"why:{number}"))):
+                await self._client.write("HSETNX", self._key(f"why:{other}", target), name, why)
 
     def _placed(self, name: bytes, target: int) -> bytes:
         """Return `<lane>` or `<lane>:<address>` with the number of the lane in another shard."""
@@ -172,38 +170,34 @@ class Mover:
         return value[:start] + _with_lane(value[start:], self._numbers[target])
 
     async def _move_parked(self) -> None:
-        for name in await self._client.command("SMEMBERS", self._key("parked")):
+        for name in await self._client.read("SMEMBERS", self._key("parked")):
             parked = f"parked:{name.decode('utf-8', 'surrogateescape')}"
 
             async def moved(target: int, entries: list[Entry], name: bytes = name, parked: str = parked) -> None:
                 place = self._placed(name, target)
                 key = self._key("parked:", target).encode() + place
-                await self._client.command("SADD", self._key("parked", target), place)
-                await self._client.command("ZADD", key, *_scored(entries))
-                await self._client.command("ZREM", _bytes(self._key(parked)), *(each for each, _ in entries))
+                await self._client.write("SADD", self._key("parked", target), place)
+                await self._client.write("ZADD", key, *_scored(entries))
+                await self._client.write("ZREM", _bytes(self._key(parked)), *(each for each, _ in entries))
 
             await self._elsewhere("ZSCAN", parked, _of_member, moved)
-            if not await self._client.command("EXISTS", _bytes(self._key(parked))):
-                await self._client.command("SREM", self._key("parked"), name)
+            if not await self._client.read("EXISTS", _bytes(self._key(parked))):
+                await self._client.write("SREM", self._key("parked"), name)
 
     async def _move_windows(self) -> None:
         """Move the memory of ended messages. The answers to commands have no id: all shards get them."""
-        windows = _pairs(await self._client.command("ZRANGE", self._key("done"), 0, -1, "WITHSCORES"))
+        windows = pairs_of(await self._client.read("ZRANGE", self._key("done"), 0, -1, "WITHSCORES"))
         for window, until in windows:
             for target in self._targets:
-                await self._client.command("ZADD", self._key("done", target), until, window)
+                await self._client.write("ZADD", self._key("done", target), until, window)
             name = _window(window)
             if window[:1] == b"v":
                 await self._hash(name, _whole)
                 continue
-            cursor: Arg = 0
-            while True:
-                cursor, flat = await self._client.command("HSCAN", self._key(name), cursor, "COUNT", AT_ONCE)
-                answers = [part for pair in _pairs(flat) if pair[0][:1] == b"o" for part in pair]
+            async for entries in self._client.scan("HSCAN", self._keys, self._key(name), AT_ONCE):
+                answers = [part for pair in entries if pair[0][:1] == b"o" for part in pair]
                 for target in self._targets if answers else ():
-                    await self._client.command("HSET", self._key(name, target), *answers)
-                if int(cursor) == 0:
-                    break
+                    await self._client.write("HSET", self._key(name, target), *answers)
             await self._hash(name, lambda field: field[1:] if field[:1] == b"r" else None)
 
     # --- entries ------------------------------------------------------------------------------------------
@@ -222,8 +216,8 @@ class Mover:
             values = [
                 part for field, value in entries for part in (field, changed(value, target) if changed else value)
             ]
-            await self._client.command("HSET", self._key(name, target), *values)
-            await self._client.command("HDEL", self._key(name), *(field for field, _ in entries))
+            await self._client.write("HSET", self._key(name, target), *values)
+            await self._client.write("HDEL", self._key(name), *(field for field, _ in entries))
 
         await self._elsewhere("HSCAN", name, member_of, moved, counts=counts)
 
@@ -233,18 +227,18 @@ class Mover:
 
         async def moved(target: int, entries: list[Entry]) -> None:
             other = f"{kind}:{self._numbers[target][int(lane)]}" if colon and lane.isdecimal() else name
-            await self._client.command("ZADD", self._key(other, target), *_scored(entries))
-            await self._client.command("ZREM", self._key(name), *(member for member, _ in entries))
+            await self._client.write("ZADD", self._key(other, target), *_scored(entries))
+            await self._client.write("ZREM", self._key(name), *(member for member, _ in entries))
 
         await self._elsewhere("ZSCAN", name, member_of, moved)
 
     async def _set(self, name: str, member_of: Callable[[bytes], bytes | None]) -> None:
         """Move the members of a small set that belong to other shards."""
-        members = [(each, b"") for each in await self._client.command("SMEMBERS", self._key(name))]
+        members = [(each, b"") for each in await self._client.read("SMEMBERS", self._key(name))]
         for target, entries in self._by_target(members, member_of).items():
             moved = [member for member, _ in entries]
-            await self._client.command("SADD", self._key(name, target), *moved)
-            await self._client.command("SREM", self._key(name), *moved)
+            await self._client.write("SADD", self._key(name, target), *moved)
+            await self._client.write("SREM", self._key(name), *moved)
 
     async def _elsewhere(
         self,
@@ -256,16 +250,11 @@ class Mover:
         counts: bool = False,
     ) -> None:
         """Move the entries of a key that belong to other shards, in batches, to all these shards at the same time."""
-        cursor: Arg = 0
-        while True:
-            cursor, flat = await self._client.command(scan, _bytes(self._key(name)), cursor, "COUNT", AT_ONCE)
-            entries = _pairs(flat)
+        async for entries in self._client.scan(scan, self._keys, _bytes(self._key(name)), AT_ONCE):
             for at in range(0, len(entries), AT_ONCE):
                 parts = self._by_target(entries[at : at + AT_ONCE], member_of)
                 await all_of([moved(target, own) for target, own in parts.items()])
             await self._told(len(entries) if counts else 0)
-            if int(cursor) == 0:
-                return
 
     def _by_target(
         self, entries: Sequence[Entry], member_of: Callable[[bytes], bytes | None]
@@ -313,7 +302,3 @@ def _bytes(key: str) -> bytes:
 
 def _scored(entries: Iterable[Entry]) -> list[bytes]:
     return [part for member, score in entries for part in (score, member)]
-
-
-def _pairs(flat: Any) -> list[Entry]:  # noqa: ANN401 - redis-py's reply
-    return list(zip(flat[::2], flat[1::2], strict=True))

@@ -9,20 +9,9 @@ from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.options import Options
 from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.backends.redis.records.shards import ONE_SHARD, ShardLayout
-from aiodelay.errors import StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError, cut
+from aiodelay.errors import StoreMismatchError, StoreUnavailableError, cut
 
-__all__ = ["check_deployment", "checked_layout", "chosen_layout", "found_layout", "layout_in"]
-
-
-def check_deployment(options: Options, shards: int) -> None:
-    """Raise UnsupportedByStoreError if the servers are a cluster: there, a move could lose messages at a failover.
-
-    The mover copies entries and deletes them then. On one server, a replica that has the deletion has the copy too. On
-    two nodes, it may not.
-    """
-    if options.is_cluster:
-        allowed = "a single server: on a cluster, a namespace keeps the number of shards that it was created with"
-        raise UnsupportedByStoreError("new number of shards", str(shards), allowed)
+__all__ = ["checked_layout", "chosen_layout", "found_layout", "layout_in"]
 
 
 async def chosen_layout(options: Options, namespace: str) -> ShardLayout:

@@ -4,26 +4,30 @@ The steps are recorded in shard 0, so a move that was killed goes on when it is 
 
 1. All shards get a layout under which no script changes anything (`ShardLayout.is_moving`).
 2. The entries of each shard move to their new shards (`Mover`).
-3. The number of messages is compared with the number before.
+3. The number of messages is compared with the number before. From then on, the move is not repeated.
 4. The processes that were alive before the move look alive again, and leases are spared for a time (`LifeSigns`).
 5. All shards get the new layout, shard 0 last. From then on, the processes follow (`Follower`).
+
+The shards may be on the nodes of a cluster, each of which may fail over at any time. The first step confirms all
+earlier writes in each shard, and each write is confirmed (`MoveClient`). After a failure, the move begins again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from contextlib import suppress
 from uuid import uuid4
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from aiodelay.backends.redis.connection.checks import server_time_ms
-from aiodelay.backends.redis.connection.client import Client
 from aiodelay.backends.redis.connection.faults import Fault
-from aiodelay.backends.redis.connection.options import read_url
+from aiodelay.backends.redis.connection.locator import slot_of
+from aiodelay.backends.redis.connection.options import Options, read_url
 from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.keys import Keys, keys_of
 from aiodelay.backends.redis.records.shards import MOST_SHARDS, ShardLayout
@@ -31,15 +35,20 @@ from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavail
 
 from .intakes import carry_positions
 from .life_signs import LifeSigns
-from .moving import Mover, lane_of_letter
-from .opening import check_deployment, layout_in
+from .move_client import MoveClient
+from .moving import AT_ONCE, Mover, lane_of_letter
+from .opening import layout_in
 
 __all__ = ["Moved", "reshard"]
+
+log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 LOCK_MS = 3_000
 """How long the lock lasts that keeps other movers away."""
 RENEWED_S = 0.5
 """After this time, the mover renews the lock before it goes on."""
+FAILOVER_S, AGAIN_S = 60.0, 0.5
+"""How long a move that has begun is repeated while a server does not answer, and the pause before each repetition."""
 
 
 class Moved(Struct, frozen=True):
@@ -61,13 +70,23 @@ class Moved(Struct, frozen=True):
 
 
 class _Plan(Struct, frozen=True):
-    """A move that has begun, as the field `reshard` of shard 0's `meta` has it. First, all messages are counted."""
+    """A move that has begun, as the field `reshard` of shard 0's `meta` has it.
+
+    Attributes:
+        former: The former number of shards.
+        shards: The new number of shards.
+        epoch: The new epoch.
+        began_ms: The time at which the move began, in epoch ms: the smallest time of the servers of all shards.
+        messages: The number of messages and dead letters; None before they are counted.
+        is_moved: Whether all entries are in their new shards.
+    """
 
     former: int
     shards: int
     epoch: int
     began_ms: int
     messages: int | None = None
+    is_moved: bool = False
 
     def shards_from(self, namespace: str, number: int) -> list[Keys]:
         """Return the keys of all shards from a number on, before and after the move."""
@@ -84,98 +103,144 @@ async def reshard(url: str, namespace: str, shards: int, told: Callable[[int, in
         told: Called now and then with the number of messages that were examined, and with the number of all messages.
 
     Raises:
-        ConfigurationError: The number of shards is not allowed, or another number was begun with.
-        UnsupportedByStoreError: The namespace has limits, or is on a cluster. These need one shard.
+        ConfigurationError: The number of shards is not allowed, or another number was begun with. Or a cluster has
+            replicas, and the URL does not say that writes wait for them.
+        UnsupportedByStoreError: The namespace has limits. These need one shard.
         StoreMismatchError: The namespace does not exist.
         StoreUnavailableError: The server did not answer, or another mover is at work. Run it again.
     """
     options = read_url(url)
     if not 1 <= shards <= MOST_SHARDS:
         raise ConfigurationError("shards", str(shards), f"1 to {MOST_SHARDS}")
-    check_deployment(options, shards)
     options = replace(options, connection={**options.connection, "protocol": 2})
-    client = Client(options)
-    try:
-        return await _Reshard(client, options.name, keys_of(namespace).namespace, shards, told).run()
-    except Fault as fault:
-        raise StoreUnavailableError(options.name, fault.reason, action="moved") from fault
-    finally:
-        await client.aclose()
+    return await _Reshard(options, keys_of(namespace).namespace, shards, told).run()
 
 
 class _Reshard:
-    def __init__(
-        self, client: Client, name: str, namespace: str, shards: int, told: Callable[[int, int], object]
-    ) -> None:
-        self._client, self._name, self._namespace, self._shards, self._told = client, name, namespace, shards, told
-        self._meta, self._lock = Keys(namespace).key("meta"), Keys(namespace).key("reshard")
+    def __init__(self, options: Options, namespace: str, shards: int, told: Callable[[int, int], object]) -> None:
+        self._client = MoveClient(options, self._keep_lock)
+        self._options, self._name, self._namespace = options, options.name, namespace
+        self._shards, self._told = shards, told
+        self._first = Keys(namespace)
+        self._meta, self._lock = self._first.key("meta"), self._first.key("reshard")
         self._owner = uuid4().hex.encode()
         self._seen = 0
         self._renewed_s = 0.0
+        self._renewing = asyncio.Lock()  # Several writes at the same time may find the lock too old.
+        self._schema: bytes | None = None
+        self._has_begun = False
+        self._moved: Moved | None = None
 
     async def run(self) -> Moved:
-        await self._take_lock()
         try:
-            return await self._run()
+            await self._take_lock()
+            try:
+                return await self._run_through_failovers()
+            finally:
+                with suppress(Fault):
+                    if await self._client.read("GET", self._lock) == self._owner:
+                        await self._client.read("DEL", self._lock)
+        except Fault as fault:
+            if fault.mismatch is not None:
+                raise fault.mismatch from fault
+            raise StoreUnavailableError(self._name, fault.reason, action="moved") from fault
         finally:
-            if await self._command("GET", self._lock) == self._owner:
-                await self._command("DEL", self._lock)
+            await self._client.aclose()
+
+    async def _run_through_failovers(self) -> Moved:
+        """Move. If a server does not answer, begin again, as a move that was killed does."""
+        clock, failing_s = asyncio.get_running_loop().time, 0.0
+        while True:
+            began_s = clock()
+            try:
+                return await self._run()
+            except Fault as fault:
+                if not failing_s or clock() - began_s > FAILOVER_S:
+                    failing_s = clock()
+                is_passing = fault.is_connection or fault.is_moving or fault.is_unconfirmed
+                if not (self._has_begun and is_passing) or clock() - failing_s > FAILOVER_S:
+                    raise
+                log.warning("%s: the move was interrupted: %s; it begins again", self._name, fault.reason)
+            await asyncio.sleep(AGAIN_S)
 
     async def _run(self) -> Moved:
-        schema, written = await self._command("HMGET", self._meta, "schema", "reshard")
-        if schema is None:
+        self._renewed_s = 0.0
+        if self._has_begun:
+            await self._keep_lock()  # before it reads the plan, which another process may change without the lock
+        self._schema, written = await self._client.read("HMGET", self._meta, "schema", "reshard")
+        if self._schema is None:
             raise StoreMismatchError(
                 f"namespace {self._namespace!r} of {self._name}", "new", "a namespace that a process has opened"
             )
-        plan = msgspec.json.decode(written, type=_Plan) if written else await self._planned(schema)
+        plan = msgspec.json.decode(written, type=_Plan) if written else await self._planned(self._schema)
         if plan.former == plan.shards:
-            return Moved(plan.former, plan.shards, await self._messages(plan.shards))
+            return self._moved or Moved(plan.former, plan.shards, await self._messages(plan.shards))
         if plan.shards != self._shards:
             raise ConfigurationError(
                 "shards", str(self._shards), f"{plan.shards}: a move to this number was begun and stopped"
             )
-        await self._freeze(plan)
-        messages = plan.messages
-        if messages is None:
-            await self._check_frozen(plan)
-            messages = await self._messages(plan.former)
-            plan = replace(plan, messages=messages)
-            await self._command("HSET", self._meta, "reshard", msgspec.json.encode(plan))
-        for shard in range(plan.former):
-            await self._mover(shard, plan.shards, messages).move()
-        await carry_positions(self._client, self._namespace, plan.former, plan.shards)
-        self._told(messages, messages)
-        await self._count_letters(plan)
-        if (found := await self._messages(max(plan.former, plan.shards))) != messages:
-            raise StoreMismatchError(
-                f"number of messages of {self._name}", f"{found} after the move", f"{messages}, as before"
-            )
-        journal = await self._finish(plan)
-        return Moved(plan.former, plan.shards, messages, journal, await self._now_ms() - plan.began_ms)
+        await self._check_durability(plan)
+        if not written:
+            await self._check_confirmed(plan)
+        self._has_begun = True
+        if not plan.is_moved:
+            plan = await self._move(plan)
+        return await self._finish(plan)
 
     # --- before -------------------------------------------------------------------------------------------
 
     async def _planned(self, schema: bytes) -> _Plan:
         layout = layout_in(self._name, self._namespace, schema)
         former = layout.shards
-        epoch = int(await self._command("HGET", self._meta, "epoch") or layout.epoch)
+        epoch = int(await self._client.read("HGET", self._meta, "epoch") or layout.epoch)
         if former != self._shards:
             for shard in range(former):
                 await self._check(shard)
-        return _Plan(former, self._shards, epoch + 1, await self._now_ms())
+        began_ms = min([await self._client.now_ms(Keys(self._namespace, shard)) for shard in range(former)])
+        return _Plan(former, self._shards, epoch + 1, began_ms)
+
+    async def _check_durability(self, plan: _Plan) -> None:
+        """Refuse a move on nodes with replicas if its writes would not wait for them.
+
+        The mover copies entries and deletes them then. On one server, a replica that has the deletion has the copy too.
+        On two nodes, it may not.
+        """
+        level, _ = self._options.durability
+        if not self._options.is_cluster or level == "replicated":
+            return
+        slots = {slot_of(each.tag) for each in plan.shards_from(self._namespace, 0)}
+        for first, last, _, *replicas in await self._client.read("CLUSTER", "SLOTS"):
+            if replicas and any(first <= slot <= last for slot in slots):
+                allowed = "replicated:<number of replicas>: a failover during the move could lose messages otherwise"
+                raise ConfigurationError(f"durability in {self._name}", level, allowed)
+
+    async def _check_confirmed(self, plan: _Plan) -> None:
+        """Raise `Fault` if a write does not reach its level of durability. Until then, no process has to wait."""
+        level, _ = self._options.durability
+        if level == "memory":
+            return
+        metas = [each.key("meta") for each in plan.shards_from(self._namespace, 0)]
+        try:
+            for meta in metas:
+                await self._client.write("HDEL", meta, "moved")
+        finally:
+            for meta in metas:
+                with suppress(Fault):
+                    await self._client.read("HDEL", meta, "moved")
 
     async def _check(self, shard: int) -> None:
         """Refuse a namespace whose data need one shard."""
         keys = Keys(self._namespace, shard)
-        if (await self._command("HGET", keys.key("meta"), "limited") or b"").strip():
+        if (await self._client.read("HGET", keys.key("meta"), "limited") or b"").strip():
             raise UnsupportedByStoreError("a limit of a lane", "set", "a namespace without limits (`aiodelay limit`)")
 
     async def _freeze(self, plan: _Plan) -> None:
         moving = ShardLayout(1, plan.epoch, is_moving=True).schema
-        await self._command("HSET", self._meta, "schema", moving, "reshard", msgspec.json.encode(plan))
+        await self._client.write("HSET", self._meta, "schema", moving, "reshard", msgspec.json.encode(plan))
+        self._schema = moving.encode()
         for keys in plan.shards_from(self._namespace, 1):
-            await self._command("HSET", keys.key("meta"), "schema", moving)
-            await self._command("HSETNX", keys.key("meta"), "uuid", uuid4().hex)
+            await self._client.write("HSET", keys.key("meta"), "schema", moving)
+            await self._client.write("HSETNX", keys.key("meta"), "uuid", uuid4().hex)
 
     async def _check_frozen(self, plan: _Plan) -> None:
         """Check the data again that a process may have changed before the shards were frozen. If so, end the move."""
@@ -188,6 +253,30 @@ class _Reshard:
 
     # --- the move -----------------------------------------------------------------------------------------
 
+    async def _move(self, plan: _Plan) -> _Plan:
+        """Move all entries to their new shards. A repetition is safe."""
+        await self._freeze(plan)
+        messages = plan.messages
+        if messages is None:
+            await self._check_frozen(plan)
+            messages = await self._messages(plan.former)
+            plan = await self._noted(replace(plan, messages=messages))
+        self._seen = 0
+        for shard in range(plan.former):
+            await self._mover(shard, plan.shards, messages).move()
+        await carry_positions(self._client, self._namespace, plan.former, plan.shards)
+        self._told(messages, messages)
+        await self._count_letters(plan)
+        if (found := await self._messages(plan.shards)) != messages:
+            raise StoreMismatchError(
+                f"number of messages of {self._name}", f"{found} after the move", f"{messages}, as before"
+            )
+        return await self._noted(replace(plan, is_moved=True))
+
+    async def _noted(self, plan: _Plan) -> _Plan:
+        await self._client.write("HSET", self._meta, "reshard", msgspec.json.encode(plan))
+        return plan
+
     def _mover(self, shard: int, shards: int, messages: int = 0) -> Mover:
         async def told(examined: int) -> None:
             await self._keep_lock()
@@ -199,67 +288,81 @@ class _Reshard:
 
     async def _messages(self, shards: int) -> int:
         keys = [Keys(self._namespace, shard) for shard in range(shards)]
-        return sum([await self._command("HLEN", each.key(name)) for each in keys for name in ("msg", "dead")])
+        return sum([await self._client.read("HLEN", each.key(name)) for each in keys for name in ("msg", "dead")])
 
     async def _count_letters(self, plan: _Plan) -> None:
         """Write the number of dead letters of each lane."""
         for shard in range(plan.shards):
-            keys, counts = Keys(self._namespace, shard), dict[int, int]()
-            cursor: Arg = 0
-            while True:
-                cursor, flat = await self._command("HSCAN", keys.key("dead"), cursor, "COUNT", 300)
-                for value in flat[1::2]:
-                    lane = lane_of_letter(value)
-                    counts[lane] = counts.get(lane, 0) + 1
+            keys, letters = Keys(self._namespace, shard), dict[bytes, int]()
+            async for entries in self._client.scan("HSCAN", keys, keys.key("dead"), AT_ONCE):
+                letters |= {name: lane_of_letter(value) for name, value in entries}
                 await self._keep_lock()
-                if int(cursor) == 0:
-                    break
-            for number in await self._command("HVALS", keys.key("lanes")):
-                await self._command("HSET", keys.key("meta"), f"dead:{int(number)}", counts.get(int(number), 0))
+            counts = Counter(letters.values())
+            for number in await self._client.read("HVALS", keys.key("lanes")):
+                await self._client.write("HSET", keys.key("meta"), f"dead:{int(number)}", counts[int(number)])
 
-    async def _finish(self, plan: _Plan) -> int:
+    # --- after --------------------------------------------------------------------------------------------
+
+    async def _finish(self, plan: _Plan) -> Moved:
         """Delete the data of the shards that are no longer used, and end the move."""
         journal = 0
         for shard in range(plan.shards, plan.former):
-            journal += await self._command("XLEN", Keys(self._namespace, shard).key("journal"))
+            journal += await self._client.read("XLEN", Keys(self._namespace, shard).key("journal"))
             await self._mover(shard, plan.shards).remove()
+        waited_ms = await self._client.now_ms(self._first) - plan.began_ms
+        self._moved = Moved(plan.former, plan.shards, plan.messages or 0, journal, waited_ms)
         await self._publish(plan, plan.shards_from(self._namespace, plan.shards))
-        return journal
+        return self._moved
 
     async def _publish(self, plan: _Plan, unused: Iterable[Keys]) -> None:
         """Give all shards the new layout, shard 0 last."""
         schema = ShardLayout(plan.shards, plan.epoch).schema
         later = [Keys(self._namespace, shard) for shard in range(plan.shards)]
-        spared = await LifeSigns(self._client, plan.began_ms, await self._now_ms()).renew(later[0], later)
+        spared = await LifeSigns(self._client, plan.began_ms).renew(later)
         for keys in unused:
-            await self._command("HSET", keys.key("meta"), "schema", schema)
-        for keys in later[1:]:
-            await self._command("HSET", keys.key("meta"), "schema", schema, "shards", plan.shards, "spared", spared)
+            await self._client.write("HSET", keys.key("meta"), "schema", schema)
+            await self._client.read("HDEL", keys.key("meta"), "moved")
+        for keys, own in list(zip(later, spared, strict=True))[1:]:
+            fields: list[Arg] = ["schema", schema, "shards", plan.shards, "spared", own]
+            await self._client.write("HSET", keys.key("meta"), *fields)
         # An empty plan and the layout are written in one step: after it, the move cannot be begun again.
-        last: list[Arg] = ["schema", schema, "shards", plan.shards, "spared", spared, "epoch", plan.epoch]
-        await self._command("HSET", self._meta, *last, "reshard", "")
+        last: list[Arg] = ["schema", schema, "shards", plan.shards, "spared", spared[0], "epoch", plan.epoch]
+        await self._client.write("HSET", self._meta, *last, "reshard", "")
+        for keys in later:
+            await self._client.read("HDEL", keys.key("meta"), "moved")
 
     # --- the lock -----------------------------------------------------------------------------------------
 
     async def _take_lock(self) -> None:
         for _ in range(2 * LOCK_MS // 100):
-            if await self._command("SET", self._lock, self._owner, "NX", "PX", LOCK_MS):
+            if await self._has_locked():
                 return
             await asyncio.sleep(0.1)
-        raise StoreUnavailableError(self._name, "another `aiodelay reshard` is at work", action="moved")
+        raise self._another("is at work")
+
+    async def _has_locked(self) -> bool:
+        return bool(await self._client.read("SET", self._lock, self._owner, "NX", "PX", LOCK_MS))
 
     async def _keep_lock(self) -> None:
-        """Renew the lock, if the last renewal was some time ago."""
-        now_s = asyncio.get_running_loop().time()
-        if now_s < self._renewed_s + RENEWED_S:
-            return
-        self._renewed_s = now_s
-        if await self._command("GET", self._lock) != self._owner:
-            raise StoreUnavailableError(self._name, "another `aiodelay reshard` has taken over", action="moved")
-        await self._command("PEXPIRE", self._lock, LOCK_MS)
+        """Renew the lock, if the last renewal was some time ago.
 
-    async def _now_ms(self) -> int:
-        return int(await server_time_ms(self._client))
+        A lock may be lost, because a server failed over, or because this process stood still. Then another process may
+        have ended the move.
+        """
+        async with self._renewing:
+            now_s = asyncio.get_running_loop().time()
+            if now_s >= self._renewed_s + RENEWED_S:
+                await self._renew_lock()
+                self._renewed_s = now_s
 
-    async def _command(self, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
-        return await self._client.command(*arguments)
+    async def _renew_lock(self) -> None:
+        owner = await self._client.read("GET", self._lock)
+        if owner == self._owner:
+            await self._client.read("PEXPIRE", self._lock, LOCK_MS)
+        elif owner is not None or not await self._has_locked():
+            raise self._another("has taken over")
+        elif await self._client.read("HGET", self._meta, "schema") != self._schema:
+            raise self._another("has ended the move")
+
+    def _another(self, does: str) -> StoreUnavailableError:
+        return StoreUnavailableError(self._name, f"another `aiodelay reshard` {does}", action="moved")

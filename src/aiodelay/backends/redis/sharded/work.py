@@ -81,7 +81,7 @@ class _Answers:
 
 
 class ShardedWork:
-    """Claims, settles and tidies in all shards. It asks all shards at the same time that may have something due.
+    """Claims, settles and tidies in all shards. It asks only shards that may have something due, at the same time.
 
     Args:
         shards: The stores of all shards, in order.
@@ -94,7 +94,7 @@ class ShardedWork:
         self, shards: Sequence[RedisStore], works: Sequence[RedisWork], waiter: Waiter, dues: ShardDues
     ) -> None:
         self._shards, self._works, self._waiter, self._dues = shards, works, waiter, dues
-        self._turn = self._tidied = 0
+        self._turn = self._tidied = self._first = 0
         self._unanswered: dict[int, _Asked] = {}
         self._suspected: set[int] = set()  # shards in which claims have stepped over suspects
         self._away: set[int] = set()  # shards whose last call failed
@@ -106,22 +106,26 @@ class ShardedWork:
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         """Lease due messages for this worker. A repetition with the same request returns the same messages.
 
-        The demand is divided between the shards that may have something due. If some of them leave a part, the others
-        are asked for it. The shard that comes first changes with each claim. If a shard does not answer, the claim
-        returns the messages of the other shards.
+        The demand is divided between the shards that may have something due. If a shard surely has more than one claim
+        takes, few shards are asked. The others are asked only for the messages that these leave. The shard that comes
+        first changes with each claim. If a shard does not answer, the claim returns the messages of the other shards.
         """
         if request == self._request:
             return self._repeated()
         self._turn += 1
-        wanted, answers = Demands(demand, len(self._shards), self._turn), _Answers()
+        wanted, answers = Demands(demand, len(self._shards), self._turn, self._first), _Answers()
         await self._repeat(wanted, answers)
         await self._try_suspects(wanted, answers, lease_ms, at_once=self._turn % TRIED_EVERY == 0)
 
         def is_due(shard: int, lanes: Sequence[Lane]) -> bool:
             return shard not in answers.away and self._is_due(shard, lanes, wanted.max_lapses)
 
-        while not answers.is_trial and (parts := wanted.divided(is_due)):
+        def has_more(shard: int, lanes: Sequence[Lane]) -> bool:
+            return any(self._dues.has_more(shard, lane) for lane in lanes)
+
+        while not answers.is_trial and (parts := wanted.divided(is_due, has_more)):
             await self._ask(parts, wanted, answers, lease_ms)
+        self._first = wanted.next_shard
         await self._try_suspects(wanted, answers, lease_ms, at_once=False)
         for shard in answers.asked - self._away:
             self._unanswered.pop(shard, None)
