@@ -60,6 +60,15 @@ def test_the_container_file() -> None:
     assert extras <= project["optional-dependencies"].keys()
 
 
+def test_kubernetes_waits_long_enough_for_an_application() -> None:
+    page = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
+    graces = re.findall(r"terminationGracePeriodSeconds: (\d+)", page)
+    assert len(graces) == page.count("kind: Deployment")
+    assert all(int(grace) > END_S for grace in graces)
+    (command,) = re.findall(r"command: \[aiodelay, (.*)\]", page)
+    app.parse_args([word.strip(' "') for word in command.split(",")], exit_on_error=False)
+
+
 def test_kubernetes_waits_long_enough() -> None:
     page = (ROOT / "docs" / "operate.md").read_text()
     (grace,) = re.findall(r"terminationGracePeriodSeconds: (\d+)", page)

@@ -45,12 +45,6 @@ def test_the_reference_has_every_public_name() -> None:
     assert "::: aiodelay.errors" in text
 
 
-def test_the_runbook_has_every_alert() -> None:
-    alerts = re.findall(r"- alert: (\w+)", (DOCS / "telemetry" / "alerts.yml").read_text())
-    page = (DOCS / "runbook.md").read_text()
-    assert sorted(re.findall(r"^## (Aiodelay\w+)$", page, re.MULTILINE)) == sorted(alerts)
-
-
 NAV: list[NavEntry] = [{"Home": "index.md"}, {"Guides": [{"Kafka": "kafka.md"}, {"Deep": ["deep/more.md"]}]}]
 
 
