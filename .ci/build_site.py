@@ -5,7 +5,7 @@ Usage: python .ci/build_site.py, at the root of the repository, with the depende
 
 from __future__ import annotations
 
-import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -17,14 +17,18 @@ from site_links import broken_in_markdown, broken_in_site
 from site_pages import expanded, full_text, overview, pages_of
 
 ROOT = Path(__file__).resolve().parents[1]
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
+"""Zensical colours each character, also in a log."""
 OUTSIDE = ("CONTRIBUTING.md", "README.md", "SECURITY.md", "examples/README.md")
 """Markdown files outside docs/ that link into docs/."""
 
 
 def main() -> None:
     build = ["zensical", "build", "--clean", "--strict"]
-    if subprocess.run(build, check=False, cwd=ROOT, env=os.environ | {"NO_COLOR": "1"}).returncode:
-        sys.exit("the site was not built: see above")
+    built = subprocess.run(build, check=False, cwd=ROOT, capture_output=True, text=True)
+    print(COLOUR.sub("", built.stdout + built.stderr))
+    if built.returncode:
+        sys.exit("Zensical has not built the site")
     project = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
     site, docs = ROOT / project["site_dir"], ROOT / project["docs_dir"]
     package = griffe.load("aiodelay", search_paths=[ROOT / "src"], resolve_aliases=True)
