@@ -49,6 +49,7 @@ pytest_collect_file = Sybil(
         *("docs/tutorial.md", "docs/django.md"),  # tests/e2e runs the programs of these pages and of README.md
         "docs/coming-from-*.md",  # tests/unit runs their programs of aiodelay; at night, tests/integration runs all
         "docs/spark/*.md",  # tests/spark runs them
+        "docs/examples.md",  # includes the files of examples/, which tests/e2e runs
     ],
     setup=enter_own_folder,
     teardown=leave_own_folder,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 nox.needs_version = ">=2026.10"
-nox.options.sessions = ["lint", "types", "tests", "package"]
+nox.options.sessions = ["lint", "types", "docs", "tests", "package"]
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 # "venv" comes with Python, and it is the only backend that follows pip's own configuration.
@@ -123,6 +123,13 @@ def types(session: nox.Session) -> None:
     install(session, "types")
     session.run("mypy", *session.posargs)
     session.run("basedpyright", "--verifytypes", "aiodelay", "--ignoreexternal")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Does the site build, and do its links work? Arguments go to Zensical: `nox -s docs -- serve`."""
+    session.install("--no-compile", *group("site"))
+    session.run(*(["zensical", *session.posargs] if session.posargs else ["python", ".ci/build_site.py"]))
 
 
 @nox.session

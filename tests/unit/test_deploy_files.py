@@ -85,6 +85,15 @@ def test_the_kubernetes_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert ports == {"http": settings.api.port, "metrics": settings.telemetry.prometheus_port}
 
 
+def test_kubernetes_waits_long_enough_for_an_application() -> None:
+    page = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
+    graces = re.findall(r"terminationGracePeriodSeconds: (\d+)", page)
+    assert len(graces) == page.count("kind: Deployment")
+    assert all(int(grace) > END_S for grace in graces)
+    (command,) = re.findall(r"command: \[aiodelay, (.*)\]", page)
+    app.parse_args([word.strip(' "') for word in command.split(",")], exit_on_error=False)
+
+
 def test_the_nightly_workflow_runs_every_nightly_session() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())
     matrix = workflow["jobs"]["session"]["strategy"]["matrix"]["include"]
