@@ -233,7 +233,7 @@ def spark_floor(session: nox.Session) -> None:
 @nox.session(tags=["nightly"])
 def lowest(session: nox.Session) -> None:
     """Does aiodelay work with the lowest versions of its dependencies that pyproject.toml allows?"""
-    session.install(".[cli]", *floors(extras=["cli"]), *group("test"))
+    session.install(".[cli]", *floors(extras=["cli", "kafka", "redis", "service", "telemetry"]), *group("test"))
     add_chromium(session)
     add_promtool(session)
     at_night(session, "not nightly and not storm", "--ignore=tests/spark")
@@ -402,7 +402,7 @@ def floors(*, extras: Iterable[str]) -> Iterator[str]:
     lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
     for requirement in map(Requirement, lines):
         if requirement.marker is None or requirement.marker.evaluate():
-            (floor,) = (spec.version for spec in requirement.specifier if spec.operator == ">=")
+            (floor,) = (spec.version for spec in requirement.specifier if spec.operator in {">=", "=="})
             yield f"{requirement.name}=={floor}"
 
 

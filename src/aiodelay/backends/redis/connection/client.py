@@ -15,11 +15,11 @@ from redis.asyncio import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
-from redis.maint_notifications import MaintNotificationsConfig
 
 from aiodelay.backends.redis.records.keys import Keys, guard_of
 from aiodelay.core.backoff import pause_s
 
+from .driver import quiet_options
 from .faults import Fault, fault_of, reply_of
 from .locator import ClusterLocator, Locator, SentinelLocator, slot_of
 from .login import login
@@ -415,14 +415,14 @@ def _connection_of(options: Options) -> tuple[type[Any], dict[str, Any]]:
         "socket_timeout": None,
         "retry": Retry(NoBackoff(), 0),
         "health_check_interval": 0,
-        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
-        "driver_info": None,
         "redis_connect_func": login,
     }
+    kind: type[Any] = SSLConnection if options.secure else Connection
     if options.socket:
-        return UnixDomainSocketConnection, {**kwargs, "path": options.socket}
-    kwargs["socket_keepalive"] = True
-    return (SSLConnection if options.secure else Connection), kwargs
+        kind, kwargs["path"] = UnixDomainSocketConnection, options.socket
+    else:
+        kwargs["socket_keepalive"] = True
+    return kind, {**kwargs, **quiet_options(kind)}
 
 
 def _wait_command(options: Options) -> bytes:

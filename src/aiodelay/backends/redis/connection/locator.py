@@ -233,7 +233,7 @@ class SentinelLocator(Locator):
         self._looks_s = now_s + LOOK_S
         for sentinel, announcements in tuple(self._announcements.items()):
             with suppress(RedisError, OSError):
-                if not await announcements.can_read():
+                if not await announcements.can_read_destructive():
                     continue
             # Either there is another primary, or the connection has ended. In both cases, ask.
             del self._announcements[sentinel]

@@ -19,6 +19,7 @@ from aiodelay.backends.redis.records.keys import Keys, guard_of
 from aiodelay.errors import StoreUnavailableError
 
 from .client import Client
+from .driver import quiet_options
 from .faults import Fault, fault_of
 from .locator import slot_of
 from .login import login_blocking
@@ -47,12 +48,12 @@ class PipelinedConnection:
             "retry": Retry(NoBackoff(), 0),
             "health_check_interval": 0,
             "socket_read_size": READ_BYTES,
-            "driver_info": None,
             "redis_connect_func": login_blocking,
         }
         kind: Any = SSLConnection if options.secure else Connection
         if options.socket:
             kind, kwargs["path"] = UnixDomainSocketConnection, options.socket
+        kwargs |= quiet_options(kind)
         self._new_connection: Callable[..., Any] = lambda **given: kind(**(kwargs | given))
         self._connection: Any = None
 

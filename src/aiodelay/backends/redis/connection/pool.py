@@ -85,7 +85,7 @@ async def _connect(connection: Any) -> None:  # noqa: ANN401 - redis-py's connec
     """
     if connection.is_connected:
         with suppress(RedisError, OSError):
-            if not is_stale(connection) and not await connection.can_read():
+            if not is_stale(connection) and not await connection.can_read_destructive():
                 return
         await connection.disconnect(nowait=True)
     await connection.connect()

@@ -1,0 +1,30 @@
+"""The differences between the versions of redis-py that aiodelay works with."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+try:
+    from redis.maint_notifications import MaintNotificationsConfig
+except ImportError:  # redis-py before 7.0 does not know these notifications
+    MaintNotificationsConfig = None  # type: ignore[assignment,misc]
+
+__all__ = ["quiet_options"]
+
+
+def quiet_options(kind: type[Any]) -> dict[str, Any]:
+    """Return the options with which a connection of redis-py sends no command that nobody asked for.
+
+    Some servers refuse such commands. The names of the options depend on the version.
+
+    Args:
+        kind: The class of the connection.
+    """
+    options: dict[str, Any] = {"driver_info": None, "lib_name": None, "lib_version": None}
+    if MaintNotificationsConfig is not None:
+        options["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)
+    known = {name for each in kind.__mro__ if each is not object for name in inspect.signature(each).parameters}
+    if "driver_info" in known:  # since 7.2 it replaces the other two, and a warning tells who gives them
+        del options["lib_name"], options["lib_version"]
+    return {name: value for name, value in options.items() if name in known}
