@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from aiodelay.core.values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES
+from aiodelay.core.values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, LaneLimits
 
 from .lease_book import Held
 
@@ -20,6 +20,8 @@ GROWTH = 4
 """Most messages that are claimed ahead for each run that has ended since the last measurement."""
 CHECK_S = 0.1
 """While messages wait for their runs, their number is compared with the throughput at this interval."""
+SCARCE_S = 0.1
+"""A handler with limits claims nothing ahead for this time after a claim that brought fewer messages than requested."""
 SAMPLE = 20
 """The number of messages whose average size is measured."""
 _MAY_KILL = attrgetter("may_kill_until_ms")
@@ -31,28 +33,47 @@ class ClaimAhead:
     The handler runs messages that were claimed ahead while the next claim is on its way to the store and back. A
     handler that ends fewer than 50 runs a second claims nothing ahead.
 
+    If the handler has limits, a message that waits here uses up room that another process could use. So the handler
+    claims ahead only while its claims bring all that it requests. With a rate, it claims nothing ahead: a claim counts
+    as a beginning, and a provider would see the beginnings later and closer together.
+
     Args:
         give_back: A function that gives messages back until only as many wait as its argument says. It returns whether
             messages still wait.
+        limits: The limits that the code declares for the handler.
 
     Attributes:
         ended: The number of runs that have ended so far. The handler's subscription counts them here.
     """
 
-    __slots__ = ("_ended_before", "_give_back", "_messages", "_since_s", "_timer", "ended")
+    __slots__ = (
+        "_ended_before",
+        "_give_back",
+        "_is_limited",
+        "_messages",
+        "_most",
+        "_scarce_until_s",
+        "_since_s",
+        "_timer",
+        "ended",
+    )
 
-    def __init__(self, give_back: Callable[[int], bool]) -> None:
+    def __init__(self, give_back: Callable[[int], bool], limits: LaneLimits) -> None:
         self._give_back = give_back
+        self._is_limited = bool(limits)
+        self._most = 0 if any(limit.rate for limit in limits.all) else MOST_AHEAD
         self.ended: int = 0
         self._messages = self._ended_before = 0
-        self._since_s = 0.0
+        self._since_s = self._scarce_until_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def wanted(self, waiting: int) -> int:
         """Return how many messages to claim ahead now: none while more than half of that number still wait."""
+        if self._is_limited and asyncio.get_running_loop().time() < self._scarce_until_s:
+            return 0
         return self._messages if 2 * waiting <= self._messages else 0
 
-    def arrived(self, messages: Sequence[Held]) -> None:
+    def arrived(self, messages: Sequence[Held], *, is_short: bool) -> None:
         """Give back messages that have lapsed before and have no room, and measure the throughput.
 
         Messages that have lapsed may end this process. If they waited here, an innocent one could become a suspect
@@ -62,8 +83,10 @@ class ClaimAhead:
             self._messages = 0
             self._give_back(0)
             return
+        if self._is_limited and is_short:
+            self._scarce_until_s = asyncio.get_running_loop().time() + SCARCE_S
         self._measure(messages)
-        if self._give_back(MOST_AHEAD) and self._timer is None:
+        if self._give_back(self._most) and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)
 
     def stop(self) -> None:
@@ -89,7 +112,7 @@ class ClaimAhead:
         """
         now_s = asyncio.get_running_loop().time()
         elapsed_s, ended = now_s - self._since_s, self.ended - self._ended_before
-        messages = min(int(ended * AHEAD_S / max(elapsed_s, 0.001)), GROWTH * ended, MOST_AHEAD)
+        messages = min(int(ended * AHEAD_S / max(elapsed_s, 0.001)), GROWTH * ended, self._most)
         if arrived:
             some = arrived[:: len(arrived) // SAMPLE + 1]
             size = sum(held.claim.record.envelope.size for held in some)

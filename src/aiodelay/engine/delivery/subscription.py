@@ -50,7 +50,8 @@ class HandlerSubscription:
         middleware: Middleware around each run.
         observer: Receives the beginning of each run.
         hooks: Receive each message that is given up.
-        claims_ahead: Whether messages may be claimed before there is room to run them.
+        claims_ahead: Whether messages may be claimed before there is room to run them, and before the ends of earlier
+            runs are settled.
 
     Attributes:
         refill: Settles ended runs and delivers the next messages of a source, both without a wait; None if no source
@@ -71,6 +72,7 @@ class HandlerSubscription:
     is_draining: bool = False
     refill: Callable[[], None] | None = None
     _waiting: WaitingMessages = field(default_factory=WaitingMessages)
+    _requested: int = 0
     _runner_count: int = 0
     _running: Runs = field(init=False)
     _threads: Threads = field(init=False)
@@ -81,7 +83,7 @@ class HandlerSubscription:
     def __post_init__(self) -> None:
         self.concurrency = self.spec.concurrency
         self._running = Runs(self.spec)
-        self._ahead = ClaimAhead(self._give_back)
+        self._ahead = ClaimAhead(self._give_back, self.spec.limits)
         self._threads = Threads(f"aiodelay {self.lane}")
         self._settlements = self._settlements_type(self.spec, self.now_ms)
 
@@ -94,17 +96,19 @@ class HandlerSubscription:
         """Return how many more messages the handler requests now."""
         if self.is_draining:
             return Demand(0, aliases=self.spec.aliases)
-        free = self.concurrency - self.in_flight
+        most, ended = self.concurrency, 0
         if self.claims_ahead and self.concurrency > 1:
-            free += self._ahead.wanted(len(self._waiting))
-        return Demand(max(0, min(free, MAX_CLAIM_MESSAGES)), aliases=self.spec.aliases)
+            most += self._ahead.wanted(len(self._waiting))
+            ended = min(self.in_flight - len(self._waiting) - len(self._running), most, MAX_CLAIM_MESSAGES)
+        self._requested = max(0, min(most - self.in_flight + ended, MAX_CLAIM_MESSAGES))
+        return Demand(self._requested, aliases=self.spec.aliases)
 
     def deliver(self, claimed: Sequence[Held]) -> None:
         """Take claims, no more than were requested. While the subscription drains, give the claims back."""
         self.in_flight += len(claimed)
         self._waiting.extend(claimed)
         if self.claims_ahead and self.concurrency > 1:
-            self._ahead.arrived(claimed)
+            self._ahead.arrived(claimed, is_short=len(claimed) < self._requested)
         else:
             self._give_back()
         self._start_runner()
