@@ -172,10 +172,13 @@ async def test_bytes_that_wait_are_bounded(clock: VirtualClock, from_source: boo
 async def test_a_run_that_has_ended_makes_room_before_its_settlement_is_answered(clock: VirtualClock) -> None:
     stage = Stage(clock, limit=[Limit("key", rate="1000/s")])
     await stage.put(*numbered(300), keys=100)
-    stage.store.inject("late_reply", "settle", times=None, lasting="1s")
+    stage.store.inject("delay", "settle", times=None, lasting="1s")
     async with stage.scheduler:
-        await asyncio.sleep(0.9)
-        assert len(stage.began) == 2 * LIMIT, "as many more as the concurrency, and then it waits for the store"
+        await asyncio.sleep(0.5)
+        assert len(stage.began) == 2 * LIMIT, "as many more as the concurrency"
+        await stage.put("later")
+        await asyncio.sleep(0.4)
+        assert len(stage.began) == 2 * LIMIT, "and then it waits for the store"
         await stage.ended()
 
 
