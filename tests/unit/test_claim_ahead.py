@@ -206,19 +206,23 @@ async def test_c1_nothing_waits_that_a_rate_has_counted(clock: VirtualClock) -> 
     assert stage.most_waiting <= LIMIT, "each message begins when it comes"
 
 
-async def test_c2_what_waits_keeps_no_other_process_idle(clock: VirtualClock) -> None:
+@pytest.mark.parametrize("is_declared", [True, False], ids=["by the code", "by an operator"])
+async def test_c2_what_waits_keeps_no_other_process_idle(clock: VirtualClock, is_declared: bool) -> None:
     """Two processes have room for 32 runs, and the limit allows 40: each process gets its part."""
-    stage, began = Stage(clock, limit=[Limit(concurrency=40)]), list[str]()
+    limit, began = Limit(concurrency=40), list[str]()
+    declared = [limit] if is_declared else []
+    stage = Stage(clock, limit=declared)
     stage.usual_s = 0.001
     other = Scheduler(stage.store.memory, clock=clock)
 
-    @other.handler(name=LANE, concurrency=LIMIT, limit=Limit(concurrency=40))
+    @other.handler(name=LANE, concurrency=LIMIT, limit=declared)
     async def work(payload: bytes, context: Context) -> None:
         began.append(context.id)
         await asyncio.sleep(0.001)
 
     await stage.put(*numbered(6_000))
     async with stage.scheduler:
+        await stage.scheduler.set_limits(LANE, limit)
         await stage.begun(1_000)
         before = len(stage.began)
         async with other:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
@@ -77,11 +77,13 @@ class Claimed(Struct, frozen=True, gc=False):
         now_ms: The store's time of the answer, epoch ms.
         next_due_ms: When to claim again: the earliest due time or end of a lease in these lanes, epoch ms. None = the
             lanes are empty.
+        limited: The demanded lanes that have limits.
     """
 
     claims: Sequence[Claim]
     now_ms: int
     next_due_ms: int | None
+    limited: Collection[Lane] = ()
 
 
 DeadReason: TypeAlias = Literal[

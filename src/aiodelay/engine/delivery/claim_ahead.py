@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from aiodelay.core.values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, LaneLimits
+from aiodelay.core.values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES
 
 from .lease_book import Held
 
@@ -21,7 +21,7 @@ GROWTH = 4
 CHECK_S = 0.1
 """While messages wait for their runs, their number is compared with the throughput at this interval."""
 SCARCE_S = 0.1
-"""A handler with limits claims nothing ahead for this time after a claim that brought fewer messages than requested."""
+"""If limits let a claim bring fewer messages than requested, the handler claims nothing ahead for this time."""
 SAMPLE = 20
 """The number of messages whose average size is measured."""
 _MAY_KILL = attrgetter("may_kill_until_ms")
@@ -33,14 +33,14 @@ class ClaimAhead:
     The handler runs messages that were claimed ahead while the next claim is on its way to the store and back. A
     handler that ends fewer than 50 runs a second claims nothing ahead.
 
-    If the handler has limits, a message that waits here uses up room that another process could use. So the handler
-    claims ahead only while its claims bring all that it requests. With a rate, it claims nothing ahead: a claim counts
-    as a beginning, and a provider would see the beginnings later and closer together.
+    In a lane with limits, a message that waits here uses up room that another process could use. So the handler claims
+    ahead only while its claims bring all that it requests. If its code declares a rate, it claims nothing ahead: a rate
+    counts a message when it is claimed, and the runs could be closer together than the rate allows.
 
     Args:
         give_back: A function that gives messages back until only as many wait as its argument says. It returns whether
             messages still wait.
-        limits: The limits that the code declares for the handler.
+        has_rate: Whether the code declares a rate for the handler.
 
     Attributes:
         ended: The number of runs that have ended so far. The handler's subscription counts them here.
@@ -49,31 +49,33 @@ class ClaimAhead:
     __slots__ = (
         "_ended_before",
         "_give_back",
-        "_is_limited",
         "_messages",
         "_most",
-        "_scarce_until_s",
+        "_pause_ends_s",
         "_since_s",
         "_timer",
         "ended",
     )
 
-    def __init__(self, give_back: Callable[[int], bool], limits: LaneLimits) -> None:
+    def __init__(self, give_back: Callable[[int], bool], *, has_rate: bool) -> None:
         self._give_back = give_back
-        self._is_limited = bool(limits)
-        self._most = 0 if any(limit.rate for limit in limits.all) else MOST_AHEAD
+        self._most = 0 if has_rate else MOST_AHEAD
         self.ended: int = 0
         self._messages = self._ended_before = 0
-        self._since_s = self._scarce_until_s = 0.0
+        self._since_s = self._pause_ends_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def wanted(self, waiting: int) -> int:
         """Return how many messages to claim ahead now: none while more than half of that number still wait."""
-        if self._is_limited and asyncio.get_running_loop().time() < self._scarce_until_s:
+        if 2 * waiting > self._messages or asyncio.get_running_loop().time() < self._pause_ends_s:
             return 0
-        return self._messages if 2 * waiting <= self._messages else 0
+        return self._messages
 
-    def arrived(self, messages: Sequence[Held], *, is_short: bool) -> None:
+    def pause(self) -> None:
+        """Claim nothing ahead for a while: another process may need the room that is left."""
+        self._pause_ends_s = asyncio.get_running_loop().time() + SCARCE_S
+
+    def arrived(self, messages: Sequence[Held]) -> None:
         """Give back messages that have lapsed before and have no room, and measure the throughput.
 
         Messages that have lapsed may end this process. If they waited here, an innocent one could become a suspect
@@ -83,8 +85,6 @@ class ClaimAhead:
             self._messages = 0
             self._give_back(0)
             return
-        if self._is_limited and is_short:
-            self._scarce_until_s = asyncio.get_running_loop().time() + SCARCE_S
         self._measure(messages)
         if self._give_back(self._most) and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -75,6 +76,10 @@ class Subscription(Subscriber, Taker, Protocol):
 
     def give_back(self) -> None:
         """Give back messages whose runs have not begun."""
+        ...
+
+    def note_scarcity(self) -> None:
+        """Learn that the limits of the lane have let a claim bring fewer messages than requested."""
         ...
 
     def take_unbegun(self, book: LeaseBook) -> Sequence[Held]:
@@ -170,6 +175,7 @@ class Dispatcher:
             had_tried = self._has_tried
             self._note_trial(demand, claimed)
             self._note_turns(demand, claimed.claims)
+            self._note_scarcity(demand, claimed)
             if claimed.claims:
                 self._deliver(claimed)
                 if until_ms is not None and until_ms <= claimed.now_ms:
@@ -207,6 +213,15 @@ class Dispatcher:
             given = {self._lanes[lane].lane for lane in set(map(LANE_OF, claims))}
             for lane, each in turns:
                 each.answered(self._book, has_given=lane in given)
+
+    def _note_scarcity(self, demand: Mapping[Lane, Demand], claimed: Claimed) -> None:
+        """Tell the subscriptions of lanes with limits if the claim brought fewer messages than they requested."""
+        if len(claimed.claims) == sum(each.messages for each in demand.values()):
+            return
+        given = Counter(self._lanes[LANE_OF(claim)].lane for claim in claimed.claims)
+        for lane in {self._lanes[lane].lane for lane in claimed.limited}:
+            if given[lane] < demand[lane].messages:
+                self._lanes[lane].note_scarcity()
 
     def _note_trial(self, demand: Mapping[Lane, Demand], claimed: Claimed) -> None:
         """Remember whether the claim took suspects. If so, the next claim excludes them: other messages get a turn."""

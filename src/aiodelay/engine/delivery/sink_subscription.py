@@ -103,6 +103,9 @@ class SinkSubscription:
     def give_back(self) -> None:
         """Give nothing back: each message is already being sent."""
 
+    def note_scarcity(self) -> None:
+        """Nothing is claimed ahead for a sink."""
+
     def take_unbegun(self, book: LeaseBook) -> Sequence[Held]:
         """Take nothing out: each message is already being sent."""
         del book

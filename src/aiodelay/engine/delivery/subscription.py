@@ -72,7 +72,6 @@ class HandlerSubscription:
     is_draining: bool = False
     refill: Callable[[], None] | None = None
     _waiting: WaitingMessages = field(default_factory=WaitingMessages)
-    _requested: int = 0
     _runner_count: int = 0
     _running: Runs = field(init=False)
     _threads: Threads = field(init=False)
@@ -83,7 +82,7 @@ class HandlerSubscription:
     def __post_init__(self) -> None:
         self.concurrency = self.spec.concurrency
         self._running = Runs(self.spec)
-        self._ahead = ClaimAhead(self._give_back, self.spec.limits)
+        self._ahead = ClaimAhead(self._give_back, has_rate=any(limit.rate for limit in self.spec.limits.all))
         self._threads = Threads(f"aiodelay {self.lane}")
         self._settlements = self._settlements_type(self.spec, self.now_ms)
 
@@ -100,18 +99,21 @@ class HandlerSubscription:
         if self.claims_ahead and self.concurrency > 1:
             most += self._ahead.wanted(len(self._waiting))
             ended = min(self.in_flight - len(self._waiting) - len(self._running), most, MAX_CLAIM_MESSAGES)
-        self._requested = max(0, min(most - self.in_flight + ended, MAX_CLAIM_MESSAGES))
-        return Demand(self._requested, aliases=self.spec.aliases)
+        return Demand(max(0, min(most - self.in_flight + ended, MAX_CLAIM_MESSAGES)), aliases=self.spec.aliases)
 
     def deliver(self, claimed: Sequence[Held]) -> None:
         """Take claims, no more than were requested. While the subscription drains, give the claims back."""
         self.in_flight += len(claimed)
         self._waiting.extend(claimed)
         if self.claims_ahead and self.concurrency > 1:
-            self._ahead.arrived(claimed, is_short=len(claimed) < self._requested)
+            self._ahead.arrived(claimed)
         else:
             self._give_back()
         self._start_runner()
+
+    def note_scarcity(self) -> None:
+        """Claim nothing ahead for a while: limits have let a claim bring fewer messages than requested."""
+        self._ahead.pause()
 
     def take_directly(self, refill: Callable[[], None]) -> None:
         """Take messages from a `LocalFeed` between two runs, and claim nothing ahead: a part's messages would wait."""
