@@ -131,7 +131,7 @@ class DictClaiming:
             self._rules.begin_trial(entries)
         token = t.token_for(now + lease_ms, number)
         claims = [self._lease(entry, token, now) for entry in entries]
-        limited = [lane for lane in _lanes_of(demand) if self._table.is_limited(lane)]
+        limited = frozenset(filter(self._table.is_limited, _lanes_of(demand)))
         return Claimed(claims, now, self._next_claim_ms(heads, demand, now, has_tried=has_tried), limited)
 
     def _share(self, demand: Mapping[Lane, Demand], heads: _ClaimHeads, turn: int, now: int) -> FairShare[Entry]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
@@ -83,7 +83,7 @@ class Claimed(Struct, frozen=True, gc=False):
     claims: Sequence[Claim]
     now_ms: int
     next_due_ms: int | None
-    limited: Collection[Lane] = ()
+    limited: frozenset[Lane] = frozenset()
 
 
 DeadReason: TypeAlias = Literal[

@@ -21,6 +21,7 @@ from aiodelay.errors import StoreError
 from aiodelay.ports import Feed, LocalFeed
 
 from . import settling
+from .claim_ahead import ClaimAhead
 from .lease_book import Held, LeaseBook, Taker
 from .runners import Runners
 from .turns import Turns
@@ -66,6 +67,11 @@ class Subscriber(Protocol):
 class Subscription(Subscriber, Taker, Protocol):
     """A subscriber with demand, as the dispatcher sees it."""
 
+    @property
+    def ahead(self) -> ClaimAhead | None:
+        """The number of messages that the subscription claims ahead; None if it claims nothing ahead."""
+        ...
+
     def demand(self) -> Demand:
         """Return the messages and bytes that the subscription requests now."""
         ...
@@ -76,10 +82,6 @@ class Subscription(Subscriber, Taker, Protocol):
 
     def give_back(self) -> None:
         """Give back messages whose runs have not begun."""
-        ...
-
-    def note_scarcity(self) -> None:
-        """Learn that the limits of the lane have let a claim bring fewer messages than requested."""
         ...
 
     def take_unbegun(self, book: LeaseBook) -> Sequence[Held]:
@@ -215,13 +217,14 @@ class Dispatcher:
                 each.answered(self._book, has_given=lane in given)
 
     def _note_scarcity(self, demand: Mapping[Lane, Demand], claimed: Claimed) -> None:
-        """Tell the subscriptions of lanes with limits if the claim brought fewer messages than they requested."""
+        """If limits have let the claim bring fewer messages than requested, pause the claims ahead of these lanes."""
         if len(claimed.claims) == sum(each.messages for each in demand.values()):
             return
         given = Counter(self._lanes[LANE_OF(claim)].lane for claim in claimed.claims)
         for lane in {self._lanes[lane].lane for lane in claimed.limited}:
-            if given[lane] < demand[lane].messages:
-                self._lanes[lane].note_scarcity()
+            ahead = self._lanes[lane].ahead
+            if ahead is not None and given[lane] < demand[lane].messages:
+                ahead.pause()
 
     def _note_trial(self, demand: Mapping[Lane, Demand], claimed: Claimed) -> None:
         """Remember whether the claim took suspects. If so, the next claim excludes them: other messages get a turn."""

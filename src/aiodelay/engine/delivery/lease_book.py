@@ -143,6 +143,15 @@ class Outgoing:
         self.most_settled: int = MAX_CLAIM_MESSAGES
         self.is_settling: bool = False
 
+    async def gather(self) -> None:
+        """Wait while more runs end in each turn of the event loop, so that one call settles all of them."""
+        before = 0
+        for _ in range(GATHER_TURNS):
+            if not before < len(self.ended) < self.most_settled:
+                return
+            before = len(self.ended)
+            await sleep(0)
+
     def batch(self) -> list[Held]:
         """Return the next claims to settle."""
         return list(islice((held for held in self.ended if held.doubtful is None), self.most_settled))
@@ -326,7 +335,7 @@ class LeaseBook:
         while True:
             self._wakeup.clear()
             try:
-                await self._gather()
+                await outgoing.gather()
                 async with _turn(outgoing.lock, self._wakeup):
                     due, batch = self.renewals_due(self._held.values()), outgoing.batch()
                 if due:
@@ -344,15 +353,6 @@ class LeaseBook:
                 await backoff.failed(log, "settling", error, is_bug=True)
             else:
                 backoff.succeeded(log, "settling")
-
-    async def _gather(self) -> None:
-        """Wait while more runs end in each turn of the event loop, so that one call settles all of them."""
-        ended, before = self.outgoing.ended, 0
-        for _ in range(GATHER_TURNS):
-            if not before < len(ended) < self.outgoing.most_settled:
-                return
-            before = len(ended)
-            await sleep(0)
 
     async def _settle(self, batch: list[Held]) -> None:
         outgoing, unsent = self.outgoing, [held for held in batch if held.outcome is None]

@@ -383,9 +383,9 @@ class LimitChangeRules(Bench):
         await stage.stored(stage.put("other", lane=OTHER))
         for names in (["a1", "a2", "other"], []):
             claimed = await stage.claimed()
-            assert (sorted(ids_of(claimed.claims)), list(claimed.limited)) == (names, [LANE])
+            assert (sorted(ids_of(claimed.claims)), sorted(claimed.limited)) == (names, [LANE])
         await _limited(stage, NO_LIMITS)
-        assert list((await stage.claimed()).limited) == []
+        assert not (await stage.claimed()).limited
 
     @staged
     async def test_a_settled_message_wakes_a_process_whose_messages_wait(self, stage: Stage) -> None:

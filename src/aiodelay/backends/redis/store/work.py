@@ -111,7 +111,7 @@ class RedisWork:
         self._moved_look_ms, self._marks = int(reply[4]) if reply[4] else None, reply[5]
         self._store.looked_at_moved(self._moved_look_ms)
         claims = await self._read(reply[7:], int(reply[2] or 0), numbers)
-        limited = [lane for lane, number in signed.items() if number < 0]
+        limited = frozenset(lane for lane, number in signed.items() if number < 0)
         return Claimed(claims, now_ms, int(reply[1]) if reply[1] else None, limited)
 
     def _in_turn(self, demand: Mapping[Lane, Demand]) -> list[tuple[Lane, Demand]]:
