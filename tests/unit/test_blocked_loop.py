@@ -240,7 +240,9 @@ async def test_b1_a_settlement_that_was_under_way_when_the_loop_blocked_settles_
     (held,) = await stage.hold("m")
     stage.store.inject(fault, "settle", lasting="30s")
     stage.done(held)
-    await asyncio.sleep(0)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert stage.store.made("settle")
     stage.block(60)
     await asyncio.sleep(60)
     assert await stage.left() == []

@@ -107,7 +107,7 @@ async def test_no_more_is_in_flight_than_was_asked_for_also_while_concurrency_ch
             scheduler.set_concurrency(LANE, limit)
             await asyncio.sleep(1.1)  # longer than any run: what began under the limit before has ended
             seen = set[int]()
-            for _ in range(20):
+            for _ in range(60):
                 await asyncio.sleep(0.015)
                 seen.add(stage.in_flight)
             assert max(seen) == limit, "as many as asked for, and never more"

@@ -380,6 +380,19 @@ async def test_s5_cancelled_in_flight_lets_the_run_go_on_and_nothing_follows(clo
 # --- settlements ------------------------------------------------------------------------------------------
 
 
+async def test_runs_that_end_in_turns_of_the_event_loop_one_after_another_are_settled_together(stage: Stage) -> None:
+    held = await stage.hold(*map(str, range(6)))
+    for each in held[:4]:
+        stage.done(each)
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.1)
+    for each in held[4:]:
+        stage.done(each)
+        await asyncio.sleep(0.1)
+    assert [len(call.asked) for call in stage.settlements] == [4, 1, 1]
+    assert len(stage.ended) == 6
+
+
 async def test_what_ends_while_a_call_is_under_way_leaves_in_one_batch(stage: Stage) -> None:
     stage.store.inject("delay", "settle", lasting="1s")
     held = await stage.hold(*(f"m{n:03}" for n in range(MAX_CLAIM_MESSAGES)))

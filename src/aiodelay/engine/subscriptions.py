@@ -95,7 +95,7 @@ class Subscriptions:
             middleware=self._options.middleware,
             observer=self._options.observer,
             hooks=self._hooks,
-            claims_ahead=self._options.claims_ahead and not spec.limits and spec.batch is None,
+            claims_ahead=self._options.claims_ahead and spec.batch is None,
         )
         self._serve(subscription)
 

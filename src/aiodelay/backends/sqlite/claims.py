@@ -129,7 +129,8 @@ def claim(
         tables.trials.begin(entries, worker, lease_ms)
         tables.rules.begin_trial(entries)
     claims = [Claim(entry.record, token) for entry in entries]
-    return Claimed(claims, tables.now, _next_due_ms(tables, heads, behind)), [entry.n for entry in entries]
+    limited = tables.limited.intersection(heads.numbers)
+    return Claimed(claims, tables.now, _next_due_ms(tables, heads, behind), limited), [entry.n for entry in entries]
 
 
 def _most_tried(tables: Tables) -> int:

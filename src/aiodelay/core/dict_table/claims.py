@@ -131,7 +131,8 @@ class DictClaiming:
             self._rules.begin_trial(entries)
         token = t.token_for(now + lease_ms, number)
         claims = [self._lease(entry, token, now) for entry in entries]
-        return Claimed(claims, now, self._next_claim_ms(heads, demand, now, has_tried=has_tried))
+        limited = frozenset(filter(self._table.is_limited, _lanes_of(demand)))
+        return Claimed(claims, now, self._next_claim_ms(heads, demand, now, has_tried=has_tried), limited)
 
     def _share(self, demand: Mapping[Lane, Demand], heads: _ClaimHeads, turn: int, now: int) -> FairShare[Entry]:
         return FairShare(demand, heads, turn=turn, most_tried=lambda: self._most_tried(now))
@@ -168,7 +169,7 @@ class DictClaiming:
 
     def next_due_ms(self, demand: Mapping[Lane, Demand], now: int) -> int | None:
         """Return when a message of the demanded lanes may be claimed: a due time or the end of a lease."""
-        lanes = {lane for name, each in demand.items() if each.messages > 0 for lane in (name, *each.aliases)}
+        lanes = _lanes_of(demand)
         due_ms = self._order.next_due_ms(lanes, now)
         tokens = [
             entry.token
@@ -248,3 +249,7 @@ class DictClaiming:
     def lane_state(self, lane: Lane, now: int) -> LaneState:
         """Return the state of a lane."""
         return LaneState(lane, self._order.oldest_ms(lane, now), self._table.workers.serve(lane, now))
+
+
+def _lanes_of(demand: Mapping[Lane, Demand]) -> set[Lane]:
+    return {lane for name, each in demand.items() if each.messages > 0 for lane in (name, *each.aliases)}

@@ -373,6 +373,10 @@ class DictTable:
         if isinstance(lane, LimitedQueue) and lane.ended(row):
             self.workers.wake()
 
+    def is_limited(self, lane: Lane) -> bool:
+        """Return whether a lane has limits."""
+        return isinstance(self.lanes[lane], LimitedQueue)
+
     def set_limits(self, lane: Lane, limits: LaneLimits, now: int) -> None:
         """Set the limits of a lane."""
         queue = LimitedQueue(lane, limits) if limits else LaneQueue()

@@ -77,11 +77,13 @@ class Claimed(Struct, frozen=True, gc=False):
         now_ms: The store's time of the answer, epoch ms.
         next_due_ms: When to claim again: the earliest due time or end of a lease in these lanes, epoch ms. None = the
             lanes are empty.
+        limited: The demanded lanes that have limits.
     """
 
     claims: Sequence[Claim]
     now_ms: int
     next_due_ms: int | None
+    limited: frozenset[Lane] = frozenset()
 
 
 DeadReason: TypeAlias = Literal[

@@ -20,6 +20,8 @@ GROWTH = 4
 """Most messages that are claimed ahead for each run that has ended since the last measurement."""
 CHECK_S = 0.1
 """While messages wait for their runs, their number is compared with the throughput at this interval."""
+SCARCE_S = 0.1
+"""If limits let a claim bring fewer messages than requested, the handler claims nothing ahead for this time."""
 SAMPLE = 20
 """The number of messages whose average size is measured."""
 _MAY_KILL = attrgetter("may_kill_until_ms")
@@ -31,26 +33,47 @@ class ClaimAhead:
     The handler runs messages that were claimed ahead while the next claim is on its way to the store and back. A
     handler that ends fewer than 50 runs a second claims nothing ahead.
 
+    In a lane with limits, a message that waits here uses up room that another process could use. So the handler claims
+    ahead only while its claims bring all that it requests. If its code declares a rate, it claims nothing ahead: a rate
+    counts a message when it is claimed, and the runs could be closer together than the rate allows.
+
     Args:
         give_back: A function that gives messages back until only as many wait as its argument says. It returns whether
             messages still wait.
+        has_rate: Whether the code declares a rate for the handler.
 
     Attributes:
         ended: The number of runs that have ended so far. The handler's subscription counts them here.
     """
 
-    __slots__ = ("_ended_before", "_give_back", "_messages", "_since_s", "_timer", "ended")
+    __slots__ = (
+        "_ended_before",
+        "_give_back",
+        "_messages",
+        "_most",
+        "_pause_ends_s",
+        "_since_s",
+        "_timer",
+        "ended",
+    )
 
-    def __init__(self, give_back: Callable[[int], bool]) -> None:
+    def __init__(self, give_back: Callable[[int], bool], *, has_rate: bool) -> None:
         self._give_back = give_back
+        self._most = 0 if has_rate else MOST_AHEAD
         self.ended: int = 0
         self._messages = self._ended_before = 0
-        self._since_s = 0.0
+        self._since_s = self._pause_ends_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def wanted(self, waiting: int) -> int:
         """Return how many messages to claim ahead now: none while more than half of that number still wait."""
-        return self._messages if 2 * waiting <= self._messages else 0
+        if 2 * waiting > self._messages or asyncio.get_running_loop().time() < self._pause_ends_s:
+            return 0
+        return self._messages
+
+    def pause(self) -> None:
+        """Claim nothing ahead for a while: another process may need the room that is left."""
+        self._pause_ends_s = asyncio.get_running_loop().time() + SCARCE_S
 
     def arrived(self, messages: Sequence[Held]) -> None:
         """Give back messages that have lapsed before and have no room, and measure the throughput.
@@ -63,7 +86,7 @@ class ClaimAhead:
             self._give_back(0)
             return
         self._measure(messages)
-        if self._give_back(MOST_AHEAD) and self._timer is None:
+        if self._give_back(self._most) and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)
 
     def stop(self) -> None:
@@ -89,7 +112,7 @@ class ClaimAhead:
         """
         now_s = asyncio.get_running_loop().time()
         elapsed_s, ended = now_s - self._since_s, self.ended - self._ended_before
-        messages = min(int(ended * AHEAD_S / max(elapsed_s, 0.001)), GROWTH * ended, MOST_AHEAD)
+        messages = min(int(ended * AHEAD_S / max(elapsed_s, 0.001)), GROWTH * ended, self._most)
         if arrived:
             some = arrived[:: len(arrived) // SAMPLE + 1]
             size = sum(held.claim.record.envelope.size for held in some)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -20,6 +21,7 @@ from aiodelay.errors import StoreError
 from aiodelay.ports import Feed, LocalFeed
 
 from . import settling
+from .claim_ahead import ClaimAhead
 from .lease_book import Held, LeaseBook, Taker
 from .runners import Runners
 from .turns import Turns
@@ -64,6 +66,11 @@ class Subscriber(Protocol):
 
 class Subscription(Subscriber, Taker, Protocol):
     """A subscriber with demand, as the dispatcher sees it."""
+
+    @property
+    def ahead(self) -> ClaimAhead | None:
+        """The number of messages that the subscription claims ahead; None if it claims nothing ahead."""
+        ...
 
     def demand(self) -> Demand:
         """Return the messages and bytes that the subscription requests now."""
@@ -170,6 +177,7 @@ class Dispatcher:
             had_tried = self._has_tried
             self._note_trial(demand, claimed)
             self._note_turns(demand, claimed.claims)
+            self._note_scarcity(demand, claimed)
             if claimed.claims:
                 self._deliver(claimed)
                 if until_ms is not None and until_ms <= claimed.now_ms:
@@ -207,6 +215,16 @@ class Dispatcher:
             given = {self._lanes[lane].lane for lane in set(map(LANE_OF, claims))}
             for lane, each in turns:
                 each.answered(self._book, has_given=lane in given)
+
+    def _note_scarcity(self, demand: Mapping[Lane, Demand], claimed: Claimed) -> None:
+        """If limits have let the claim bring fewer messages than requested, pause the claims ahead of these lanes."""
+        if len(claimed.claims) == sum(each.messages for each in demand.values()):
+            return
+        given = Counter(self._lanes[LANE_OF(claim)].lane for claim in claimed.claims)
+        for lane in {self._lanes[lane].lane for lane in claimed.limited}:
+            ahead = self._lanes[lane].ahead
+            if ahead is not None and given[lane] < demand[lane].messages:
+                ahead.pause()
 
     def _note_trial(self, demand: Mapping[Lane, Demand], claimed: Claimed) -> None:
         """Remember whether the claim took suspects. If so, the next claim excludes them: other messages get a turn."""

@@ -8,7 +8,7 @@ loop is blocked, `BlockedLoop` makes the calls, in another thread.
 from __future__ import annotations
 
 import logging
-from asyncio import CancelledError
+from asyncio import CancelledError, sleep
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -55,6 +55,8 @@ log: logging.Logger = logging.getLogger("aiodelay.leases")
 
 PART_AGAIN_MS = 500
 """The wait until a call is repeated that a part of the store has not answered. The other parts do not wait."""
+GATHER_TURNS = 4
+"""Most turns of the event loop for which settlements wait while more runs end in each turn."""
 IDS_NAMED = 5
 """Most ids that a log line about lost leases names."""
 
@@ -141,6 +143,15 @@ class Outgoing:
         self.most_settled: int = MAX_CLAIM_MESSAGES
         self.is_settling: bool = False
 
+    async def gather(self) -> None:
+        """Wait while more runs end in each turn of the event loop, so that one call settles all of them."""
+        before = 0
+        for _ in range(GATHER_TURNS):
+            if not before < len(self.ended) < self.most_settled:
+                return
+            before = len(self.ended)
+            await sleep(0)
+
     def batch(self) -> list[Held]:
         """Return the next claims to settle."""
         return list(islice((held for held in self.ended if held.doubtful is None), self.most_settled))
@@ -164,7 +175,7 @@ class LeaseBook:
         clock: Measures intervals only.
         now_ms: The store's time, in which leases end.
         lease_ms: How long a renewal lasts. A lease is renewed after a third of this time.
-        on_change: Called after a claim has ended or was renewed.
+        on_change: Called when settlements are sent, and after a claim has ended or was renewed.
         observer: Receives the end of each claim.
         heartbeat: Reports to the store that this process lives. It starts when the book holds suspects.
         may_begin: A function that returns whether a run may begin. If not, others may have declared this process dead.
@@ -324,6 +335,7 @@ class LeaseBook:
         while True:
             self._wakeup.clear()
             try:
+                await outgoing.gather()
                 async with _turn(outgoing.lock, self._wakeup):
                     due, batch = self.renewals_due(self._held.values()), outgoing.batch()
                 if due:
@@ -345,6 +357,7 @@ class LeaseBook:
     async def _settle(self, batch: list[Held]) -> None:
         outgoing, unsent = self.outgoing, [held for held in batch if held.outcome is None]
         outgoing.is_settling = True
+        self._on_change()  # the next claim can follow this call at once
         try:
             outcomes = await self._work.settle([current_settlement(held) for held in unsent]) if unsent else ()
             answered = list(zip(unsent, outcomes, strict=True))

@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from aiodelay.core.backoff import pause_s
 from aiodelay.core.retry import GiveUp, Retry
@@ -71,6 +72,7 @@ class SinkSubscription:
     _sends: dict[asyncio.Task[None], list[Held]] = field(default_factory=dict)
     _refusing: dict[str, int] = field(default_factory=dict)
     """Blocked addresses, with the number of batches that each has refused in a row."""
+    ahead: ClassVar[None] = None
 
     @property
     def lane(self) -> Lane:

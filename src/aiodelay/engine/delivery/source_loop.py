@@ -31,7 +31,7 @@ class SourceLoop:
         lease_ms: How long a claim lasts.
         may_claim: A function that returns whether messages may be claimed now.
         max_lapses: A function that returns the most lapses of a message that may be claimed now.
-        on_change: Called after a claim has ended or was renewed.
+        on_change: Called when settlements are sent, and after a claim has ended or was renewed.
         turns: Whose turn it is to claim: the store's or the source's.
         give_back: Gives back all messages of this process whose runs have not begun.
         observer: Receives the end of each claim.

@@ -50,11 +50,13 @@ class HandlerSubscription:
         middleware: Middleware around each run.
         observer: Receives the beginning of each run.
         hooks: Receive each message that is given up.
-        claims_ahead: Whether messages may be claimed before there is room to run them.
+        claims_ahead: Whether messages may be claimed before there is room to run them, and before the ends of earlier
+            runs are settled.
 
     Attributes:
         refill: Settles ended runs and delivers the next messages of a source, both without a wait; None if no source
             can. A runner calls it when no message waits.
+        ahead: The number of messages to claim ahead.
     """
 
     spec: HandlerSpec
@@ -72,16 +74,16 @@ class HandlerSubscription:
     refill: Callable[[], None] | None = None
     _waiting: WaitingMessages = field(default_factory=WaitingMessages)
     _runner_count: int = 0
+    ahead: ClaimAhead = field(init=False)
     _running: Runs = field(init=False)
     _threads: Threads = field(init=False)
     _settlements: RunSettlements = field(init=False)
-    _ahead: ClaimAhead = field(init=False)
     _settlements_type: ClassVar[type[RunSettlements]] = RunSettlements
 
     def __post_init__(self) -> None:
         self.concurrency = self.spec.concurrency
         self._running = Runs(self.spec)
-        self._ahead = ClaimAhead(self._give_back)
+        self.ahead = ClaimAhead(self._give_back, has_rate=any(limit.rate for limit in self.spec.limits.all))
         self._threads = Threads(f"aiodelay {self.lane}")
         self._settlements = self._settlements_type(self.spec, self.now_ms)
 
@@ -94,17 +96,18 @@ class HandlerSubscription:
         """Return how many more messages the handler requests now."""
         if self.is_draining:
             return Demand(0, aliases=self.spec.aliases)
-        free = self.concurrency - self.in_flight
+        most, ended = self.concurrency, 0
         if self.claims_ahead and self.concurrency > 1:
-            free += self._ahead.wanted(len(self._waiting))
-        return Demand(max(0, min(free, MAX_CLAIM_MESSAGES)), aliases=self.spec.aliases)
+            most += self.ahead.wanted(len(self._waiting))
+            ended = min(self.in_flight - len(self._waiting) - len(self._running), most, MAX_CLAIM_MESSAGES)
+        return Demand(max(0, min(most - self.in_flight + ended, MAX_CLAIM_MESSAGES)), aliases=self.spec.aliases)
 
     def deliver(self, claimed: Sequence[Held]) -> None:
         """Take claims, no more than were requested. While the subscription drains, give the claims back."""
         self.in_flight += len(claimed)
         self._waiting.extend(claimed)
         if self.claims_ahead and self.concurrency > 1:
-            self._ahead.arrived(claimed)
+            self.ahead.arrived(claimed)
         else:
             self._give_back()
         self._start_runner()
@@ -138,7 +141,7 @@ class HandlerSubscription:
     def drain(self) -> None:
         """Request no more messages, and give back messages whose runs have not begun."""
         self.is_draining = True
-        self._ahead.stop()
+        self.ahead.stop()
         self._give_back()
 
     def _give_back(self, ahead: int = 0) -> bool:
@@ -247,7 +250,7 @@ class HandlerSubscription:
                     )
                     settlement = self._settlements.after_own_fault(held)
                 held.book.settle(held, settlement)
-                self._ahead.ended += 1
+                self.ahead.ended += 1
                 now_s = loop.time()
                 if now_s >= slice_ends:
                     await asyncio.sleep(0)

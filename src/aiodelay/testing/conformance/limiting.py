@@ -377,6 +377,17 @@ class LimitChangeRules(Bench):
         assert await stage.ids() == ["x0"]
 
     @staged
+    async def test_c2_a_claim_names_the_demanded_lanes_that_have_limits(self, stage: Stage) -> None:
+        await _limited(stage, TWO)
+        await _queued(stage, "a1", "a2", "a3")
+        await stage.stored(stage.put("other", lane=OTHER))
+        for names in (["a1", "a2", "other"], []):
+            claimed = await stage.claimed()
+            assert (sorted(ids_of(claimed.claims)), sorted(claimed.limited)) == (names, [LANE])
+        await _limited(stage, NO_LIMITS)
+        assert not (await stage.claimed()).limited
+
+    @staged
     async def test_a_settled_message_wakes_a_process_whose_messages_wait(self, stage: Stage) -> None:
         stage.needs_wake_ups()
         await _limited(stage, lane_limits([Limit("customer", 1)]))

@@ -16,7 +16,8 @@
 --   now
 --   the time of the next possible claim; '' = the lanes are empty
 --   the token
---   the numbers of the demanded lanes, in the order of the arguments; 0 = the lane does not exist
+--   the numbers of the demanded lanes, in the order of the arguments; 0 = the lane does not exist; negative = the lane
+--     has limits
 --   the time of the next possible move in the watched lanes
 --   the marks of the store, if the claim took nothing, and if only a change of the marks can make the two times earlier
 --   the new number of the incarnation; 0 = it was registered before, or nothing was claimed; -1 = it was declared dead,
@@ -41,7 +42,7 @@ local function read_demands()
       cost = 0 }
     for i = 1, tonumber(ARGV[a + 2]) do
       local n = known_lane(ARGV[a + 2 + i])
-      numbers[#numbers + 1] = n or 0
+      numbers[#numbers + 1] = n and limited and is_limited(n) and -n or n or 0
       if n then
         local lane = { n = n, members = {}, ids = {}, values = {}, at = 1, kept = 0, taken = {}, rank = #groups + 1,
           left = 0 }

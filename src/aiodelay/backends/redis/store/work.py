@@ -107,11 +107,13 @@ class RedisWork:
             call.answered(reply[6])
         self._is_answered = True
         now_ms = self._store.heard(reply[0], asked_s)
-        numbers = dict(zip(names, map(int, reply[3].split()), strict=True))
+        signed = dict(zip(names, map(int, reply[3].split()), strict=True))
+        numbers = {lane: abs(number) for lane, number in signed.items()}
         self._moved_look_ms, self._marks = int(reply[4]) if reply[4] else None, reply[5]
         self._store.looked_at_moved(self._moved_look_ms)
         claims = await self._read(reply[7:], int(reply[2] or 0), numbers)
-        return Claimed(claims, now_ms, int(reply[1]) if reply[1] else None)
+        limited = frozenset(lane for lane, number in signed.items() if number < 0)
+        return Claimed(claims, now_ms, int(reply[1]) if reply[1] else None, limited)
 
     def _in_turn(self, demand: Mapping[Lane, Demand]) -> list[tuple[Lane, Demand]]:
         wanted = [(lane, each) for lane, each in demand.items() if each.messages > 0]
