@@ -13,7 +13,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import Literal, TypeVar
+from typing import Literal, TypedDict, TypeVar
 
 import msgspec
 
@@ -170,7 +170,6 @@ class _Process:
         self._scheduler.add_handler(self._handle, name="work", concurrency=3)
         self._scheduler.add_handler(self._handle_batch, name="batch", batch=4, batch_wait="200ms", concurrency=2)
         self.producer = Producer(self._scheduler, self.history)
-        self._runs = count(1)
         self._pulls: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -236,12 +235,9 @@ class _Process:
                     tasks.create_task(take(message))
 
     async def _run(self, messages: Sequence[tuple[bytes, RunContext[Scheduler]]], lane: str) -> None:
-        run = next(self._runs)  # not the attempt: after a lapse, two runs of one attempt may be under way in a process
         for payload, context in messages:
             digest = h.digest_of(payload, context.key, context.headers)
-            self.history.write(
-                h.RunStarted(id=context.id, delivery_id=context.delivery_id, attempt=run, lane=lane, digest=digest)
-            )
+            self.history.write(h.RunStarted(id=context.id, lane=lane, digest=digest, **_run_of(context)))
         result: Literal["ok", "failed", "cancelled"] = "failed"
         try:
             await asyncio.sleep(self._chance.choice((0, 0, 0.01, 0.5, self._simulation.lease_ms / 500)))
@@ -253,7 +249,17 @@ class _Process:
             raise
         finally:
             for _, context in messages:
-                self.history.write(h.RunEnded(delivery_id=context.delivery_id, attempt=run, result=result))
+                self.history.write(h.RunEnded(result=result, **_run_of(context)))
+
+
+class _RunOf(TypedDict):
+    delivery_id: str
+    attempt: int
+    token: int
+
+
+def _run_of(context: RunContext[Scheduler]) -> _RunOf:
+    return _RunOf(delivery_id=context.delivery_id, attempt=context.attempt, token=context._claim.token)
 
 
 class _Simulation:
