@@ -82,6 +82,8 @@ async def test_each_kind_of_run_is_recorded_with_its_result(shop: Scheduler, pat
     report.verify()
     assert runs(path, "work done") == runs(path, "plain done") == runs(path, "batched done") == ["ok"]
     assert runs(path, "out") == ["ok"]
+    attempts = h.Story(h.read(path)).attempts
+    assert all(each.lease is not None and each.start.token == each.lease.note.token for each in attempts)
     assert runs(path, "work later") == ["failed", "ok"]
     assert runs(path, "work broken") == runs(path, "batched broken") == ["failed", "failed"]
 
