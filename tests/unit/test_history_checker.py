@@ -235,6 +235,12 @@ def settles_for_the_run_of_another_claim() -> Tale:
     return story.run(token=first).settle(token=second).final()
 
 
+def joined_in_flight() -> Tale:
+    """An item joins a message in flight, and is delivered after it with a revision that no command was answered."""
+    story = Tale().put(joins=True).wait(10).claim().run(result="").put(joins=True, answer="replaced").end_run()
+    return story.settle().claim(version=1).run(version=1, digest="joined").settle(version=1).final()
+
+
 def zombie_settles() -> Tale:
     """Process p settles although q has taken over."""
     story = Tale().put().wait(10).claim().run()
@@ -420,6 +426,7 @@ CLEAN: dict[str, Callable[[], Tale]] = {
     ),
     "two runs of one attempt at once, the later claim's ends first": later_claim_ends_first,
     "a run of an earlier claim": earlier_claim_runs_last,
+    "an item that joined a message in flight": joined_in_flight,
 }
 
 GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
