@@ -301,7 +301,7 @@ class BatchSubscription(HandlerSubscription):
 
 
 def _is_to_go_back(held: Held) -> bool:
-    """Return whether a message must not run in this process, whatever the time is."""
+    """Return whether a message must not run in this process, for a reason other than the end of its lease."""
     return held.is_lost or held.is_unwanted or not held.book.may_begin()
 
 
