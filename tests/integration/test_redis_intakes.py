@@ -317,6 +317,7 @@ def test_s2_a_store_that_takes_no_new_lane_keeps_the_position(url: str, namespac
                 server.eval("for n = 1, 65535 do redis.call('HSET', KEYS[1], n, n) end", 1, lanes)
                 assert {type(each) for each in await reader.take(20)} == {Unknown}
                 (refused,) = set(await reader.take(20))
+                assert isinstance(refused, Refused)
                 assert (refused.reason, await store.position(SOURCE)) == ("unavailable", 0)
                 server.delete(lanes)
                 await reader.take(20)

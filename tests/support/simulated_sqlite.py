@@ -9,10 +9,11 @@ import asyncio
 import random
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import TypeVar, TypeVarTuple, Unpack
 from unittest.mock import patch
 
 from aiodelay.backends.sqlite import claims, opened, writer
@@ -22,6 +23,7 @@ from aiodelay.testing.storms import SeededLoop
 __all__ = ["SimulatedSqlite", "ThreadlessLoop"]
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 WATCH_S = 0.05
 """The longest time until a store notices the write of another one."""
 NOT_BEGUN = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR)
@@ -29,14 +31,14 @@ NOT_COMMITTED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR_
 IN_DOUBT = sqlite3.SQLITE_IOERR_FSYNC
 
 
-class _Thread:
+class _Thread(Executor):
     """An executor with one thread, which `ThreadlessLoop` simulates."""
 
     def __init__(self, *_: object) -> None:
         self.is_shut_down = False
         self.free_at_s = 0.0
 
-    def shutdown(self, *, wait: bool = True) -> None:
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self.is_shut_down = True
 
 
@@ -47,7 +49,9 @@ class ThreadlessLoop(SeededLoop):
         super().__init__(seed)
         self._delays = random.Random(seed)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # noqa: ANN401
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
         if not isinstance(executor, _Thread):
             return super().run_in_executor(executor, func, *args)
         if executor.is_shut_down:
@@ -58,7 +62,7 @@ class ThreadlessLoop(SeededLoop):
         return answer
 
 
-def _call(answer: asyncio.Future[T], func: Callable[..., T], args: tuple[object, ...]) -> None:
+def _call(answer: asyncio.Future[T], func: Callable[[Unpack[Ts]], T], args: tuple[*Ts]) -> None:
     if answer.cancelled():
         return
     try:
