@@ -252,6 +252,7 @@ async def test_a_file_that_cannot_be_written_at_the_opening_is_unavailable(
         assert isinstance((await store.apply([put()]))[0], Stored)
 
 
+@pytest.mark.asyncio
 async def test_a_sqlite_library_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
     with pytest.raises(ConfigurationError, match=r"3\.35\.0 or newer"):
