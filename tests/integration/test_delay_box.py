@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from msgspec.structs import replace
 
 from aiodelay import ConfigurationError, Scheduler
 from aiodelay.backends.kafka.records import DEAD_REASON
 from aiodelay.backends.kafka.topics.intake import DEAD_FROM, DEAD_TIMESTAMP
+from aiodelay.core.values import Command, Conflict, Outcome, Put, SourcePosition
 from aiodelay.delay_box import DelayBox
 from aiodelay.errors import (
     SinkUnavailableError,
@@ -26,6 +28,8 @@ from aiodelay.errors import (
     UnknownSinkError,
 )
 from aiodelay.kafka import KafkaSink
+from aiodelay.redis import RedisStore
+from aiodelay.testing.forwarding import ForwardingStore
 from aiodelay.testing.servers import Found, redis_servers
 from tests.support.bad_requests import BAD
 from tests.support.boxes import Out, headers_of, request, send
@@ -253,6 +257,40 @@ async def test_l5_every_bad_record_of_the_table_ends_in_the_dead_topic(
         assert reason in (headers[DEAD_REASON] or b"").decode()
         assert (headers[DEAD_FROM] or b"").decode().startswith(f"{place.intake}/")
         assert abs(int(headers[DEAD_TIMESTAMP] or b"") - time.time() * 1000) < 60_000
+
+
+class _OnceForEachId(ForwardingStore):
+    """Refuses a message if its id is stored already."""
+
+    async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        refusing = [replace(each, conflict=Conflict.error()) if type(each) is Put else each for each in commands]
+        return await super().apply(refusing, source=source)
+
+
+async def test_s2_a_request_that_the_store_refuses_ends_in_the_dead_topic_once(
+    kafka: str, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its batch holds no other request, and the dead topic takes nothing for a while."""
+    place = await placed(kafka, redis_url, partitions=1)
+    admin, dead_topic = AdminClient({"bootstrap.servers": kafka}), f"{place.intake}.dead"
+    store = _OnceForEachId(RedisStore(redis_url, namespace=place.intake))
+    scheduler = Scheduler(store, sinks=[KafkaSink(f"kafka://{kafka}")])
+    async with scheduler, DelayBox(scheduler, f"kafka://{kafka}/{place.intake}", allow=[place.target]):
+        await place.send(request(place.target, "first", 3600, id="a"))
+        await until(lambda: store.get("a"), "the first request is stored")
+        admin.delete_topics([dead_topic])[dead_topic].result(10)
+        await place.send(request(place.target, "second", 3600, id="a"))
+        await until(lambda: f"1 records go to {dead_topic}" in caplog.text, "the store has refused the second request")
+        async with place.out() as out:
+            await place.send(request(place.target, "third", 0))
+            await out.quiet(QUIET_S)
+            assert out.values == []
+            await create_topic(kafka, dead_topic)
+            async with place.out(dead_topic) as dead:
+                (record,) = await dead.until(1)
+                assert headers_of(record)[DEAD_REASON] == b"the store refuses it: duplicate "
+                await out.until(1)
+                assert len(await dead.quiet(QUIET_S)) == 1
 
 
 async def test_what_is_too_large_for_the_dead_topic_leaves_its_reason_there(kafka: str, urls: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 from redis import Redis
 
+from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.backends.redis.records.positions import ShardPosition, carried, current
 from aiodelay.backends.redis.records.shards import shard_of
 from aiodelay.backends.redis.sharded.reshard import reshard
@@ -298,6 +299,30 @@ def test_the_answers_of_shards_that_were_ahead_are_given_once_all_have_the_batch
             reader.fails = lambda _shard: ""
             refused, stored = await store.apply(puts, source=batch)
             assert (refused, isinstance(stored, Stored)) == (Refused("duplicate"), True)
+
+    asyncio.run(play())
+
+
+def test_s2_a_store_that_takes_no_new_lane_keeps_the_position(url: str, namespace: str) -> None:
+    """If one shard took no new lane and moved its position, its messages would be lost."""
+    stream = Stream()
+    stream.grow(random.Random(6), 40)
+    lanes = Keys(namespace, 3).key("lanes")
+
+    async def play() -> None:
+        async with ShardedStore(f"{url}?shards={SHARDS}", namespace=namespace) as store:
+            with Redis.from_url(url) as server:
+                reader = Reader(store, stream)
+                assert await reader.take(0) == []
+                server.eval("for n = 1, 65535 do redis.call('HSET', KEYS[1], n, n) end", 1, lanes)
+                assert {type(each) for each in await reader.take(20)} == {Unknown}
+                (refused,) = set(await reader.take(20))
+                assert isinstance(refused, Refused)
+                assert (refused.reason, await store.position(SOURCE)) == ("unavailable", 0)
+                server.delete(lanes)
+                await reader.take(20)
+            await reader.take(20)
+            await _check_once(store, stream)
 
     asyncio.run(play())
 

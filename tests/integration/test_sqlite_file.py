@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodelay.backends.sqlite.connection import APPLICATION_ID, LATER_COLUMNS, SCHEMA_VERSION
+from aiodelay.backends.sqlite.connection import APPLICATION_ID, LATER_COLUMNS, SCHEMA_VERSION, Database
 from aiodelay.core.table_scan import Scan
 from aiodelay.core.values import FIELDS, After, Again, Cancel, Demand, Envelope, Put, Stored
 from aiodelay.errors import (
@@ -231,6 +231,25 @@ async def test_a_damaged_page_is_found_at_the_latest_by_whoever_needs_it(tmp_pat
                 await asyncio.gather(*[store.get(f"m{i}") for i in range(1, 500)])
     except StoreMismatchError as error:
         assert "delay.db" in str(error)  # noqa: PT017 - one of the two, by where the pages of this build lie
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_cannot_be_written_at_the_opening_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the simulation."""
+
+    def fail(database: Database) -> None:
+        database.connection.execute("PRAGMA max_page_count = 1")
+        database.connection.execute("CREATE TABLE more (column)")
+
+    monkeypatch.setattr(Database, "commit", fail)
+    store = SqliteStore(tmp_path / "delay.db")
+    with pytest.raises(StoreUnavailableError, match="no space is left on the disk"):
+        await store.__aenter__()
+    monkeypatch.undo()
+    async with store:
+        assert isinstance((await store.apply([put()]))[0], Stored)
 
 
 @pytest.mark.asyncio

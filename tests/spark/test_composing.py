@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,8 @@ from aiodelay.core.values import After, At
 from aiodelay.errors import InputError
 from aiodelay.spark.composing import parts_of, puts_of
 from aiodelay.spark.write_settings import WriteSettings
+from tests.support.bad_inputs import BAD_MESSAGES, MISSING
+from tests.support.clear_errors import assert_no_secret
 
 NOW_MS = 1_800_000_000_000
 GOOD = {"id": "m", "due_at": 5_000_000, "payload": b"x"}
@@ -31,7 +34,7 @@ TYPES = {
 }
 
 
-def settings(columns: tuple[str, ...], **changed: str | None) -> WriteSettings:
+def settings(columns: tuple[str, ...], **changed: str | int | None) -> WriteSettings:
     given: dict[str, Any] = {
         "store": "redis://host",
         "namespace": "default",
@@ -89,6 +92,42 @@ def test_a_row_that_is_no_message_is_named(bad: dict[str, Any], told: str) -> No
     with pytest.raises(InputError) as found:
         puts_of(batch, settings(tuple(batch.schema.names)), NOW_MS)
     assert told in str(found.value)
+
+
+def row_of(change: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a change of a JSON message as a change of a row; None if no row can be changed so."""
+    fields = {name: value for name, value in change.items() if value is not MISSING}
+    match fields:
+        case {"id": str() as given}:
+            row: dict[str, Any] = {"id": given}
+        case {"payload": str() as given, **others} if not others:
+            row = {"payload": given.encode()}
+        case {"key": str() as given}:
+            row = {"key": given.encode()}
+        case {"headers": dict() as given} if all(isinstance(value, str) for value in given.values()):
+            row = {"headers": {name: value.encode() for name, value in given.items()}}
+        case {"every": dict() as given}:
+            row = {"rule": json.dumps(given)}
+        case _:
+            return None
+    return row
+
+
+ROWS = [(row, error, allowed) for change, error, _, allowed in BAD_MESSAGES if (row := row_of(change)) is not None]
+
+
+def test_most_kinds_of_bad_messages_are_bad_rows_too() -> None:
+    assert {name for row, *_ in ROWS for name in row} == {"id", "payload", "key", "headers", "rule"}
+
+
+@pytest.mark.parametrize(("bad", "error", "allowed"), ROWS)
+def test_a_bad_message_is_refused_as_a_row_for_the_same_reason(bad: dict[str, Any], error: str, allowed: str) -> None:
+    good = GOOD | dict.fromkeys(bad.keys() - GOOD.keys())
+    batch = batch_of(good, good | {"id": "b"} | bad)
+    with pytest.raises(InputError) as found:
+        puts_of(batch, settings(tuple(batch.schema.names), max_payload=262_144), NOW_MS)
+    assert (type(found.value).__name__, allowed in found.value.allowed) == (error, True), str(found.value)
+    assert_no_secret(found.value)
 
 
 def test_a_rule_with_a_spread_has_the_place_of_its_id() -> None:

@@ -13,7 +13,8 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import Literal, TypeVar
+from pathlib import Path
+from typing import Literal, TypedDict, TypeVar
 
 import msgspec
 
@@ -37,16 +38,17 @@ from aiodelay.core.values import (
 from aiodelay.errors import ClosedError, StoreUnavailableError
 from aiodelay.handlers.context import RunContext
 from aiodelay.memory import MemoryStore
-from aiodelay.ports import Work
+from aiodelay.ports import Store, Work
+from aiodelay.sqlite import SqliteStore
 from aiodelay.testing import history as h
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.faults import Fault, FaultyStore, Step
 from aiodelay.testing.forwarding import ForwardingStore, ForwardingWork
 from aiodelay.testing.history.events import E
-from aiodelay.testing.storms import SeededLoop
 
 from .observed import FailurePoints, ObservedStore
 from .producing import Producer
+from .simulated_sqlite import SimulatedSqlite, ThreadlessLoop
 
 __all__ = ["simulate"]
 
@@ -62,16 +64,21 @@ CALM_S = 1800
 """The longest time until everything has been delivered after the faults have stopped."""
 
 
-def simulate(seed: int) -> list[h.Event]:
-    """Run the processes with the faults of a seed. Return the history, in the order of the events."""
-    loop = SeededLoop(seed)
+def simulate(seed: int, path: Path | None = None) -> list[h.Event]:
+    """Run the processes with the faults of a seed. Return the history, in the order of the events.
+
+    Args:
+        seed: The seed.
+        path: A path at which no file exists: the processes share a SQLite file. None: they share a memory store.
+    """
+    loop = ThreadlessLoop(seed)
     state, log = random.getstate(), logging.getLogger("aiodelay")
     random.seed(seed)
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            return runner.run(_Simulation(seed, loop).run())
+            return runner.run(_Simulation(seed, loop, path).run())
     finally:
         random.setstate(state)
         log.setLevel(level)
@@ -100,7 +107,7 @@ class _SimulatedHistory(h.History):
 class _Network(ForwardingStore):
     """The way from one process to the store. A request may arrive after its caller has given it up."""
 
-    def __init__(self, store: MemoryStore, chance: random.Random, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, store: Store, chance: random.Random, tasks: asyncio.TaskGroup) -> None:
         super().__init__(store)
         self._chance, self._tasks = chance, tasks
         self.late_probability = 0.0
@@ -122,7 +129,8 @@ class _Network(ForwardingStore):
     async def _arrive_late(self, request: Callable[[], Awaitable[object]]) -> None:
         await asyncio.sleep(_seconds(self._chance))
         if not self.is_cut:
-            await request()
+            with contextlib.suppress(StoreUnavailableError, ClosedError):  # nobody waits for the answer
+                await request()
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         try:
@@ -160,7 +168,7 @@ class _Process:
     def __init__(self, simulation: _Simulation, name: str) -> None:
         self._simulation, self._chance = simulation, simulation.chance
         self.history = _SimulatedHistory(simulation, name)
-        self._network = _Network(simulation.store, self._chance, simulation.tasks)
+        self._network = _Network(simulation.new_store(), self._chance, simulation.tasks)
         self._faulty = FaultyStore(self._network, seed=self._chance.randrange(1_000_000))
         observed = ObservedStore(self._faulty, self.history, FailurePoints(None, lambda: None))
         self._scheduler = Scheduler(
@@ -170,7 +178,6 @@ class _Process:
         self._scheduler.add_handler(self._handle, name="work", concurrency=3)
         self._scheduler.add_handler(self._handle_batch, name="batch", batch=4, batch_wait="200ms", concurrency=2)
         self.producer = Producer(self._scheduler, self.history)
-        self._runs = count(1)
         self._pulls: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -236,12 +243,9 @@ class _Process:
                     tasks.create_task(take(message))
 
     async def _run(self, messages: Sequence[tuple[bytes, RunContext[Scheduler]]], lane: str) -> None:
-        run = next(self._runs)  # not the attempt: after a lapse, two runs of one attempt may be under way in a process
         for payload, context in messages:
             digest = h.digest_of(payload, context.key, context.headers)
-            self.history.write(
-                h.RunStarted(id=context.id, delivery_id=context.delivery_id, attempt=run, lane=lane, digest=digest)
-            )
+            self.history.write(h.RunStarted(id=context.id, lane=lane, digest=digest, **_run_of(context)))
         result: Literal["ok", "failed", "cancelled"] = "failed"
         try:
             await asyncio.sleep(self._chance.choice((0, 0, 0.01, 0.5, self._simulation.lease_ms / 500)))
@@ -253,16 +257,28 @@ class _Process:
             raise
         finally:
             for _, context in messages:
-                self.history.write(h.RunEnded(delivery_id=context.delivery_id, attempt=run, result=result))
+                self.history.write(h.RunEnded(result=result, **_run_of(context)))
+
+
+class _RunOf(TypedDict):
+    delivery_id: str
+    attempt: int
+    token: int
+
+
+def _run_of(context: RunContext[Scheduler]) -> _RunOf:
+    return _RunOf(delivery_id=context.delivery_id, attempt=context.attempt, token=context._claim.token)
 
 
 class _Simulation:
     """All processes of one run."""
 
-    def __init__(self, seed: int, loop: SeededLoop) -> None:
+    def __init__(self, seed: int, loop: ThreadlessLoop, path: Path | None) -> None:
         self._loop, self.chance = loop, random.Random(seed)
         self.clock = VirtualClock(loop)
-        self.store = MemoryStore(clock=self.clock)
+        self._path, self._sqlite = path, SimulatedSqlite(loop, self.chance)
+        self._memory = MemoryStore(clock=self.clock)
+        self._store = self.new_store()
         self.events: list[h.Event] = []
         self.lease_ms = self.chance.choice((2_000, 15_000))
         self.has_faults = False
@@ -274,17 +290,27 @@ class _Simulation:
         self._last_ns = max(self._last_ns + 1, self._loop.elapsed_us * 1000)
         return self._last_ns
 
+    def new_store(self) -> Store:
+        """Return the store of one more process."""
+        return self._memory if self._path is None else SqliteStore(self._path, clock=self.clock)
+
     async def run(self) -> list[h.Event]:
+        with self._sqlite.installed():
+            async with self._store:
+                return await self._run()
+
+    async def _run(self) -> list[h.Event]:
         async with asyncio.TaskGroup() as self.tasks:
             processes = [await self._started() for _ in range(2)]
             self.has_faults = True
+            self._sqlite.probability = 0.0 if self._path is None else self.chance.choice((0.0, 0.02, 0.1))
             for process in processes:
                 process.begin_faults()
             async with asyncio.timeout(STORM_S * 20), asyncio.TaskGroup() as storm:
                 storm.create_task(self._disturb(processes))
                 for _ in range(3):
                     storm.create_task(self._give_commands(processes))
-            self.has_faults = False
+            self.has_faults, self._sqlite.probability = False, 0.0
             for process in processes:
                 process.end_faults()
             await self._settle()
@@ -336,16 +362,16 @@ class _Simulation:
         """Wait until the last request has arrived and the store is empty, or for `CALM_S`."""
         await asyncio.sleep(LONGEST_S)
         for _ in range(CALM_S):
-            if not await self.store.search(Query(limit=1)):
+            if not await self._store.search(Query(limit=1)):
                 return
             await asyncio.sleep(1)
 
     async def _final(self) -> h.Final:
-        left = await self.store.search(Query(limit=1000))
+        left = await self._store.search(Query(limit=1000))
         pending = [
             h.PendingNote(each.record.id, each.record.revision, str(each.state), each.next_attempt_ms) for each in left
         ]
-        letters = await self.store.dead_letters(limit=1000)
+        letters = await self._store.dead_letters(limit=1000)
         dead: list[tuple[str, int, str]] = [(each.record.id, each.record.revision, each.reason) for each in letters]
         leases = sum(each.state is State.IN_FLIGHT for each in left)
         return h.Final(now_ms=self.clock.now_ms(), pending=pending, dead=dead, leases=leases)

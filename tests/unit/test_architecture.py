@@ -382,6 +382,35 @@ def clock_reads(source: Source) -> Iterator[str]:
         yield f"{source}: imports from `time`, which hides clocks from this test: import the module"
 
 
+def test_no_promise_needs_an_assertion() -> None:
+    """`python -O` removes assertions, so they only narrow types. The conformance suite's assertions are pytest's."""
+    report(
+        f"{source}: assert {ast.unparse(node.test)}"
+        for source in sources().values()
+        if not source.name.startswith("testing.conformance")
+        for node in source.nodes
+        if isinstance(node, ast.Assert) and not narrows(node.test)
+    )
+
+
+def narrows(test: ast.expr) -> bool:
+    """Return whether a condition tells a type checker the type of a value, and calls nothing else."""
+    match test:
+        case ast.BoolOp(values=values):
+            return all(map(narrows, values))
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            return narrows(inner)
+        case ast.Call(func=ast.Name(id="isinstance"), args=[checked, _]):
+            return is_value(checked)
+        case ast.Compare(left=checked, ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return is_value(checked)
+    return False
+
+
+def is_value(node: ast.expr) -> bool:
+    return not any(isinstance(each, ast.Call | ast.Await | ast.NamedExpr) for each in ast.walk(node))
+
+
 def test_every_task_has_a_group() -> None:
     report(offence for source in sources().values() for offence in loose_tasks(source))
 

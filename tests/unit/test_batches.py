@@ -375,6 +375,54 @@ async def test_a_message_that_is_replaced_between_two_halves_does_not_run_in_its
     assert stage.runs == [[1, 2, 3, 4], [1, 2], [3]]
 
 
+async def fail_in_outage(stage: Stage) -> None:
+    """Run a batch that fails when its leases have ended, because the store has not answered for longer than a lease."""
+
+    async def work(events: list[Work], context: Context) -> None:
+        stage.run(events, context, None)
+        if len(events) == 4:
+            stage.store.inject("unavailable", "renew", "tidy", "claim", "settle", times=None)
+            await asyncio.sleep(20)
+            raise ValueError("not together")
+        stage.done.update(event.number for event in events)
+
+    stage.scheduler.add_handler(work, concurrency=1)
+    await stage.schedule(1, 2, 3, 4)
+    await asyncio.sleep(40)
+    assert stage.runs == [[1, 2, 3, 4]], "no half begins while another process may have claimed its messages"
+
+
+async def test_s7_halves_whose_leases_have_ended_wait_for_the_renewal(stage: Stage) -> None:
+    async with stage.scheduler:
+        await fail_in_outage(stage)
+        stage.store.heal()
+        await asyncio.sleep(5)
+    assert stage.runs == [[1, 2, 3, 4], [1, 2], [3, 4]]
+    assert stage.done == Counter([1, 2, 3, 4])
+
+
+async def test_s7_halves_whose_messages_others_have_claimed_do_not_run(stage: Stage) -> None:
+    async with stage.scheduler:
+        await fail_in_outage(stage)
+        async with stage.store.memory.work(new_id(), ["Work"]) as other:
+            await other.tidy(["Work"], limit=10)
+            claimed = await other.claim({"Work": Demand(2)}, request=new_id(), lease_ms=15_000)
+            assert [claim.record.id for claim in claimed.claims] == ["1", "2"]
+            stage.store.heal()
+            await asyncio.sleep(5)
+            assert stage.runs == [[1, 2, 3, 4], [3, 4]]
+
+
+async def test_halves_that_wait_for_a_renewal_go_back_when_the_scheduler_closes(stage: Stage) -> None:
+    async with stage.scheduler:
+        await fail_in_outage(stage)
+        stage.store.heal()
+        start = stage.clock.monotonic_ms()
+    assert stage.clock.monotonic_ms() - start < 5_000
+    assert stage.runs == [[1, 2, 3, 4]]
+    assert {each.attempt for call in stage.store.made("settle") for each in call.asked} == {0}
+
+
 # --- ends -------------------------------------------------------------------------------------------------
 
 

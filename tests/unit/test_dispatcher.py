@@ -14,7 +14,7 @@ import pytest
 from aiodelay import Context, Message, Scheduler
 from aiodelay.core.ids import new_id, new_op
 from aiodelay.core.transitions import LONGEST_TRIAL_MS, NO_OP, SILENT_LEASES, Trials
-from aiodelay.core.values import LEASE_MS, After, Demand, Envelope, Put, PutBack, Query, Record
+from aiodelay.core.values import LEASE_MS, After, CancelOutcome, Demand, Envelope, Put, PutBack, Query, Record
 from aiodelay.memory import MemoryStore
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
 from aiodelay.testing.faults import Fault
@@ -179,6 +179,34 @@ async def test_a_claim_without_an_answer_is_repeated_with_its_request_until_it_h
         assert len({call.request for call in calls[4:]}) == len(calls) - 4, "each answered claim is followed by a new"
     assert stage.ids == [f"m{n}" for n in range(5)]
     assert await stage.lapses() == 0
+
+
+async def test_s5_a_message_that_is_cancelled_while_its_claim_is_repeated_does_not_run(clock: VirtualClock) -> None:
+    stage = Stage(clock)
+    async with stage.scheduler:
+        await stage.put("m", after_s=1)
+        await asyncio.sleep(0.5)  # the claims before the due time have been answered
+        stage.store.inject("reply_lost", "claim", times=None)
+        await asyncio.sleep(4)  # longer than the longest pause between two calls
+        assert await stage.scheduler.cancel("m") == CancelOutcome.IN_FLIGHT
+        await asyncio.sleep(1)
+        stage.store.heal()
+        await asyncio.sleep(60)
+    assert stage.ids == []
+
+
+async def test_l1_the_lease_of_a_repeated_claim_is_renewed_as_one_that_began_with_the_first_call(
+    clock: VirtualClock,
+) -> None:
+    stage = Stage(clock, takes_s=60)
+    async with stage.scheduler:
+        await stage.put("m", after_s=1)
+        await asyncio.sleep(0.5)  # the claims before the due time have been answered
+        stage.store.inject("reply_lost", "claim", times=None)
+        await asyncio.sleep((LEASE_MS - LONGEST_PAUSE_MS) / 1000)
+        stage.store.heal()
+        await asyncio.sleep(90)
+    assert (stage.ids, await stage.lapses()) == (["m"], 0)
 
 
 # --- when it looks ----------------------------------------------------------------------------------------

@@ -116,19 +116,21 @@ class Tale:
         by: str = "p",
         attempt: int = 1,
         digest: str = "",
+        token: int = 0,
         result: Literal["ok", "failed", "cancelled", ""] = "ok",
     ) -> Tale:
         delivery = f"{id_}/{REVISION + version}/{EPOCH_MS + due}"
         digest = digest or f"{id_}{version}"
-        started = h.RunStarted(id=id_, delivery_id=delivery, attempt=attempt, lane="x", digest=digest)
+        started = h.RunStarted(id=id_, delivery_id=delivery, attempt=attempt, lane="x", digest=digest, token=token)
         self.tell(started, by=by)
         if result:
-            self.tell(h.RunEnded(delivery_id=delivery, attempt=attempt, result=result), by=by)
+            self.tell(h.RunEnded(delivery_id=delivery, attempt=attempt, token=token, result=result), by=by)
         return self
 
-    def end_run(self) -> Tale:
-        """End the oldest run of `a` that goes on."""
-        self.tell(h.RunEnded(delivery_id=f"a/{REVISION}/{EPOCH_MS + 10}", attempt=1, result="ok"), by="p")
+    def end_run(self, token: int = 0) -> Tale:
+        """End the oldest run of `a` that goes on, of the claim with this token."""
+        delivery = f"a/{REVISION}/{EPOCH_MS + 10}"
+        self.tell(h.RunEnded(delivery_id=delivery, attempt=1, token=token, result="ok"), by="p")
         return self
 
     def settle(
@@ -207,6 +209,36 @@ def runs_twice_at_once() -> Tale:
     first = story.token
     story.wait(1_100).claim().run(result="").end_run().settle(outcome="gone", token=first)
     return story.end_run().settle().final()
+
+
+def claims_twice() -> tuple[Tale, int, int]:
+    """Process p claims a message, its lease ends, and p claims it again. Return the tokens too."""
+    story = Tale().put().wait(10).claim()
+    first = story.token
+    story.wait(1_100).claim(lapses=1)
+    return story, first, story.token
+
+
+def later_claim_ends_first() -> Tale:
+    story, first, second = claims_twice()
+    story.run(result="", token=first).run(result="", token=second)
+    return story.end_run(second).settle(token=second).end_run(first).settle(outcome="gone", token=first).final()
+
+
+def earlier_claim_runs_last() -> Tale:
+    story, first, second = claims_twice()
+    return story.run(token=second).settle(token=second).run(token=first).settle(outcome="gone", token=first).final()
+
+
+def settles_for_the_run_of_another_claim() -> Tale:
+    story, first, second = claims_twice()
+    return story.run(token=first).settle(token=second).final()
+
+
+def joined_in_flight() -> Tale:
+    """An item joins a message in flight, and is delivered after it with a revision that no command was answered."""
+    story = Tale().put(joins=True).wait(10).claim().run(result="").put(joins=True, answer="replaced").end_run()
+    return story.settle().claim(version=1).run(version=1, digest="joined").settle(version=1).final()
 
 
 def zombie_settles() -> Tale:
@@ -392,6 +424,9 @@ CLEAN: dict[str, Callable[[], Tale]] = {
     "rescheduled": lambda: (
         Tale().put().command("reschedule", "rescheduled", at=50).wait(50).claim(due=50).run(due=50).settle().final()
     ),
+    "two runs of one attempt at once, the later claim's ends first": later_claim_ends_first,
+    "a run of an earlier claim": earlier_claim_runs_last,
+    "an item that joined a message in flight": joined_in_flight,
 }
 
 GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
@@ -459,6 +494,7 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
         lambda: Tale().put().wait(10).claim().run(result="failed").settle().final(),
         Limits(),
     ),
+    "S3 settled after a run of another claim": ("S3", settles_for_the_run_of_another_claim, Limits()),
     "S4 the version that was replaced": (
         "S4",
         lambda: (

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from aiodelay import Every, Late, Later, Retry, Scheduler
-from aiodelay.core.values import DeadLetter
+from aiodelay.core.values import CancelOutcome, DeadLetter
 from aiodelay.errors import ClosedError
+from aiodelay.memory import MemoryStore
 from aiodelay.model import Conflict
 from aiodelay.testing import VirtualClock, assert_delivered, on_virtual_time
 from aiodelay.testing import history as h
+from aiodelay.testing.faults import FaultyStore
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -82,6 +84,8 @@ async def test_each_kind_of_run_is_recorded_with_its_result(shop: Scheduler, pat
     report.verify()
     assert runs(path, "work done") == runs(path, "plain done") == runs(path, "batched done") == ["ok"]
     assert runs(path, "out") == ["ok"]
+    attempts = h.Story(h.read(path)).attempts
+    assert all(each.lease is not None and each.start.token == each.lease.note.token for each in attempts)
     assert runs(path, "work later") == ["failed", "ok"]
     assert runs(path, "work broken") == runs(path, "batched broken") == ["failed", "failed"]
 
@@ -103,6 +107,30 @@ async def test_messages_that_a_program_takes_are_recorded(shop: Scheduler, path:
         taking.cancel()
 
     (await recorded(shop, path, body)).verify()
+
+
+async def test_the_claims_of_a_repeated_request_count_from_its_first_call(path: Path, clock: VirtualClock) -> None:
+    """Another process cancels a message between the two calls. The store had claimed it at the first call."""
+    memory = MemoryStore(clock=clock)
+    store = FaultyStore(memory)
+    worker = Scheduler(store, clock=clock)
+
+    @worker.handler(name="work")
+    async def work(payload: bytes) -> None: ...
+
+    with h.History(path, "worker", clock=clock) as first, h.History(path, "other", clock=clock) as second:
+        h.record(worker, first)
+        other = Scheduler(memory, clock=clock, dispatch=False)
+        h.record(other, second)
+        async with worker, other:
+            await other.schedule(b"", to="handler:work", id="m", delay="1s")
+            store.inject("reply_lost", "claim", times=None)
+            await asyncio.sleep(4)  # longer than the longest pause between two calls
+            assert await other.cancel("m") == CancelOutcome.IN_FLIGHT
+            store.heal()
+            await asyncio.sleep(5)
+    h.check_file(path).verify()
+    assert runs(path, "m") == ["ok"]
 
 
 async def test_each_command_is_recorded_with_its_answer(shop: Scheduler, path: Path) -> None:

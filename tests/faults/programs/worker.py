@@ -137,8 +137,9 @@ class Handling:
 
     async def handle(self, payload: bytes, context: Context) -> None:
         digest = h.digest_of(payload, context.key, context.headers)
+        delivery_id, attempt, token = context.delivery_id, context.attempt, context._claim.token
         started = h.RunStarted(
-            id=context.id, delivery_id=context.delivery_id, attempt=context.attempt, lane=self._lane, digest=digest
+            id=context.id, delivery_id=delivery_id, attempt=attempt, lane=self._lane, digest=digest, token=token
         )
         self._history.write(started)
         self._runs += 1
@@ -153,7 +154,7 @@ class Handling:
             result = "cancelled"
             raise
         finally:
-            self._history.write(h.RunEnded(delivery_id=context.delivery_id, attempt=context.attempt, result=result))
+            self._history.write(h.RunEnded(delivery_id=delivery_id, attempt=attempt, token=token, result=result))
 
     async def _do(self, context: Context) -> None:
         """Do one of `die:<ms>`, `fail:<times>`, `down:<until epoch ms>`, `block`, `spin`, `hog:<ms>`, `fork:<how>`, or

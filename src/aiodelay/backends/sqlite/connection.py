@@ -36,6 +36,7 @@ __all__ = [
     "failure_of",
     "file_uri",
     "made_by",
+    "open_error",
 ]
 
 APPLICATION_ID = 0x61696F64  # "aiod"
@@ -169,7 +170,7 @@ class Database:
                 self._prepare()
         except sqlite3.Error as error:
             self.connection.close()
-            raise _open_error(error, path) from error
+            raise open_error(error, path) from error
         except BaseException:
             self.connection.close()
             raise
@@ -321,7 +322,7 @@ def _opened(path: str, *, may_create: bool) -> sqlite3.Connection:
     try:
         return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, cached_statements=256)
     except sqlite3.Error as error:
-        raise _open_error(error, path) from error
+        raise open_error(error, path) from error
 
 
 def file_uri(path: str, *, may_create: bool = False) -> str:
@@ -333,7 +334,8 @@ def file_uri(path: str, *, may_create: bool = False) -> str:
     return f"{Path(path).as_uri()}?mode={'rwc' if may_create else 'rw'}"
 
 
-def _open_error(error: sqlite3.Error, path: str) -> Exception:
+def open_error(error: sqlite3.Error, path: str) -> Exception:
+    """Return the error to raise for an SQLite error that kept a file from being opened."""
     if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
         return StoreMismatchError(
             "sqlite file", repr(path), f"a database that SQLite can read; SQLite reports: {error}"

@@ -19,7 +19,7 @@ from aiodelay.core.pulse import ANSWER_MS
 from aiodelay.errors import ClosedError, StoreTooNewError
 from aiodelay.ports.clock import Clock
 
-from .connection import BAD_VALUE, Database, Failure, bad_value, failure_of
+from .connection import BAD_VALUE, Database, Failure, bad_value, failure_of, open_error
 from .tables import Tables
 
 __all__ = ["Job", "Writer"]
@@ -138,6 +138,9 @@ class Writer:
             self._database.commit()
             self._data_version = -1
             self._has_foreign()
+        except sqlite3.Error as error:
+            self._database.close()
+            raise open_error(error, self._path) from error
         except BaseException:
             self._database.close()
             raise

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from aiodelay.core.transitions import is_suspect
+from aiodelay.core.transitions import is_suspect, token_deadline_ms
 from aiodelay.core.values import MAX_CLAIM_MESSAGES, Demand
 from aiodelay.errors import HandlerResultError
 from aiodelay.handlers.context import RunContext
@@ -29,6 +29,9 @@ __all__ = ["BatchSubscription"]
 log: logging.Logger = logging.getLogger("aiodelay.handlers")
 
 ALLOWED = "None, or a list with None, Later(delay) or Reject(reason) for each message, in order"
+
+RENEWAL_CHECK_S = 0.1
+"""If the lease of a part has ended, the interval of the checks whether the store has renewed it."""
 
 
 class _Message(NamedTuple):
@@ -146,10 +149,13 @@ class BatchSubscription(HandlerSubscription):
 
     def _may_run(self, held: Held) -> bool:
         """Return whether a message may run now. If not, give it back."""
-        if held.is_lost or held.is_unwanted or not held.book.may_begin():
+        if _is_to_go_back(held) or self._is_lease_over(held):
             release(held)
             return False
         return True
+
+    def _is_lease_over(self, held: Held) -> bool:
+        return token_deadline_ms(held.claim.token) <= self.now_ms()
 
     # --- runs ---------------------------------------------------------------------------------------------
 
@@ -187,7 +193,7 @@ class BatchSubscription(HandlerSubscription):
         """Run a batch. If the run fails, run its halves, until the messages that fail are alone."""
         halving = Halving(batch)
         while part := halving.next():
-            wanted = [message for message in part if self._may_run(message.held)]
+            wanted = await self._runnable(part)
             failure = await self._run_part(wanted) if wanted else None
             if failure is None:
                 halving.succeeded()
@@ -201,10 +207,23 @@ class BatchSubscription(HandlerSubscription):
             else:
                 await self._fail_together([*wanted, *halving.rest()], failure)
 
+    async def _runnable(self, part: Sequence[_Message]) -> list[_Message]:
+        """Return the messages of a part that may run now. Give the others back.
+
+        If a lease has ended, wait until the store has answered the renewal: another process may have claimed the
+        message. The store may be away, or the previous run has blocked the event loop. A drain ends this wait.
+        """
+        while not self.is_draining and any(map(self._waits_for_renewal, part)):  # noqa: ASYNC110 - rare, and a cheap check
+            await asyncio.sleep(RENEWAL_CHECK_S)
+        return [message for message in part if self._may_run(message.held)]
+
+    def _waits_for_renewal(self, message: _Message) -> bool:
+        return self._is_lease_over(message.held) and not _is_to_go_back(message.held)
+
     async def _fail_together(self, messages: Sequence[_Message], failure: BaseException) -> None:
         """Retry messages later that have failed together. Run a message alone before it becomes a dead letter."""
         for message in messages:
-            if not self._may_run(message.held):
+            if not await self._runnable([message]):
                 continue
             own: BaseException | None = failure
             if self._settlements.would_give_up(message.held, failure):
@@ -279,6 +298,11 @@ class BatchSubscription(HandlerSubscription):
     def _release(self, messages: Sequence[_Message]) -> None:
         for held, *_ in messages:
             release(held)
+
+
+def _is_to_go_back(held: Held) -> bool:
+    """Return whether a message must not run in this process, for a reason other than the end of its lease."""
+    return held.is_lost or held.is_unwanted or not held.book.may_begin()
 
 
 def _is_open(held: Held) -> bool:

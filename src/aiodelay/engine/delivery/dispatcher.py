@@ -243,10 +243,10 @@ class Dispatcher:
 
     async def _answered(self, demand: Mapping[Lane, Demand]) -> Claimed:
         request = new_id()
+        asked_at_ms = self._book.clock.monotonic_ms()  # the leases may have begun with the first of several calls
         backoff = Backoff()
         while True:
             try:
-                asked_at_ms = self._book.clock.monotonic_ms()
                 claimed = await self._work.claim(demand, request=request, lease_ms=self._lease_ms)
             except Exception as error:
                 self._note_turns(demand, ())

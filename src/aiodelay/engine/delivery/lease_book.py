@@ -245,7 +245,7 @@ class LeaseBook:
         self._wakeup.set()
 
     def read(self, asked_at_ms: int) -> None:
-        """Note when this process sent the claim that the store has just answered."""
+        """Note when this process first sent the claim that the store has just answered."""
         self._asked_at_ms = asked_at_ms
         if self._least:  # later claims are answered with the newest versions, so older notes are not needed any more
             self._least = {each: noted for each, noted in self._least.items() if noted[1] >= asked_at_ms}

@@ -419,6 +419,8 @@ class PositionRules(Bench):
         refused, stored = await stage.store.apply(puts, source=SourcePosition("topic", 0, 1))
         assert (isinstance(refused, Refused), isinstance(stored, Stored)) == (True, True)
         assert await stage.store.position("topic") == 1
+        (alone,) = await stage.store.apply(puts[:1], source=SourcePosition("topic", 1, 2))
+        assert (alone, await stage.store.position("topic")) == (Refused("duplicate"), 2)
 
 
 class CommandRules(

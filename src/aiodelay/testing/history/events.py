@@ -196,21 +196,33 @@ class Renewed(_Event, tag="renewed"):
 
 
 class RunStarted(_Event, tag="run"):
-    """A handler or a sink has received a message. `lane` is empty if a handler reads the lane from a list or topic."""
+    """A handler or a sink has received a message.
+
+    Attributes:
+        id: The message id; for an occurrence of a series, the id of the series.
+        delivery_id: The delivery id.
+        attempt: The number of the attempt, from 1.
+        lane: The lane; empty if a handler reads the lane from a list or topic.
+        digest: The digest of the message (`digest_of`).
+        token: The token that the claim had when the run began; 0 = not known. Then the run counts as a run of the
+            latest claim of the message in this process.
+    """
 
     id: str
     delivery_id: str
     attempt: int
     lane: str
     digest: str
+    token: int = 0
 
 
 class RunEnded(_Event, tag="ran"):
-    """A run has ended. Only the result `ok` counts as delivered."""
+    """A run has ended. Only the result `ok` counts as delivered. `token` is the same as in `RunStarted`."""
 
     delivery_id: str
     attempt: int
     result: Literal["ok", "failed", "cancelled"]
+    token: int = 0
 
 
 class Moved(_Event, tag="moved"):

@@ -61,7 +61,7 @@ def _groups(events: Sequence[h.Event], ids: frozenset[str]) -> list[Group]:
                 groups[event.process, event.call] += [] if asked is None else _call(asked, event, ids)
             case h.RunStarted() | h.RunEnded():
                 if base_id(event.delivery_id.rsplit("/", 2)[0]) in ids:
-                    groups[event.process, event.delivery_id, event.attempt].append(event)
+                    groups[event.process, event.delivery_id, event.attempt, event.token].append(event)
             case h.PuttingBack():
                 batch = [each for each in event.batch if base_id(each[0]) in ids]
                 groups[event.process, event.at_ns] += [replace(event, batch=batch)] if batch else []

@@ -127,11 +127,14 @@ class RecordedFeed(ForwardingFeed):
     def __init__(self, work: Feed, history: h.History, *, puts_back: bool = False) -> None:
         super().__init__(work)
         self._history, self._puts_back = history, puts_back
+        self._unanswered: dict[str, h.Claiming] = {}  # the last request, if its call has failed
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
-        """Claim messages."""
-        asked = self._history.stamp(h.Claiming(call=self._history.next_call()))
+        """Claim messages. The store may have claimed the messages of a repeated request at its first call."""
+        asked = self._unanswered.get(request) or self._history.stamp(h.Claiming(call=self._history.next_call()))
+        self._unanswered = {request: asked}
         claimed = await self._work.claim(demand, request=request, lease_ms=lease_ms)
+        self._unanswered.clear()
         self._claimed(asked, claimed)
         return claimed
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
-from typing import Literal, Protocol
+from contextvars import ContextVar
+from typing import Literal, NamedTuple
 
 from aiodelay.core.transitions import base_id, delivery_id
 from aiodelay.core.values import (
-    Claim,
     DeadKey,
     Delivery,
     Done,
@@ -24,6 +25,7 @@ from aiodelay.core.values import (
     Settlement,
     Stored,
 )
+from aiodelay.engine.observer import ObservedClaim
 from aiodelay.ports import DeadLetters, Feed, LocalFeed, Sink, Transferring, Work
 from aiodelay.ports.carrier import Carrier
 from aiodelay.scheduler import Context, Scheduler
@@ -62,10 +64,30 @@ def count_resources(phase: Literal["baseline", "end"]) -> h.Resources:
     return h.Resources(phase=phase, tasks=tasks, threads=threads, files=files)
 
 
-class _Held(Protocol):
-    """A claim of this process. The engine's `Held` implements it."""
+class _Run(NamedTuple):
+    """An attempt at delivering a message. The token of its claim tells it from other runs of the same attempt."""
 
-    claim: Claim
+    delivery_id: str
+    attempt: int
+    token: int
+
+
+_RUNS: ContextVar[Sequence[_Run]] = ContextVar("aiodelay_recorded_runs")
+"""The runs under way in a handler's context: one run for each message."""
+
+
+class _RecordedRuns:
+    """The observer's object for an attempt, and for a run of a handler of batches."""
+
+    def __init__(self, runs: Sequence[_Run]) -> None:
+        self.runs = runs
+
+    def enter(self, variables: contextvars.Context) -> None:
+        variables.run(_RUNS.set, self.runs)
+
+    def failed(self, error: BaseException) -> None: ...
+
+    def end(self, error: BaseException | None) -> None: ...
 
 
 class _Recorder:
@@ -77,7 +99,7 @@ class _Recorder:
 
     def __init__(self, history: h.History) -> None:
         self._history = history
-        self._runs: set[tuple[str, int]] = set()
+        self._open: set[_Run] = set()
         self._lanes_of_sources: set[Lane] = set()
 
     # --- commands -----------------------------------------------------------------------------------------
@@ -119,33 +141,35 @@ class _Recorder:
 
     # --- runs ---------------------------------------------------------------------------------------------
 
-    def begin(self, held: _Held, lateness_ms: int) -> None:
+    def begin(self, held: ObservedClaim, lateness_ms: int) -> None:
         record = held.claim.record
-        self._runs.add(_run_of(record))
-        self._history.write(self._started(record))
+        run = _Run(delivery_id(record), record.attempt + 1, held.claim.token)
+        held.attempt = _RecordedRuns((run,))
+        self._open.add(run)
+        self._history.write(self._started(record, run))
 
-    def begin_batch(self, held: Sequence[_Held]) -> _UnobservedBatch:
-        return _UnobservedBatch()
+    def begin_batch(self, held: Sequence[ObservedClaim]) -> _RecordedRuns:
+        return _RecordedRuns([run for each in held for run in _runs_of(each)])
 
     async def around(self, context: Context, call_next: Callable[[Context], Awaitable[object]]) -> object:
         """Note the end of a handler's run: a middleware. Only a run that returns None has delivered its message."""
         result: object = _NOTHING
         cancelled = False
+        runs = _RUNS.get()
         try:
             result = await call_next(context)
         except asyncio.CancelledError:
             cancelled = True
             raise
         finally:
-            messages = context.messages
-            results = result if isinstance(result, list) and len(result) == len(messages) else [result] * len(messages)
-            for each, one in zip(messages, results, strict=True):
-                self._ended(
-                    (each.delivery_id, each.attempt), "cancelled" if cancelled else "ok" if one is None else "failed"
-                )
+            results = result if isinstance(result, list) and len(result) == len(runs) else [result] * len(runs)
+            for run, one in zip(runs, results, strict=True):
+                self._ended(run, "cancelled" if cancelled else "ok" if one is None else "failed")
         return result
 
-    async def send(self, sink: Sink, held: Sequence[_Held], deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
+    async def send(
+        self, sink: Sink, held: Sequence[ObservedClaim], deliveries: Sequence[Delivery]
+    ) -> Sequence[SendOutcome]:
         for each in held:
             self.begin(each, 0)
         outcomes: Sequence[SendOutcome] = ()
@@ -154,32 +178,35 @@ class _Recorder:
         finally:
             for i, each in enumerate(held):
                 is_sent = i < len(outcomes) and isinstance(outcomes[i], Sent)
-                self._ended(_run_of(each.claim.record), "ok" if is_sent else "failed")
+                for run in _runs_of(each):
+                    self._ended(run, "ok" if is_sent else "failed")
         return outcomes
 
-    def settled(self, held: _Held, settlement: Settlement) -> Settlement:
-        run = _run_of(held.claim.record)
-        if run in self._runs:
-            is_done = isinstance(settlement, Done) and settlement.outcome == "delivered"
+    def settled(self, held: ObservedClaim, settlement: Settlement) -> Settlement:
+        is_done = isinstance(settlement, Done) and settlement.outcome == "delivered"
+        for run in self._open.intersection(_runs_of(held)):
             self._ended(run, "ok" if is_done else "failed")
         return settlement
 
-    def left(self, held: _Held) -> None:
-        self._runs.discard(_run_of(held.claim.record))
+    def left(self, held: ObservedClaim) -> None:
+        self._open.difference_update(_runs_of(held))
 
-    def _started(self, record: Record) -> h.RunStarted:
+    def _started(self, record: Record, run: _Run) -> h.RunStarted:
         envelope = record.envelope
         return h.RunStarted(
             id=base_id(envelope.id),
-            delivery_id=delivery_id(record),
-            attempt=record.attempt + 1,
+            delivery_id=run.delivery_id,
+            attempt=run.attempt,
             lane="" if envelope.lane in self._lanes_of_sources else envelope.lane,
             digest=h.digest_of(envelope.payload, envelope.key, envelope.headers),
+            token=run.token,
         )
 
-    def _ended(self, run: tuple[str, int], result: Literal["ok", "failed", "cancelled"]) -> None:
-        self._runs.discard(run)
-        self._history.write(h.RunEnded(delivery_id=run[0], attempt=run[1], result=result))
+    def _ended(self, run: _Run, result: Literal["ok", "failed", "cancelled"]) -> None:
+        self._open.discard(run)
+        self._history.write(
+            h.RunEnded(delivery_id=run.delivery_id, attempt=run.attempt, token=run.token, result=result)
+        )
 
     # --- the opening --------------------------------------------------------------------------------------
 
@@ -195,14 +222,9 @@ class _Recorder:
 _NOTHING = object()
 
 
-class _UnobservedBatch:
-    def enter(self, variables: object) -> None: ...
-
-    def end(self, error: BaseException | None) -> None: ...
-
-
-def _run_of(record: Record) -> tuple[str, int]:
-    return delivery_id(record), record.attempt + 1
+def _runs_of(held: ObservedClaim) -> Sequence[_Run]:
+    """Return the run of a claim, or nothing if it has not begun."""
+    return held.attempt.runs if isinstance(held.attempt, _RecordedRuns) else ()
 
 
 def _redriven(call: int, outcome: Outcome) -> h.Returned:

@@ -307,6 +307,8 @@ def _candidates(
 ) -> list[Operation]:
     """Return the commands that may have made the delivered version.
 
+    Items that join a message in flight are answered with its revision, and are delivered later with another one.
+
     Args:
         attempt: The run.
         put: The command that was answered with the revision of this version; None if no command was.
@@ -316,7 +318,11 @@ def _candidates(
     if put is None:
         is_repeated = attempt.lease is not None and attempt.lease.is_in_doubt  # its server lost it before
         has_redrive = any(each.call.op == "redrive" for each in of_id)
-        return schedules if is_repeated or has_redrive else [each for each in schedules if each.may_be_put]
+        return (
+            schedules
+            if is_repeated or has_redrive
+            else [each for each in schedules if each.may_be_put or each.call.joins]
+        )
     return schedules if put.call.op == "redrive" else [put]
 
 

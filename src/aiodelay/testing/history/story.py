@@ -6,8 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from aiodelay.core.transitions import base_id, token_deadline_ms
+from aiodelay.core.transitions import base_id, occurrence_id, token_deadline_ms
 
 from .events import (
     Blocked,
@@ -36,6 +37,8 @@ from .events import (
 __all__ = ["NEVER", "Attempt", "Fault", "Lease", "Operation", "Settlement", "Story"]
 
 NEVER: float = math.inf
+_Run: TypeAlias = tuple[str, str, int, int]
+"""The process of a run, its delivery id, its attempt and its token."""
 
 
 @dataclass(slots=True)
@@ -155,6 +158,10 @@ class Fault:
     what: str
 
 
+def _run_of(event: RunStarted | RunEnded) -> _Run:
+    return event.process, event.delivery_id, event.attempt, event.token
+
+
 class Story:
     """The joined events of a history.
 
@@ -183,8 +190,8 @@ class Story:
         self._calls: dict[tuple[str, int], Operation | Claiming | list[Settlement] | Renewing] = {}
         self._by_token: dict[tuple[str, str, int], Lease] = {}
         self._latest: dict[tuple[str, str, int], Lease] = {}
-        self._running: dict[tuple[str, str, int], list[Attempt]] = defaultdict(list)
-        self._ended: dict[tuple[str, str, int], Attempt] = {}
+        self._running: dict[_Run, list[Attempt]] = defaultdict(list)
+        self._ended: dict[_Run, Attempt] = {}
         for event in events:
             self._tell(event)
             self._last_ns[event.process] = event.at_ns
@@ -243,7 +250,7 @@ class Story:
                 self.final = event
 
     def _run_ended(self, event: RunEnded) -> None:
-        key = event.process, event.delivery_id, event.attempt
+        key = _run_of(event)
         if running := self._running[key]:
             self._ended[key] = running.pop(0)
         attempt = self._ended[key]  # the run of a message in a batch may end twice: with the batch, and by itself
@@ -297,10 +304,20 @@ class Story:
                 self._by_token[event.process, message_id, to] = lease
 
     def _run_started(self, event: RunStarted) -> None:
-        revision = int(event.delivery_id.rsplit("/", 2)[1])
-        attempt = Attempt(event, self._latest.get((event.process, event.id, revision)))
+        attempt = Attempt(event, self._claim_of(event))
         self.attempts.append(attempt)
-        self._running[event.process, event.delivery_id, event.attempt].append(attempt)
+        self._running[_run_of(event)].append(attempt)
+
+    def _claim_of(self, event: RunStarted) -> Lease | None:
+        """Return the claim to which a run belongs. A retried occurrence was claimed under an id of its own."""
+        _, revision, due_ms = event.delivery_id.rsplit("/", 2)
+        if not event.token:
+            return self._latest.get((event.process, event.id, int(revision)))
+        claims = (
+            self._by_token.get((event.process, claimed, event.token))
+            for claimed in (occurrence_id(event.id, int(due_ms)), event.id)
+        )
+        return next(filter(None, claims), None)
 
     def _process(self, event: Process) -> None:
         match event.what:

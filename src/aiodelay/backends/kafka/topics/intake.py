@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
@@ -38,7 +38,6 @@ from aiodelay.core.values import (
     Put,
     Refused,
     SourcePosition,
-    Stored,
     Unknown,
 )
 from aiodelay.errors import StoreUnavailableError, cut
@@ -132,6 +131,7 @@ class Intake:
         self._name = f"{place.topic}/{place.partition}"
         self._id = ""
         self._written: set[int] = set()
+        self._refused: list[tuple[ConsumerRecord, str]] = []  # by the store, and not yet in the dead topic
         self._failures, self._cut_off_at, self._check_at = 0, 0.0, 0.0
 
     async def run(self) -> None:
@@ -151,6 +151,7 @@ class Intake:
             await asyncio.sleep(pause_s(self._failures))
 
     async def _take_in(self) -> None:
+        await self._bury_refused()
         await self._may_go_on()  # first, because asking the store for the position fences off the earlier reader
         consumer = consumer_of(self._cluster, max_partition_fetch_bytes=FETCH_BYTES)
         try:
@@ -288,18 +289,28 @@ class Intake:
         """
         with self._around([put for _, put in puts]) as given:
             outcomes = await self._store.apply(given, source=source)
-        if not any(isinstance(outcome, Stored) for outcome in outcomes):
-            if not puts and await self._store.position(source.source) == source.position:
-                return
-            raise _not_stored(self._store.name, next(iter(outcomes), Refused("passed")))
-        left = [
+        failure = _failure_of(outcomes)
+        if not puts and await self._store.position(source.source) != source.position:
+            failure = Refused("passed")
+        if failure is not None:
+            raise _not_stored(self._store.name, failure)
+        self._refused += [
             (record, f"the store refuses it: {outcome.reason} {outcome.detail}")
             for (record, _), outcome in zip(puts, outcomes, strict=True)
             if isinstance(outcome, Refused)
         ]
-        await self._bury(left)
+        await self._bury_refused()
 
     # --- refused records ----------------------------------------------------------------------------------
+
+    async def _bury_refused(self) -> None:
+        """Write the records that the store has refused to the dead topic. The store's position is behind them already.
+
+        Raises:
+            StoreUnavailableError, KafkaError, TimeoutError, OSError: Not all records were written. Call again.
+        """
+        await self._bury(self._refused)
+        self._refused.clear()
 
     async def _bury(self, refused: Sequence[tuple[ConsumerRecord, str]]) -> None:
         """Write refused records to the dead topic, each once, as far as this process knows.
@@ -351,10 +362,23 @@ class Intake:
         return Outgoing(self._dead_topic, None, None, _dead_headers(record, reason))
 
 
-def _not_stored(store: str, outcome: Outcome) -> Exception:
+def _failure_of(outcomes: Sequence[Outcome]) -> Refused | Unknown | None:
+    """Return why a store has carried out no command of a batch and has not moved the position; None if it has.
+
+    If the store has carried the batch out, it may have refused each put for a reason of this put. Then the position has
+    moved too.
+    """
+    failures = [each for each in outcomes if isinstance(each, Unknown) or _is_of_batch(each)]
+    return failures[0] if len(failures) == len(outcomes) > 0 else None
+
+
+def _is_of_batch(outcome: Outcome) -> TypeGuard[Refused]:
+    return isinstance(outcome, Refused) and outcome.reason in ("passed", "unavailable", "full")
+
+
+def _not_stored(store: str, outcome: Refused | Unknown) -> Exception:
     if isinstance(outcome, Unknown):
         return _OvertakenError(f"the store's answer was lost ({outcome.detail}): the position is read again")
-    assert isinstance(outcome, Refused)
     if outcome.reason == "passed":
         return _OvertakenError("another reader has stored the next records")
     return StoreUnavailableError(store, f"{outcome.reason}: {outcome.detail}")

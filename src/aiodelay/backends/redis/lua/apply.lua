@@ -2,7 +2,8 @@
 --@ base record moves
 -- ARGV[4] to ARGV[6] the name of an intake, its position before these commands, and its position after them. If the
 --   stored position is not the position before the commands, no command is carried out, and every answer is 'P'. There
---   is one answer 'P' if there are no commands. A position is text: `aiodelay.backends.redis.records.positions`.
+--   is one answer 'P' if there are no commands. If the store takes no new lane and a command needs one, no command is
+--   carried out, and every answer is 'L'. A position is text: `aiodelay.backends.redis.records.positions`.
 --   Without an intake: '', then a name for this call and the calls that the caller sends together with it, in order, or
 --   '' if the call is alone; then ''. If an earlier one of these calls has not carried out all its commands, this call
 --   carries out none.
@@ -273,8 +274,24 @@ local function read_block(from, to)
 end
 
 local function has_passed()
-  local position = ARGV[4] ~= '' and call('HGET', SRC, ARGV[4])
+  local position = call('HGET', SRC, ARGV[4])
   return position and position ~= ARGV[5]
+end
+
+-- Gives a number to each lane of the commands. Returns false if the store takes no more lanes.
+local function has_lanes()
+  for a = FIRST, #ARGV, STRIDE do
+    local lane = ARGV[a + 3]
+    if lane ~= '' and not known_lane(lane) and not new_lane(lane) then return false end
+  end
+  return true
+end
+
+-- Returns the answer to all commands of an intake if none of them is carried out, else nil.
+local function refusal()
+  if ARGV[4] == '' then return nil end
+  if has_passed() then return 'P' end
+  return not has_lanes() and 'L' or nil
 end
 
 local is_together = ARGV[4] == '' and ARGV[5] ~= ''
@@ -312,8 +329,9 @@ local function write_something()
 end
 
 check()
-if has_passed() then
-  for i = 1, math.max(count, 1) do answers[i + 1] = 'P' end
+local refused = refusal()
+if refused then
+  for i = 1, math.max(count, 1) do answers[i + 1] = refused end
 elseif not is_together or call('EXISTS', CUT) == 0 then
   carry_all_out()
 end

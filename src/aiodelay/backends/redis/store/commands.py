@@ -250,8 +250,8 @@ class Batch:
                 for i in chunk:
                     self.outcomes[i] = self.failure
             else:
-                if self._move is not None and reply[1:2] == [b"P"]:
-                    self.failure = _REFUSED[b"P"]
+                if self._move is not None and reply[1:2] in ([b"P"], [b"L"]):
+                    self.failure = _REFUSED[reply[1]]
                 for i, answer in zip(chunk, reply[1:], strict=False):
                     self.outcomes[i] = answer_of(answer, self._commands[i])
         sent = sum(map(len, self._chunks))

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from aiodelay.backends.redis.connection.scripts import Arg
-from aiodelay.backends.redis.records.layouts import size_of
 from aiodelay.core import limits as rules
 from aiodelay.core.limits import Marks, Use
 from aiodelay.core.values import NO_LIMITS, Lane, LaneLimits, Limit, LimitedKey
@@ -24,7 +23,6 @@ __all__ = ["RedisLimits"]
 MOST_KEYS = 50_000
 """The largest number of keys with waiting messages that one list of keys reads."""
 _BEGINNING = struct.Struct(">6sI")
-assert _BEGINNING.size == size_of("BEGINNING")
 
 
 class RedisLimits(Inspection):
