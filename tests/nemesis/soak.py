@@ -44,7 +44,7 @@ SLACK = {"tasks": 3, "threads": 6, "files": 16, "kb": 40_000, "redis_kb": 2_000,
 Threads that were needed once stay, and so do connections of the pools. `kb` is the memory of a process: the first
 messages load modules and fill caches.
 """
-FIGURES = ("late_ms", "tasks", "threads", "files", "kb", "redis_kb", "redis_keys")
+FIGURES = ("median_ms", "late_ms", "tasks", "threads", "files", "kb", "redis_kb", "redis_keys")
 
 
 class SoakStage(RedisStage):

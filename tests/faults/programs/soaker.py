@@ -50,11 +50,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What the process holds, and the greatest lateness of a message since the last sample."""
+    """What the process holds, and the median and the greatest lateness of the messages since the last sample."""
 
     tasks: int
     threads: int
     files: int
+    median_ms: int
     late_ms: int
 
 
@@ -104,21 +105,19 @@ async def main(plan: Plan) -> None:
     told, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, told.set)
 
-    late_ms = 0
+    lateness_ms = array("q")
 
     def tell() -> None:
-        nonlocal late_ms
-        held = count_resources("end")
-        sample = Sample(held.tasks, held.threads, held.files, late_ms)
+        held, lateness = count_resources("end"), sorted(lateness_ms) or [0]
+        sample = Sample(held.tasks, held.threads, held.files, lateness[len(lateness) // 2], lateness[-1])
         print("holds", msgspec.json.encode(sample).decode(), flush=True)
-        late_ms = 0
+        del lateness_ms[:]
 
     loop.add_signal_handler(signal.SIGUSR1, tell)
 
     async def work(payload: bytes, context: Context) -> None:
-        nonlocal late_ms
         this_ms = math.floor((time.time() - context.due.timestamp()) * 1000)
-        late_ms = max(late_ms, this_ms)
+        lateness_ms.append(this_ms)
         numbers.write(int(payload) if this_ms >= 0 else -int(payload))
 
     if not plan.rate:
