@@ -22,6 +22,7 @@ from aiodelay import Context, Message, Retry, Scheduler
 from aiodelay.core.values import Scheduled
 from aiodelay.errors import AiodelayError
 from aiodelay.testing.history import count_resources
+from tests.support.little_memory import listen_for_memory_faults
 
 __all__ = ["Plan", "Sample"]
 
@@ -104,6 +105,7 @@ async def main(plan: Plan) -> None:
     scheduler = Scheduler(plan.store, dispatch=not plan.rate, retry=retry, drain="10s", open_timeout="60s")
     told, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, told.set)
+    listen_for_memory_faults(loop)
 
     lateness_ms = array("q")
 

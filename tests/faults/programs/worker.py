@@ -33,6 +33,7 @@ from aiodelay.redis import RedisFanoutSink, RedisFanoutSource, RedisListSink, Re
 from aiodelay.testing import history as h
 from tests.support import sqlite_points
 from tests.support.bugs import BUGS
+from tests.support.little_memory import listen_for_memory_faults
 from tests.support.observed import FailurePoint, FailurePoints, ObservedSource, ObservedStore, kill_oneself
 from tests.support.producing import Producer
 from tests.support.server_clock import FileClock
@@ -409,6 +410,7 @@ async def main(plan: Plan) -> None:
     scheduler = scheduler_of(plan, history, points)
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    listen_for_memory_faults(asyncio.get_running_loop())
     if plan.waits:
         say("waiting")
         await asyncio.to_thread(sys.stdin.readline)
