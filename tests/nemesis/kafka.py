@@ -1,7 +1,7 @@
 """`KafkaStage` and `KafkaClusterStage`: a group of services on one broker, or on three that replicate each partition.
 
-A proxy stands between all clients and each broker. A `read_committed` reader of the target topic, and the files that the
-handlers write, show what was delivered.
+A proxy stands between all clients and each broker. A `read_committed` reader of the target topic, and the files that
+the handlers write, show what was delivered.
 """
 
 from __future__ import annotations
@@ -175,6 +175,8 @@ class KafkaStage(Stage):
         for lane, delivered in (("kafka", moved), ("work", ran)):
             counted[lane], broken = known.judge(lane, delivered, is_exact=lane == "kafka")
             self.violations += broken
+        if self.violations:
+            asyncio.run(write_records(self._bootstrap, self.folder / "records.txt"))
         outcomes = Counter(operation.outcome for operation in known.operations.values())
         told = "; ".join(f"{lane}: {dict(numbers)}" for lane, numbers in counted.items())
         return f"{told}; commands: {dict(outcomes)}; {len(self.violations)} violations"
@@ -200,7 +202,8 @@ class KafkaClusterStage(KafkaStage):
     )
     targets: ClassVar = {**KafkaStage.targets, "link": BROKERS}
     replicas = BROKERS
-    settings: ClassVar = {"min_insync_replicas": "2"}
+    settings: ClassVar = {"min_insync_replicas": "2", "min_compaction_lag_ms": "600000"}
+    """A partition may be away for longer than the 30 s of `CLEANED`: this is the least lag allowed."""
 
     def new_brokers(self) -> list[Broker]:
         ports = [free_port() for _ in range(BROKERS)]
@@ -233,6 +236,19 @@ async def read_until(bootstrap: str, expected: set[str], patience_s: float) -> l
             if not missing:
                 ends_s = min(ends_s, time.monotonic() + 2)
     return found
+
+
+async def write_records(bootstrap: str, path: Path) -> None:
+    """Write all records of both topics to a file, also those of transactions that were aborted."""
+    async with AIOKafkaConsumer("schedules", "target", bootstrap_servers=bootstrap) as consumer:
+        ends = await consumer.end_offsets(consumer.assignment())
+        await consumer.seek_to_beginning()
+        with path.open("w") as file:
+            while any([await consumer.position(place) < end for place, end in ends.items()]):
+                for place, batch in (await consumer.getmany(timeout_ms=200)).items():
+                    for each in batch:
+                        where = f"{place.topic}/{place.partition} {each.offset} {each.timestamp}"
+                        print(where, each.key, each.value, each.headers, file=file)
 
 
 class Known:
