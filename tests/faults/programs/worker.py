@@ -376,7 +376,7 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
         lanes=[*([] if plan.pulls else plan.serve), *(["sink"] if plan.sink else [])],
         retry=Retry(attempts=10, first="200ms", factor=1),
         drain=f"{plan.drain_ms}ms",
-        open_timeout="60s",  # a producer too may start while its server is away
+        open_timeout="2m",  # a producer too may start while its server is away
     )
     times = {"lease_ms": plan.lease_ms, "stuck_after_ms": plan.stuck_after_ms}
     scheduler._options = msgspec.structs.replace(scheduler._options, **times)
