@@ -48,7 +48,10 @@ def as_svg(figures: Mapping[str, Sequence[float]], title: str) -> str:
     seconds = figures["seconds"]
     panels = (
         Panel(
-            "lateness in ms, greatest and median of ten seconds", ("late_ms", "median_ms"), 1, (0, 10, 100, 1e3, 1e4)
+            "lateness in ms, greatest and median of ten seconds",
+            ("late_ms", "median_ms"),
+            1,
+            (0, 10, 100, 1e3, 1e4, 1e5),
         ),
         Panel("memory of the spared service in MB", ("kb",), 1e3, _ticks(figures["kb"], 1e3)),
         Panel("data of the Redis server in MB", ("redis_kb",), 1e3, _ticks(figures["redis_kb"], 1e3)),

@@ -40,6 +40,8 @@ TAKEOVER_S = 60.0
 """The longest wait for the last messages: the promised 15 s, the due times, and the delay of a busy machine."""
 BROKERS = 3
 CLUSTER = {
+    "default_replication_factor": "3",
+    "min_insync_replicas": "2",
     "offsets_topic_replication_factor": "3",
     "transaction_state_log_replication_factor": "3",
     "transaction_state_log_min_isr": "2",
@@ -67,13 +69,13 @@ class KafkaStage(Stage):
     )
     targets: ClassVar = {"service": SERVICES, "client": CLIENTS, "group": 1, "broker": 1, "link": 1}
 
-    replicas: ClassVar = 1
+    count: ClassVar = 1
     """The number of brokers. Each of them has a replica of each partition."""
-    settings: ClassVar[Mapping[str, str]] = {}
-    """Settings of the topics."""
+    settings: ClassVar = CLEANED
+    """The settings of the topic of schedules."""
 
     def open(self, stack: ExitStack) -> None:
-        self.proxies = [stack.enter_context(proxied_by_thread(1)) for _ in range(self.replicas)]
+        self.proxies = [stack.enter_context(proxied_by_thread(1)) for _ in range(self.count)]
         self.brokers = self.new_brokers()
         for broker, proxy in zip(self.brokers, self.proxies, strict=True):
             stack.callback(broker.stop)
@@ -100,9 +102,8 @@ class KafkaStage(Stage):
         )
 
     async def _create_topics(self) -> None:
-        await create_topic(self._bootstrap, "target", partitions=2, replicas=self.replicas, **self.settings)
-        settings = {**CLEANED, **self.settings}
-        await create_topic(self._bootstrap, "schedules", partitions=5, replicas=self.replicas, **settings)
+        await create_topic(self._bootstrap, "target", partitions=2)
+        await create_topic(self._bootstrap, "schedules", partitions=5, **self.settings)
 
     def start_service(self, name: str, number: int) -> Worker:
         plan = OwnerPlan(name=name, store=self._store, runs=f"{self._runs}", redrives=True)
@@ -201,9 +202,9 @@ class KafkaClusterStage(KafkaStage):
         Kind("disk full", "broker", lasts_s=(0.5, 6.0), value=(0, BROKERS)),
     )
     targets: ClassVar = {**KafkaStage.targets, "link": BROKERS}
-    replicas = BROKERS
-    settings: ClassVar = {"min_insync_replicas": "2", "min_compaction_lag_ms": "600000"}
-    """A partition may be away for longer than the 30 s of `CLEANED`: this is the least lag allowed."""
+    count = BROKERS
+    settings: ClassVar = {**CLEANED, "min_compaction_lag_ms": 600_000}
+    """A partition may be away for longer than the 30 s of `CLEANED`: this is the least lag that a store accepts."""
 
     def new_brokers(self) -> list[Broker]:
         ports = [free_port() for _ in range(BROKERS)]
