@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import redis
 
@@ -107,8 +107,8 @@ def drain(backlog: Backlog) -> list[Tenth]:
         runs += 1
         if runs % step == 0:
             now, grown = _now(), most_resident_bytes() - at_first
-            spent = [(end - begin) * 1e6 / step for begin, end in zip(since, now, strict=True)]
-            tenths.append(Tenth(*spent, grown, _server_bytes(backlog)))
+            us, processor_us = ((end - begin) * 1e6 / step for begin, end in zip(since, now, strict=True))
+            tenths.append(Tenth(us, processor_us, grown, _server_bytes(backlog)))
             since = now
 
     async def run() -> None:
@@ -140,7 +140,8 @@ def _server_bytes(backlog: Backlog) -> int:
     if not backlog.server:
         return 0
     with redis.Redis.from_url(backlog.server) as client:
-        return int(client.info("memory")["used_memory"])  # type: ignore[index]  # its types allow for a coroutine
+        info: Any = client.info("memory")
+    return int(info["used_memory"])
 
 
 def _instant(ms: int) -> datetime:

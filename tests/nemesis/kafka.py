@@ -40,7 +40,6 @@ TAKEOVER_S = 60.0
 """The longest wait for the last messages: the promised 15 s, the due times, and the delay of a busy machine."""
 BROKERS = 3
 CLUSTER = {
-    "default_replication_factor": "3",
     "min_insync_replicas": "2",
     "offsets_topic_replication_factor": "3",
     "transaction_state_log_replication_factor": "3",
@@ -102,8 +101,8 @@ class KafkaStage(Stage):
         )
 
     async def _create_topics(self) -> None:
-        await create_topic(self._bootstrap, "target", partitions=2)
-        await create_topic(self._bootstrap, "schedules", partitions=5, **self.settings)
+        await create_topic(self._bootstrap, "target", partitions=2, replicas=self.count)
+        await create_topic(self._bootstrap, "schedules", partitions=5, replicas=self.count, **self.settings)
 
     def start_service(self, name: str, number: int) -> Worker:
         plan = OwnerPlan(name=name, store=self._store, runs=f"{self._runs}", redrives=True)

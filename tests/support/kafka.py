@@ -403,16 +403,15 @@ async def read(bootstrap: str, topic: str, least: int = 0) -> list[ConsumerRecor
         return records
 
 
-async def create_topic(bootstrap: str, name: str, partitions: int = 1, **settings: str | float) -> str:
-    """Create a topic. Return its name when the broker knows it. Names of settings have `_` instead of `.`.
-
-    The brokers' `default.replication.factor` is the number of replicas of each partition.
-    """
+async def create_topic(
+    bootstrap: str, name: str, partitions: int = 1, *, replicas: str | float = 1, **settings: str | float
+) -> str:
+    """Create a topic. Return its name when the broker knows it. Names of settings have `_` instead of `.`."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
         configs = {key.replace("_", "."): str(value) for key, value in settings.items()}
-        topic = NewTopic(name, partitions, -1, topic_configs=configs)
+        topic = NewTopic(name, partitions, int(replicas), topic_configs=configs)
         async with asyncio.timeout(START_S):
             while not await _is_created(admin, topic):  # noqa: ASYNC110 - no event to await
                 await asyncio.sleep(0.1)
