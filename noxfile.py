@@ -153,6 +153,24 @@ def peers(session: nox.Session) -> None:
 
 
 @nox.session
+def failures(session: nox.Session) -> None:
+    """Which messages are lost, doubled or late after a kill? Without arguments, write docs/failures.md."""
+    install(session, "bench")
+    add_redis(session)
+    keep_peers(session)
+    options = session.posargs or ["--markdown", "docs/failures.md"]
+    session.run("python", "-m", "benchmarks.peers.failures", *options)
+
+
+@nox.session
+def backlog(session: nox.Session) -> None:
+    """How fast, and in how much memory, are ten million overdue messages delivered? `nox -s backlog -- redis`."""
+    install(session, "bench")
+    add_redis(session)
+    session.run("python", "-m", "benchmarks.backlog", *session.posargs)
+
+
+@nox.session
 def package(session: nox.Session) -> None:
     """Does the wheel contain the right files, and does it work outside this tree?"""
     session.install(*group("package"))

@@ -18,9 +18,9 @@ from benchmarks.harness import Plan, WrongResultError
 from benchmarks.redis_server import running_server
 from benchmarks.report import put_between_markers, surroundings
 
-from .environments import CACHE, Environment, MissingPeerError, environment, versions
-from .measures import Measured, drain, idle, kill, late
-from .sides import AIODELAY, PEERS, SETTINGS, Peer, Side
+from .environments import CACHE, Environment, environments_of, versions
+from .measures import Measured, drain, idle, late
+from .sides import AIODELAY, PEERS, SETTINGS, Side
 from .tables import as_markdown
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"no such peer: {', '.join(unknown)}; there are {', '.join(by_name)}", file=sys.stderr)
         return 2
     wanted = [peer for peer in PEERS if not options.names or peer == AIODELAY or peer.name in options.names]
-    environments, left_out = _environments(wanted, options.cache)
+    environments, left_out = environments_of(wanted, options.cache)
     with ExitStack() as stack:
         directory = tempfile.TemporaryDirectory(prefix="aiodelay-peers-", dir=options.directory)
         url = stack.enter_context(running_server(options.redis))
@@ -54,19 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _environments(peers: Sequence[Peer], cache: Path) -> tuple[dict[Peer, Environment], dict[Peer, str]]:
-    environments, left_out = dict[Peer, Environment](), dict[Peer, str]()
-    for peer in peers:
-        try:
-            environments[peer] = environment(peer, cache)
-        except MissingPeerError as error:
-            left_out[peer] = f"{error}"
-            print(f"{peer.name} is left out: {error}", file=sys.stderr)
-    return environments, left_out
-
-
 def _measure_all(plan: Plan, environments: dict[Side, Environment]) -> dict[Side, Measured]:
-    """Measure the sides in turn, each round another side first. Memory, idle and kills are measured once."""
+    """Measure the sides in turn, each round another side first. Memory and idle are measured once."""
     sides = list(environments)
     measured = {side: Measured() for side in sides}
 
@@ -88,7 +77,6 @@ def _measure_all(plan: Plan, environments: dict[Side, Environment]) -> dict[Side
             measure(side, late, measured[side].lateness, number)
     for side in sides:
         measure(side, idle, measured[side].idles, 0)
-        measure(side, kill, measured[side].kills, 0)
     return measured
 
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import aiodelay
 
 from .sides import AIODELAY, Peer, requirements
 
-__all__ = ["CACHE", "Environment", "MissingPeerError", "environment", "is_installed", "versions"]
+__all__ = ["CACHE", "Environment", "MissingPeerError", "environment", "environments_of", "is_installed", "versions"]
 
 CACHE = Path(os.environ.get("AIODELAY_PEERS") or Path.home() / ".cache" / "aiodelay-peers")
 """The folder for environments, if the command names no other."""
@@ -60,6 +60,18 @@ def environment(peer: Peer, cache: Path) -> Environment:
         folder_of_aiodelay = Path(aiodelay.__file__).parents[1]
         return Environment((sys.executable, *module), {"PYTHONPATH": f"{_ROOT}{os.pathsep}{folder_of_aiodelay}"})
     return Environment((f"{folder / 'bin' / 'python'}", *module), {"PYTHONPATH": f"{_ROOT}"})
+
+
+def environments_of(peers: Sequence[Peer], cache: Path) -> tuple[dict[Peer, Environment], dict[Peer, str]]:
+    """Return the environment of each peer, and for each peer that is left out the reason."""
+    environments, left_out = dict[Peer, Environment](), dict[Peer, str]()
+    for peer in peers:
+        try:
+            environments[peer] = environment(peer, cache)
+        except MissingPeerError as error:
+            left_out[peer] = f"{error}"
+            print(f"{peer.name} is left out: {error}", file=sys.stderr)
+    return environments, left_out
 
 
 def versions(peers: Collection[Peer]) -> dict[str, str]:

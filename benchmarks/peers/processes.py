@@ -49,11 +49,11 @@ def schedule(environment: Environment, settings: dict[str, str], folder: Path, d
         raise WrongResultError(f"scheduling failed: {_last_line(done.stderr)}")
 
 
-def wait_until(holds: Callable[[], bool], limit_s: float) -> bool:
+def wait_until(holds: Callable[[], bool], limit_s: float, poll_s: float = POLL_S) -> bool:
     """Wait until a condition holds; at most for `limit_s`. Return whether it holds."""
     deadline = time.monotonic() + limit_s
     while not (is_true := holds()) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
     return is_true
 
 

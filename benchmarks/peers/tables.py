@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .measures import BACK_WITHIN_S, Measured
+from .measures import Measured
 from .sides import BASE, Peer, Side
 
-__all__ = ["as_markdown"]
+__all__ = ["as_markdown", "table"]
 
 MIB = 2**20
 DELIVERING = (
@@ -20,7 +20,6 @@ WAITING = (
     *("server's memory for a message", "worker's memory"),
     *("commands a second", "processor load of the worker", "processor load of the server"),
 )
-KILLED = ("interrupted by the kill", "run again after", "ended twice", f"not back in {BACK_WITHIN_S:g} s")
 
 
 def as_markdown(measured: Mapping[Side, Measured], left_out: Mapping[Peer, str], around: Mapping[str, str]) -> str:
@@ -36,7 +35,6 @@ def as_markdown(measured: Mapping[Side, Measured], left_out: Mapping[Peer, str],
     parts = [
         _table(DELIVERING, {side: _delivering(figures, base) for side, figures in measured.items()}),
         _table(WAITING, {side: _waiting(figures, base) for side, figures in measured.items()}),
-        _table(KILLED, {side: _killed(figures) for side, figures in measured.items()}),
         _descriptions(dict.fromkeys(side.peer for side in measured)),
         *([f"Failed: {'; '.join(failures)}."] if failures else []),
         *(f"Left out: {peer.name}, because {why}." for peer, why in left_out.items()),
@@ -46,17 +44,18 @@ def as_markdown(measured: Mapping[Side, Measured], left_out: Mapping[Peer, str],
 
 
 def _table(columns: Sequence[str], rows: Mapping[Side, Sequence[str]]) -> str:
-    return _lines(("peer", "settings", *columns), [(side.peer.name, side.settings, *row) for side, row in rows.items()])
+    return table(("peer", "settings", *columns), [(side.peer.name, side.settings, *row) for side, row in rows.items()])
 
 
 def _descriptions(peers: Iterable[Peer]) -> str:
-    return _lines(
-        ("peer", "best settings", "a message runs again after a kill", "cancel of a pending message"),
-        [(peer.name, peer.best, peer.redelivery, peer.cancel) for peer in peers],
+    return table(
+        ("peer", "best settings", "cancel of a pending message"),
+        [(peer.name, peer.best, peer.cancel) for peer in peers],
     )
 
 
-def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ("---",) * len(head), *rows))
 
 
@@ -112,11 +111,3 @@ def _waiting(figures: Measured, base: Measured) -> tuple[str, ...]:
         _ratio(*idles, "worker_load", "%"),
         _ratio(*idles, "server_load", "%"),
     )
-
-
-def _killed(figures: Measured) -> tuple[str, ...]:
-    if not figures.kills:
-        return ("failed",) * len(KILLED)
-    of = figures.kills[0]
-    again = "not run again" if of.back_s is None else f"{of.back_s:.1f} s"
-    return f"{of.interrupted} of {of.messages}", again, f"{of.doubled}", f"{of.not_back}"

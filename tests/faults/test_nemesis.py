@@ -6,13 +6,15 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from aiodelay.testing import history as h
 from aiodelay.testing.history import Story
-from tests.nemesis.kafka import KafkaStage, Known
-from tests.nemesis.redis import RedisStage
+from tests.nemesis.chart import as_svg, figures_in
+from tests.nemesis.kafka import KafkaClusterStage, KafkaStage, Known
+from tests.nemesis.redis import RedisStage, ValkeyStage
 from tests.nemesis.results import as_markdown, put_between_markers
 from tests.nemesis.schedule import Kind, draw, moments
 from tests.nemesis.soak import SoakStage, soak
@@ -22,10 +24,15 @@ from tests.support.processes import Worker
 
 SECONDS, SEED = 20.0, 7
 STAGES: list[type[Stage]] = [SqliteStage, RedisStage, KafkaStage]
+AT_NIGHT: list[type[Stage]] = [ValkeyStage, KafkaClusterStage]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+@pytest.mark.parametrize(
+    "stage",
+    [*STAGES, *(pytest.param(stage, marks=pytest.mark.nightly) for stage in AT_NIGHT)],
+    ids=lambda stage: stage.name,
+)
 def test_the_promises_hold_under_a_random_schedule_of_faults(stage: type[Stage], tmp_path: Path) -> None:
     with stage(tmp_path, SEED, SECONDS) as playing:
         result = play(playing, SEED, SECONDS)
@@ -127,6 +134,20 @@ def test_a_short_soak_loses_nothing_and_leaks_nothing(tmp_path: Path) -> None:
         print(soak(stage, SEED, SECONDS))
     assert not stage.violations
     assert len(figures.read_text().splitlines()) > 3
+
+
+def test_the_chart_of_a_soak_shows_each_figure_on_its_axis(tmp_path: Path) -> None:
+    figures = tmp_path / "soak.csv"
+    figures.write_text(
+        "seconds,median_ms,late_ms,kb,redis_kb\n0,0,10,40000,0\n30,5,100,40000,700\n60,10,1000,40000,0\n"
+    )
+    svg = ElementTree.fromstring(as_svg(figures_in(figures), "Soak"))
+    lines = [line.attrib["points"] for line in svg.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert [line.split()[0].partition(",")[0] for line in lines] == ["70"] * 4
+    late, median, memory, _ = ([float(point.partition(",")[2]) for point in line.split()] for line in lines)
+    assert late[0] - late[1] == pytest.approx(late[1] - late[2], abs=1)  # 10, 100 and 1,000 are evenly apart
+    assert median[2] == late[0]
+    assert len({*memory}) == 1
 
 
 # --- the schedule and the table ---------------------------------------------------------------------------

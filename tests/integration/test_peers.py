@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import WrongResultError
+from benchmarks.peers import failures
 from benchmarks.peers.__main__ import MARKERS, main
 from benchmarks.peers.environments import CACHE, Environment, MissingPeerError, environment, is_installed
-from benchmarks.peers.measures import Delivery, Drain, Kill, Late, Measured, delivery_of
+from benchmarks.peers.measures import Delivery, Drain, Late, Measured, delivery_of
 from benchmarks.peers.processes import Run, Worker, wait_until
 from benchmarks.peers.sides import AIODELAY, BASE, PEERS, Side, requirements
 from benchmarks.peers.tables import as_markdown
@@ -59,11 +60,9 @@ def test_a_failure_is_named_and_is_no_zero() -> None:
     assert "Failed: arq, default: its worker ended." in text
 
 
-def test_a_message_that_is_not_back_is_no_zero() -> None:
-    killed = Measured(kills={0: Kill(10, 2, None, 3, 0)}, lateness={0: Late(1.0, 2.0, Delivery(0, 0, 4))})
-    text = as_markdown({BASE: killed, ARQ: killed}, {}, {})
-    assert "| arq | default | 2 of 10 | not run again | 0 | 3 |" in text
-    assert "4 early |" in text
+def test_early_messages_are_named() -> None:
+    late = Measured(lateness={0: Late(1.0, 2.0, Delivery(0, 0, 4))})
+    assert "4 early |" in as_markdown({BASE: late, ARQ: late}, {}, {})
 
 
 def test_the_page_has_the_markers_and_names_the_peers_that_are_left_out() -> None:
@@ -71,6 +70,30 @@ def test_the_page_has_the_markers_and_names_the_peers_that_are_left_out() -> Non
     assert text.endswith("Left out: arq, because pip failed.\n\nConditions: Python 3.14.0.")
     page = Path(__file__).parents[2] / "docs" / "performance.md"
     assert text in put_between_markers(page.read_text(encoding="utf-8"), MARKERS, text)
+
+
+# --- kills ------------------------------------------------------------------------------------------------
+
+
+def test_lost_doubled_and_late_messages_are_counted() -> None:
+    messages = failures.Messages(range(3), 1_000, range(3, 5), 9_000)
+    ended = [Run(0, 2_000_000_000), Run(-1, 2_500_000_000), Run(1, 3_000_000_000), Run(0, 7_000_000_000)]
+    ended += [Run(3, 9_500_000_000)]
+    outcome = failures.outcome_of(messages, 2, ended)
+    assert outcome == failures.Outcome(2, lost=1, doubled=1, late_s=2.0, pending_lost=1, pending_late_s=0.5)
+    nothing = failures.outcome_of(messages, 0, [])
+    assert nothing == failures.Outcome(0, 3, 0, None, 2, None)
+
+
+def test_the_page_of_failures_has_the_markers_and_no_zero_for_what_never_ran() -> None:
+    outcomes = {BASE: failures.Outcome(16, 0, 0, 4.25, 0, 0.02), ARQ: failures.Outcome(2, 149, 0, None, 20, 328.3)}
+    text = failures.as_markdown(outcomes | {ARQ._replace(settings="best"): "it ended"}, {}, {"Python": "3.14.0"}, 90.0)
+    assert "| aiodelay | default | 16 | 0 | 0 | 4.2 s | 0 | 0.0 s |" in text
+    assert "| arq | default | 2 | 0 | 149 | none ran | 20 | 328 s |" in text
+    assert "| arq | best | failed: it ended |" in text
+    assert text.endswith("Conditions: wait of 1.5 minutes, Python 3.14.0.")
+    page = Path(__file__).parents[2] / "docs" / "failures.md"
+    assert text in put_between_markers(page.read_text(encoding="utf-8"), failures.MARKERS, text)
 
 
 # --- the environments and processes -----------------------------------------------------------------------
@@ -114,6 +137,8 @@ def test_a_kill_ends_all_processes_of_a_worker(tmp_path: Path) -> None:
 def test_the_command_names_the_peers_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quartz"]) == 2
     assert "aiodelay, arq" in capsys.readouterr().err
+    assert failures.main(["quartz"]) == 2
+    assert "aiodelay, arq" in capsys.readouterr().err
 
 
 @pytest.mark.nightly  # it proves the measuring, not aiodelay
@@ -126,5 +151,14 @@ def test_the_command_measures_aiodelay_and_a_peer_that_is_installed(tmp_path: Pa
     arguments = [*(installed[:1] or ["aiodelay"]), "--runs", "1", "--scale", "0.005", "--directory", f"{tmp_path}"]
     assert main([*arguments, "--markdown", f"{page}"]) == 0
     text = page.read_text(encoding="utf-8")
-    assert text.count("| aiodelay | default |") == text.count("| aiodelay | best |") == 3
-    assert all(text.count(f"| {name} | {each} |") == 3 for name in installed[:1] for each in ("default", "best"))
+    assert text.count("| aiodelay | default |") == text.count("| aiodelay | best |") == 2
+    assert all(text.count(f"| {name} | {each} |") == 2 for name in installed[:1] for each in ("default", "best"))
+
+
+@pytest.mark.nightly  # it proves the measuring, not aiodelay
+@pytest.mark.timeout(1800)
+def test_the_command_kills_workers_of_aiodelay(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- failures: begin -->\n<!-- failures: end -->\n", encoding="utf-8")
+    assert failures.main(["aiodelay", "--scale", "0.04", "--directory", f"{tmp_path}", "--markdown", f"{page}"]) == 0
+    assert page.read_text(encoding="utf-8").count("| aiodelay | ") == 2

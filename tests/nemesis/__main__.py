@@ -10,13 +10,14 @@ import traceback
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from .kafka import KafkaStage
-from .redis import RedisStage
+from .kafka import KafkaClusterStage, KafkaStage
+from .redis import RedisStage, ValkeyStage
 from .results import as_markdown, put_between_markers
 from .sqlite import SqliteStage
 from .stage import Result, Stage, play
 
-STACKS: dict[str, type[Stage]] = {stage.name: stage for stage in (SqliteStage, RedisStage, KafkaStage)}
+STAGES: tuple[type[Stage], ...] = (SqliteStage, RedisStage, ValkeyStage, KafkaStage, KafkaClusterStage)
+STACKS = {stage.name: stage for stage in STAGES}
 ROUND_S = 120.0
 """The length of a round. Each round has new processes, a new store and the next seed."""
 KEPT = Path(".nemesis")

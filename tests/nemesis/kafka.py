@@ -1,6 +1,7 @@
-"""`KafkaStage`: a group of services on a Kafka broker, with a proxy between all clients and the broker.
+"""`KafkaStage` and `KafkaClusterStage`: a group of services on one broker, or on three that replicate each partition.
 
-A `read_committed` reader of the target topic, and the files that the handlers write, show what was delivered.
+A proxy stands between all clients and each broker. A `read_committed` reader of the target topic, and the files that
+the handlers write, show what was delivered.
 """
 
 from __future__ import annotations
@@ -18,24 +19,36 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord
 
 from aiodelay.testing import history as h
 from aiodelay.testing.history import Operation, Story
+from aiodelay.testing.servers import free_port
 from tests.faults.programs.kafka_owner import Plan as OwnerPlan
 from tests.faults.programs.kafka_owner import Run
 from tests.faults.programs.kafka_user import FAR_MS, Plan
-from tests.support.kafka import create_topic, started
+from tests.support.kafka import Broker, create_topic
 from tests.support.processes import Worker
-from tests.support.proxy import Mode, proxied_by_thread
+from tests.support.proxy import Mode, Proxy, proxied_by_thread
 from tests.support.topics import CLEANED
 
 from .schedule import Fault, Kind
 from .stage import CLIENTS, PROCESS_KINDS, SERVICES, Act, Acts, Stage
 
-__all__ = ["KafkaStage"]
+__all__ = ["KafkaClusterStage", "KafkaStage", "Known"]
 
 RATE = 25
 SURE_S = 2.0
 """An owner has read a change so long after its acknowledgement, unless a fault prevents it."""
 TAKEOVER_S = 60.0
 """The longest wait for the last messages: the promised 15 s, the due times, and the delay of a busy machine."""
+BROKERS = 3
+CLUSTER = {
+    "min_insync_replicas": "2",
+    "offsets_topic_replication_factor": "3",
+    "transaction_state_log_replication_factor": "3",
+    "transaction_state_log_min_isr": "2",
+    "share_coordinator_state_topic_replication_factor": "3",
+    "share_coordinator_state_topic_min_isr": "2",
+    "leader_imbalance_check_interval_seconds": "5",
+}
+"""Settings of the brokers of a cluster. Leaders soon return to a broker that has come back."""
 
 
 class KafkaStage(Stage):
@@ -55,24 +68,41 @@ class KafkaStage(Stage):
     )
     targets: ClassVar = {"service": SERVICES, "client": CLIENTS, "group": 1, "broker": 1, "link": 1}
 
+    count: ClassVar = 1
+    """The number of brokers. Each of them has a replica of each partition."""
+    settings: ClassVar = CLEANED
+    """The settings of the topic of schedules."""
+
     def open(self, stack: ExitStack) -> None:
-        self._proxy = stack.enter_context(proxied_by_thread(1))
-        listeners = "PLAINTEXT://127.0.0.1:{port},SEEN://127.0.0.1:{login}"
-        self._broker = started(
-            listeners=f"{listeners},CONTROLLER://127.0.0.1:{{controller}}",
-            advertised_listeners=f"PLAINTEXT://127.0.0.1:{{port}},SEEN://127.0.0.1:{self._proxy.port}",
-            listener_security_protocol_map="CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SEEN:PLAINTEXT",
-            transaction_abort_timed_out_transaction_cleanup_interval_ms="500",
-        )
-        stack.callback(self._broker.stop)
-        self._proxy.point_to(int(self._broker.login.rpartition(":")[2]))
-        self._store = f"kafka://127.0.0.1:{self._proxy.port}/schedules"
+        self.proxies = [stack.enter_context(proxied_by_thread(1)) for _ in range(self.count)]
+        self.brokers = self.new_brokers()
+        for broker, proxy in zip(self.brokers, self.proxies, strict=True):
+            stack.callback(broker.stop)
+            proxy.point_to(int(broker.login.rpartition(":")[2]))
+            broker.launch()
+        for broker in self.brokers:
+            broker.wait_until_ready()
+        self._bootstrap = ",".join(broker.bootstrap for broker in self.brokers)
+        self._store = f"kafka://{','.join(f'127.0.0.1:{proxy.port}' for proxy in self.proxies)}/schedules"
         self._runs = self.folder / "runs.jsonl"
         asyncio.run(self._create_topics())
 
+    def new_brokers(self) -> list[Broker]:
+        return [self.new_broker(self.proxies[0], "{controller}")]
+
+    def new_broker(self, proxy: Proxy, controller: str, **settings: str) -> Broker:
+        """Return a broker that tells clients the address of a proxy. The broker is not started."""
+        return Broker(
+            listeners=f"PLAINTEXT://127.0.0.1:{{port}},SEEN://127.0.0.1:{{login}},CONTROLLER://127.0.0.1:{controller}",
+            advertised_listeners=f"PLAINTEXT://127.0.0.1:{{port}},SEEN://127.0.0.1:{proxy.port}",
+            listener_security_protocol_map="CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SEEN:PLAINTEXT",
+            transaction_abort_timed_out_transaction_cleanup_interval_ms="500",
+            **settings,
+        )
+
     async def _create_topics(self) -> None:
-        await create_topic(self._broker.bootstrap, "target", partitions=2)
-        await create_topic(self._broker.bootstrap, "schedules", partitions=5, **CLEANED)
+        await create_topic(self._bootstrap, "target", partitions=2, replicas=self.count)
+        await create_topic(self._bootstrap, "schedules", partitions=5, replicas=self.count, **self.settings)
 
     def start_service(self, name: str, number: int) -> Worker:
         plan = OwnerPlan(name=name, store=self._store, runs=f"{self._runs}", redrives=True)
@@ -93,11 +123,11 @@ class KafkaStage(Stage):
     def acts(self) -> Mapping[str, Acts]:
         return {
             "service joins and leaves": (self._join, lambda fault: self.terminate(self._guest)),
-            "broker killed": (lambda fault: self._broker.kill(), lambda fault: self._broker.start()),
-            "broker stopped": (lambda fault: self._broker.freeze(), lambda fault: self._broker.thaw()),
-            "disk full": (lambda fault: self._broker.fill_disk(), self._restart),
-            "connections cut": (lambda fault: self._proxy.cut(), lambda fault: None),
-            "connections half-open": (lambda fault: self._proxy.freeze(), lambda fault: None),
+            "broker killed": (lambda fault: self._broker(fault).kill(), lambda fault: self._broker(fault).start()),
+            "broker stopped": (lambda fault: self._broker(fault).freeze(), lambda fault: self._broker(fault).thaw()),
+            "disk full": (lambda fault: self._broker(fault).fill_disk(), self._restart),
+            "connections cut": (lambda fault: self.proxies[fault.target].cut(), lambda fault: None),
+            "connections half-open": (lambda fault: self.proxies[fault.target].freeze(), lambda fault: None),
             "black hole": (self._pass("black hole"), self._pass("pass")),
             "answers lost": (self._pass("lose answers"), self._pass("pass")),
             "requests lost": (self._pass("lose requests"), self._pass("pass")),
@@ -107,21 +137,24 @@ class KafkaStage(Stage):
     def _join(self, fault: Fault) -> None:
         self._guest = self.start_service(f"guest-{fault.at_s:.2f}", SERVICES)
 
+    def _broker(self, fault: Fault) -> Broker:
+        return self.brokers[int(fault.value)]
+
     def _restart(self, fault: Fault) -> None:
-        self._broker.kill()
-        self._broker.start()
+        self._broker(fault).kill()
+        self._broker(fault).start()
 
     def _pass(self, mode: Mode) -> Act:
         def act(fault: Fault) -> None:
-            self._proxy.mode = mode
+            self.proxies[fault.target].mode = mode
 
         return act
 
     def _delay(self, fault: Fault) -> None:
-        self._proxy.delay_answers_s = fault.value
+        self.proxies[fault.target].delay_answers_s = fault.value
 
     def _hurry(self, fault: Fault) -> None:
-        self._proxy.delay_answers_s = 0.0
+        self.proxies[fault.target].delay_answers_s = 0.0
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -129,7 +162,7 @@ class KafkaStage(Stage):
         known = Known(Story(h.read(self.crew.history_path)), SURE_S + self.longest_s)
         patience_s = FAR_MS / 1000 + TAKEOVER_S
         expected = known.expected("kafka")
-        records = asyncio.run(read_until(self._broker.bootstrap, expected, patience_s))
+        records = asyncio.run(read_until(self._bootstrap, expected, patience_s))
         runs = self._runs_until(known.expected("work"), patience_s)
         self.end(self.services)
         moved: dict[str, list[int]] = defaultdict(list)
@@ -142,6 +175,8 @@ class KafkaStage(Stage):
         for lane, delivered in (("kafka", moved), ("work", ran)):
             counted[lane], broken = known.judge(lane, delivered, is_exact=lane == "kafka")
             self.violations += broken
+        if self.violations:
+            asyncio.run(write_records(self._bootstrap, self.folder / "records.txt"))
         outcomes = Counter(operation.outcome for operation in known.operations.values())
         told = "; ".join(f"{lane}: {dict(numbers)}" for lane, numbers in counted.items())
         return f"{told}; commands: {dict(outcomes)}; {len(self.violations)} violations"
@@ -153,6 +188,32 @@ class KafkaStage(Stage):
             if expected <= {h.digest_of(run.payload.encode()) for run in runs} or time.monotonic() > ends_s:
                 return runs
             time.sleep(0.5)
+
+
+class KafkaClusterStage(KafkaStage):
+    """Three brokers, which are also the controllers. One of them at a time has a fault, and its partitions move."""
+
+    name = "kafka-cluster"
+    kinds: ClassVar[tuple[Kind, ...]] = (
+        *(kind for kind in KafkaStage.kinds if kind.of != "broker"),
+        Kind("broker killed", "broker", lasts_s=(0.1, 8.0), value=(0, BROKERS)),
+        Kind("broker stopped", "broker", lasts_s=(0.3, 10.0), value=(0, BROKERS)),
+        Kind("disk full", "broker", lasts_s=(0.5, 6.0), value=(0, BROKERS)),
+    )
+    targets: ClassVar = {**KafkaStage.targets, "link": BROKERS}
+    count = BROKERS
+    settings: ClassVar = {**CLEANED, "min_compaction_lag_ms": 600_000}
+    """A partition may be away for longer than the 30 s of `CLEANED`: this is the least lag that a store accepts."""
+
+    def new_brokers(self) -> list[Broker]:
+        ports = [free_port() for _ in range(BROKERS)]
+        settings = CLUSTER | {
+            "controller_quorum_voters": ",".join(f"{i}@127.0.0.1:{port}" for i, port in enumerate(ports, 1))
+        }
+        return [
+            self.new_broker(proxy, f"{port}", node_id=f"{i}", **settings)
+            for i, (proxy, port) in enumerate(zip(self.proxies, ports, strict=True), 1)
+        ]
 
 
 def read_runs(path: Path) -> list[Run]:
@@ -175,6 +236,19 @@ async def read_until(bootstrap: str, expected: set[str], patience_s: float) -> l
             if not missing:
                 ends_s = min(ends_s, time.monotonic() + 2)
     return found
+
+
+async def write_records(bootstrap: str, path: Path) -> None:
+    """Write all records of both topics to a file, also those of transactions that were aborted."""
+    async with AIOKafkaConsumer("schedules", "target", bootstrap_servers=bootstrap) as consumer:
+        ends = await consumer.end_offsets(consumer.assignment())
+        await consumer.seek_to_beginning()
+        with path.open("w") as file:
+            while any([await consumer.position(place) < end for place, end in ends.items()]):
+                for place, batch in (await consumer.getmany(timeout_ms=200)).items():
+                    for each in batch:
+                        where = f"{place.topic}/{place.partition} {each.offset} {each.timestamp}"
+                        print(where, each.key, each.value, each.headers, file=file)
 
 
 class Known:

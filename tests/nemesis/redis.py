@@ -19,7 +19,7 @@ from .checked import CLOCK_STEPPED, CheckedStage
 from .schedule import Fault, Kind
 from .stage import CLIENTS, PROCESS_KINDS, SERVICES, Act, Acts
 
-__all__ = ["RedisStage"]
+__all__ = ["RedisStage", "ValkeyStage"]
 
 OPTIONS = (
     *("--appendfsync", "always", "--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"),
@@ -50,12 +50,15 @@ class RedisStage(CheckedStage):
         Kind("slow answers", "link", lasts_s=(0.5, 4.0), value=(0.02, 0.5)),
     )
     targets: ClassVar = {"service": SERVICES, "client": CLIENTS, "clock": 1, "server": 1, "link": 1}
+    product: ClassVar = ""
+    """The product of the servers; "" = the newest Redis that is found, or else a Valkey."""
 
     def open(self, stack: ExitStack) -> None:
         self.clock, environment = clock_shim(self.folder)
         if not environment:
             self.clock_of_stores = f"{self.folder / 'offset'}"
-        program = redis_programs()[0].program
+        program = next((found.program for found in redis_programs() if found.name.startswith(self.product)), None)
+        assert program is not None, f"no {self.product} was found: the stack {self.name} needs one"
         self.primary, self.replica = (RedisServer(program, *OPTIONS, environment=environment) for _ in range(2))
         for server in (self.primary, self.replica):
             stack.callback(server.stop)
@@ -135,3 +138,10 @@ class RedisStage(CheckedStage):
 
     def _hurry(self, fault: Fault) -> None:
         self._front.delay_answers_s = 0.0
+
+
+class ValkeyStage(RedisStage):
+    """The same on Valkey."""
+
+    name = "valkey"
+    product = "valkey"

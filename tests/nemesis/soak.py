@@ -26,6 +26,7 @@ from aiodelay.core.values import RETRY_WINDOW_MS
 from tests.faults.programs.soaker import Plan, Sample
 from tests.support.processes import Worker
 
+from .chart import as_svg, figures_in
 from .redis import RedisStage
 from .schedule import Kind, draw
 from .stage import CLIENTS, SERVICES, Acts, inject
@@ -44,7 +45,7 @@ SLACK = {"tasks": 3, "threads": 6, "files": 16, "kb": 40_000, "redis_kb": 2_000,
 Threads that were needed once stay, and so do connections of the pools. `kb` is the memory of a process: the first
 messages load modules and fill caches.
 """
-FIGURES = ("late_ms", "tasks", "threads", "files", "kb", "redis_kb", "redis_keys")
+FIGURES = ("median_ms", "late_ms", "tasks", "threads", "files", "kb", "redis_kb", "redis_keys")
 
 
 class SoakStage(RedisStage):
@@ -184,12 +185,16 @@ def main() -> int:
     parser.add_argument("--rate", type=int, default=500, help="messages per second; default 500")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--figures", type=Path, default=Path("soak.csv"), help="the file for the figures")
+    parser.add_argument("--chart", type=Path, metavar="FILE", help="draw the figures into this SVG file")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="aiodelay-soak-", ignore_cleanup_errors=True) as name:
         options = {"rate": chosen.rate, "figures": chosen.figures}
         with SoakStage(Path(name), chosen.seed, chosen.minutes * 60, **options) as stage:
             print(soak(stage, chosen.seed, chosen.minutes * 60))
             print(*stage.violations, sep="\n")
+    if chosen.chart is not None:
+        title = f"Soak: {chosen.rate:,} messages a second for {chosen.minutes:g} minutes, with random faults"
+        chosen.chart.write_text(as_svg(figures_in(chosen.figures), title))
     return 1 if stage.violations else 0
 
 

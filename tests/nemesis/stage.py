@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self, TypeAlias
 
+from tests.support.little_memory import take_memory
 from tests.support.processes import Crew, Worker
 
 from .schedule import Fault, Kind, draw, moments, write
@@ -26,6 +27,7 @@ PROCESS_KINDS = (
     Kind("service killed", "service", lasts_s=(0.0, 2.0)),
     Kind("service stopped", "service", lasts_s=(0.2, 6.0)),
     Kind("service ended", "service", lasts_s=(0.0, 2.0)),
+    Kind("service out of memory", "service", lasts_s=(0.2, 2.0)),
     Kind("client killed", "client", lasts_s=(0.0, 2.0)),
 )
 
@@ -134,6 +136,7 @@ class Stage(ABC):
             "service killed": (lambda fault: self._kill(self.services[fault.target]), self._replace_service),
             "service stopped": (self._stop, self._continue),
             "service ended": (lambda fault: self.terminate(self.services[fault.target]), self._replace_service),
+            "service out of memory": (self._take_memory, self._kill_and_replace),
             "client killed": (lambda fault: self._kill(self.clients[fault.target]), self._replace_client),
         }
 
@@ -149,6 +152,15 @@ class Stage(ABC):
 
     def _continue(self, fault: Fault) -> None:
         self.services[fault.target].continue_()
+
+    def _take_memory(self, fault: Fault) -> None:
+        self._check(self.services[fault.target])
+        take_memory(self.services[fault.target].pid)
+
+    def _kill_and_replace(self, fault: Fault) -> None:
+        """Kill a service, as the system or a supervisor does when memory is short, and start another one."""
+        self.services[fault.target].kill()
+        self._replace_service(fault)
 
     def terminate(self, process: Worker) -> None:
         """Tell a process to end. `end` waits for its end, which may come only after the end of other faults."""

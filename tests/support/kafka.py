@@ -138,19 +138,29 @@ class Broker:
 
     def start(self) -> None:
         """Start the broker. Return when a consumer group and a transaction have worked."""
-        self._run(*_with_classes())
+        self.launch()
+        self.wait_until_ready()
 
     def start_and_keep_classes(self, file: Path) -> None:
         """Start the broker, stop it in order, and let Java write the loaded classes to a file."""
-        self._run(f"-XX:ArchiveClassesAtExit={file}")
+        self._launch(f"-XX:ArchiveClassesAtExit={file}")
+        self.wait_until_ready()
         assert self._process is not None
         self._process.terminate()
         self._process.wait(START_S)
 
-    def _run(self, *options: str) -> None:
+    def launch(self) -> None:
+        """Start the broker's process, and do not wait until it is ready."""
+        self._launch(*_with_classes())
+
+    def _launch(self, *options: str) -> None:
         with self._log.open("ab") as log:
             command = [*_command(*options), "kafka.Kafka", f"{self._file}"]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def wait_until_ready(self) -> None:
+        """Return when a consumer group and a transaction have worked."""
+        assert self._process is not None
         deadline = time.monotonic() + START_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -393,13 +403,15 @@ async def read(bootstrap: str, topic: str, least: int = 0) -> list[ConsumerRecor
         return records
 
 
-async def create_topic(bootstrap: str, name: str, partitions: int = 1, **settings: str | float) -> str:
+async def create_topic(
+    bootstrap: str, name: str, partitions: int = 1, *, replicas: str | float = 1, **settings: str | float
+) -> str:
     """Create a topic. Return its name when the broker knows it. Names of settings have `_` instead of `.`."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
         configs = {key.replace("_", "."): str(value) for key, value in settings.items()}
-        topic = NewTopic(name, partitions, 1, topic_configs=configs)
+        topic = NewTopic(name, partitions, int(replicas), topic_configs=configs)
         async with asyncio.timeout(START_S):
             while not await _is_created(admin, topic):  # noqa: ASYNC110 - no event to await
                 await asyncio.sleep(0.1)

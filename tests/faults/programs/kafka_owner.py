@@ -20,6 +20,7 @@ from aiodelay.backends.kafka.topics import group
 from aiodelay.backends.kafka.topics import topic as topics
 from aiodelay.core import features
 from aiodelay.errors import StoreError
+from tests.support.little_memory import listen_for_memory_faults
 
 __all__ = ["Plan", "Run"]
 
@@ -78,6 +79,7 @@ async def main(plan: Plan) -> None:
     scheduler = Scheduler(plan.store, retry=retry, drain="2s", open_timeout="2m")
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    listen_for_memory_faults(asyncio.get_running_loop())
     with await asyncio.to_thread(Path(plan.runs).open, "ab", buffering=0) as runs:
 
         async def work(payload: bytes, context: Context) -> None:

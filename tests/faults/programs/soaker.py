@@ -22,6 +22,7 @@ from aiodelay import Context, Message, Retry, Scheduler
 from aiodelay.core.values import Scheduled
 from aiodelay.errors import AiodelayError
 from aiodelay.testing.history import count_resources
+from tests.support.little_memory import listen_for_memory_faults
 
 __all__ = ["Plan", "Sample"]
 
@@ -50,11 +51,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What the process holds, and the greatest lateness of a message since the last sample."""
+    """What the process holds, and the median and the greatest lateness of the messages since the last sample."""
 
     tasks: int
     threads: int
     files: int
+    median_ms: int
     late_ms: int
 
 
@@ -103,22 +105,21 @@ async def main(plan: Plan) -> None:
     scheduler = Scheduler(plan.store, dispatch=not plan.rate, retry=retry, drain="10s", open_timeout="60s")
     told, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, told.set)
+    listen_for_memory_faults(loop)
 
-    late_ms = 0
+    lateness_ms = array("q")
 
     def tell() -> None:
-        nonlocal late_ms
-        held = count_resources("end")
-        sample = Sample(held.tasks, held.threads, held.files, late_ms)
+        held, lateness = count_resources("end"), sorted(lateness_ms) or [0]
+        sample = Sample(held.tasks, held.threads, held.files, lateness[len(lateness) // 2], lateness[-1])
         print("holds", msgspec.json.encode(sample).decode(), flush=True)
-        late_ms = 0
+        del lateness_ms[:]
 
     loop.add_signal_handler(signal.SIGUSR1, tell)
 
     async def work(payload: bytes, context: Context) -> None:
-        nonlocal late_ms
         this_ms = math.floor((time.time() - context.due.timestamp()) * 1000)
-        late_ms = max(late_ms, this_ms)
+        lateness_ms.append(this_ms)
         numbers.write(int(payload) if this_ms >= 0 else -int(payload))
 
     if not plan.rate:

@@ -33,6 +33,7 @@ from aiodelay.redis import RedisFanoutSink, RedisFanoutSource, RedisListSink, Re
 from aiodelay.testing import history as h
 from tests.support import sqlite_points
 from tests.support.bugs import BUGS
+from tests.support.little_memory import listen_for_memory_faults
 from tests.support.observed import FailurePoint, FailurePoints, ObservedSource, ObservedStore, kill_oneself
 from tests.support.producing import Producer
 from tests.support.server_clock import FileClock
@@ -376,7 +377,7 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
         lanes=[*([] if plan.pulls else plan.serve), *(["sink"] if plan.sink else [])],
         retry=Retry(attempts=10, first="200ms", factor=1),
         drain=f"{plan.drain_ms}ms",
-        open_timeout="60s",  # a producer too may start while its server is away
+        open_timeout="2m",  # a producer too may start while its server is away
     )
     times = {"lease_ms": plan.lease_ms, "stuck_after_ms": plan.stuck_after_ms}
     scheduler._options = msgspec.structs.replace(scheduler._options, **times)
@@ -410,6 +411,7 @@ async def main(plan: Plan) -> None:
     scheduler = scheduler_of(plan, history, points)
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    listen_for_memory_faults(asyncio.get_running_loop())
     if plan.waits:
         say("waiting")
         await asyncio.to_thread(sys.stdin.readline)
