@@ -10,7 +10,7 @@ try:
 except ImportError:  # redis-py before 7.0 does not know these notifications
     MaintNotificationsConfig = None  # type: ignore[assignment,misc]
 
-__all__ = ["quiet_options"]
+__all__ = ["has_ended_or_data", "quiet_options"]
 
 
 def quiet_options(kind: type[Any]) -> dict[str, Any]:
@@ -28,3 +28,15 @@ def quiet_options(kind: type[Any]) -> dict[str, Any]:
     if "driver_info" in known:  # since 7.2 it replaces the other two, and a warning tells who gives them
         del options["lib_name"], options["lib_version"]
     return {name: value for name, value in options.items() if name in known}
+
+
+async def has_ended_or_data(connection: Any) -> bool:  # noqa: ANN401 - redis-py's connection
+    """Return whether an idle connection has data, or was closed by the server. Do not use it again then.
+
+    redis-py before 8.0 may read the data to find out, and its method has another name.
+
+    Raises:
+        RedisError, OSError: The connection has failed.
+    """
+    look = getattr(connection, "can_read", None) or connection.can_read_destructive
+    return bool(await look())

@@ -17,6 +17,7 @@ from redis.exceptions import AuthenticationError, MovedError, RedisError, Respon
 
 from aiodelay.errors import StoreMismatchError
 
+from .driver import has_ended_or_data
 from .faults import Fault, fault_of, reply_of
 from .pool import disconnect_all
 from .scripts import Arg, packed
@@ -233,7 +234,7 @@ class SentinelLocator(Locator):
         self._looks_s = now_s + LOOK_S
         for sentinel, announcements in tuple(self._announcements.items()):
             with suppress(RedisError, OSError):
-                if not await announcements.can_read_destructive():
+                if not await has_ended_or_data(announcements):
                     continue
             # Either there is another primary, or the connection has ended. In both cases, ask.
             del self._announcements[sentinel]

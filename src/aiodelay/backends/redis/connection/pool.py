@@ -13,6 +13,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from .driver import has_ended_or_data
 from .login import is_stale
 
 __all__ = ["ConnectionPool", "disconnect_all"]
@@ -85,7 +86,7 @@ async def _connect(connection: Any) -> None:  # noqa: ANN401 - redis-py's connec
     """
     if connection.is_connected:
         with suppress(RedisError, OSError):
-            if not is_stale(connection) and not await connection.can_read_destructive():
+            if not is_stale(connection) and not await has_ended_or_data(connection):
                 return
         await connection.disconnect(nowait=True)
     await connection.connect()
