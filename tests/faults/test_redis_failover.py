@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from aiodelay import Retry, Scheduler
 from aiodelay.core.ids import new_op
 from aiodelay.core.values import (
     After,
@@ -26,6 +27,7 @@ from aiodelay.core.values import (
     Stored,
     Unknown,
 )
+from aiodelay.errors import StoreUnavailableError
 from aiodelay.redis import RedisStore
 from aiodelay.testing import history as h
 from aiodelay.testing.history import Limits, check
@@ -118,6 +120,28 @@ def test_f10_what_was_called_replicated_outlives_the_primary(servers: tuple[Redi
             await fail_over(pair)
             async with RedisStore(pair.replica.url, namespace="faults") as store:
                 assert await ids(store) == {"kept"}
+
+    asyncio.run(play())
+
+
+def test_f10_changes_by_an_operator_wait_for_the_replica_too(servers: tuple[RedisServer, RedisServer]) -> None:
+    async def fail(payload: bytes) -> None:
+        raise RuntimeError("as told")
+
+    async def play() -> None:
+        async with paired(servers) as pair:
+            scheduler = Scheduler(pair.store("memory"), retry=Retry(attempts=1))
+            scheduler.add_handler(fail, name=LANE)
+            async with scheduler:
+                for message_id in ("a", "b"):
+                    await scheduler.schedule(b"p", to=f"handler:{LANE}", id=message_id, delay="0s")
+                await scheduler.run_until_idle()
+            async with pair.store("replicated:1", 300) as store:
+                one, other = [letter.key for letter in await store.dead_letters()]
+                pair.link.mode = "black hole"
+                for change in (store.redrive([one]), store.purge([other]), store.pause(LANE), store.resume(LANE)):
+                    with pytest.raises(StoreUnavailableError, match="0 of 1 replicas have it"):
+                        await change
 
     asyncio.run(play())
 

@@ -171,8 +171,13 @@ class Base:
 
     # --- calls --------------------------------------------------------------------------------------------
 
-    async def run(self, script: str, arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - what the script returns
+    async def run(self, script: str, arguments: Sequence[Arg], *, durable: bool = False) -> Any:  # noqa: ANN401 - what the script returns
         """Run a script and return its reply.
+
+        Args:
+            script: The name of the script.
+            arguments: What the script gets, after what all scripts get.
+            durable: If True, wait until the writes of the script have reached the durability level of the URL.
 
         Raises:
             StoreUnavailableError: The script may or may not have run. A repetition is safe.
@@ -181,7 +186,7 @@ class Base:
                 changed nothing.
         """
         try:
-            return await self._run(script, arguments)
+            return await self._run(script, arguments, durable=durable)
         except Fault as fault:
             raise self.unavailable(fault) from fault
 

@@ -196,11 +196,11 @@ class Inspection(Base):
 
     async def pause(self, lane: Lane, address: str | None = None) -> bool:
         """Pause a lane, or one address of the lane. Return True if the call changed the state."""
-        return bool(await self.run("hold", ["hold", lane, _place(address)]))
+        return bool(await self.run("hold", ["hold", lane, _place(address)], durable=True))
 
     async def resume(self, lane: Lane, address: str | None = None) -> bool:
         """Resume a lane, or one address of the lane. Return True if the call changed the state."""
-        changed = bool(await self.run("hold", ["release", lane, _place(address)]))
+        changed = bool(await self.run("hold", ["release", lane, _place(address)], durable=True))
         # Return parked messages in steps, so that the server can serve other clients between the steps. If this process
         # ends here, `tidy` or a repetition of this call returns the rest.
         while await self.run("hold", ["return", lane, _place(address)]):
@@ -315,7 +315,7 @@ class Inspection(Base):
         """Schedule dead letters again. Return one outcome for each key, in the order of the keys."""
         outcomes: list[Outcome] = []
         while left := keys[len(outcomes) : len(outcomes) + REDRIVEN_AT_ONCE]:
-            answers = await self.run("redrive", ["redrive", *_dead_arguments(left)])
+            answers = await self.run("redrive", ["redrive", *_dead_arguments(left)], durable=True)
             outcomes += [answer_of(answer, None) for answer in answers]
         self.waiters.wake()
         return outcomes
@@ -324,7 +324,7 @@ class Inspection(Base):
         """Delete dead letters. Return how many of them were deleted."""
         answers: list[bytes] = []
         while left := keys[len(answers) : len(answers) + AT_ONCE]:
-            answers += await self.run("redrive", ["purge", *_dead_arguments(left)])
+            answers += await self.run("redrive", ["purge", *_dead_arguments(left)], durable=True)
         return answers.count(b"s")
 
     # --- journal ------------------------------------------------------------------------------------------
