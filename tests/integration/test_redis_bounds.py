@@ -50,8 +50,8 @@ class Watched(RedisStore):
         super().__init__(url, **options)
         self.answers: dict[str, list[Any]] = {}
 
-    async def run(self, script: str, arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - as in the store
-        reply = await super().run(script, arguments)
+    async def run(self, script: str, arguments: Sequence[Arg], *, durable: bool = False) -> Any:  # noqa: ANN401 - as in the store
+        reply = await super().run(script, arguments, durable=durable)
         self.answers.setdefault(script, []).append(reply)
         return reply
 

@@ -56,11 +56,11 @@ class Counting(RedisStore):
         self.tag, self.scripts = f"{{{namespace}:00}}:", Counter[str]()
         self.most: int | None = None
 
-    async def run(self, script: str, arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - as in the store
+    async def run(self, script: str, arguments: Sequence[Arg], *, durable: bool = False) -> Any:  # noqa: ANN401 - as in the store
         if self.scripts[script] == self.most:
             raise asyncio.CancelledError
         self.scripts[script] += 1
-        return await super().run(script, arguments)
+        return await super().run(script, arguments, durable=durable)
 
 
 class Stage:

@@ -42,8 +42,8 @@ class Interrupted(RedisStore):
 
     meanwhile: Callable[[], Awaitable[object]] | None = None
 
-    async def run(self, script: str, arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - as in the store
-        reply = await super().run(script, arguments)
+    async def run(self, script: str, arguments: Sequence[Arg], *, durable: bool = False) -> Any:  # noqa: ANN401 - as in the store
+        reply = await super().run(script, arguments, durable=durable)
         if script == "range" and self.meanwhile is not None:
             meanwhile, self.meanwhile = self.meanwhile, None
             await meanwhile()

@@ -272,7 +272,7 @@ def test_nothing_imports_by_a_path_that_is_kept_for_users() -> None:
 
 CHECKED = {"errors", "core", "ports", "handlers", "telemetry", "scheduler", "package", "operations"}
 """Layers whose public names all have docstrings."""
-MOST_ROOMS, MOST_FLOORS, MOST_ARROWS = 20, 9, 85
+MOST_ROOMS, MOST_FLOORS, MOST_ARROWS = 20, 9, 86
 
 
 def test_the_house_stays_small() -> None:
