@@ -69,6 +69,7 @@ class Batches:
     delivered: list[int]
     lane: str = LANE
     in_flight: int = 0
+    ahead: None = None
 
     def demand(self) -> Demand:
         return Demand(WINDOW - self.in_flight)
