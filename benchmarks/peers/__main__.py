@@ -16,9 +16,10 @@ from typing import TypeVar
 
 from benchmarks.harness import Plan, WrongResultError
 from benchmarks.redis_server import running_server
-from benchmarks.report import put_between_markers, surroundings
+from benchmarks.report import surroundings
 
-from .environments import CACHE, Environment, environments_of, versions
+from .command_line import parser_of, publish
+from .environments import Environment, environments_of, versions
 from .measures import Measured, drain, idle, late
 from .sides import AIODELAY, PEERS, SETTINGS, Side
 from .tables import as_markdown
@@ -47,10 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     around |= versions(environments)
     text = as_markdown(measured, left_out, around)
-    print(text)
-    if options.markdown is not None:
-        document = options.markdown.read_text(encoding="utf-8")
-        options.markdown.write_text(put_between_markers(document, MARKERS, text), encoding="utf-8")
+    publish(text, options.markdown, MARKERS)
     return 0
 
 
@@ -81,16 +79,9 @@ def _measure_all(plan: Plan, environments: dict[Side, Environment]) -> dict[Side
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="arq", help="names of peers (default: all)")
+    parser = parser_of("benchmarks.peers", __doc__)
     parser.add_argument("--runs", type=int, default=3, help="number of rounds of drain and lateness (default: 3)")
-    parser.add_argument("--scale", type=float, default=1.0, help="part of the full size, to try a peer out")
     parser.add_argument("--redis", metavar="URL", help="a Redis server with an empty database (default: start one)")
-    parser.add_argument("--cache", type=Path, default=CACHE, help=f"folder for environments (default: {CACHE})")
-    parser.add_argument("--directory", type=Path, help="folder for files (default: of the system, often /tmp)")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write the tables between their markers in this file"
-    )
     return parser
 
 

@@ -23,9 +23,10 @@ from typing import NamedTuple
 
 from benchmarks.harness import Plan, WrongResultError, check
 from benchmarks.redis_server import running_server
-from benchmarks.report import put_between_markers, surroundings
+from benchmarks.report import surroundings
 
-from .environments import CACHE, Environment, environments_of, versions
+from .command_line import parser_of, publish
+from .environments import Environment, environments_of, versions
 from .processes import Run, Worker, wait_until
 from .sides import AIODELAY, PEERS, SETTINGS, Peer, Side
 from .stage import Stage, now_ms, staged
@@ -234,10 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sides = {Side(peer, each): environments[peer] for each in SETTINGS for peer in environments}
         outcomes = _outcomes(plan, sides, options.patience)
     text = as_markdown(outcomes, left_out, around, options.patience)
-    print(text)
-    if options.markdown is not None:
-        document = options.markdown.read_text(encoding="utf-8")
-        options.markdown.write_text(put_between_markers(document, MARKERS, text), encoding="utf-8")
+    publish(text, options.markdown, MARKERS)
     return 0
 
 
@@ -261,20 +259,13 @@ def _outcomes(plan: Plan, sides: Mapping[Side, Environment], patience_s: float) 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.failures", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="arq", help="names of peers (default: all)")
+    parser = parser_of("benchmarks.peers.failures", __doc__)
     parser.add_argument(
         "--patience",
         type=float,
         default=PATIENCE_S,
         metavar="S",
         help=f"the longest wait, in s (default: {PATIENCE_S:g})",
-    )
-    parser.add_argument("--scale", type=float, default=1.0, help="part of the full size, to try a peer out")
-    parser.add_argument("--cache", type=Path, default=CACHE, help=f"folder for environments (default: {CACHE})")
-    parser.add_argument("--directory", type=Path, help="folder for files (default: of the system, often /tmp)")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write the tables between their markers in this file"
     )
     return parser
 
