@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Awaitable
 from typing import Any
+
+from redis.asyncio import Connection
 
 try:
     from redis.maint_notifications import MaintNotificationsConfig
@@ -11,6 +14,8 @@ except ImportError:  # redis-py before 7.0 does not know these notifications
     MaintNotificationsConfig = None  # type: ignore[assignment,misc]
 
 __all__ = ["has_ended_or_data", "quiet_options"]
+
+_LOOK = "can_read" if hasattr(Connection, "can_read") else "can_read_destructive"
 
 
 def quiet_options(kind: type[Any]) -> dict[str, Any]:
@@ -30,7 +35,7 @@ def quiet_options(kind: type[Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in known}
 
 
-async def has_ended_or_data(connection: Any) -> bool:  # noqa: ANN401 - redis-py's connection
+def has_ended_or_data(connection: Any) -> Awaitable[bool]:  # noqa: ANN401 - redis-py's connection
     """Return whether an idle connection has data, or was closed by the server. Do not use it again then.
 
     redis-py before 8.0 may read the data to find out, and its method has another name.
@@ -38,5 +43,5 @@ async def has_ended_or_data(connection: Any) -> bool:  # noqa: ANN401 - redis-py
     Raises:
         RedisError, OSError: The connection has failed.
     """
-    look = getattr(connection, "can_read", None) or connection.can_read_destructive
-    return bool(await look())
+    looked: Awaitable[bool] = getattr(connection, _LOOK)()
+    return looked
