@@ -1,4 +1,4 @@
-"""Build the site in site/ from docs/, with its texts for programs, and check its links.
+"""Build the site in build/site from docs/, with its texts for programs, and check its links.
 
 Usage: python .ci/build_site.py, at the root of the repository, with the dependency group `site` installed.
 """

@@ -1,4 +1,4 @@
-"""Finds links that lead nowhere: in the built site, and in Markdown files that are not part of it."""
+"""Finds links that lead nowhere: in the built site, and in Markdown files outside docs/."""
 
 from __future__ import annotations
 

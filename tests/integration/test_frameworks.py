@@ -63,21 +63,27 @@ def make_starlette(scheduler: Scheduler, own: Own, ship: Schedule) -> starlette.
     return starlette.applications.Starlette(routes=routes, lifespan=scheduler.lifespan(own))
 
 
+def stateful(own: Own) -> Callable[[litestar.Litestar], AbstractAsyncContextManager[None]]:
+    """Return the application's own lifespan for Litestar, which gives it the application to put state into."""
+
+    @asynccontextmanager
+    async def lifespan(app: litestar.Litestar) -> AsyncIterator[None]:
+        async with own(app) as state:
+            app.state.update(state)
+            yield
+
+    return lifespan
+
+
 def make_litestar(scheduler: Scheduler, own: Own, ship: Schedule) -> litestar.Litestar:
-    """Litestar takes any number of lifespans, and gives each of them the application to put state into."""
+    """Litestar takes any number of lifespans."""
 
     @litestar.post("/orders/{order:int}", status_code=200)
     async def place(order: litestar.params.FromPath[int], state: litestar.datastructures.State) -> str:
         await ship(order)
         return str(state.shop)
 
-    @asynccontextmanager
-    async def stateful(app: litestar.Litestar) -> AsyncIterator[None]:
-        async with own(app) as state:
-            app.state.update(state)
-            yield
-
-    return litestar.Litestar([place], lifespan=[stateful, scheduler.lifespan()], logging_config=None)
+    return litestar.Litestar([place], lifespan=[stateful(own), scheduler.lifespan()], logging_config=None)
 
 
 def make_litestar_with_plugin(scheduler: Scheduler, own: Own, ship: Schedule) -> litestar.Litestar:
@@ -94,16 +100,10 @@ def make_litestar_with_plugin(scheduler: Scheduler, own: Own, ship: Schedule) ->
         await ship(order)
         return str(state.shop)
 
-    @asynccontextmanager
-    async def stateful(app: litestar.Litestar) -> AsyncIterator[None]:
-        async with own(app) as state:
-            app.state.update(state)
-            yield
-
     return litestar.Litestar(
         [place],
         plugins=[AiodelayPlugin(scheduler, name="delays")],
-        lifespan=[stateful],
+        lifespan=[stateful(own)],
         logging_config=None,
     )
 
