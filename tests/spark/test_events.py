@@ -104,7 +104,7 @@ def test_text_that_is_no_unicode_is_told_by_its_bytes() -> None:
 
 
 def test_what_was_trimmed_unread_is_named_or_gone_on_without(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    small = url.replace("1000", "200")
+    small = url.replace("journal=1000", "journal=200")
     asyncio.run(note(small, 1, 1500))
     strict, lax = reader_of(small), reader_of(small, failOnDataLoss="false")
     first = strict.latestOffset(EARLIEST, ALL)["0"]
