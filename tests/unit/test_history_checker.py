@@ -273,6 +273,18 @@ def claim_heard_of_late() -> Tale:
     return story.settle(by="q", kind="again", outcome="gone", token=note.token).final()
 
 
+def given_back_before_it_was_claimed(*, is_of_source: bool) -> Tale:
+    """The request of process q is under way while p claims the message and gives it back."""
+    story = Tale().put().wait(10)
+    call, asked = story._call(), EPOCH_MS + story.now
+    story.tell(h.Claiming(call=call, is_of_source=is_of_source), by="q")
+    story.claim().settle(kind="again")
+    note = h.ClaimNote("a", REVISION, EPOCH_MS + 10, "x", 0, token_for(asked + LEASE_MS, 0))
+    story.token = note.token
+    story.tell(h.Claimed(call=call, now_ms=EPOCH_MS + story.now, claims=[note]), by="q")
+    return story.run(by="q").settle(by="q").final()
+
+
 RETRIED = f"a~{EPOCH_MS + 10}"
 """The id of the first occurrence of the series `a`, once it is retried."""
 
@@ -302,6 +314,7 @@ CLEAN: dict[str, Callable[[], Tale]] = {
     "settled, and the settlement lost with its server": lambda: settled_twice(since=13),
     "stored, and lost with its server": lambda: Tale().put(due=90_000).loss(0, commands=True).final(),
     "claimed by one who heard of it late": claim_heard_of_late,
+    "given back before a source gave it out": lambda: given_back_before_it_was_claimed(is_of_source=True),
     "delivered": lambda: delivered().final(),
     "still pending": lambda: Tale().put(due=90_000).final(pending()),
     "refused, never stored": lambda: Tale().put(outcome="fail").final(),
@@ -532,6 +545,11 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
     "S7 two owners": (
         "S7",
         lambda: Tale().put().wait(10).claim().claim(by="q").run(by="q").settle(by="q").final(),
+        Limits(),
+    ),
+    "S7 a store's claim with an earlier token lasts while another is given out": (
+        "S7",
+        lambda: given_back_before_it_was_claimed(is_of_source=False),
         Limits(),
     ),
     "S7 an old owner's settlement was accepted": (

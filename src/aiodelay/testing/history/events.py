@@ -106,9 +106,16 @@ class Returned(_Event, tag="returned"):
 
 
 class Claiming(_Event, tag="claiming"):
-    """A process is about to ask for claims."""
+    """A process is about to ask for claims.
+
+    Attributes:
+        call: The number of the call.
+        is_of_source: Whether the process asks a source, whose tokens have the time of the request. The tokens of a
+            store have the time at which the store carries the request out.
+    """
 
     call: int
+    is_of_source: bool = False
 
 
 class ClaimNote(Struct, array_like=True):

@@ -121,22 +121,25 @@ class RecordedFeed(ForwardingFeed):
     Args:
         work: The feed that gives out claims.
         history: The history to which calls are written.
-        puts_back: Whether the feed is that of a source, which puts retries and dead letters into the store.
+        is_source: Whether the feed is that of a source, which puts retries and dead letters into the store.
     """
 
-    def __init__(self, work: Feed, history: h.History, *, puts_back: bool = False) -> None:
+    def __init__(self, work: Feed, history: h.History, *, is_source: bool = False) -> None:
         super().__init__(work)
-        self._history, self._puts_back = history, puts_back
+        self._history, self._is_source = history, is_source
         self._unanswered: dict[str, h.Claiming] = {}  # the last request, if its call has failed
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         """Claim messages. The store may have claimed the messages of a repeated request at its first call."""
-        asked = self._unanswered.get(request) or self._history.stamp(h.Claiming(call=self._history.next_call()))
+        asked = self._unanswered.get(request) or self._claiming()
         self._unanswered = {request: asked}
         claimed = await self._work.claim(demand, request=request, lease_ms=lease_ms)
         self._unanswered.clear()
         self._claimed(asked, claimed)
         return claimed
+
+    def _claiming(self) -> h.Claiming:
+        return self._history.stamp(h.Claiming(call=self._history.next_call(), is_of_source=self._is_source))
 
     def _claimed(self, asked: h.Claiming, claimed: Claimed) -> None:
         if claimed.claims:
@@ -155,7 +158,7 @@ class RecordedFeed(ForwardingFeed):
         call = self._history.next_call()
         self._history.write(_settling(call, settlements))
         returned = [(each.id, each.revision) for each in settlements if isinstance(each, Again | Dead)]
-        if self._puts_back and returned:
+        if self._is_source and returned:
             self._history.write(h.PuttingBack(batch=returned))
         return call
 
@@ -172,12 +175,12 @@ class RecordedLocalFeed(RecordedFeed):
     """A `LocalFeed` whose claims, settlements and renewals are recorded."""
 
     def __init__(self, feed: LocalFeed, history: h.History) -> None:
-        super().__init__(feed, history, puts_back=True)
+        super().__init__(feed, history, is_source=True)
         self._local = feed
 
     def claim_nowait(self, demand: Mapping[Lane, Demand], *, lease_ms: int) -> Claimed:
         """Claim messages without a wait."""
-        asked = self._history.stamp(h.Claiming(call=self._history.next_call()))
+        asked = self._claiming()
         claimed = self._local.claim_nowait(demand, lease_ms=lease_ms)
         self._claimed(asked, claimed)
         return claimed

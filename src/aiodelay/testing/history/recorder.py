@@ -134,7 +134,7 @@ class _Recorder:
             if isinstance(feed, LocalFeed):
                 yield RecordedLocalFeed(feed, self._history)
             else:
-                yield RecordedFeed(feed, self._history, puts_back=True)
+                yield RecordedFeed(feed, self._history, is_source=True)
 
     def transfer(self, moves: Transferring, lane: Lane) -> Transferring:
         return RecordedTransfer(moves, self._history, lane)

@@ -251,7 +251,7 @@ def _s7_one_live_owner(story: Story, limits: Limits) -> Iterator[Finding]:
         if (message_id, revision) in story.doubled:
             continue
         for older, newer in map(_in_order, pairwise(owners)):
-            if not older.is_in_doubt:
+            if not older.is_in_doubt and not _is_passed_on(older, newer):
                 is_early_allowed = _may_be_dead(story, older.process, newer.answered_ns)
                 for text in _overlap(older, newer, is_early_allowed=is_early_allowed):
                     yield f"{message_id}: {text}", base_id(message_id)
@@ -269,6 +269,14 @@ def _in_order(pair: tuple[Lease, Lease]) -> tuple[Lease, Lease]:
     first, second = pair
     overlap = second.asked_ns < first.answered_ns
     return (second, first) if overlap and second.note.token < first.note.token else pair
+
+
+def _is_passed_on(older: Lease, newer: Lease) -> bool:
+    """Return whether a source may have carried out two overlapping claims in the other order than their tokens have.
+
+    The process with the later token has then given the message back, before the other claim was answered.
+    """
+    return older.is_of_source and newer.answered_ns < older.answered_ns and not newer.is_open(older.answered_ns)
 
 
 def _overlap(older: Lease, newer: Lease, *, is_early_allowed: bool) -> Iterator[str]:

@@ -94,6 +94,7 @@ class Lease:
     asked_ns: int
     answered_ns: int
     now_ms: int
+    is_of_source: bool
     renewals: list[tuple[int, int]] = field(default_factory=list)
     settlements: list[Settlement] = field(default_factory=list)
     is_in_doubt: bool = False
@@ -269,7 +270,7 @@ class Story:
         for note in event.claims:
             if (event.process, note.id, note.token) in self._by_token:
                 continue  # a claim that was repeated
-            lease = Lease(event.process, note, event.call, asked.at_ns, event.at_ns, event.now_ms)
+            lease = Lease(event.process, note, event.call, asked.at_ns, event.at_ns, event.now_ms, asked.is_of_source)
             self.leases.append(lease)
             self._by_token[event.process, note.id, note.token] = lease
             self._latest[event.process, base_id(note.id), note.revision] = lease
