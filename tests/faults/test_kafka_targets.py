@@ -74,12 +74,20 @@ def brokers(cluster: tuple[Broker, Broker]) -> Iterator[tuple[Broker, Broker]]:
     cluster[1].recover()
 
 
-async def create_at(kafka: str, name: str, *nodes: int, **settings: str) -> str:
-    """Create a topic whose partitions are each at one node."""
-    with AdminClient({"bootstrap.servers": kafka}) as admin:
+async def create_at(brokers: tuple[Broker, Broker], name: str, *nodes: int, **settings: str) -> str:
+    """Create a topic whose partitions are each at one node; return once both brokers know it."""
+    with AdminClient({"bootstrap.servers": brokers[0].bootstrap}) as admin:
         made = NewTopic(name, len(nodes), replica_assignment=[[node] for node in nodes], config=settings)
         await asyncio.to_thread(admin.create_topics([made])[name].result, 10)
+    for broker in brokers:
+        await asyncio.to_thread(until_sync, lambda broker=broker: knows(broker, name), "a broker knows the topic")
     return name
+
+
+def knows(broker: Broker, name: str) -> bool:
+    """Tell if one broker knows a topic: the first request of a new client goes to the broker that it was given."""
+    with AdminClient({"bootstrap.servers": broker.bootstrap}) as admin:
+        return name in admin.list_topics(timeout=10).topics
 
 
 def lost(kafka: str, broker: Broker) -> None:
@@ -91,8 +99,8 @@ def lost(kafka: str, broker: Broker) -> None:
 
 async def test_f32_l3_a_topic_without_a_leader_is_held_and_costs_no_attempts(brokers: tuple[Broker, Broker]) -> None:
     kafka, second = brokers[0].bootstrap, brokers[1]
-    good, bad = await create_at(kafka, new_name("good"), 1), await create_at(kafka, new_name("bad"), 2)
-    schedules = await create_at(kafka, new_name("schedules"), 1, **topic.SETTINGS)
+    good, bad = await create_at(brokers, new_name("good"), 1), await create_at(brokers, new_name("bad"), 2)
+    schedules = await create_at(brokers, new_name("schedules"), 1, **topic.SETTINGS)
     async with Scheduler(url_of(kafka, schedules)) as scheduler, reading(kafka, good) as found:
         await asyncio.to_thread(lost, kafka, second)
         for i in range(40):
@@ -118,7 +126,7 @@ async def test_k26_who_leads_a_partition_is_not_asked_without_a_pause(
         return send(connection, request, **options)
 
     monkeypatch.setattr(OwnConnection, "send", counted)
-    away = await create_at(brokers[0].bootstrap, new_name("away"), 2)
+    away = await create_at(brokers, new_name("away"), 2)
     await asyncio.to_thread(lost, brokers[0].bootstrap, brokers[1])
     cluster = read_url(f"{brokers[0].bootstrap}?timeout_ms=3000", "this test")
     consumer, producer = consumer_of(cluster, auto_offset_reset="earliest"), Producer(cluster)
@@ -141,8 +149,8 @@ async def test_k26_who_leads_a_partition_is_not_asked_without_a_pause(
 
 async def test_l5_a_partition_without_a_leader_holds_up_no_other(brokers: tuple[Broker, Broker]) -> None:
     kafka, second = brokers[0].bootstrap, brokers[1]
-    target = await create_at(kafka, new_name("good"), 1)
-    schedules = await create_at(kafka, new_name("schedules"), 1, 2, **topic.SETTINGS)
+    target = await create_at(brokers, new_name("good"), 1)
+    schedules = await create_at(brokers, new_name("schedules"), 1, 2, **topic.SETTINGS)
     ids = [f"m{i}" for i in range(20)]
     here = [each for each in ids if records.partition_of(each.encode(), 2) == 0]
     patient = f"kafka://{kafka}/{schedules}?timeout_ms=60000"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -18,6 +18,8 @@ from aiodelay.core.values import (
     Demand,
     Done,
     Envelope,
+    LaneLimits,
+    Limit,
     Outcome,
     Put,
     Query,
@@ -139,7 +141,16 @@ def test_f10_changes_by_an_operator_wait_for_the_replica_too(servers: tuple[Redi
             async with pair.store("replicated:1", 300) as store:
                 one, other = [letter.key for letter in await store.dead_letters()]
                 pair.link.mode = "black hole"
-                for change in (store.redrive([one]), store.purge([other]), store.pause(LANE), store.resume(LANE)):
+                limits = LaneLimits(whole=Limit(concurrency=1))
+                changes: list[Awaitable[object]] = [
+                    store.redrive([one]),
+                    store.purge([other]),
+                    store.pause(LANE),
+                    store.resume(LANE),
+                    store.set_limits(LANE, limits, is_declared=False),
+                    store.switch_on(["append"]),
+                ]
+                for change in changes:
                     with pytest.raises(StoreUnavailableError, match="0 of 1 replicas have it"):
                         await change
 

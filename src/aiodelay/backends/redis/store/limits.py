@@ -31,12 +31,16 @@ class RedisLimits(Inspection):
     async def set_limits(self, lane: Lane, limits: LaneLimits, *, is_declared: bool) -> None:
         """Set the limits of a lane. Limits without any number end them.
 
+        The limits of an operator wait for the durability level of the URL. Declared limits do not, because each process
+        declares them again when it starts.
+
         The store then sorts the messages of the lane by key, some hundred in each call, until all are sorted. If this
         process ends meanwhile, claims and housekeeping go on with it.
         """
         given, none = msgspec.json.encode(limits), msgspec.json.encode(NO_LIMITS)
         arguments: list[Arg] = [_counted_by(limits), _packed(limits.whole), _packed(limits.each), given, none]
-        is_left = await self.run("set_limits", [lane, *arguments, int(is_declared), __version__])
+        first = [lane, *arguments, int(is_declared), __version__]
+        is_left = await self.run("set_limits", first, durable=not is_declared)
         self.waiters.wake()
         while is_left:
             is_left = await self.run("set_limits", [lane])

@@ -201,7 +201,7 @@ class RedisStore(Transfers):
 
     async def switch_on(self, names: Collection[str]) -> None:
         """Switch features on: record in the namespace that it uses these features from now on."""
-        await self.run("switch_on", [__version__, *sorted(names)])
+        await self.run("switch_on", [__version__, *sorted(names)], durable=True)
 
     def journal_reader(self) -> AbstractAsyncContextManager[RedisJournalReader]:
         """Open a reader of the journal. The store need not be open."""
