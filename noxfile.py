@@ -62,6 +62,7 @@ def tests(session: nox.Session) -> None:
         prepare(session, requirements(spark=PYSPARK))
         session.run("pytest", *session.posargs)
         return
+    renew_pip(session)
     with ThreadPoolExecutor() as beside:
         installed = beside.submit(session.install, *AS_IT_IS, f"pyspark=={PYSPARK}")  # half a gigabyte
         prepare(session, group("spark"))
@@ -120,7 +121,8 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Are the types correct inside (mypy), and complete for users (basedpyright)?"""
-    install(session, "types")
+    renew_pip(session)
+    session.install(*AS_IT_IS, ".[cli]", *group("types"))
     session.run("mypy", *session.posargs)
     session.run("basedpyright", "--verifytypes", "aiodelay", "--ignoreexternal")
 
@@ -282,6 +284,11 @@ def changelog(session: nox.Session) -> None:
 def install(session: nox.Session, dependency_group: str) -> None:
     """Install the package as users do, not editable, and a dependency group."""
     session.install(".[cli]", *group(dependency_group))
+
+
+def renew_pip(session: nox.Session) -> None:
+    """Install the newest pip. It needs half of the time of the pip that comes with Python 3.11."""
+    session.install("--upgrade", "pip")
 
 
 def requirements(*, spark: str) -> list[str]:
