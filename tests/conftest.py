@@ -47,6 +47,14 @@ def pytest_report_header() -> list[str]:
     return [f"redis: {redis}", f"kafka: {kafka_support.choice()}"]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
+    """Collect no nightly classes for the gate. They have as many tests as the gate, and each process collects all."""
+    marks = getattr(obj, "pytestmark", ()) if name.startswith("Test") else ()
+    is_of_the_night = any(mark.name == "nightly" for mark in marks)
+    return [] if is_of_the_night and "not nightly" in collector.config.option.markexpr else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests `nightly` that repeat a rule on a further Redis product, and order all tests."""
