@@ -12,8 +12,9 @@ import pytest
 
 from aiodelay.testing import history as h
 from aiodelay.testing.history import Story
+from tests.faults.programs.kafka_user import FAR_MS
 from tests.nemesis.chart import as_svg, figures_in
-from tests.nemesis.kafka import KafkaClusterStage, KafkaStage, Known
+from tests.nemesis.kafka import SURE_S, KafkaClusterStage, KafkaStage, Known
 from tests.nemesis.redis import RedisStage, ValkeyStage
 from tests.nemesis.results import as_markdown, put_between_markers
 from tests.nemesis.schedule import Kind, draw, moments
@@ -125,6 +126,12 @@ def test_the_judge_of_kafka_finds(
     times = {h.digest_of(name.encode()): [NOW_MS + at * 1000 for at in all_at] for name, all_at in delivered.items()}
     _, broken = known(*commands).judge("kafka", times, is_exact=True)
     assert [text.partition(":")[0] for text in broken] == rules
+
+
+@pytest.mark.parametrize("stage", [KafkaStage, KafkaClusterStage], ids=lambda stage: stage.name)
+def test_a_message_of_kafka_is_due_long_enough_after_its_change_to_judge_the_change(stage: type[KafkaStage]) -> None:
+    longest_s = max(kind.lasts_s[1] for kind in stage.kinds)
+    assert 2 * (SURE_S + longest_s) < FAR_MS / 1000  # on a busy machine, a fault takes longer than in its schedule
 
 
 @pytest.mark.nightly
