@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
@@ -31,11 +31,13 @@ from tests.support.topics import CLEANED
 from .schedule import Fault, Kind
 from .stage import CLIENTS, PROCESS_KINDS, SERVICES, Act, Acts, Stage
 
-__all__ = ["SURE_S", "KafkaClusterStage", "KafkaStage", "Known"]
+__all__ = ["LINGERS_S", "SURE_S", "KafkaClusterStage", "KafkaStage", "Known"]
 
 RATE = 25
 SURE_S = 2.0
 """An owner has read a change so long after its acknowledgement, unless a fault prevents it."""
+LINGERS_S = 10.0
+"""The effect of a fault may last so much longer: a client waits so long for an answer (`timeout_ms`)."""
 TAKEOVER_S = 120.0
 """The longest wait for the last messages that are due: the promised 15 s, and the delay of a busy machine."""
 BROKERS = 3
@@ -159,7 +161,7 @@ class KafkaStage(Stage):
     # --- the end ------------------------------------------------------------------------------------------
 
     def judge(self) -> str:
-        known = Known(Story(h.read(self.crew.history_path)), SURE_S + self.longest_s)
+        known = Known(Story(h.read(self.crew.history_path)), self.spans_ns)
         patience_s = AFTER_MS / 1000 + TAKEOVER_S
         expected = known.expected("kafka")
         records = asyncio.run(read_until(self._bootstrap, expected, patience_s))
@@ -257,14 +259,14 @@ class Known:
 
     Args:
         story: The history of the clients.
-        sure_s: So long after its acknowledgement, every owner that may still deliver has read a change.
+        spans_ns: When each fault began and ended, in ns of the monotonic clock.
 
     Attributes:
         operations: The commands that schedule a message, by the digest of their payload, which no other command has.
     """
 
-    def __init__(self, story: Story, sure_s: float) -> None:
-        self._by_id, self._sure_s = story.by_id(), sure_s
+    def __init__(self, story: Story, spans_ns: Sequence[tuple[int, int]]) -> None:
+        self._by_id, self._spans_ns = story.by_id(), spans_ns
         self.operations: dict[str, Operation] = {
             each.call.digest: each for each in story.operations if each.call.op == "schedule"
         }
@@ -311,12 +313,20 @@ class Known:
         return counted, broken
 
     def _was_changed_in_time(self, operation: Operation) -> bool:
-        """Return whether a message was surely replaced or cancelled long before its due time."""
+        """Return whether a message was surely replaced or cancelled long before its due time.
+
+        Then every owner that may still deliver has read the change, even if it could not read during the longest fault
+        of this time.
+        """
         later = [each for each in self._by_id[operation.id] if each.asked_ns > operation.asked_ns]
         done_ns = min((each.answered_ns for each in later if each.outcome == "ok"), default=None)
         if done_ns is None or operation.outcome == "info":
             return False
-        return (done_ns + self._wall_ns) / 1e6 + self._sure_s * 1000 < (operation.call.at_ms or 0)
+        due_ns = (operation.call.at_ms or 0) * 1_000_000 - self._wall_ns
+        lingers_ns = LINGERS_S * 1e9
+        faults = (end - begin for begin, end in self._spans_ns if begin < due_ns and done_ns < end + lingers_ns)
+        longest_ns = max((each + lingers_ns for each in faults), default=0)
+        return done_ns + SURE_S * 1e9 + longest_ns < due_ns
 
     def _named(self, digest: str) -> str:
         operation = self.operations[digest]
