@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
+from typing import cast
 from xml.etree import ElementTree
 
 import pytest
@@ -18,11 +20,13 @@ from tests.nemesis.chart import as_svg, figures_in
 from tests.nemesis.kafka import LINGERS_S, SURE_S, KafkaClusterStage, KafkaStage, Known
 from tests.nemesis.redis import RedisStage, ValkeyStage
 from tests.nemesis.results import as_markdown, put_between_markers
-from tests.nemesis.schedule import Kind, draw, moments
+from tests.nemesis.schedule import Fault, Kind, draw, moments
 from tests.nemesis.soak import SoakStage, soak
 from tests.nemesis.sqlite import SqliteStage
-from tests.nemesis.stage import PROCESS_KINDS, Result, Stage, play
+from tests.nemesis.stage import PROCESS_KINDS, Result, Stage, inject, play
+from tests.support.kafka import Broker
 from tests.support.processes import Worker
+from tests.support.waiting import until_sync
 
 SECONDS, SEED = 20.0, 7
 STAGES: list[type[Stage]] = [SqliteStage, RedisStage, KafkaStage]
@@ -100,7 +104,8 @@ def known(*commands: tuple[str, h.Outcome, int], faults_s: Sequence[tuple[float,
     return Known(Story(events), [(now_ns + round(begin * 1e9), now_ns + round(end * 1e9)) for begin, end in faults_s])
 
 
-FIRST, SECOND = ("m/0", "ok", 3000), ("m/1", "ok", 4000)
+FIRST: tuple[str, h.Outcome, int] = ("m/0", "ok", 3000)
+SECOND: tuple[str, h.Outcome, int] = ("m/1", "ok", 4000)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +159,41 @@ def test_a_message_of_kafka_is_due_long_enough_after_its_change_to_judge_the_cha
     longest_s = max(kind.lasts_s[1] for kind in stage.kinds)
     slow_s = longest_s  # on a busy machine, a fault takes longer than in its schedule
     assert SURE_S + LINGERS_S + longest_s + slow_s < FAR_MS / 1000
+
+
+class SlowBroker:
+    """A broker that works only once it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.works = Event()
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+    def launch(self) -> None:
+        self.calls.append("launch")
+
+    def wait_until_ready(self) -> None:
+        self.works.wait()
+
+    def freeze(self) -> None:
+        self.calls.append("freeze")
+
+    def thaw(self) -> None:
+        self.calls.append("thaw")
+
+
+def test_a_broker_that_starts_holds_up_no_fault_and_gets_none(tmp_path: Path) -> None:
+    stage, broker = KafkaStage(tmp_path, SEED, 1.0), SlowBroker()
+    stage.brokers = [cast("Broker", broker)]
+    killed, stopped = (Fault(0.0, f"broker {what}", 0, 0.0, 0.0) for what in ("killed", "stopped"))
+    assert inject(stage, [killed]) == {"broker killed": 1}
+    assert not inject(stage, [stopped]).total()
+    broker.works.set()
+    until_sync(lambda: stage.is_ready_for(stopped), "the broker works", 60)
+    assert inject(stage, [stopped]) == {"broker stopped": 1}
+    assert broker.calls == ["kill", "launch", "freeze", "thaw"]
 
 
 @pytest.mark.nightly

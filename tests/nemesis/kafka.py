@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
@@ -75,7 +76,13 @@ class KafkaStage(Stage):
     settings: ClassVar = CLEANED
     """The settings of the topic of schedules."""
 
+    def __init__(self, folder: Path, seed: int, seconds: float) -> None:
+        super().__init__(folder, seed, seconds)
+        self._starts = ThreadPoolExecutor(1)
+        self._start: Future[None] | None = None
+
     def open(self, stack: ExitStack) -> None:
+        stack.enter_context(self._starts)
         self.proxies = [stack.enter_context(proxied_by_thread(1)) for _ in range(self.count)]
         self.brokers = self.new_brokers()
         for broker, proxy in zip(self.brokers, self.proxies, strict=True):
@@ -125,7 +132,7 @@ class KafkaStage(Stage):
     def acts(self) -> Mapping[str, Acts]:
         return {
             "service joins and leaves": (self._join, lambda fault: self.terminate(self._guest)),
-            "broker killed": (lambda fault: self._broker(fault).kill(), lambda fault: self._broker(fault).start()),
+            "broker killed": (lambda fault: self._broker(fault).kill(), self._launch),
             "broker stopped": (lambda fault: self._broker(fault).freeze(), lambda fault: self._broker(fault).thaw()),
             "disk full": (lambda fault: self._broker(fault).fill_disk(), self._restart),
             "connections cut": (lambda fault: self.proxies[fault.target].cut(), lambda fault: None),
@@ -142,9 +149,21 @@ class KafkaStage(Stage):
     def _broker(self, fault: Fault) -> Broker:
         return self.brokers[int(fault.value)]
 
+    def is_ready_for(self, fault: Fault) -> bool:
+        """Return False for a fault of a broker, while a broker that was started does not work yet."""
+        if self._start is None or all(kind.of != "broker" for kind in self.kinds if kind.name == fault.kind):
+            return True
+        return self._start.done() and self._start.result() is None
+
+    def _launch(self, fault: Fault) -> None:
+        """Start a broker. On a busy machine, it works only after many seconds, and other faults go on meanwhile."""
+        broker = self._broker(fault)
+        broker.launch()
+        self._start = self._starts.submit(broker.wait_until_ready)
+
     def _restart(self, fault: Fault) -> None:
         self._broker(fault).kill()
-        self._broker(fault).start()
+        self._launch(fault)
 
     def _pass(self, mode: Mode) -> Act:
         def act(fault: Fault) -> None:
@@ -161,6 +180,8 @@ class KafkaStage(Stage):
     # --- the end ------------------------------------------------------------------------------------------
 
     def judge(self) -> str:
+        if self._start is not None:
+            self._start.result()
         known = Known(Story(h.read(self.crew.history_path)), self.spans_ns)
         patience_s = AFTER_MS / 1000 + TAKEOVER_S
         expected = known.expected("kafka")

@@ -105,6 +105,10 @@ class Stage(ABC):
     def acts(self) -> Mapping[str, Acts]:
         """Return the functions that begin and end each kind of fault, except for the faults of processes."""
 
+    def is_ready_for(self, fault: Fault) -> bool:
+        """Return whether the target of a fault works. If not, the fault is left out."""
+        return True
+
     @abstractmethod
     def judge(self) -> str:
         """Deliver all messages that are left, end all services, and add broken rules to `violations`.
@@ -196,7 +200,7 @@ class Stage(ABC):
 
 
 def inject(stage: Stage, faults: Sequence[Fault], during: Callable[[], None] = lambda: None) -> Counter[str]:
-    """Inject the faults of a schedule. Return the number of faults of each kind.
+    """Inject the faults of a schedule. Return the number of faults of each kind. Targets that do not work get no fault.
 
     Args:
         stage: The stage, whose processes run.
@@ -207,10 +211,15 @@ def inject(stage: Stage, faults: Sequence[Fault], during: Callable[[], None] = l
     acts = {**stage.process_acts(), **stage.acts()}
     begun_s = time.monotonic()
     since_ns: dict[Fault, int] = {}
+    left_out: set[Fault] = set()
     for at_s, is_end, fault in moments(faults):
         while (left_s := begun_s + at_s - time.monotonic()) > 0:
             during()
             time.sleep(min(left_s, 1))  # the pause until the next fault begins or ends
+        if not is_end and not stage.is_ready_for(fault):
+            left_out.add(fault)
+        if fault in left_out:
+            continue
         since_ns.setdefault(fault, time.monotonic_ns())
         acts[fault.kind][is_end](fault)
         if is_end:
