@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
+from typing import cast
 from xml.etree import ElementTree
 
 import pytest
 
 from aiodelay.testing import history as h
 from aiodelay.testing.history import Story
+from tests.faults.programs.kafka_user import FAR_MS
 from tests.nemesis.chart import as_svg, figures_in
-from tests.nemesis.kafka import KafkaClusterStage, KafkaStage, Known
+from tests.nemesis.kafka import LINGERS_S, SURE_S, KafkaClusterStage, KafkaStage, Known
 from tests.nemesis.redis import RedisStage, ValkeyStage
 from tests.nemesis.results import as_markdown, put_between_markers
-from tests.nemesis.schedule import Kind, draw, moments
+from tests.nemesis.schedule import Fault, Kind, draw, moments
 from tests.nemesis.soak import SoakStage, soak
 from tests.nemesis.sqlite import SqliteStage
-from tests.nemesis.stage import PROCESS_KINDS, Result, Stage, play
+from tests.nemesis.stage import PROCESS_KINDS, Result, Stage, inject, play
+from tests.support.kafka import Broker
 from tests.support.processes import Worker
+from tests.support.waiting import until_sync
 
 SECONDS, SEED = 20.0, 7
 STAGES: list[type[Stage]] = [SqliteStage, RedisStage, KafkaStage]
@@ -83,7 +89,7 @@ def test_commands_that_a_failover_loses_are_found(tmp_path: Path) -> None:
 NOW_MS = time.time_ns() // 1_000_000
 
 
-def known(*commands: tuple[str, h.Outcome, int]) -> Known:
+def known(*commands: tuple[str, h.Outcome, int], faults_s: Sequence[tuple[float, float]] = ()) -> Known:
     """Return commands about the id `m`: the kind or the payload, the outcome, the due time in s from now."""
     events: list[h.Event] = []
     for call, (what, outcome, due_s) in enumerate(commands):
@@ -94,10 +100,12 @@ def known(*commands: tuple[str, h.Outcome, int]) -> Known:
             at_ms = NOW_MS + due_s * 1000
             events.append(h.Invoked(call=call, op="schedule", id="m", digest=digest, lane="kafka", at_ms=at_ms))
         events.append(h.Returned(call=call, outcome=outcome))
-    return Known(Story(events), 10.0)
+    now_ns = time.monotonic_ns()
+    return Known(Story(events), [(now_ns + round(begin * 1e9), now_ns + round(end * 1e9)) for begin, end in faults_s])
 
 
-FIRST, SECOND = ("m/0", "ok", 3000), ("m/1", "ok", 4000)
+FIRST: tuple[str, h.Outcome, int] = ("m/0", "ok", 3000)
+SECOND: tuple[str, h.Outcome, int] = ("m/1", "ok", 4000)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +133,67 @@ def test_the_judge_of_kafka_finds(
     times = {h.digest_of(name.encode()): [NOW_MS + at * 1000 for at in all_at] for name, all_at in delivered.items()}
     _, broken = known(*commands).judge("kafka", times, is_exact=True)
     assert [text.partition(":")[0] for text in broken] == rules
+
+
+@pytest.mark.parametrize(
+    ("is_judged", "faults_s"),
+    [
+        (True, [(1_000, 2_000)]),
+        (False, [(1_000, 4_000)]),
+        (False, [(-4_000, -5)]),
+        (True, [(-4_000, -15)]),
+        (True, [(3_001, 6_000)]),
+    ],
+    ids=["a short fault", "a long fault", "a long fault that ended just before", "an earlier fault", "a later fault"],
+)
+def test_the_judge_of_kafka_judges_a_change_unless_a_fault_took_most_of_the_time_to_the_due_time(
+    *, is_judged: bool, faults_s: list[tuple[float, float]]
+) -> None:
+    commands = known(FIRST, ("cancel", "ok", 0), faults_s=faults_s)
+    counted, broken = commands.judge("kafka", {h.digest_of(b"m/0"): [NOW_MS + 3_000_000]}, is_exact=True)
+    assert (counted["changed in time"], len(broken)) == (is_judged, is_judged)
+
+
+@pytest.mark.parametrize("stage", [KafkaStage, KafkaClusterStage], ids=lambda stage: stage.name)
+def test_a_message_of_kafka_is_due_long_enough_after_its_change_to_judge_the_change(stage: type[KafkaStage]) -> None:
+    longest_s = max(kind.lasts_s[1] for kind in stage.kinds)
+    slow_s = longest_s  # on a busy machine, a fault takes longer than in its schedule
+    assert SURE_S + LINGERS_S + longest_s + slow_s < FAR_MS / 1000
+
+
+class SlowBroker:
+    """A broker that works only once it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.works = Event()
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+    def launch(self) -> None:
+        self.calls.append("launch")
+
+    def wait_until_ready(self) -> None:
+        self.works.wait()
+
+    def freeze(self) -> None:
+        self.calls.append("freeze")
+
+    def thaw(self) -> None:
+        self.calls.append("thaw")
+
+
+def test_a_broker_that_starts_holds_up_no_fault_and_gets_none(tmp_path: Path) -> None:
+    stage, broker = KafkaStage(tmp_path, SEED, 1.0), SlowBroker()
+    stage.brokers = [cast("Broker", broker)]
+    killed, stopped = (Fault(0.0, f"broker {what}", 0, 0.0, 0.0) for what in ("killed", "stopped"))
+    assert inject(stage, [killed]) == {"broker killed": 1}
+    assert not inject(stage, [stopped]).total()
+    broker.works.set()
+    until_sync(lambda: stage.is_ready_for(stopped), "the broker works", 60)
+    assert inject(stage, [stopped]) == {"broker stopped": 1}
+    assert broker.calls == ["kill", "launch", "freeze", "thaw"]
 
 
 @pytest.mark.nightly

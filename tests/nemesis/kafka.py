@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
@@ -22,7 +23,7 @@ from aiodelay.testing.history import Operation, Story
 from aiodelay.testing.servers import free_port
 from tests.faults.programs.kafka_owner import Plan as OwnerPlan
 from tests.faults.programs.kafka_owner import Run
-from tests.faults.programs.kafka_user import FAR_MS, Plan
+from tests.faults.programs.kafka_user import AFTER_MS, Plan
 from tests.support.kafka import Broker, create_topic
 from tests.support.processes import Worker
 from tests.support.proxy import Mode, Proxy, proxied_by_thread
@@ -31,13 +32,15 @@ from tests.support.topics import CLEANED
 from .schedule import Fault, Kind
 from .stage import CLIENTS, PROCESS_KINDS, SERVICES, Act, Acts, Stage
 
-__all__ = ["KafkaClusterStage", "KafkaStage", "Known"]
+__all__ = ["LINGERS_S", "SURE_S", "KafkaClusterStage", "KafkaStage", "Known"]
 
 RATE = 25
 SURE_S = 2.0
 """An owner has read a change so long after its acknowledgement, unless a fault prevents it."""
-TAKEOVER_S = 60.0
-"""The longest wait for the last messages: the promised 15 s, the due times, and the delay of a busy machine."""
+LINGERS_S = 10.0
+"""The effect of a fault may last so much longer: a client waits so long for an answer (`timeout_ms`)."""
+TAKEOVER_S = 120.0
+"""The longest wait for the last messages that are due: the promised 15 s, and the delay of a busy machine."""
 BROKERS = 3
 CLUSTER = {
     "min_insync_replicas": "2",
@@ -73,7 +76,13 @@ class KafkaStage(Stage):
     settings: ClassVar = CLEANED
     """The settings of the topic of schedules."""
 
+    def __init__(self, folder: Path, seed: int, seconds: float) -> None:
+        super().__init__(folder, seed, seconds)
+        self._starts = ThreadPoolExecutor(1)
+        self._start: Future[None] | None = None
+
     def open(self, stack: ExitStack) -> None:
+        stack.enter_context(self._starts)
         self.proxies = [stack.enter_context(proxied_by_thread(1)) for _ in range(self.count)]
         self.brokers = self.new_brokers()
         for broker, proxy in zip(self.brokers, self.proxies, strict=True):
@@ -123,7 +132,7 @@ class KafkaStage(Stage):
     def acts(self) -> Mapping[str, Acts]:
         return {
             "service joins and leaves": (self._join, lambda fault: self.terminate(self._guest)),
-            "broker killed": (lambda fault: self._broker(fault).kill(), lambda fault: self._broker(fault).start()),
+            "broker killed": (lambda fault: self._broker(fault).kill(), self._launch),
             "broker stopped": (lambda fault: self._broker(fault).freeze(), lambda fault: self._broker(fault).thaw()),
             "disk full": (lambda fault: self._broker(fault).fill_disk(), self._restart),
             "connections cut": (lambda fault: self.proxies[fault.target].cut(), lambda fault: None),
@@ -140,9 +149,21 @@ class KafkaStage(Stage):
     def _broker(self, fault: Fault) -> Broker:
         return self.brokers[int(fault.value)]
 
+    def is_ready_for(self, fault: Fault) -> bool:
+        """Return False for a fault of a broker, while a broker that was started does not work yet."""
+        if self._start is None or all(kind.of != "broker" for kind in self.kinds if kind.name == fault.kind):
+            return True
+        return self._start.done() and self._start.result() is None
+
+    def _launch(self, fault: Fault) -> None:
+        """Start a broker. On a busy machine, it works only after many seconds, and other faults go on meanwhile."""
+        broker = self._broker(fault)
+        broker.launch()
+        self._start = self._starts.submit(broker.wait_until_ready)
+
     def _restart(self, fault: Fault) -> None:
         self._broker(fault).kill()
-        self._broker(fault).start()
+        self._launch(fault)
 
     def _pass(self, mode: Mode) -> Act:
         def act(fault: Fault) -> None:
@@ -159,8 +180,10 @@ class KafkaStage(Stage):
     # --- the end ------------------------------------------------------------------------------------------
 
     def judge(self) -> str:
-        known = Known(Story(h.read(self.crew.history_path)), SURE_S + self.longest_s)
-        patience_s = FAR_MS / 1000 + TAKEOVER_S
+        if self._start is not None:
+            self._start.result()
+        known = Known(Story(h.read(self.crew.history_path)), self.spans_ns)
+        patience_s = AFTER_MS / 1000 + TAKEOVER_S
         expected = known.expected("kafka")
         records = asyncio.run(read_until(self._bootstrap, expected, patience_s))
         runs = self._runs_until(known.expected("work"), patience_s)
@@ -179,7 +202,8 @@ class KafkaStage(Stage):
             asyncio.run(write_records(self._bootstrap, self.folder / "records.txt"))
         outcomes = Counter(operation.outcome for operation in known.operations.values())
         told = "; ".join(f"{lane}: {dict(numbers)}" for lane, numbers in counted.items())
-        return f"{told}; commands: {dict(outcomes)}; {len(self.violations)} violations"
+        times = f"longest fault: {self.longest_s:.1f} s"
+        return f"{told}; commands: {dict(outcomes)}; {times}; {len(self.violations)} violations"
 
     def _runs_until(self, expected: set[str], patience_s: float) -> list[Run]:
         ends_s = time.monotonic() + patience_s
@@ -256,14 +280,14 @@ class Known:
 
     Args:
         story: The history of the clients.
-        sure_s: So long after its acknowledgement, every owner that may still deliver has read a change.
+        spans_ns: When each fault began and ended, in ns of the monotonic clock.
 
     Attributes:
         operations: The commands that schedule a message, by the digest of their payload, which no other command has.
     """
 
-    def __init__(self, story: Story, sure_s: float) -> None:
-        self._by_id, self._sure_s = story.by_id(), sure_s
+    def __init__(self, story: Story, spans_ns: Sequence[tuple[int, int]]) -> None:
+        self._by_id, self._spans_ns = story.by_id(), spans_ns
         self.operations: dict[str, Operation] = {
             each.call.digest: each for each in story.operations if each.call.op == "schedule"
         }
@@ -310,12 +334,20 @@ class Known:
         return counted, broken
 
     def _was_changed_in_time(self, operation: Operation) -> bool:
-        """Return whether a message was surely replaced or cancelled long before its due time."""
+        """Return whether a message was surely replaced or cancelled long before its due time.
+
+        Then every owner that may still deliver has read the change, even if it could not read during the longest fault
+        of this time.
+        """
         later = [each for each in self._by_id[operation.id] if each.asked_ns > operation.asked_ns]
         done_ns = min((each.answered_ns for each in later if each.outcome == "ok"), default=None)
         if done_ns is None or operation.outcome == "info":
             return False
-        return (done_ns + self._wall_ns) / 1e6 + self._sure_s * 1000 < (operation.call.at_ms or 0)
+        due_ns = (operation.call.at_ms or 0) * 1_000_000 - self._wall_ns
+        lingers_ns = LINGERS_S * 1e9
+        faults = (end - begin for begin, end in self._spans_ns if begin < due_ns and done_ns < end + lingers_ns)
+        longest_ns = max((each + lingers_ns for each in faults), default=0)
+        return done_ns + SURE_S * 1e9 + longest_ns < due_ns
 
     def _named(self, digest: str) -> str:
         operation = self.operations[digest]

@@ -59,7 +59,8 @@ class Stage(ABC):
 
     Attributes:
         violations: A text for each broken rule.
-        longest_s: The time that the longest fault took. On a slow machine, it may be longer than in the schedule.
+        spans_ns: When each fault began and ended, in ns of the monotonic clock. On a slow machine, a fault takes longer
+            than in its schedule.
     """
 
     name: ClassVar[str]
@@ -72,7 +73,7 @@ class Stage(ABC):
         self._numbers = itertools.count(1)
         self._ending: list[Worker] = []
         self.violations: list[str] = []
-        self.longest_s = 0.0
+        self.spans_ns: list[tuple[int, int]] = []
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -104,6 +105,10 @@ class Stage(ABC):
     def acts(self) -> Mapping[str, Acts]:
         """Return the functions that begin and end each kind of fault, except for the faults of processes."""
 
+    def is_ready_for(self, fault: Fault) -> bool:
+        """Return whether the target of a fault works. If not, the fault is left out."""
+        return True
+
     @abstractmethod
     def judge(self) -> str:
         """Deliver all messages that are left, end all services, and add broken rules to `violations`.
@@ -111,6 +116,11 @@ class Stage(ABC):
         Returns:
             A line of figures.
         """
+
+    @property
+    def longest_s(self) -> float:
+        """The time that the longest fault took."""
+        return max((end - begin for begin, end in self.spans_ns), default=0) / 1e9
 
     # --- processes ----------------------------------------------------------------------------------------
 
@@ -190,7 +200,7 @@ class Stage(ABC):
 
 
 def inject(stage: Stage, faults: Sequence[Fault], during: Callable[[], None] = lambda: None) -> Counter[str]:
-    """Inject the faults of a schedule. Return the number of faults of each kind.
+    """Inject the faults of a schedule. Return the number of faults of each kind. Targets that do not work get no fault.
 
     Args:
         stage: The stage, whose processes run.
@@ -200,14 +210,20 @@ def inject(stage: Stage, faults: Sequence[Fault], during: Callable[[], None] = l
     injected: Counter[str] = Counter()
     acts = {**stage.process_acts(), **stage.acts()}
     begun_s = time.monotonic()
-    since_s: dict[Fault, float] = {}
+    since_ns: dict[Fault, int] = {}
+    left_out: set[Fault] = set()
     for at_s, is_end, fault in moments(faults):
         while (left_s := begun_s + at_s - time.monotonic()) > 0:
             during()
             time.sleep(min(left_s, 1))  # the pause until the next fault begins or ends
-        since_s.setdefault(fault, time.monotonic())
+        if not is_end and not stage.is_ready_for(fault):
+            left_out.add(fault)
+        if fault in left_out:
+            continue
+        since_ns.setdefault(fault, time.monotonic_ns())
         acts[fault.kind][is_end](fault)
-        stage.longest_s = max(stage.longest_s, time.monotonic() - since_s[fault])
+        if is_end:
+            stage.spans_ns.append((since_ns[fault], time.monotonic_ns()))
         injected[fault.kind] += not is_end
     return injected
 

@@ -254,6 +254,20 @@ def settled_twice(*, since: int) -> Tale:
     return story.claim(by="q").run(by="q").settle(by="q").final()
 
 
+def fired_and_not_found(*, is_server_lost: bool) -> Tale:
+    """A message is delivered before its due time, while it is fired. The answer is that there is no such message.
+
+    This is right if the server that fired the message was lost, so that the command was sent again to another server.
+    """
+    story = Tale().put(due=90).loss(2, commands=False).wait(20)
+    story.tell(h.Invoked(call=9, op="fire", id="a"), by="producer")
+    story.claim(due=20).run(due=90).settle()
+    if is_server_lost:
+        story.loss(20, commands=False)
+    story.tell(h.Returned(call=9, outcome="ok", answer="not_found"), by="producer")
+    return story.final()
+
+
 def put_back(*, answer: str) -> Tale:
     """Process p puts back what failed, and is killed; q runs it once from the store and once from its source."""
     story = Tale().put().wait(10).claim().run(result="failed").put_back().settle(kind="again", outcome=answer)
@@ -311,6 +325,7 @@ def left_by(*ends: Literal["closed"], at: int = 100) -> Tale:
 
 
 CLEAN: dict[str, Callable[[], Tale]] = {
+    "fired by a server that was lost": lambda: fired_and_not_found(is_server_lost=True),
     "settled, and the settlement lost with its server": lambda: settled_twice(since=13),
     "stored, and lost with its server": lambda: Tale().put(due=90_000).loss(0, commands=True).final(),
     "claimed by one who heard of it late": claim_heard_of_late,
@@ -653,6 +668,10 @@ def test_a_history_that_breaks_a_rule_fails_for_it(name: str) -> None:
 
 def test_a_lost_server_excuses_nothing_that_was_done_before_it_fell_behind() -> None:
     assert {violation.rule for violation in settled_twice(since=20).report().violations} == {"S6", "B1"}
+
+
+def test_a_command_that_no_lost_server_carried_out_explains_nothing() -> None:
+    assert {violation.rule for violation in fired_and_not_found(is_server_lost=False).report().violations} == {"S1"}
 
 
 def test_nothing_that_was_wholly_put_back_comes_from_its_source_again() -> None:

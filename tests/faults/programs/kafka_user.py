@@ -18,10 +18,13 @@ from aiodelay.backends.kafka.topics import topic as topics
 from aiodelay.testing import history as h
 from tests.support.producing import Producer
 
-__all__ = ["FAR_MS", "Plan"]
+__all__ = ["AFTER_MS", "FAR_MS", "Plan"]
 
-SOON_MS, FAR_MS = 4_000, 11_000
-"""The longest time from a command to the due time of most messages, and of the others."""
+SOON_MS, FAR_MS = 4_000, 40_000
+"""The longest time from a command to the due time of most messages, and of the others.
+
+A checker can judge a change only if the message is due long after it, compared with the longest fault.
+"""
 AFTER_MS = 3_000
 """The longest time from the end of the commands to a due time, so that a short run need not wait for long."""
 DOWN_MS = 8_000

@@ -27,6 +27,8 @@ LEAST_DEATH_NS = 1_000_000_000
 
 They do so 3 s after its last sign of life, which was a little earlier. The end of a process may be noticed at once.
 """
+CHANGES = ("stored", "replaced", "rescheduled", "fired")
+"""The answers to commands that changed the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ def _due_as_commanded(attempt: Attempt, operations: list[Operation]) -> int:
     last = max(possible, key=lambda each: each.asked_ns)
     if (
         last.outcome != "ok"
+        or last.answer not in CHANGES
         or last.answered_ns > attempt.asked_ns
         or any(
             each.answered_ns > last.asked_ns
@@ -97,7 +100,7 @@ def _due_as_commanded(attempt: Attempt, operations: list[Operation]) -> int:
 
 def _took_effect(operation: Operation) -> bool:
     """Return whether the command may have changed the message."""
-    return operation.outcome == "info" or operation.answer in ("stored", "replaced", "rescheduled", "fired")
+    return operation.outcome == "info" or operation.is_in_doubt or operation.answer in CHANGES
 
 
 def _s2_nothing_lost(story: Story, limits: Limits) -> Iterator[Finding]:

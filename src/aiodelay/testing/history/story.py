@@ -51,6 +51,8 @@ class Operation:
     answer: str = ""
     revision: int = 0
     due_ms: int = 0
+    is_in_doubt: bool = False
+    """Whether a lost server may also have carried out the command. The answer tells only what its successor did."""
 
     @property
     def id(self) -> str:
@@ -355,9 +357,11 @@ class Story:
             times += [(at_ns, at_ns) for at_ns, _ in lease.renewals]
             times += [(each.asked_ns, each.answered_ns) for each in lease.settlements]
             lease.is_in_doubt |= any(asked <= loss.at_ns and answered >= loss.since_ns for asked, answered in times)
-        for operation in self.operations if loss.commands else ():
+        for operation in self.operations:
             if operation.asked_ns <= loss.at_ns and operation.answered_ns >= loss.since_ns:
-                operation.outcome, operation.answered_ns = "info", NEVER
+                operation.is_in_doubt = True
+                if loss.commands:
+                    operation.outcome, operation.answered_ns = "info", NEVER
 
     def puts(self) -> Iterator[Operation]:
         """Yield the commands that surely wrote a new revision."""
