@@ -391,7 +391,12 @@ class TestOutsideWork:
     def test_a_loop_that_needed_no_thread_ends_without_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         started: list[str] = []
         start = threading.Thread.start
-        monkeypatch.setattr(threading.Thread, "start", lambda self: (started.append(self.name), start(self))[1])
+
+        def noted(thread: threading.Thread) -> None:
+            started.append(thread.name)
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", noted)
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             runner.run(asyncio.sleep(1))
         assert started == []
