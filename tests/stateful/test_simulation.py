@@ -26,17 +26,26 @@ from aiodelay.testing.history import check
 from tests.support.simulation import simulate
 
 SEEDS, SQLITE_SEEDS = 200, 10
+NIGHTLY_SEEDS, PART = 10_000, 1000
 MUTANT_SEEDS = 30
+
+each_part_of_the_night = pytest.mark.parametrize("first", range(0, NIGHTLY_SEEDS, PART))
 
 
 def judge(seeds: range, folder: Path | None = None) -> None:
-    """Check the histories of simulations on a memory store, or on SQLite files in a folder."""
+    """Check the histories of simulations on a memory store, or on SQLite files in a folder.
+
+    The file of a seed that keeps the promises is removed.
+    """
     for seed in seeds:
+        path = folder and folder / f"{seed}.db"
         try:
-            check(simulate(seed, folder and folder / f"{seed}.db")).verify()
+            check(simulate(seed, path)).verify()
         except BaseException as error:
             error.add_note(f"the seed of the simulation is {seed}")
             raise
+        if path:
+            path.unlink()
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 25))  # in parts, which run side by side
@@ -45,8 +54,9 @@ def test_promises_hold_in_200_simulations(first: int) -> None:
 
 
 @pytest.mark.storm
-def test_promises_hold_in_10000_simulations() -> None:
-    judge(range(SEEDS, 10_000))
+@each_part_of_the_night
+def test_promises_hold_in_10000_simulations(first: int) -> None:
+    judge(range(first, first + PART))
 
 
 def test_promises_hold_in_10_simulations_of_sqlite(tmp_path: Path) -> None:
@@ -54,8 +64,9 @@ def test_promises_hold_in_10_simulations_of_sqlite(tmp_path: Path) -> None:
 
 
 @pytest.mark.storm
-def test_promises_hold_in_10000_simulations_of_sqlite(tmp_path: Path) -> None:
-    judge(range(SQLITE_SEEDS, 10_000), tmp_path)
+@each_part_of_the_night
+def test_promises_hold_in_10000_simulations_of_sqlite(first: int, tmp_path: Path) -> None:
+    judge(range(first, first + PART), tmp_path)
 
 
 def test_a_seed_makes_the_same_run_again(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from contextvars import Context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar, TypeVarTuple, Unpack
@@ -48,6 +49,12 @@ class ThreadlessLoop(SeededLoop):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self._delays = random.Random(seed)
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Call `callback` soon. No thread calls this, so no socket has to wake the loop."""
+        return self.call_soon(callback, *args, context=context)
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts

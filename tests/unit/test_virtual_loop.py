@@ -388,6 +388,31 @@ class TestOutsideWork:
 
         run(wait())
 
+    def test_a_loop_that_needed_no_thread_ends_without_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        started: list[str] = []
+        start = threading.Thread.start
+
+        def noted(thread: threading.Thread) -> None:
+            started.append(thread.name)
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", noted)
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(asyncio.sleep(1))
+        assert started == []
+
+    @pytest.mark.parametrize("calls", [0, 1])
+    def test_a_call_after_the_end_of_the_threads_is_refused(self, calls: int, run: Run[None]) -> None:
+        async def end() -> None:
+            loop = asyncio.get_running_loop()
+            for _ in range(calls):
+                await asyncio.to_thread(int)
+            await loop.shutdown_default_executor()
+            with pytest.raises(RuntimeError, match="shutdown"):
+                await asyncio.to_thread(int)
+
+        run(end())
+
     def test_no_answer_is_lost_between_many_threads_and_timers(self) -> None:
         async def wait() -> None:
             loop = asyncio.get_running_loop()

@@ -115,8 +115,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._main: asyncio.Future[Any] | None = None
         self._error: WaitingForeverError | None = None
         self._selecting = _VirtualSelector(self._on_idle)
+        self._threads: ThreadPoolExecutor | None = None
         super().__init__(self._selecting)
-        self.set_default_executor(ThreadPoolExecutor(thread_name_prefix="asyncio"))
 
     @property
     def elapsed_us(self) -> int:
@@ -222,13 +222,22 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self, executor: Executor | None, func: Callable[[Unpack[_Ts]], _T], *args: *_Ts
     ) -> asyncio.Future[_T]:
         """Call `func` in another thread or process. Time stands still until the call has ended, cancelled or not."""
-        submitting = _Submitting(self._threads if executor is None else executor)
+        submitting = _Submitting(executor or self._default_threads())
         answer = super().run_in_executor(submitting, func, *args)
         self._count_outside(submitting.future, answer)
         return answer
 
+    def _default_threads(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self.set_default_executor(ThreadPoolExecutor(thread_name_prefix="asyncio"))
+        assert self._threads is not None
+        return self._threads
+
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Wait in real time until the threads of the default executor have ended. `timeout` never expires."""
+        if self._threads is None:  # No call needed a thread. asyncio would start one to wait for the others.
+            self._default_threads().shutdown()
+            return
         with self.outside_work():
             if sys.version_info >= (3, 12):
                 await super().shutdown_default_executor(timeout)
