@@ -269,8 +269,8 @@ async def test_a_log_trimmed_while_a_slow_consumer_reads_gives_it_the_rest_and_s
     assert slow is not None
     assert 0 < slow.missed == sum(told)
     assert len(handled) + slow.missed == 400
-    assert handled == sorted(handled)
-    assert handled[-1] == 399
+    assert len(set(handled)) == len(handled)
+    assert max(handled) == 399
 
 
 @pytest.mark.parametrize("store", ["memory", "redis"])
