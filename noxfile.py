@@ -253,9 +253,7 @@ def spark_floor(session: nox.Session) -> None:
 @nox.session(tags=["nightly"])
 def lowest(session: nox.Session) -> None:
     """Does aiodelay work with the lowest versions of its dependencies that pyproject.toml allows?"""
-    session.install(".[cli]", *floors(extras=["cli", "kafka", "redis", "service", "telemetry"]), *group("test"))
-    add_chromium(session)
-    add_promtool(session)
+    prepare(session, [*floors(extras=["cli", "kafka", "redis", "service", "telemetry"]), *group("test")])
     at_night(session, "not nightly and not storm", "--ignore=tests/spark")
 
 

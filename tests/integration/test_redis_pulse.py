@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from uuid import uuid4
 
 import pytest
+from redis.asyncio import Connection
 
 from aiodelay.backends.redis.store.work import RedisWork
 from aiodelay.core import pulse
@@ -140,16 +141,21 @@ def test_l1_a_thread_renews_leases_and_ends_claims_with_the_connection_of_the_pu
     asyncio.run(play())
 
 
-def test_s7_a_claim_whose_answer_waited_for_a_blocked_loop_is_over_by_the_time_of_its_process(url: str) -> None:
+def test_s7_a_claim_whose_answer_waited_for_a_blocked_loop_is_over_by_the_time_of_its_process(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = Connection.send_packed_command
+
+    async def send_and_block(connection: Connection, command: Sequence[bytes], *, check_health: bool) -> None:
+        await send(connection, command, check_health=check_health)
+        time.sleep(2 * SHORT_MS / 1000)  # noqa: ASYNC251 - the fault
+
     async def play() -> None:
         async with stage(url) as there:
             await there.put(1)
-            claiming = asyncio.create_task(there.work.claim({LANE: Demand(1)}, request=new_id(), lease_ms=SHORT_MS))
-            while not there.work.pulse.is_calling:  # noqa: ASYNC110 - the claim says nothing when it is sent
-                await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            time.sleep(2 * SHORT_MS / 1000)  # noqa: ASYNC251 - the fault
-            [claim] = (await claiming).claims
+            with monkeypatch.context() as blocked:
+                blocked.setattr(Connection, "send_packed_command", send_and_block)
+                [claim] = (await there.work.claim({LANE: Demand(1)}, request=new_id(), lease_ms=SHORT_MS)).claims
             settlement = without_running(claim.record, claim.token, there.store.now_ms())
             assert settlement is not None, "no run begins"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
 from aiodelay.backends.kafka import records
@@ -9,7 +11,6 @@ from aiodelay.backends.redis.records.layouts import lua_constants
 from aiodelay.backends.sqlite import rows
 from aiodelay.core.record_format import FIELDS, PREFIX, Column, Field, body_keys, prefix_of
 from aiodelay.core.values import Envelope, Record
-from aiodelay.spark.schemas import record_columns
 from tests.support.record_places import FULL, PLACES, table_of
 
 ADDED = {
@@ -168,7 +169,9 @@ def test_an_added_field_arrives_in_sqlite_statements() -> None:
 
 
 def test_an_added_field_arrives_in_sparks_schema_behind_the_others() -> None:
-    before, after = record_columns(FIELDS), record_columns((*FIELDS, *ADDED.values()))
+    pytest.importorskip("pyspark")
+    schemas = import_module("aiodelay.spark.schemas")
+    before, after = schemas.record_columns(FIELDS), schemas.record_columns((*FIELDS, *ADDED.values()))
     assert list(after.items()) == [*before.items(), ("note", "STRING"), ("a_second", "INT")]
 
 

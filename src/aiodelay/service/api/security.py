@@ -43,6 +43,7 @@ __all__ = [
     "check_allowed",
     "hash_token",
     "needs",
+    "peer_of",
 ]
 
 log: logging.Logger = logging.getLogger("aiodelay.service")
@@ -251,7 +252,7 @@ class Gate:
             await response_of(INTERNAL)(scope, receive, send_with_headers)
 
     def _admit(self, scope: AsgiScope, headers: Mapping[str, str]) -> Caller | None:
-        peer = scope["client"][0] if scope.get("client") else "local"
+        peer = peer_of(scope)
         host = headers.get("host", "")
         if host and not HOST.fullmatch(host):
             raise ApiError(400, "HostError", "the header Host is not a host name with an optional port")
@@ -278,6 +279,15 @@ class Gate:
         else:
             token = self._sessions.find(cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))
         return None if token is None else Caller(token.name, token.scopes, peer)
+
+
+def peer_of(scope: AsgiScope) -> str:
+    """Return the IP address of the client, or `local` if the server does not know it.
+
+    uvicorn before 0.31 has no address if each address in X-Forwarded-For is of a trusted proxy.
+    """
+    host, _ = scope.get("client") or (None, None)
+    return host or "local"
 
 
 def _headers_of(scope: AsgiScope) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Request
 from starlette.responses import Response
 
-from aiodelay.service.api.security import CALLER, Caller, audit
+from aiodelay.service.api.security import CALLER, Caller, audit, peer_of
 from aiodelay.service.api.sessions import COOKIE, SESSION_S
 
 from .rendering import THEME, local, path_of, shown
@@ -29,7 +29,7 @@ async def sign_in(request: Request) -> Response:
     form = await form_of(request)
     back = local(request, form.one("back"))
     begun = state_of(request).sessions.begin(form.one("token"))
-    peer = request.client.host if request.client else "local"
+    peer = peer_of(request.scope)
     if begun is None:
         state_of(request).tokens.refuse(peer)
         return seen_at(path_of(request, "login", back=back, wrong="yes"))

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Awaitable
 from typing import Any
 
+from redis import exceptions as e
 from redis.asyncio import Connection
 
 try:
@@ -13,9 +14,21 @@ try:
 except ImportError:  # redis-py before 7.0 does not know these notifications
     MaintNotificationsConfig = None  # type: ignore[assignment,misc]
 
-__all__ = ["has_ended_or_data", "quiet_options"]
+__all__ = ["code_of", "has_ended_or_data", "of_its_class", "quiet_options"]
 
 _LOOK = "can_read" if hasattr(Connection, "can_read") else "can_read_destructive"
+_CLASSES: dict[str, type[e.RedisError]] = {
+    "ASK": e.AskError,
+    "CLUSTERDOWN": e.ClusterDownError,
+    "CROSSSLOT": e.ClusterCrossSlotError,
+    "LOADING": e.BusyLoadingError,
+    "MASTERDOWN": e.MasterDownError,
+    "MOVED": e.MovedError,
+    "NOSCRIPT": e.NoScriptError,
+    "READONLY": e.ReadOnlyError,
+    "TRYAGAIN": e.TryAgainError,
+}
+_CODES: dict[type[BaseException], str] = {kind: code for code, kind in _CLASSES.items()}
 
 
 def quiet_options(kind: type[Any]) -> dict[str, Any]:
@@ -45,3 +58,24 @@ def has_ended_or_data(connection: Any) -> Awaitable[bool]:  # noqa: ANN401 - red
     """
     looked: Awaitable[bool] = getattr(connection, _LOOK)()
     return looked
+
+
+def of_its_class(error: BaseException) -> BaseException:
+    """Return an error that a server answered, in the class for its code, such as `MovedError`.
+
+    redis-py before 6.0 gives the codes of a cluster no class of their own, and leaves them in the text.
+    """
+    if type(error) is e.ResponseError:
+        code, _, text = str(error).partition(" ")
+        if code in _CLASSES:
+            return _CLASSES[code](text)
+    return error
+
+
+def code_of(error: BaseException) -> str:
+    """Return the code that redis-py took from the text of a server's error, such as `READONLY`; else an empty text.
+
+    redis-py before 7.2 does not keep the code, so the class tells it.
+    """
+    code = getattr(error, "status_code", None)
+    return code if isinstance(code, str) else _CODES.get(type(error), "")

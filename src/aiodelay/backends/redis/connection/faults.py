@@ -14,6 +14,8 @@ from aiodelay.backends.redis.records.shards import ShardLayout, stale_layout
 from aiodelay.core.features import REDIS_LAYOUT, newer_layout, too_new
 from aiodelay.errors import StoreMismatchError, StoreTooNewError, cut
 
+from .driver import code_of, of_its_class
+
 __all__ = ["Fault", "Kind", "fault_of", "reply_of"]
 
 Kind: TypeAlias = Literal["unavailable", "full", "unknown"]
@@ -109,14 +111,15 @@ class Fault(Exception):  # noqa: N818 - internal: this package turns it into an 
         )
 
 
-def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
+def fault_of(raised: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
     """Return the fault for an error. The fault says whether the server may have carried out the command.
 
     Args:
-        error: The error that redis-py or the operating system raised.
+        raised: The error that redis-py or the operating system raised.
         sent: True if the command may have left this process.
         timeout_ms: The time in ms for which the caller waited for the answer.
     """
+    error = of_its_class(raised)
     text = cut(" ".join(str(error).split()) or type(error).__name__, _LIMIT)
     if type(error) is TimeoutError:
         text = f"no answer within {timeout_ms} ms" if sent else f"no connection within {timeout_ms} ms"
@@ -125,7 +128,7 @@ def fault_of(error: Exception, *, sent: bool, timeout_ms: int = 0) -> Fault:
     if isinstance(error, e.OutOfMemoryError) or _FULL in text:
         return Fault("full", text)
     if isinstance(error, _NOT_CARRIED_OUT) or text.startswith(_CODES) or any(each in text for each in _IN_SCRIPT):
-        text = f"{_code(error)}{text}"
+        text = f"{code_of(error)} {text}".lstrip()
         is_connection = isinstance(error, e.BusyLoadingError) or any(each in text for each in _ELSEWHERE)
         is_moving = isinstance(error, _MOVING) or any(each in text for each in _REPLACED)
         return Fault("unavailable", text, is_connection=is_connection, is_moving=is_moving)
@@ -147,11 +150,6 @@ def _refusal(text: str) -> Fault:
     else:
         error = too_new("the namespace", dict(each.split("=", 1) for each in found.split()))
     return Fault("unavailable", str(error), too_new=error, layout=layout)
-
-
-def _code(error: Exception) -> str:
-    code = getattr(error, "status_code", None)
-    return f"{code} " if isinstance(code, str) else ""
 
 
 async def reply_of(connection: Any) -> Any:  # noqa: ANN401 - redis-py's connection, its reply

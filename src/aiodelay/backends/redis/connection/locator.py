@@ -17,7 +17,7 @@ from redis.exceptions import AuthenticationError, MovedError, RedisError, Respon
 
 from aiodelay.errors import StoreMismatchError
 
-from .driver import has_ended_or_data
+from .driver import has_ended_or_data, of_its_class
 from .faults import Fault, fault_of, reply_of
 from .pool import disconnect_all
 from .scripts import Arg, packed
@@ -78,8 +78,9 @@ class Locator(ABC):
         if self._known.get(slot) != address:  # Another call has found the new address already.
             return
         del self._known[slot]
-        if isinstance(error, MovedError):
-            self._known[slot] = self._mapped(Address(error.host or address.host, error.port))
+        moved = None if error is None else of_its_class(error)
+        if isinstance(moved, MovedError):
+            self._known[slot] = self._mapped(Address(moved.host or address.host, moved.port))
 
     def is_current(self, slot: int, address: Address) -> bool:
         """Return False if a call has found that another address serves the slot."""
