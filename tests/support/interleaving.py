@@ -24,7 +24,8 @@ def interleaved(
     Args:
         function: The function to call.
         other: The function that the thread calls.
-        before_step: The number of the step, from 0.
+        before_step: The number of the step, from 0; -1 = before the call. Begin with -1: from Python 3.13 on, a
+            function has no visible steps in its first traced call.
         inside: Only the steps of this module's code count.
     """
     thread, steps = Thread(target=other), 0
@@ -42,6 +43,9 @@ def interleaved(
             steps += 1
         return trace
 
+    if before_step < 0:
+        thread.start()
+        thread.join()
     before = sys.gettrace()
     sys.settrace(trace)
     try:

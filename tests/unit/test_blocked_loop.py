@@ -342,7 +342,7 @@ async def test_b1_whoever_takes_a_waiting_message_out_owns_it(stage: Stage) -> N
 async def test_b1_the_loop_chooses_settlements_while_the_thread_gives_a_message_back(stage: Stage) -> None:
     """The loop goes on at the moment at which the thread gives a message back, before each step of the choice."""
     first, second = await stage.hold("first", "second")
-    for step in count():
+    for step in count(-1):
         outgoing, chosen = Outgoing(), list[Held]()
         outgoing.ended.append(first)
         choose = partial(_choose, outgoing, chosen)

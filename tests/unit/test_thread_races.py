@@ -24,7 +24,7 @@ from tests.support.telemetry import Emitted
 
 def test_no_addition_to_a_counter_is_lost() -> None:
     """Schedulers of several event loops share the counters of a provider."""
-    for step in count():
+    for step in count(-1):
         counter = Count()
         add = partial(counter.add, 1)
         if not interleaved(add, add, before_step=step, inside=instruments):
@@ -46,7 +46,7 @@ class Shown:
 @pytest.mark.parametrize("call", ["watch", "forget"])
 def test_schedulers_that_open_and_close_at_the_same_time_are_observed_while_they_are_open(call: str) -> None:
     here, there = Shown("here"), Shown("there")
-    for step in count():
+    for step in count(-1):
         emitted = Emitted()
         made = Instruments(emitted.meters.get_meter("aiodelay"))
         if call == "forget":
@@ -77,7 +77,7 @@ class StillPulse:
 
 
 def test_the_pulse_tells_whether_it_is_calling_while_its_thread_goes_on_with_another_layout() -> None:
-    for step in count():
+    for step in count(-1):
         pulse = FollowingPulse(lambda layout: [cast("RedisPulse", StillPulse())], ShardLayout())
         pulse.shards_of(ShardLayout(epoch=2))
         read, go_on = partial(getattr, pulse, "is_calling"), partial(pulse.step, ())

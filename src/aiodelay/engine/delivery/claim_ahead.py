@@ -51,9 +51,9 @@ class ClaimAhead:
     __slots__ = (
         "_ended_before",
         "_give_back",
-        "_loop",
         "_messages",
         "_most",
+        "_now_s",
         "_pause_ends_s",
         "_since_s",
         "_timer",
@@ -62,7 +62,7 @@ class ClaimAhead:
 
     def __init__(self, give_back: Callable[[int], bool], *, has_rate: bool) -> None:
         self._give_back = give_back
-        self._loop = asyncio.get_running_loop()
+        self._now_s = asyncio.get_running_loop().time
         self._most = 0 if has_rate else MOST_AHEAD
         self.ended: int = 0
         self._messages = self._ended_before = 0
@@ -74,13 +74,13 @@ class ClaimAhead:
 
         Any thread may call this.
         """
-        if 2 * waiting > self._messages or self._loop.time() < self._pause_ends_s:
+        if 2 * waiting > self._messages or self._now_s() < self._pause_ends_s:
             return 0
         return self._messages
 
     def pause(self) -> None:
         """Claim nothing ahead for a while: another process may need the room that is left."""
-        self._pause_ends_s = self._loop.time() + SCARCE_S
+        self._pause_ends_s = self._now_s() + SCARCE_S
 
     def arrived(self, messages: Sequence[Held]) -> None:
         """Give back messages that have lapsed before and have no room, and measure the throughput.
@@ -94,7 +94,7 @@ class ClaimAhead:
             return
         self._measure(messages)
         if self._give_back(self._most) and self._timer is None:
-            self._timer = self._loop.call_later(CHECK_S, self._check)
+            self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)
 
     def stop(self) -> None:
         """Claim nothing ahead until the throughput is measured again, and do not check any more."""
@@ -108,7 +108,7 @@ class ClaimAhead:
         self._timer = None
         self._measure(())
         if self._give_back(self._messages):
-            self._timer = self._loop.call_later(CHECK_S, self._check)
+            self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)
 
     def _measure(self, arrived: Sequence[Held]) -> None:
         """Set the number of messages to claim ahead, from the runs that have ended since the last measurement.
@@ -117,7 +117,7 @@ class ClaimAhead:
         the number is at most as many messages of their average size as fit into `MAX_CLAIM_BYTES`. About `SAMPLE` of
         them stand for all.
         """
-        now_s = self._loop.time()
+        now_s = self._now_s()
         elapsed_s, ended = now_s - self._since_s, self.ended - self._ended_before
         messages = min(int(ended * AHEAD_S / max(elapsed_s, 0.001)), GROWTH * ended, self._most)
         if arrived:
