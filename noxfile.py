@@ -236,9 +236,11 @@ def soak(session: nox.Session) -> None:
     session.run("python", "-m", "tests.nemesis.soak", *session.posargs)
 
 
-@nox.session(python=["3.12", "3.13", "3.14"], tags=["nightly"])
+@nox.session(python=["3.12", "3.13", "3.14", "3.14t"], tags=["nightly"])
 def tests_other_pythons(session: nox.Session) -> None:
-    """Does everything except Spark work on the other versions of Python?"""
+    """Does everything except Spark work on the other versions of Python? 3.14t runs without the GIL."""
+    if str(session.python).endswith("t"):
+        session.env["PYTHON_GIL"] = "0"  # otherwise, importing aiokafka turns the GIL on
     prepare(session, requirements(spark=""))
     at_night(session, "not nightly and not storm", "--ignore=tests/spark")
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from itertools import count
 from threading import Event, Thread
 from typing import Any, TypeVar
 
@@ -24,15 +27,16 @@ from aiodelay.core.values import (
     Settlement,
     SettleOutcome,
 )
-from aiodelay.engine.delivery import settling
+from aiodelay.engine.delivery import lease_book, settling
 from aiodelay.engine.delivery.blocked_loop import BlockedLoop
-from aiodelay.engine.delivery.lease_book import Held, LeaseBook
+from aiodelay.engine.delivery.lease_book import Held, LeaseBook, Outgoing
 from aiodelay.engine.delivery.waiting_messages import WaitingMessages
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.ports import Work
 from aiodelay.ports.pulse import Step
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
 from aiodelay.testing.faults import Fault
+from tests.support.interleaving import interleaved
 from tests.support.noted import NotedStore
 
 pytestmark = pytest.mark.asyncio
@@ -333,3 +337,47 @@ async def test_b1_whoever_takes_a_waiting_message_out_owns_it(stage: Stage) -> N
     assert waiting.take_last(1) == []
     assert waiting.take_last(0) == [held[2]]
     assert waiting.next() is None
+
+
+async def test_b1_the_loop_chooses_settlements_while_the_thread_gives_a_message_back(stage: Stage) -> None:
+    """The loop goes on at the moment at which the thread gives a message back, before each step of the choice."""
+    first, second = await stage.hold("first", "second")
+    for step in count(-1):
+        outgoing, chosen = Outgoing(), list[Held]()
+        outgoing.ended.append(first)
+        choose = partial(_choose, outgoing, chosen)
+        if not interleaved(choose, partial(outgoing.ended.append, second), before_step=step, inside=lease_book):
+            break
+        assert chosen in ([first], [first, second])
+        assert outgoing.batch() == [first, second]
+    assert step > 0
+
+
+def _choose(outgoing: Outgoing, chosen: list[Held]) -> None:
+    chosen += outgoing.batch()
+
+
+class Changing(deque[Held]):
+    """A deque that another thread changes while it is read for the first time. Only without the GIL this happens."""
+
+    is_read = False
+
+    def __iter__(self) -> Iterator[Held]:
+        if not self.is_read:
+            self.is_read = True
+            raise RuntimeError("deque mutated during iteration")
+        return super().__iter__()
+
+
+class ChangingWaiting(Changing, WaitingMessages):
+    """Waiting messages of which the event loop takes one while the thread reads them."""
+
+
+async def test_b1_the_thread_reads_again_what_the_loop_changes_meanwhile(stage: Stage) -> None:
+    ended, *waiting = await stage.hold("ended", "a", "b")
+    stage.book.outgoing.ended = Changing()
+    stage.done(ended)
+    stage.waiting = ChangingWaiting(waiting)
+    while stage.thread.relieve():
+        pass
+    assert [settlement.id for [*batch] in stage.pulse.settlements for settlement in batch] == ["ended", "a", "b"]

@@ -534,6 +534,19 @@ async def test_nothing_is_asked_of_a_scheduler_that_is_closed(emitted: Emitted) 
 
 
 @pytest.mark.asyncio
+async def test_a_reader_in_a_thread_of_its_own_gets_all_observed_metrics(emitted: Emitted) -> None:
+    """The readers for Prometheus and for OTLP collect in threads."""
+    scheduler = Scheduler("memory://", telemetry=emitted.telemetry())
+
+    @scheduler.handler
+    async def check(event: Check) -> None: ...
+
+    async with scheduler:
+        points = await asyncio.to_thread(emitted.points)
+    assert points.keys() >= {"aiodelay.handler.demand", "aiodelay.handler.in_flight", "aiodelay.destination.served"}
+
+
+@pytest.mark.asyncio
 async def test_two_schedulers_share_the_instruments_of_a_provider(emitted: Emitted) -> None:
     def opened(namespace: str) -> Scheduler:
         scheduler = Scheduler("memory://", telemetry=emitted.telemetry(), namespace=namespace)

@@ -93,7 +93,7 @@ class HandlerMeasures:
         """
         if span is None and not self._instruments.is_on:
             return Attempt(context)
-        self._count.n += 1
+        self._count.add(1)
         self._lateness.add(lateness_ms / 1000, None if span is None else context)
         return Run(context, self, span, self._now_s())
 

@@ -63,13 +63,19 @@ class Cap:
 class Count:
     """The sum of one counter with one set of labels. The SDK reads it when it collects.
 
-    Adding to it costs a hundredth of the time of a call to the SDK.
+    Adding to it costs a thirtieth of the time of a call to the SDK.
     """
 
-    __slots__ = ("n",)
+    __slots__ = ("_lock", "n")
 
     def __init__(self) -> None:
         self.n: int = 0
+        self._lock = Lock()
+
+    def add(self, n: int) -> None:
+        """Add to the sum. Any thread may call this: schedulers of several event loops share a counter."""
+        with self._lock:  # Race: without it, an addition of another thread could be lost.
+            self.n += n
 
 
 class Instruments:
@@ -82,6 +88,7 @@ class Instruments:
     def __init__(self, meter: Meter) -> None:
         self.destinations: Cap = Cap()
         self.is_on: bool = not isinstance(meter, NoOpMeter)
+        self._lock = Lock()
         self._observed: tuple[Observed, ...] = ()  # replaced and never changed, because other threads read it
         self._counts: dict[str, dict[_Key, Count]] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -134,7 +141,7 @@ class Instruments:
 
     def add(self, metric: Metric, n: int, attributes: Attributes) -> None:
         """Add to a counter."""
-        self.count(metric, attributes).n += n
+        self.count(metric, attributes).add(n)
 
     def values(self, metric: Metric, attributes: Attributes) -> HistogramValues:
         """Return the values of a histogram with these labels."""
@@ -155,12 +162,14 @@ class Instruments:
         self.values(metric, attributes).add(value, sampled_in)
 
     def watch(self, observed: Observed) -> None:
-        """Ask an object for values from now on."""
-        self._observed = (*self._observed, observed)
+        """Ask an object for values from now on. Any thread may call this."""
+        with self._lock:  # Race: schedulers of several event loops may open and close at the same time.
+            self._observed = (*self._observed, observed)
 
     def forget(self, observed: Observed) -> None:
-        """Stop asking an object for values."""
-        self._observed = tuple(each for each in self._observed if each is not observed)
+        """Stop asking an object for values. Any thread may call this."""
+        with self._lock:
+            self._observed = tuple(each for each in self._observed if each is not observed)
 
 
 _made: WeakKeyDictionary[MeterProvider, Instruments] = WeakKeyDictionary()

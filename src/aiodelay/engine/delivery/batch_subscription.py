@@ -22,6 +22,7 @@ from .drive import driven
 from .halving import Halving
 from .lease_book import Held
 from .runs import Run
+from .snapshots import snapshot
 from .subscription import HandlerSubscription, in_thread, release
 
 __all__ = ["BatchSubscription"]
@@ -78,7 +79,7 @@ class BatchSubscription(HandlerSubscription):
         begins_by_s = asyncio.get_running_loop().time() + self._batching.wait_ms / 1000
         if any(held.may_kill_until_ms for held in claimed):  # if they waited, they would lapse without a run
             begins_by_s = 0.0
-            for held in list(self._waiting):
+            for held in snapshot(self._waiting):
                 held.begins_by_s = begins_by_s
         for held in claimed:
             held.begins_by_s = begins_by_s

@@ -37,6 +37,8 @@ class ClaimAhead:
     ahead only while its claims bring all that it requests. If its code declares a rate, it claims nothing ahead: a rate
     counts a message when it is claimed, and the runs could be closer together than the rate allows.
 
+    Create the object in the event loop.
+
     Args:
         give_back: A function that gives messages back until only as many wait as its argument says. It returns whether
             messages still wait.
@@ -51,6 +53,7 @@ class ClaimAhead:
         "_give_back",
         "_messages",
         "_most",
+        "_now_s",
         "_pause_ends_s",
         "_since_s",
         "_timer",
@@ -59,6 +62,7 @@ class ClaimAhead:
 
     def __init__(self, give_back: Callable[[int], bool], *, has_rate: bool) -> None:
         self._give_back = give_back
+        self._now_s = asyncio.get_running_loop().time
         self._most = 0 if has_rate else MOST_AHEAD
         self.ended: int = 0
         self._messages = self._ended_before = 0
@@ -66,14 +70,17 @@ class ClaimAhead:
         self._timer: asyncio.TimerHandle | None = None
 
     def wanted(self, waiting: int) -> int:
-        """Return how many messages to claim ahead now: none while more than half of that number still wait."""
-        if 2 * waiting > self._messages or asyncio.get_running_loop().time() < self._pause_ends_s:
+        """Return how many messages to claim ahead now: none while more than half of that number still wait.
+
+        Any thread may call this.
+        """
+        if 2 * waiting > self._messages or self._now_s() < self._pause_ends_s:
             return 0
         return self._messages
 
     def pause(self) -> None:
         """Claim nothing ahead for a while: another process may need the room that is left."""
-        self._pause_ends_s = asyncio.get_running_loop().time() + SCARCE_S
+        self._pause_ends_s = self._now_s() + SCARCE_S
 
     def arrived(self, messages: Sequence[Held]) -> None:
         """Give back messages that have lapsed before and have no room, and measure the throughput.
@@ -110,7 +117,7 @@ class ClaimAhead:
         the number is at most as many messages of their average size as fit into `MAX_CLAIM_BYTES`. About `SAMPLE` of
         them stand for all.
         """
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._now_s()
         elapsed_s, ended = now_s - self._since_s, self.ended - self._ended_before
         messages = min(int(ended * AHEAD_S / max(elapsed_s, 0.001)), GROWTH * ended, self._most)
         if arrived:

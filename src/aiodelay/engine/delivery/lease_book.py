@@ -39,6 +39,7 @@ from aiodelay.ports import Feed, LocalFeed, PartialAnswerError
 from aiodelay.ports.clock import Clock
 
 from .heartbeat import Heartbeat
+from .snapshots import snapshot
 
 __all__ = [
     "Held",
@@ -154,7 +155,8 @@ class Outgoing:
 
     def batch(self) -> list[Held]:
         """Return the next claims to settle."""
-        return list(islice((held for held in self.ended if held.doubtful is None), self.most_settled))
+        # Race: the thread of the pulse may append while this looks.
+        return list(islice((held for held in snapshot(self.ended) if held.doubtful is None), self.most_settled))
 
     def put_off(self, held: Held) -> None:
         """Settle a claim after all others."""
@@ -163,7 +165,7 @@ class Outgoing:
 
     def unsettled(self) -> list[Held]:
         """Return the next claims to settle whose settlements have no answer. Any thread may call this."""
-        unsettled = [held for held in list(self.ended) if held.outcome is None and held.doubtful is None]
+        unsettled = [held for held in snapshot(self.ended) if held.outcome is None and held.doubtful is None]
         return unsettled[:MAX_CLAIM_MESSAGES]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from .lease_book import Held
+from .snapshots import snapshot
 
 __all__ = ["WaitingMessages"]
 
@@ -35,7 +36,7 @@ class WaitingMessages(deque[Held]):
     def take(self, is_wanted: Callable[[Held], bool]) -> list[Held]:
         """Take out the wanted messages, in order."""
         taken: list[Held] = []
-        for held in [each for each in list(self) if is_wanted(each)]:
+        for held in [each for each in snapshot(self) if is_wanted(each)]:
             with suppress(ValueError):  # the other thread has just taken it out
                 self.remove(held)
                 taken.append(held)

@@ -65,7 +65,8 @@ class FollowingPulse:
     @property
     def is_calling(self) -> bool:
         """Whether a claim or renewal is on its way that names a present incarnation."""
-        known = [self._present, *([] if self._next is None else [self._next])]
+        with self._lock:  # Race: the thread may go on with the next layout between the two reads.
+            known = [self._present, *([] if self._next is None else [self._next])]
         return any(each.whole.is_calling for each in known)
 
     def may_begin(self) -> bool:
