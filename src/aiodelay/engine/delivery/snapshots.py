@@ -14,7 +14,6 @@ T = TypeVar("T")
 def snapshot(items: deque[T]) -> list[T]:
     """Return the items of a deque, in order, as they were at one moment. Any thread may call this."""
     while True:
-        with suppress(
-            RuntimeError
-        ):  # Race: without the GIL, another thread may change the deque meanwhile. Read again.
+        # Race: without the GIL, another thread may change the deque meanwhile. Then read again.
+        with suppress(RuntimeError):
             return list(items)
