@@ -314,7 +314,14 @@ def keep_bytecode(session: nox.Session) -> None:
 def prepare(session: nox.Session, needed: Iterable[str]) -> None:
     """Install the package, the requirements of its tests, a Redis, a Chromium and a promtool."""
     keep_bytecode(session)
-    session.install(*AS_IT_IS, ".[cli]", *needed)
+    with ThreadPoolExecutor() as beside:
+        added = beside.submit(add_programs, session)
+        session.install(*AS_IT_IS, ".[cli]", *needed)
+        added.result()
+
+
+def add_programs(session: nox.Session) -> None:
+    """Install the programs that are no Python packages, one after the other: apt locks its lists."""
     add_redis(session)
     add_chromium(session)
     add_promtool(session)
