@@ -377,6 +377,7 @@ async def test_no_server_says_so(server: RedisServer) -> None:
 @pytest.mark.valkey_too
 @in_loop
 async def test_a_scheduler_that_starts_before_its_server_delivers_once_that_is_there(server: RedisServer) -> None:
+    server.command("CONFIG", "SET", "appendfsync", "always")
     handled = asyncio.Event()
     scheduler = Scheduler(server.url, namespace="faults", open_timeout="2m")
 
@@ -384,21 +385,21 @@ async def test_a_scheduler_that_starts_before_its_server_delivers_once_that_is_t
     async def handle(payload: bytes) -> None:
         handled.set()
 
+    async def delivered() -> None:
+        async with scheduler, asyncio.timeout(60):
+            await handled.wait()
+
     async with Scheduler(server.url, namespace="faults", dispatch=False) as client:
         await client.schedule(b"x", to=f"handler:{LANE}", delay="1ms")
     server.kill()
     with pytest.raises(StoreUnavailableError):  # a client gets its error at once: `open_timeout` is None
         await client.__aenter__()
     async with asyncio.TaskGroup() as tasks:
-        opening = tasks.create_task(scheduler.__aenter__())
+        tasks.create_task(delivered())
         async with asyncio.timeout(60):
             while "is unavailable" not in scheduler.status().why:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.02)
         await asyncio.to_thread(server.start)
-        await opening
-    async with asyncio.timeout(60):
-        await handled.wait()
-    await scheduler.__aexit__(None, None, None)
 
 
 @in_loop
