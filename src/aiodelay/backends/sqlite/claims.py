@@ -147,7 +147,7 @@ def _lease(tables: Tables, entries: Sequence[Entry], token: int, holder: int) ->
         by_lane.setdefault(entry.lane, []).append(entry.n)
     for lane, numbers in by_lane.items():
         query = "INSERT INTO leases (n, ns, lane, token, holder) SELECT value, ?, ?, ?, ? FROM json_each(?)"
-        tables.execute(query, (tables.ns, lane, token, holder, object_text(numbers)))
+        tables.execute(query, (tables.ns, lane, token, holder, object_text(sorted(numbers))))
     if tables.keeps_journal:
         for entry in entries:
             tables.note("claimed", entry.record, tables.now)
