@@ -569,7 +569,11 @@ async def test_what_was_given_back_and_then_dropped_is_missed(scene: Scene) -> N
     claims = await claim(feed) or await claim(feed)
     assert ids(claims) == MANY[7:10]
     assert claims[0].missed == 7
+    await settle(feed, *map(release, claims))
+    claims = await claim(feed) or await claim(feed)
+    assert [(each.record.id, each.missed) for each in claims] == [("m7", 7), ("m8", 0), ("m9", 0)], "nobody read the 7"
     await settle(feed, *map(done, claims))
+    assert await claim(feed) == []
     found = await scene.consumer("billing")
     assert (found.missed, found.cursor) == (7, 10)
 

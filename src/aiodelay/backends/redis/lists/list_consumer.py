@@ -64,10 +64,14 @@ Store: TypeAlias = tuple[Callable[[Sequence[PutBack]], Awaitable[Sequence[Stored
 
 
 class Taken(Struct, gc=False):
-    """An element that this process has taken, and that it has neither settled nor lost."""
+    """An element that this process has taken, and that it has neither settled nor lost.
+
+    `missed` is the number of dropped messages that its claim reports.
+    """
 
     number: int
     record: Record
+    missed: int = 0
 
 
 class ListConsumer:
@@ -139,8 +143,9 @@ class ListConsumer:
                 record, pushed_ms = judged.record, judged.pushed_ms
                 queued_ms = None if pushed_ms is None else max(server_ms - pushed_ms, 0)
                 token = token_for(asked_ms + lease_ms, number)
-                claims.append(Claim(record, token, queued_ms, 0 if claims else self._untold))
-                taken[record.envelope.id, record.revision, token_counter(token)] = Taken(number, record)
+                missed = 0 if claims else self._untold
+                claims.append(Claim(record, token, queued_ms, missed))
+                taken[record.envelope.id, record.revision, token_counter(token)] = Taken(number, record, missed)
             else:
                 ended[number] = judged
         if held > known + len(elements):
@@ -230,7 +235,9 @@ class ListConsumer:
             settled.update(number for number, letter in answered if letter == ord("s"))
             over, back = [], [number for number, letter in answered if letter == ord("m")]
         for settlement in settlements:
-            self._taken.pop(_key(settlement), None)
+            taken = self._taken.pop(_key(settlement), None)
+            if taken is not None and is_release(taken.record, settlement):
+                self._untold += taken.missed  # no handler has read it
         if self._is_withheld:
             self._wakeup.set()
         return [
