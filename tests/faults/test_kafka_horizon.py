@@ -54,8 +54,9 @@ async def test_what_is_far_comes_near_and_is_delivered_in_time_live_and_after_a_
         await store.apply([put(i, target, due) for i in range(300)])
         assert (len(index_of(store).state.far), index_of(store).table.entries) == (300, {})
     async with opened(kafka, schedules) as store:
-        assert (len(index_of(store).state.far), index_of(store).table.entries) == (300, {})
-        assert index_of(store).state.standings == {}
+        if now_ms() < due - 3_000:  # on a very slow machine, they have come near meanwhile
+            assert (len(index_of(store).state.far), index_of(store).table.entries) == (300, {})
+            assert index_of(store).state.standings == {}
         while now_ms() < due - 1500:
             assert await transfer(store, ALL) == 0
             await asyncio.sleep(0.1)

@@ -73,8 +73,8 @@ class KafkaStage(Stage):
 
     count: ClassVar = 1
     """The number of brokers. Each of them has a replica of each partition."""
-    settings: ClassVar = CLEANED
-    """The settings of the topic of schedules."""
+    settings: ClassVar = {**CLEANED, "min_compaction_lag_ms": 120_000}
+    """The settings of the topic of schedules. A partition may be away for longer than the 30 s of `CLEANED`."""
 
     def __init__(self, folder: Path, seed: int, seconds: float) -> None:
         super().__init__(folder, seed, seconds)
@@ -227,7 +227,7 @@ class KafkaClusterStage(KafkaStage):
     targets: ClassVar = {**KafkaStage.targets, "link": BROKERS}
     count = BROKERS
     settings: ClassVar = {**CLEANED, "min_compaction_lag_ms": 600_000}
-    """A partition may be away for longer than the 30 s of `CLEANED`: this is the least lag that a store accepts."""
+    """This is the least lag that a store accepts."""
 
     def new_brokers(self) -> list[Broker]:
         ports = [free_port() for _ in range(BROKERS)]
