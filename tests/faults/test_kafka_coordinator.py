@@ -18,9 +18,10 @@ from aiokafka.client import CoordinationType
 from aiodelay.backends.kafka.client._overrides.producer import OwnTransactions
 from aiodelay.core.values import Stored
 from aiodelay.errors import StoreUnavailableError
+from aiodelay.kafka import KafkaStore
 from aiodelay.kafka.records import BARRIER
 from tests.support.kafka import Broker, create_topic, new_name, read, started
-from tests.support.kafka_stores import opened_patiently
+from tests.support.opening import opened_patiently
 from tests.support.proxy import Proxy, proxied_by_thread
 
 from .test_kafka_store import ALL, moved, now_ms, put, transfer
@@ -106,7 +107,7 @@ async def test_k4_f24_the_log_tells_what_became_of_a_transaction_and_its_produce
     coordinator = Coordinator(proxy)
     schedules, target = new_name("schedules"), await create_topic(broker.bootstrap, new_name())
     url = f"kafka://127.0.0.1:{proxy.port}/{schedules}?create_topic=true&partitions=1&timeout_ms={TIMEOUT_MS}"
-    async with opened_patiently(url) as store, store.work("w", ["kafka"]):
+    async with opened_patiently(lambda: KafkaStore(url)) as store, store.work("w", ["kafka"]):
         for first in (0, 5, 10):
             outcomes = await store.apply([put(i, target, now_ms()) for i in range(first, first + 5)])
             assert all(isinstance(each, Stored) for each in outcomes)
@@ -162,7 +163,7 @@ async def test_k3_closing_leaves_no_transaction_open(seen: tuple[Broker, Proxy])
     is_armed = False
     proxy.look = look
     url = f"kafka://127.0.0.1:{proxy.port}/{schedules}?create_topic=true&partitions=1&timeout_ms={TIMEOUT_MS}"
-    async with opened_patiently(url) as store, store.work("w", ["kafka"]):
+    async with opened_patiently(lambda: KafkaStore(url)) as store, store.work("w", ["kafka"]):
         await store.apply([put(0, "nowhere", now_ms() + 60_000)])
         is_armed = True
         putting = asyncio.create_task(store.apply([put(1, "nowhere", now_ms() + 60_000)]))
@@ -180,7 +181,7 @@ async def test_k3_closing_leaves_no_transaction_open(seen: tuple[Broker, Proxy])
 async def test_k3_callers_that_are_cancelled_end_no_transaction(kafka: str) -> None:
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     url = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1"
-    async with opened_patiently(url) as store, store.work("w", ["kafka"]):
+    async with opened_patiently(lambda: KafkaStore(url)) as store, store.work("w", ["kafka"]):
         await store.apply([put(0, target, now_ms())])
         await moved(store, 1)  # so all clients have been started: aiokafka lets go of none while it starts
         for i in range(1, 40):

@@ -11,7 +11,7 @@ from aiodelay.core.ids import new_op
 from aiodelay.core.values import After, Cancel, Command, Demand, Envelope, Fire, Put, Refused, Stored
 from aiodelay.kafka import KafkaStore
 from tests.support.kafka import Broker, create_topic, new_name
-from tests.support.kafka_stores import opened_patiently
+from tests.support.opening import opened_patiently
 
 pytestmark = pytest.mark.asyncio
 
@@ -90,7 +90,7 @@ async def test_f21_while_the_cluster_is_away_nothing_is_said_to_be_stored(own_br
     url = url_of(own_broker.bootstrap, new_name("schedules"))
     async with KafkaStore(url):  # which makes the topic, and waits for it longer
         pass
-    async with opened_patiently(f"{url}&timeout_ms=2000") as producer:
+    async with opened_patiently(lambda: KafkaStore(f"{url}&timeout_ms=2000")) as producer:
         put = Put(new_op(), Envelope("m", "kafka", "t"), After(3_600_000))
         own_broker.freeze()
         try:

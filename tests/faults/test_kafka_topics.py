@@ -29,7 +29,7 @@ from aiodelay.errors import (
 )
 from aiodelay.testing.clock import VirtualClock
 from tests.support.kafka import create_topic, new_name
-from tests.support.kafka_stores import opened_patiently
+from tests.support.opening import opened_patiently
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -47,7 +47,7 @@ def put(message_id: str, payload: bytes, due: After = HOUR, topic: str = "t") ->
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[KafkaStore]:
-    async with opened_patiently(url) as store, store.work("w", []):
+    async with opened_patiently(lambda: KafkaStore(url)) as store, store.work("w", []):
         yield store
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import product
 
 import pytest
@@ -36,6 +36,7 @@ from aiodelay.testing import history as h
 from aiodelay.testing.history import Limits, check
 from tests.faults.programs.worker import Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
+from tests.support.opening import opened_patiently
 from tests.support.processes import PATIENCE_S
 from tests.support.proxy import Proxy, proxied, proxied_by_thread
 from tests.support.servers import RedisServer, offset_of, redis_programs, replicate, replicated_until_ns, start
@@ -56,6 +57,10 @@ class Pair:
     def store(self, durability: str, timeout_ms: int = 10_000) -> RedisStore:
         """A client of its own, as another process has it."""
         return RedisStore(f"{self.primary.url}?durability={durability}&timeout_ms={timeout_ms}", namespace="faults")
+
+    def hasty(self) -> AbstractAsyncContextManager[RedisStore]:
+        """A client whose commands wait 300 ms for the replica."""
+        return opened_patiently(lambda: self.store("replicated:1", 300))
 
 
 @pytest.fixture(params=redis_programs(), ids=lambda found: found.name)
@@ -111,7 +116,7 @@ def test_f10_what_was_called_replicated_outlives_the_primary(servers: tuple[Redi
         async with paired(servers) as pair:
             async with (
                 pair.store("replicated:1") as store,
-                pair.store("replicated:1", 300) as hasty,
+                pair.hasty() as hasty,
                 pair.store("memory") as careless,
             ):
                 assert isinstance(await do(store, put("kept")), Stored)
@@ -140,7 +145,7 @@ def test_f10_changes_by_an_operator_wait_for_the_replica_too(servers: tuple[Redi
                 for message_id in ("a", "b"):
                     await scheduler.schedule(b"p", to=f"handler:{LANE}", id=message_id, delay="0s")
                 await scheduler.run_until_idle()
-            async with pair.store("replicated:1", 300) as store, pair.store("replicated:1", 300) as again:
+            async with pair.hasty() as store, pair.hasty() as again:
                 one, other = [letter.key for letter in await store.dead_letters()]
                 pair.link.mode = "black hole"
                 limits = LaneLimits(whole=Limit(concurrency=1))
@@ -165,8 +170,8 @@ def test_f10_a_repeated_command_is_no_more_done_than_the_first(servers: tuple[Re
     async def play() -> None:
         async with (
             paired(servers) as pair,
-            pair.store("replicated:1", 300) as one,
-            pair.store("replicated:1", 300) as two,
+            pair.hasty() as one,
+            pair.hasty() as two,
             pair.store("replicated:1") as patient,
         ):
             position = SourcePosition("intake", 0, 1)
