@@ -139,7 +139,7 @@ async def test_a_blind_tombstone_of_kafka_is_found_out(
         """Replace the message while the transaction is under way that ends it."""
         if not replaced.is_set() and any(each.key == b"m" and each.value is None for each in outgoing):
             replaced.set()
-            await user.schedule(b"new", to="handler:work", id="m", delay="2s")
+            await user.schedule(b"new", to="handler:work", id="m", delay="1h" if is_blind else "2s")
         return await begin(self, outgoing)
 
     monkeypatch.setattr(Transactions, "begin", overtaken)

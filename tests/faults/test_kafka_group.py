@@ -39,6 +39,7 @@ from aiodelay.kafka.records import Read, partition_of
 from aiodelay.ports import Work
 from tests.faults.test_kafka_members import deliver, values
 from tests.support.kafka import create_topic, ids_in, new_name, read
+from tests.support.opening import opened_patiently
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -57,7 +58,7 @@ async def _nothing_is_left() -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def member(url: str) -> AsyncIterator[tuple[KafkaStore, Work]]:
-    async with KafkaStore(url) as store, store.work("w", []) as work:
+    async with opened_patiently(lambda: KafkaStore(url)) as store, store.work("w", []) as work:
         yield store, work
 
 
