@@ -66,7 +66,7 @@ async def test_what_a_program_is_told_names_the_key(
     url: str, keys: Keys, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     handled: list[bytes] = []
-    scheduler = Scheduler(url, namespace=keys.namespace, store_timeout="300ms")
+    scheduler = Scheduler(url, namespace=keys.namespace, store_timeout="1s")
 
     @scheduler.handler(name="Work")
     async def work(payload: bytes) -> None:

@@ -23,6 +23,7 @@ from aiodelay.ports import Feed
 from aiodelay.redis import LogConsumer, LogEntry, LogMessage, LogTopic, RedisLog, RedisStore
 from tests.integration.test_redis_fanout import (
     MANY,
+    RETRY_MS,
     SHORT_MS,
     again,
     claim,
@@ -32,6 +33,7 @@ from tests.integration.test_redis_fanout import (
     ids,
     lapse,
     release,
+    retry_is_due,
     settle,
 )
 from tests.integration.test_redis_list_bounds import called_by_scripts
@@ -409,9 +411,9 @@ async def test_s9_an_ordered_consumer_waits_for_what_it_tries_again(scene: Scene
     await scene.send("a", "b")
     (first,) = await claim(feed)
     assert await claim(await scene.feed("ledger", "&ordered=true")) == []
-    await settle(feed, again(scene.letters.now_ms(), first, in_ms=SHORT_MS))
+    await settle(feed, again(scene.letters.now_ms(), first, in_ms=RETRY_MS))
     assert await claim(feed) == []
-    await lapse()
+    await retry_is_due()
     found: list[str] = []
     while claims := await claim(feed):
         found += ids(claims)
