@@ -30,6 +30,5 @@ for a = 4, #ARGV, 5 do -- Check all records before the first write.
   if not parse(ARGV[a], u48(0) .. ARGV[a + 4]) then error('back: a record cannot be read') end
 end
 for a = 4, #ARGV, 5 do answers[#answers + 1] = put_back(a) end
-counted.last_sequence() -- finish() then writes. Without a write, WAIT would not wait after a repetition.
-finish()
+finish(true)
 return answers

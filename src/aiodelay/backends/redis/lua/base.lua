@@ -145,7 +145,9 @@ local function marks()
   return call('HMGET', META, MARKER.MARKS)
 end
 
-local function finish()
+-- A script that an operator repeats says `shall_write`: without a write, WAIT would not wait after a repetition.
+local function finish(shall_write)
+  if shall_write then counted.last_sequence() end
   if counted.at_end then counted.at_end() end
   if counted.sequence then call('HSET', META, 'seq', text(counted.sequence)) end
   if counted.is_first then call('HSET', META, 'parity', 1) end

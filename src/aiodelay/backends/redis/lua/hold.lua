@@ -61,6 +61,5 @@ else
 end
 -- The script `present` compares this count.
 if changed == 1 and ARGV[4] ~= 'return' then call('HSET', META, 'holds', call('SCARD', HOLDS)) end
-counted.last_sequence() -- finish() then writes. Without a write, WAIT would not wait after a repetition.
-finish()
+finish(true)
 return changed

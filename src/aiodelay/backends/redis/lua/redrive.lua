@@ -61,6 +61,5 @@ for a = 5, #ARGV, 2 do
   if bytes >= MOST_BYTES then break end
   answers[#answers + 1] = redrive(ARGV[a], tonumber(ARGV[a + 1]))
 end
-counted.last_sequence() -- finish() then writes. Without a write, WAIT would not wait after a repetition.
-finish()
+finish(true)
 return answers
