@@ -6,7 +6,7 @@ import asyncio
 import logging
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from threading import Event
 from typing import NamedTuple
@@ -16,13 +16,13 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.client import CoordinationType
 
 from aiodelay.backends.kafka.client._overrides.producer import OwnTransactions
-from aiodelay.core.values import Put, Stored
+from aiodelay.core.values import Stored
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.kafka import KafkaStore
 from aiodelay.kafka.records import BARRIER
 from tests.support.kafka import Broker, create_topic, new_name, read, started
-from tests.support.opening import opened_patiently
 from tests.support.proxy import Proxy, proxied_by_thread
+from tests.support.slow_stores import opened_patiently, stored_patiently
 
 from .test_kafka_store import ALL, moved, now_ms, put, transfer
 
@@ -109,7 +109,7 @@ async def test_k4_f24_the_log_tells_what_became_of_a_transaction_and_its_produce
     url = f"kafka://127.0.0.1:{proxy.port}/{schedules}?create_topic=true&partitions=1&timeout_ms={TIMEOUT_MS}"
     async with opened_patiently(lambda: KafkaStore(url)) as store, store.work("w", ["kafka"]):
         for first in (0, 5, 10):
-            await stored(store, [put(i, target, now_ms()) for i in range(first, first + 5)])
+            await stored_patiently(store, [put(i, target, now_ms()) for i in range(first, first + 5)])
             coordinator.fault = fault
             async with asyncio.timeout(30):
                 while await store.counts():
@@ -124,13 +124,6 @@ async def test_k4_f24_the_log_tells_what_became_of_a_transaction_and_its_produce
         request, later = coordinator.requests[i], coordinator.requests[i + 1 :]
         assert Request(ADD_PARTITIONS, request.epoch) not in later, "a late end might end this one"
         assert fault != "answer late" or request not in later
-
-
-async def stored(store: KafkaStore, puts: Sequence[Put]) -> None:
-    """Store messages. Repeat the commands if a slow machine prevents an answer."""
-    async with asyncio.timeout(30):
-        while not all(isinstance(each, Stored) for each in await store.apply(puts)):
-            continue
 
 
 async def test_k30_a_connection_that_breaks_while_the_coordinator_is_asked_for_ends_no_producer(

@@ -39,7 +39,7 @@ from aiodelay.kafka.records import Read, partition_of
 from aiodelay.ports import Work
 from tests.faults.test_kafka_members import deliver, values
 from tests.support.kafka import create_topic, ids_in, new_name, read
-from tests.support.opening import opened_patiently
+from tests.support.slow_stores import opened_patiently
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from aiodelay import OutcomeUnknownError, Scheduler, StoreBusyError, StoreUnavailableError
 from aiodelay.backends.kafka.store.partition import stall_watch
 from aiodelay.core.ids import new_op
-from aiodelay.core.values import After, Envelope, Put, Query, Stored, Unknown
+from aiodelay.core.values import After, Envelope, Put, Query, Unknown
 from aiodelay.kafka import KafkaStore
 from tests.support.kafka import Broker, create_topic, ids_in, new_name
-from tests.support.opening import opened_patiently
+from tests.support.slow_stores import opened_patiently, stored_patiently
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -276,17 +276,11 @@ async def test_f27_a_command_ends_in_time_although_what_it_wrote_cannot_be_read_
         pass
     put = Put(new_op(), Envelope("m", "kafka", "t"), After(3_600_000))
     async with opened_patiently(lambda: KafkaStore(f"{url}&timeout_ms=1000")) as store, store.work("w", []):
-        await stored(store, replace(put, op=new_op()))  # the store has read the partition
+        await stored_patiently(store, [replace(put, op=new_op())])  # the store has read the partition
         async with left_open(broker.bootstrap, topic, 6000):
             assert isinstance((await store.apply([put]))[0], Unknown), "when it ends, this is `Stored`"
-        await stored(store, put)
+        await stored_patiently(store, [put])
         assert [each.record.id for each in await store.search(Query())] == ["m"]
-
-
-async def stored(store: KafkaStore, put: Put) -> None:
-    async with asyncio.timeout(30):
-        while not isinstance((await store.apply([put]))[0], Stored):
-            continue
 
 
 async def scheduler_takes(scheduler: Scheduler, target: str) -> None:

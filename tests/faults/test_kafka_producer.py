@@ -11,7 +11,7 @@ from aiodelay.core.ids import new_op
 from aiodelay.core.values import After, Cancel, Command, Demand, Envelope, Fire, Put, Refused, Stored
 from aiodelay.kafka import KafkaStore
 from tests.support.kafka import Broker, create_topic, new_name
-from tests.support.opening import opened_patiently
+from tests.support.slow_stores import opened_patiently
 
 pytestmark = pytest.mark.asyncio
 

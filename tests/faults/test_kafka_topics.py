@@ -29,7 +29,7 @@ from aiodelay.errors import (
 )
 from aiodelay.testing.clock import VirtualClock
 from tests.support.kafka import create_topic, new_name
-from tests.support.opening import opened_patiently
+from tests.support.slow_stores import opened_patiently
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio

@@ -1,16 +1,19 @@
-"""Open a store whose time limit is shorter than a slow machine needs to open it."""
+"""Open and fill a store whose time limit is shorter than a slow machine needs."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import TypeVar
 
+from aiodelay.core.values import Put, Refused, Stored, Unknown
 from aiodelay.errors import StoreUnavailableError
+from aiodelay.ports import Store
 
 from .waiting import until
 
-__all__ = ["opened_patiently"]
+__all__ = ["opened_patiently", "stored_patiently"]
 
 S = TypeVar("S")
 
@@ -28,3 +31,11 @@ async def opened_patiently(make: Callable[[], AbstractAsyncContextManager[S]]) -
 
         await until(is_open, "the store is open")
         yield stores[0]
+
+
+async def stored_patiently(store: Store, puts: Sequence[Put]) -> None:
+    """Store messages. While the store cannot answer, repeat the commands. Any other refusal is an error."""
+    async with asyncio.timeout(30):
+        while left := [each for each in await store.apply(puts) if not isinstance(each, Stored)]:
+            for each in left:
+                assert isinstance(each, Unknown) or (isinstance(each, Refused) and each.reason == "unavailable"), each
