@@ -71,7 +71,7 @@ class Taken(Struct, gc=False):
 
     number: int
     record: Record
-    missed: int = 0
+    missed: int
 
 
 class ListConsumer:
