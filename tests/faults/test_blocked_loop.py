@@ -50,7 +50,7 @@ def test_f4_what_a_blocked_process_holds_is_taken_over_and_afterwards_both_work(
         }
 
     until_sync(lambda: ("other", "m-25") in runs(0), "the other process takes over what the first one runs", PATIENCE_S)
-    time.sleep(max(LAG_S - (time.monotonic() - blocked_at_s), 0))
+    time.sleep(max(LAG_S - (time.monotonic() - blocked_at_s), 0))  # the loop must be blocked for that long
     freed_ns = time.monotonic_ns()
     blocked.tell("go")
     until_sync(lambda: {each for each, _ in runs(freed_ns)} == {"blocked", "other"}, "both work", PATIENCE_S)

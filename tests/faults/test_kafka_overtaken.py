@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -101,5 +100,4 @@ async def test_l5_a_message_that_is_changed_each_time_holds_up_nobody(
 
 
 async def is_empty(scheduler: Scheduler) -> bool:
-    await asyncio.sleep(0.05)
     return not await scheduler.counts()

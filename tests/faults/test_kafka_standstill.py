@@ -129,7 +129,7 @@ async def test_f3_a_member_that_the_group_may_have_forgotten_begins_no_session(
             await member.may_begin(is_fenced=False)
         monkeypatch.setattr(group, "SESSION_MS", -1)  # as if the last heartbeat was too long ago
         waiting = asyncio.create_task(member.may_begin(is_fenced=False))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # time in which it must not begin
         assert not waiting.done(), "the group may have given its partitions to another member"
         waiting.cancel()
 

@@ -45,7 +45,7 @@ def test_a_backlog_gives_the_rate_and_the_rate_tells_how_late_a_burst_will_be(ur
 
     @scheduler.handler(concurrency=1)
     async def send(event: Mail) -> None:
-        await asyncio.sleep(RUN_S)
+        await asyncio.sleep(RUN_S)  # the real rate of dispatch is what the forecast measures
 
     async def play() -> tuple[dict[str, Any], str]:
         now = datetime.now(UTC)

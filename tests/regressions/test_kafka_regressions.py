@@ -62,7 +62,7 @@ class User:
 
 
 async def until(at_ms: float) -> None:
-    await asyncio.sleep(max(at_ms - now_ms(), 0) / 1000)
+    await asyncio.sleep(max(at_ms - now_ms(), 0) / 1000)  # a real service delivers then
 
 
 async def tried(
