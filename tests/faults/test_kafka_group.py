@@ -297,13 +297,13 @@ async def test_f27_a_transaction_that_was_open_at_the_start_holds_up_its_partiti
     async with KafkaStore(url) as producer:
         puts = [Put(new_op(), Envelope(f"m{i}", "kafka", target, payload=b"%d" % i), After(0)) for i in range(20)]
         assert all(isinstance(each, Stored) for each in await producer.apply(puts))
-    other = AIOKafkaProducer(bootstrap_servers=kafka, transactional_id=new_name())
+    other = AIOKafkaProducer(bootstrap_servers=kafka, transactional_id=new_name(), transaction_timeout_ms=300_000)
     await other.start()
     try:
         await other.begin_transaction()
         await other.send_and_wait(schedules, b"", b"other", partition=0)
         async with member(f"{url}&timeout_ms=2000") as (store, work):
-            held = {put.envelope.payload for put in puts if store._parts.lookup.partitions_of(put.id)[0].number == 0}
+            held = {put.envelope.payload for put in puts if store._parts.lookup.places(put.id)[0].partition == 0}
             async with asyncio.timeout(30):
                 while "transaction" not in work.status().why:  # noqa: ASYNC110 - as a user would look
                     await asyncio.sleep(0.01)

@@ -20,7 +20,7 @@ from aiodelay.kafka import KafkaStore
 from tests.faults.programs.kafka_owner import Plan
 from tests.support.kafka import create_topic, new_name
 from tests.support.processes import Crew
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -32,7 +32,7 @@ async def values(bootstrap: str, topic: str, n: int) -> Counter[bytes]:
     options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
     found: Counter[bytes] = Counter()
     async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, **options) as consumer:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(2 * PATIENCE_S):
             while found.total() < n:
                 for batch in (await consumer.getmany(timeout_ms=100)).values():
                     found.update(each.value for each in batch)
