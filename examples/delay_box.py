@@ -1,6 +1,6 @@
 """A delay box: services write JSON requests to a Kafka topic, and each message arrives in its target topic when due.
 
-Run it: python examples/delay_box.py localhost:9092 redis://localhost    (needs pip install "aiodelay[kafka,redis]")
+Run it: python examples/delay_box.py localhost:9092 redis://localhost    (needs pip install '.[kafka,redis]')
 
 Messages wait in Redis. Two boxes share the work. You can start any number of boxes, and kill any of them at any time:
 `python examples/delay_box.py localhost:9092 redis://localhost box`. To start the same box without Python code:

@@ -1,6 +1,6 @@
 """Put videos online and take them offline at given times. A Kafka topic stores the schedules; no other store is needed.
 
-Run it: python examples/publish_at_noon.py localhost:9092    (needs pip install "aiodelay[kafka]")
+Run it: python examples/publish_at_noon.py localhost:9092    (needs pip install '.[kafka]')
 
 An editorial system in any language writes a schedule as a record with three headers. A record with the same key
 replaces the schedule, and a tombstone deletes the schedule. No scheduler needs to run for this. When a scheduler

@@ -1,7 +1,7 @@
 """Turns orders in Parquet into reminders in a Kafka topic, each at its due time. Then writes an archive and a report.
 
 Run it: `python examples/spark/pipeline.py --redis redis://localhost --kafka localhost:9092 --dir pipeline`
-(needs `pip install "aiodelay[kafka,redis,spark-local]"` and Java 17). The program ends with an error if the topic lacks
+(needs `pip install '.[kafka,redis,spark-local]'` and Java 17). The program ends with an error if the topic lacks
 an order or has an order twice, if an order is early, or if a job has an unexpected result. docs/spark/pipeline.md
 explains each step.
 """
