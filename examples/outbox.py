@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import msgspec
 from sqlalchemy import BigInteger, Integer, delete, func, select, update
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -168,6 +168,8 @@ async def main(database_url: str, store_url: str) -> None:
                 await place_order(database, number)
             except ValueError as error:
                 print(f"order {number} is not placed, and nobody reminded: {error}")
+            except IntegrityError:
+                print(f"order {number} was placed before")
         await pay(database, scheduler, 2)
         async with AsyncSession(database) as session:
             while await session.scalar(select(func.count()).select_from(Outbox)):  # noqa: ASYNC110 - no event to await

@@ -177,6 +177,16 @@ def test_outbox(tmp_path: Path, found: Found | None) -> None:
     ]
 
 
+def test_outbox_goes_on_after_a_kill(tmp_path: Path) -> None:
+    urls = "sqlite+aiosqlite:///shop.db", "sqlite:///delay.db"
+    with Program(str(EXAMPLES / "outbox.py"), *urls, cwd=tmp_path) as program:
+        program.out.wait_for("^order 2 is placed")
+    said = [*program.out.seen, *output_of("outbox.py", *urls, cwd=tmp_path)]
+    assert "order 1 was placed before" in said
+    said += output_of("outbox.py", *urls, cwd=tmp_path)
+    assert said.count("please pay order 1") == 1
+
+
 @pytest.mark.parametrize("how", ["--namespace", "AIODELAY_NAMESPACE"])
 def test_spark_reminders_are_those_of_a_namespace(tmp_path: Path, how: str) -> None:
     url = f"sqlite:///{tmp_path}/delay.db"

@@ -51,6 +51,7 @@ def test_the_unit() -> None:
     assert parsed(arguments) == "serve"
     assert int(service["TimeoutStopSec"]) > END_S
     assert {name for name in HARDENED if service.get(name) != "yes"} == set()
+    assert service["SupplementaryGroups"] != "aiodelay", "systemd refuses a dynamic user with the name of a group"
     assert (service["CapabilityBoundingSet"], service["UMask"], service["ProtectSystem"]) == ("", "0077", "strict")
 
 
