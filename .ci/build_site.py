@@ -19,7 +19,7 @@ from site_pages import expanded, full_text, overview, pages_of
 ROOT = Path(__file__).resolve().parents[1]
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 """Zensical colours each character, also in a log."""
-OUTSIDE = ("CONTRIBUTING.md", "README.md", "SECURITY.md", "examples/README.md")
+OUTSIDE = ("AGENTS.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "examples/README.md")
 """Markdown files outside docs/ that link into docs/."""
 
 
@@ -37,6 +37,8 @@ def main() -> None:
         source = (docs / page.path).read_text(encoding="utf-8")
         text = expanded(source, ROOT, lambda name: "\n\n".join(docstrings(package, name)))
         (site / page.path).write_text(text, encoding="utf-8")
+        if page.path.endswith("/README.md"):  # its HTML is index.html
+            (site / page.path).with_name("index.md").write_text(text, encoding="utf-8")
         texts.append((page, text))
     (site / "llms.txt").write_text(overview(project["site_name"], project["site_description"], texts), encoding="utf-8")
     (site / "llms-full.txt").write_text(full_text(texts), encoding="utf-8")

@@ -426,8 +426,8 @@ class Scheduler(Control, Registration):
         observer = self._ready().observer
         return nullcontext if observer is None else lambda puts: observer.taken_in(topic, partition, puts)
 
-    def _context(self, claim: Claim, lateness_ms: int, attempts: int) -> Context:
-        return Context(claim, lateness_ms, attempts, self)
+    def _context(self, claim: Claim, lateness_ms: int, retry: Retry) -> Context:
+        return Context(claim, lateness_ms, retry, self)
 
     # --- tests --------------------------------------------------------------------------------------------
 
@@ -455,9 +455,9 @@ class Scheduler(Control, Registration):
             raise ClosedError("scheduler", "open already", "move it to virtual time before it is opened")
         before = dict(self.__dict__)
 
-        def context(claim: Claim, lateness_ms: int, attempts: int) -> Context:
+        def context(claim: Claim, lateness_ms: int, retry: Retry) -> Context:
             note_run(claim.record, lateness_ms)
-            return Context(claim, lateness_ms, attempts, self)
+            return Context(claim, lateness_ms, retry, self)
 
         self._store, self._sinks, self._handlers = store, dict(sinks), self._handlers.copy()
         self._reads_sources, self._was_closed = False, False

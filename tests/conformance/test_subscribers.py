@@ -32,7 +32,7 @@ class HandlerConformance(PlaceConformance):
         return HandlerSubscription(
             spec=spec,
             runners=runners,
-            context=lambda claim, late, attempts: Context(claim, late, attempts, scheduler),
+            context=lambda claim, late, retry: Context(claim, late, retry, scheduler),
             now_ms=now_ms,
             on_free=on_free,
         )

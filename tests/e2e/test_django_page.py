@@ -58,7 +58,7 @@ def test_the_page_is_a_project(tmp_path: Path) -> None:
         assert program.exit_code() == 0, program.err.seen
         assert program.complaints() == []
         assert program.out.seen == ['{"order": 7}', "fired", "remind the customer of order 8"]
-    with Program("manage.py", "aiodelay", "run", "--quiet", cwd=tmp_path) as worker:
+    with Program("manage.py", "aiodelay", "run", "--quiet", "--settings=shop.settings", cwd=tmp_path) as worker:
         worker.out.wait_for(r"is order 7 paid\?")
         worker.send(signal.SIGTERM)
         assert worker.exit_code() == 0

@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
@@ -170,6 +171,26 @@ def test_a_task_that_raises_is_repeated_and_then_given_up(shop: ModuleType, back
     assert {by_id[second.id].status, by_id[never.id].status} == {"SUCCESSFUL", "FAILED"}
     assert len(finished) == 2
     assert by_id[never.id].errors[0].exception_class is OSError
+
+
+@pytest.mark.parametrize(("of_its_type", "runs"), [(Retry.never(), 1), (Retry(attempts=3, first="1ms"), 3)])
+def test_a_plan_for_a_type_of_error_decides_when_a_task_has_failed(
+    shop: ModuleType, tmp_path: Path, of_its_type: Retry, runs: int
+) -> None:
+    finished: list[Any] = []
+
+    def watch(task_result: Any, **_: object) -> None:  # noqa: ANN401 - as above
+        finished.append((task_result.status, len(task_result.worker_ids)))
+
+    retry = Retry(attempts=2, first="1ms", by_type={OSError: of_its_type})
+    task_finished.connect(watch)
+    try:
+        with override_settings(TASKS=tasks_setting(tmp_path, retry=retry)), closing(first_backend().blocking):
+            shop.fail.enqueue(until=9)
+            assert len(run_all(first_backend())) == 1
+    finally:
+        task_finished.disconnect(watch)
+    assert finished == [("FAILED", runs)]
 
 
 # --- what is refused --------------------------------------------------------------------------------------

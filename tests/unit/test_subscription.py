@@ -294,10 +294,10 @@ async def test_a_fault_of_our_own_costs_no_attempt_and_no_slot(
     stage.serve(work, concurrency=1, retry=Retry.never())
     faults = [ArithmeticError("ours")]
 
-    def context_of(claim: Claim, lateness_ms: int, attempts: int) -> Context:
+    def context_of(claim: Claim, lateness_ms: int, retry: Retry) -> Context:
         if faults:
             raise faults.pop()
-        return Context(claim, lateness_ms, attempts, stage.scheduler)
+        return Context(claim, lateness_ms, retry, stage.scheduler)
 
     monkeypatch.setattr(stage.scheduler, "_context", context_of)
     async with stage.scheduler:

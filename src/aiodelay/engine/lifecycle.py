@@ -15,6 +15,7 @@ import anyio
 from msgspec import structs
 
 from aiodelay.core.completion import run_to_completion
+from aiodelay.core.retry import Retry
 from aiodelay.core.values import Claim, Lane, WorkStatus
 from aiodelay.errors import WrongLoopError
 from aiodelay.handlers.context import RunContext
@@ -56,7 +57,7 @@ class Running:
         sinks: Sequence[Sink],
         sources: Sequence[Source],
         options: RuntimeOptions,
-        context: Callable[[Claim, int, int], RunContext[Any]],
+        context: Callable[[Claim, int, Retry], RunContext[Any]],
     ) -> None:
         self._store, self._sinks, self._sources, self._options = store, sinks, sources, options
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from aiodelay.core.retry import Retry
 from aiodelay.core.values import Claim, Lane, Promise
 from aiodelay.core.wakeup import WakeUp
 from aiodelay.errors import ClosedError
@@ -59,7 +60,7 @@ class Subscriptions:
         store: Store,
         sources: dict[str, Source],
         options: RuntimeOptions,
-        context: Callable[[Claim, int, int], RunContext[Any]],
+        context: Callable[[Claim, int, Retry], RunContext[Any]],
         *,
         worker: str,
         tasks: asyncio.TaskGroup,

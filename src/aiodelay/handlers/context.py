@@ -9,6 +9,7 @@ from typing import Generic, TypeVar, Union, get_args, get_origin
 
 from aiodelay.core import transitions
 from aiodelay.core.durations import Duration, format_duration, from_epoch_ms, parse_duration
+from aiodelay.core.retry import GiveUp, Retry
 from aiodelay.core.validation import check_flag
 from aiodelay.core.values import Claim
 from aiodelay.errors import ConfigurationError, shortened
@@ -27,21 +28,21 @@ class RunContext(Generic[S]):
     `Scheduler`.
     """
 
-    __slots__ = ("_attempts", "_batch", "_claim", "_lateness_ms", "_record", "scheduler")
+    __slots__ = ("_batch", "_claim", "_lateness_ms", "_record", "_retry", "scheduler")
 
     scheduler: S
     """The scheduler that delivers the message. A handler may schedule messages with it."""
 
     def __init__(
-        self, claim: Claim, lateness_ms: int, attempts: int, scheduler: S, batch: Sequence[RunContext[S]] = ()
+        self, claim: Claim, lateness_ms: int, retry: Retry, scheduler: S, batch: Sequence[RunContext[S]] = ()
     ) -> None:
         self._claim, self._record, self._lateness_ms, self.scheduler = claim, claim.record, lateness_ms, scheduler
-        self._attempts = attempts
+        self._retry = retry
         self._batch = batch
 
     def of_batch(self, messages: Sequence[RunContext[S]]) -> RunContext[S]:
         """Return the context of a batch. This is the context of its first message."""
-        return type(self)(self._claim, self._lateness_ms, self._attempts, self.scheduler, tuple(messages))
+        return type(self)(self._claim, self._lateness_ms, self._retry, self.scheduler, tuple(messages))
 
     @property
     def messages(self) -> Sequence[RunContext[S]]:
@@ -99,9 +100,16 @@ class RunContext(Generic[S]):
     def is_last_attempt(self) -> bool:
         """Whether the retry policy allows no further attempt: if this attempt fails, the message becomes a dead letter.
 
-        `Retry.by_type` may give the raised error a policy with more attempts, or with fewer.
+        `Retry.by_type` may give the raised error a policy with more attempts, or with fewer: see `would_give_up`.
         """
-        return self.attempt >= self._attempts
+        return self.attempt >= self._retry.attempts
+
+    def would_give_up(self, error: BaseException) -> bool:
+        """Return whether the message becomes a dead letter if this attempt raises this error, by the retry policy.
+
+        This counts `Retry.by_type`, too.
+        """
+        return isinstance(self._retry.decide(self.attempt, error, 0), GiveUp)
 
     @property
     def headers(self) -> Mapping[str, bytes]:

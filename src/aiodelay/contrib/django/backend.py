@@ -137,7 +137,7 @@ class AiodelayBackend(BaseTaskBackend):
             first = (TaskContext(task_result=result),) if task.takes_context else ()
             returned = task.call(*first, *result.args, **result.kwargs)
         except Exception as error:
-            if context.is_last_attempt:
+            if context.would_give_up(error):
                 self._finish(result, TaskResultStatus("FAILED"), errors=[_error_of(error)])
             raise
         else:

@@ -30,14 +30,10 @@ class RunSettlements:
     Args:
         spec: The handler.
         now_ms: The store's time.
-
-    Attributes:
-        attempts: The number of attempts that the handler's retry policy allows.
     """
 
     def __init__(self, spec: HandlerSpec, now_ms: Callable[[], int]) -> None:
         self._spec, self._now_ms = spec, now_ms
-        self.attempts: int = spec.retry.attempts
 
     def after_own_fault(self, held: Held) -> Settlement:
         """Return the settlement after an error in aiodelay itself: another attempt after `OWN_FAULT_MS`."""
@@ -89,7 +85,7 @@ class RunSettlements:
     def _after_later(self, held: Held, later: Later, now: int) -> Settlement:
         record, token = held.claim.record, held.claim.token
         attempt = record.attempt + later.counts
-        if later.counts and attempt >= self.attempts:
+        if later.counts and attempt >= self._spec.retry.attempts:
             text = f"the handler returned {later!r} on the last of its {attempt} attempts"
             log.error("%s: message %s is given up after attempt %d: %s", self._spec.name, record.id, attempt, text)
             return settling.dead(record, token, now, reason="attempts_exhausted", attempt=attempt, error=text)

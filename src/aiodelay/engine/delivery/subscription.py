@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from aiodelay.core.retry import Retry
 from aiodelay.core.transitions import base_id, token_deadline_ms
 from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Demand, Lane, Record, Settlement, SettleOutcome
 from aiodelay.engine.observer import Observer
@@ -44,7 +45,7 @@ class HandlerSubscription:
     Args:
         spec: The handler.
         runners: The tasks in which the handler's messages run.
-        context: Makes the context of one attempt from its claim, its lateness in ms, and the allowed attempts.
+        context: Makes the context of one attempt from its claim, its lateness in ms, and the retry policy.
         now_ms: The store's time, for due times and lateness.
         on_free: Called when demand has grown.
         middleware: Middleware around each run.
@@ -61,7 +62,7 @@ class HandlerSubscription:
 
     spec: HandlerSpec
     runners: Runners
-    context: Callable[[Claim, int, int], RunContext[Any]]
+    context: Callable[[Claim, int, Retry], RunContext[Any]]
     now_ms: Callable[[], int]
     on_free: Callable[[], None]
     middleware: Sequence[Middleware[Any, object]] = ()
@@ -290,7 +291,7 @@ class HandlerSubscription:
             text = settling.decode_error_text(error)
             log.error("%s: message %s cannot be read: %s", self.lane, record.id, text)  # noqa: TRY400 - a traceback shows values
             return settling.dead(record, token, now, reason="undecodable", attempt=record.attempt, error=text)
-        return event, self.context(claim, lateness_ms, self._settlements.attempts)
+        return event, self.context(claim, lateness_ms, self.spec.retry)
 
     def _start(self, held: Held, event: object, context: RunContext[Any], started_s: float) -> Settlement | Run:
         variables = contextvars.copy_context()

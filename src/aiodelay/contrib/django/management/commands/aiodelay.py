@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -29,7 +30,10 @@ class Command(BaseCommand):
         """
         backend = first_backend()
         os.environ |= {"AIODELAY_STORE": backend.store, "AIODELAY_NAMESPACE": backend.namespace}
-        arguments = list(argv[2:])
+        settings = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        for option in ("--settings", "--pythonpath"):  # manage.py has read them already
+            settings.add_argument(option)
+        _, arguments = settings.parse_known_args(list(argv[2:]))
         if arguments[:1] == ["run"] and all(each.startswith("-") for each in arguments[1:2]):
             arguments.insert(1, WORKER)
         sys.argv[1:] = arguments
