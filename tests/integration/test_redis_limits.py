@@ -296,6 +296,18 @@ def test_marks_that_count_nothing_are_forgotten(url: str) -> None:
     on_stage(url, play)
 
 
+def test_a_lane_whose_limits_older_versions_wrote_as_an_array_has_none(url: str) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.put(["aa", "ab", "ac"])
+        await stage.key("HSET", "limits", 1, b"\x90")
+        assert await stage.store.limits() == {}
+        await stage.store.set_limits(LANE, TWO, is_declared=False)
+        assert await stage.store.limits() == {LANE: TWO}
+        assert len(await stage.claim()) == 2
+
+    on_stage(url, play)
+
+
 @pytest.mark.parametrize("limit", [Limit("customer", 1), Limit(concurrency=1)], ids=["of a key", "of the lane"])
 def test_room_that_messages_wait_for_is_told_to_all(url: str, monkeypatch: pytest.MonkeyPatch, limit: Limit) -> None:
     async def play(stage: Stage) -> None:

@@ -312,6 +312,18 @@ class LimitChangeRules(Bench):
         await _limited(stage, RATE, is_declared=True)
         assert await store.limits() == {LANE: RATE}
 
+    @pytest.mark.parametrize("is_declared", [False, True])
+    @staged
+    async def test_the_end_of_limits_that_are_not_there_changes_nothing(self, stage: Stage, is_declared: bool) -> None:
+        store = stage.needs_limits()
+        await _queued(stage, "a1", "a2", "a3")
+        for lane in (LANE, OTHER):
+            await _limited(stage, NO_LIMITS, lane=lane, is_declared=is_declared)
+        assert await store.limits() == {}
+        await _limited(stage, TWO, is_declared=is_declared)
+        assert await store.limits() == {LANE: TWO}
+        assert len(await stage.claim()) == 2
+
     @staged
     async def test_limits_survive_a_restart(self, stage: Stage) -> None:
         await _limited(stage, TWO, is_declared=True)

@@ -34,6 +34,7 @@ local function unlink_all()
 end
 
 local function write(known)
+  if not next(known) then return end -- cmsgpack would write an empty table as an array.
   call('HSET', limits.ALL, n, cmsgpack.pack(known))
 end
 

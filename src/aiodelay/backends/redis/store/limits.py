@@ -95,7 +95,9 @@ def _packed(limit: Limit | None) -> bytes:
 
 
 def _limits_in(value: bytes) -> LaneLimits:
-    written = msgspec.msgpack.decode(value).get("limits")
+    """Decode the limits of a lane. Older versions wrote an empty array for a lane that never had limits."""
+    known = msgspec.msgpack.decode(value)
+    written = known.get("limits") if isinstance(known, dict) else None
     return msgspec.json.decode(written, type=LaneLimits) if written else NO_LIMITS
 
 
