@@ -160,8 +160,11 @@ def set_limits(tables: Namespace, lane: Lane, limits: LaneLimits, *, is_declared
     most = _NO_MOST if limits.each is None else limits.each.concurrency or _NO_MOST
     tables.execute(
         """
-        INSERT OR REPLACE INTO limits (lane, ns, limits, declared, queue, counts, most, version, filled_ms, filled_n)
+        INSERT INTO limits (lane, ns, limits, declared, queue, counts, most, version, filled_ms, filled_n)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, -1, 0)
+        ON CONFLICT (lane) DO UPDATE SET
+            limits = excluded.limits, declared = excluded.declared, queue = excluded.queue, counts = excluded.counts,
+            most = excluded.most, version = excluded.version, filled_ms = -1, filled_n = 0
         """,
         (number, tables.ns, text, declared, queue, now_counts, most, version + 1),
     )
