@@ -266,6 +266,39 @@ def test_a_clock_that_steps_back_keeps_no_due_message_waiting(url: str) -> None:
     on_stage(url, play)
 
 
+def test_many_keys_get_new_tickets_in_steps_after_the_clock_has_stepped_back(url: str) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.store.set_limits(LANE, lane_limits([Limit("customer", 9)]), is_declared=False)
+        names = [f"{key}{letter}" for key in range(1_000) for letter in "ab"]
+        await stage.put(names)
+        stage.clock.move(2 * HOUR_MS)
+        first = [each for _ in range(10) for each in await stage.claim(100)]
+        stage.clock.step(timedelta(milliseconds=-HOUR_MS))
+        await stage.put(["cc"], delay_ms=1)
+        assert [each.record.id for each in first] == names[::2]
+        rest = [each for _ in range(8) for each in await stage.claim(500)]
+        assert sorted(each.record.id for each in rest) == sorted(names[1::2])
+        stage.clock.move(1)
+        assert [each.record.id for each in await stage.claim()] == ["cc"]
+        assert await stage.key("HGET", "limits", "step:1") is None
+
+    on_stage(url, play)
+
+
+def test_claims_note_their_time_twice_a_second_at_most(url: str) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.store.set_limits(LANE, TWO, is_declared=False)
+        await stage.put(keys_of(9))
+        begun, noted = stage.clock.now_ms(), []
+        for _ in range(9):
+            await stage.end(await stage.claim(1))
+            noted.append(int(await stage.key("HGET", "limits", "claimed:1")) - begun)
+            stage.clock.move(200)
+        assert noted == [0, 0, 0, 600, 600, 600, 1200, 1200, 1200]
+
+    on_stage(url, play)
+
+
 def test_limits_that_end_leave_no_keys(url: str) -> None:
     async def play(stage: Stage) -> None:
         rate = lane_limits([Limit("customer", 2, "5/min"), Limit(rate="50/min")])

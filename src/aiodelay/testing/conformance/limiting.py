@@ -210,6 +210,25 @@ class KeyTurnRules(Bench):
         stage.move(2_000)
         assert await stage.ids() == ["a2"]
 
+    @pytest.mark.parametrize("change", ["none", "limits"])
+    @pytest.mark.parametrize("limit", [Limit("customer", 5), Limit("customer", rate="5/min")], ids=["5", "5/min"])
+    @staged
+    async def test_c2_after_the_clock_has_stepped_back_a_backlog_goes_on_beside_later_messages(
+        self, stage: Stage, limit: Limit, change: str
+    ) -> None:
+        await _limited(stage, lane_limits([limit]))
+        await _queued(stage, *[f"a{i}" for i in range(4)], "b1")
+        stage.move(2 * HOUR_MS)
+        claims = await stage.claim(2)
+        stage.step_back(HOUR_MS)
+        await stage.stored(stage.put("c1", After(HOUR_MS), key=b"c"))
+        if change == "limits":
+            await _limited(stage, lane_limits([limit, Limit(concurrency=9)]))
+        for claim in claims:
+            await stage.end(done(claim))
+        await _queued(stage, "d1")
+        assert sorted(ids_of(claims) + await stage.ids()) == ["a0", "a1", "a2", "a3", "b1", "d1"]
+
     @staged
     async def test_c2_keys_take_turns(self, stage: Stage) -> None:
         await _limited(stage, lane_limits([Limit("customer", 100)]))

@@ -205,6 +205,7 @@ local function make_ready()
       if not has_ended then superseded.forget_lapsed(LAPSED_AT_ONCE) end
       has_ended = true
       local of = limits.lane(lane.n)
+      requeue.follow_clock(of)
       if of.step then requeue.step(of) end
       if requeue.is_counting(of) then lane.is_over = true end
     end

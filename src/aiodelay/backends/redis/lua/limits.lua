@@ -1,7 +1,8 @@
 -- limits: lanes that have limits. Each key of such a lane has a queue, the keys take turns, and the messages in flight
 -- are counted. A limit follows the rules of core/limits.py.
 --
---   limits           lane number -> the limits of the lane; 'step:' and lane number -> the next step of `requeue`
+--   limits           lane number -> the limits of the lane; 'step:' and lane number -> the next step of `requeue`;
+--                    'claimed:' and lane number -> the last claim of the lane, or up to CLOCK_MS earlier
 --   queues:<n>       prefix of the key, place u48 and member of `due` for each waiting message
 --   turns:<n>        key that has waiting messages -> its ticket
 --   inflight:<n>     id of each message in flight -> its key
@@ -16,17 +17,17 @@
 limits.ALL, limits.OF_SUPERSEDED = TAG .. 'limits', TAG .. 'superseded:keys'
 limits.TURNS = 1024
 local PARTS = 64
-local AT_ONCE, BLOCK = 1000, 32
+local AT_ONCE, BLOCK, CLOCK_MS = 1000, 32, 500
 local lanes = {}
 
 function limits.lane(n)
   local lane = lanes[n]
   if lane then return lane end
-  local written, step = unpack(call('HMGET', limits.ALL, n, 'step:' .. n))
+  local written, step, claimed = unpack(call('HMGET', limits.ALL, n, 'step:' .. n, 'claimed:' .. n))
   local known = written and cmsgpack.unpack(written) or {}
-  lane = { n = n, by = known.by, each = known.each or {}, step = step, keys = {}, changed = {}, queued = {}, ended = 0,
-    QUEUES = TAG .. 'queues:' .. n, TURNS = TAG .. 'turns:' .. n, INFLIGHT = TAG .. 'inflight:' .. n,
-    RUNNING = TAG .. 'running:' .. n, MARKS = TAG .. 'marks:' .. n, is_begun = {} }
+  lane = { n = n, by = known.by, each = known.each or {}, step = step, claimed = tonumber(claimed) or 0, keys = {},
+    changed = {}, queued = {}, ended = 0, QUEUES = TAG .. 'queues:' .. n, TURNS = TAG .. 'turns:' .. n,
+    INFLIGHT = TAG .. 'inflight:' .. n, RUNNING = TAG .. 'running:' .. n, MARKS = TAG .. 'marks:' .. n, is_begun = {} }
   lane.whole = { lane = lane, limit = known.whole or {}, field = 'w' }
   lanes[n] = lane
   counted.at_end = limits.finish
@@ -203,6 +204,16 @@ function limits.begin(key, number)
   begin(key, number)
   begin(key.lane.whole, number)
 end
+
+-- Records that a claim takes messages of the lane. Most claims write nothing.
+function limits.note_claim(lane)
+  if math.abs(now - lane.claimed) < CLOCK_MS then return end
+  lane.claimed = now
+  call('HSET', limits.ALL, 'claimed:' .. lane.n, text(now))
+end
+
+-- Returns true if the clock has stepped back since the last claim. It may miss a step of less than 2 * CLOCK_MS.
+function limits.has_stepped_back(lane) return lane.claimed - now >= CLOCK_MS end
 
 -- Records that messages are in flight. `keys` has the key of each id.
 function limits.record(n, ids, keys)

@@ -108,6 +108,14 @@ function requeue.start(lane, what)
   write_step(lane, what, 0)
 end
 
+-- If the clock has stepped back, tickets may lie ahead of due messages: begins the step that gives new tickets.
+function requeue.follow_clock(lane)
+  if not limits.has_stepped_back(lane) then return end
+  open_gate()
+  limits.note_claim(lane)
+  requeue.start(lane, 'turns')
+end
+
 -- Returns true if messages in flight of the lane may not be counted yet. A claim then takes nothing.
 function requeue.is_counting(lane) return lane.step and COUNTS[string.match(lane.step, '^%l+')] end
 

@@ -1,20 +1,8 @@
 -- rounds: the order in which a claim takes the messages of a limited lane. In each round, each key that has a ticket
 -- offers its first messages.
-local MOST_TICKETS, MOST_MISPLACED = 1000, 100
+local MOST_TICKETS = 1000
 -- A claim of at least LARGE messages takes up to IN_TURN messages of a key in its turn. A key costs more than a message.
 local LARGE, IN_TURN = 200, 4
-
--- Returns keys whose tickets lie ahead, although they have due messages and room: the clock has stepped back.
-local function misplaced(lane, last)
-  local keys = {}
-  for _, name in ipairs(call('ZRANGEBYSCORE', lane.TURNS, '(' .. last, '+inf', 'LIMIT', 0, MOST_MISPLACED)) do
-    local key = limits.key(lane, name)
-    local place = limits.first_place(key)
-    if not place or place > now or limits.room(key) == 0 then break end
-    keys[#keys + 1] = key
-  end
-  return keys
-end
 
 -- Returns the next keys in turn, at most `limit`: first the keys with due tickets, then the keys
 -- that this claim has served.
@@ -25,7 +13,6 @@ local function keys_in_turn(lane, round, limit)
     local last = text(now * limits.TURNS + limits.TURNS - 1)
     local names = call('ZRANGEBYSCORE', lane.TURNS, 0, last, 'LIMIT', round.read, limit)
     for i, name in ipairs(names) do keys[i] = limits.key(lane, name) end
-    if round.read == 0 and #names == 0 then keys = misplaced(lane, last) end
     round.read = round.read + #names
     round.is_last = #names < limit or round.read >= MOST_TICKETS
   end
@@ -127,6 +114,7 @@ function rounds.lease(n, taken)
   limits.record(n, ids, keys)
   count_taken(lane.round)
   limits.serve(lane, lane.round.keys)
+  limits.note_claim(lane)
 end
 
 -- Returns the time of the first ticket that lies ahead, or nil.

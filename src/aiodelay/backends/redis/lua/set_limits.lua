@@ -41,6 +41,7 @@ end
 local function end_limits()
   unlink_all()
   call('UNLINK', limits.lane(n).MARKS)
+  call('HDEL', limits.ALL, 'claimed:' .. n)
   write_limited((string.gsub(limited, ' ' .. n .. ' ', ' ')))
   if limited == ' ' then
     call('HDEL', META, 'limited')
