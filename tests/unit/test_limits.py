@@ -6,6 +6,7 @@ import asyncio
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -230,18 +231,29 @@ def test_a_store_without_limits_refuses_them() -> None:
 # --- a scheduler ------------------------------------------------------------------------------------------
 
 
+def declaring(store: MemoryStore, *limits: Limit) -> Scheduler:
+    """Return a scheduler whose code declares limits."""
+    made = Scheduler(store)
+
+    @made.handler(limit=limits)
+    async def handle(event: Plain) -> None: ...
+
+    return made
+
+
+@pytest.mark.asyncio
+async def test_a_limit_that_an_operator_has_ended_holds_when_the_code_declares_it_again() -> None:
+    store, two = MemoryStore(), Limit("customer", 2)
+    async with declaring(store, two) as opened:
+        await opened.set_limits(Plain)
+    for declared, found in [((two,), {}), ((), {}), ((two,), {"Plain": (two,)})]:
+        async with declaring(store, *declared) as opened:
+            assert await opened.limits() == found
+
+
 @pytest.mark.asyncio
 async def test_declarations_are_stored_when_a_scheduler_opens_and_end_with_the_code() -> None:
-    store = MemoryStore()
-
-    def scheduler(*limits: Limit) -> Scheduler:
-        made = Scheduler(store)
-
-        @made.handler(limit=limits)
-        async def handle(event: Plain) -> None: ...
-
-        return made
-
+    scheduler = partial(declaring, MemoryStore())
     async with scheduler(Limit("customer", 2)) as opened:
         assert await opened.limits() == {"Plain": (Limit("customer", 2),)}
         await opened.set_limits(Plain, Limit("customer", 5), Limit(rate="9/s"))

@@ -17,8 +17,8 @@ async def declare_limits(store: Store, specs: Sequence[HandlerSpec]) -> None:
         StoreUnavailableError: The store did not answer. Repeating is safe.
     """
     if specs and isinstance(store, Limits):
-        known = await store.limits()
+        declared = await store.limits(is_declared=True)
         for spec in specs:
             for lane in (spec.name, *spec.aliases):
-                if spec.limits or lane in known:
+                if spec.limits or lane in declared:
                     await store.set_limits(lane, spec.limits, is_declared=True)

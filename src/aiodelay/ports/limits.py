@@ -34,8 +34,11 @@ class Limits(Protocol):
         """
         ...
 
-    async def limits(self) -> Mapping[Lane, LaneLimits]:
+    async def limits(self, *, is_declared: bool = False) -> Mapping[Lane, LaneLimits]:
         """Return the limits of all lanes that have any.
+
+        Args:
+            is_declared: Return instead the limits that code declared last. An operator may have changed or ended them.
 
         Raises:
             StoreUnavailableError: The store did not answer.

@@ -51,9 +51,9 @@ class _ForwardingLimits:
         """
         await self._with_limits().set_limits(lane, limits, is_declared=is_declared)
 
-    async def limits(self) -> Mapping[Lane, LaneLimits]:
+    async def limits(self, *, is_declared: bool = False) -> Mapping[Lane, LaneLimits]:
         """Return the limits of all lanes; none if the other store has no limits."""
-        return await self._store.limits() if isinstance(self._store, Limits) else {}
+        return await self._store.limits(is_declared=is_declared) if isinstance(self._store, Limits) else {}
 
     async def limited_keys(self, lane: Lane, *, limit: int = 100) -> Sequence[LimitedKey]:
         """List keys that have messages in flight or waiting because of a limit."""

@@ -80,9 +80,10 @@ class MemoryControls:
             self._limits[lane] = limits
             self._table.set_limits(lane, limits, self.now_ms())
 
-    async def limits(self) -> Mapping[Lane, LaneLimits]:
-        """Return the limits of all lanes that have any."""
-        return {lane: limits for lane, limits in sorted(self._limits.items()) if limits}
+    async def limits(self, *, is_declared: bool = False) -> Mapping[Lane, LaneLimits]:
+        """Return the limits of all lanes that have any, or the limits that code declared last."""
+        found = self._declared if is_declared else self._limits
+        return {lane: limits for lane, limits in sorted(found.items()) if limits}
 
     async def limited_keys(self, lane: Lane, *, limit: int = 100) -> Sequence[LimitedKey]:
         """List keys of a lane that have messages in flight or waiting because of a limit."""

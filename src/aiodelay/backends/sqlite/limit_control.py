@@ -8,7 +8,6 @@ from aiodelay.core.values import Lane, LaneLimits, LimitedKey
 
 from .inspection import Inspection
 from .limits import fill, read_limits, set_limits
-from .reading import Reader
 from .tables import Tables
 from .work import STEP_SIZE
 
@@ -28,8 +27,8 @@ class LimitControl(Inspection):
         while not await self._handle.write(lambda tables: _is_filled(tables, lane), size=STEP_SIZE):
             pass
 
-    async def limits(self) -> Mapping[Lane, LaneLimits]:
-        return await self._handle.read(Reader.limits)
+    async def limits(self, *, is_declared: bool = False) -> Mapping[Lane, LaneLimits]:
+        return await self._handle.read(lambda reader: reader.limits("declared" if is_declared else "limits"))
 
     async def limited_keys(self, lane: Lane, *, limit: int = 100) -> Sequence[LimitedKey]:
         now = self._handle.clock.now_ms()

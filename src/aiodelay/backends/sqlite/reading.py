@@ -214,11 +214,11 @@ class Reader:
 
     # --- limits -------------------------------------------------------------------------------------------
 
-    def limits(self) -> dict[Lane, LaneLimits]:
-        """Return the limits of all lanes that have any, by lane."""
-        query = """
-            SELECT a.name, l.limits FROM limits AS l JOIN lanes AS a ON a.n = l.lane
-            WHERE l.ns = ? AND l.limits IS NOT NULL ORDER BY a.name
+    def limits(self, column: str) -> dict[Lane, LaneLimits]:
+        """Return the limits in a column of the table `limits`, by lane. Lanes without limits are left out."""
+        query = f"""
+            SELECT a.name, l.{column} FROM limits AS l JOIN lanes AS a ON a.n = l.lane
+            WHERE l.ns = ? AND l.{column} IS NOT NULL ORDER BY a.name
         """
         return {lane: limits_of(text) for lane, text in self._execute(query, (self._ns(),))}
 

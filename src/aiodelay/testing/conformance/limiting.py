@@ -331,10 +331,22 @@ class LimitChangeRules(Bench):
         await _limited(stage, RATE, is_declared=True)
         assert await store.limits() == {LANE: RATE}
 
-    @pytest.mark.parametrize("is_declared", [False, True])
     @staged
-    async def test_the_end_of_limits_that_are_not_there_changes_nothing(self, stage: Stage, is_declared: bool) -> None:
+    async def test_a_declaration_stays_known_after_an_operator_has_ended_the_limits(self, stage: Stage) -> None:
         store = stage.needs_limits()
+        await _limited(stage, RATE, lane=OTHER)
+        await _limited(stage, TWO, is_declared=True)
+        await _limited(stage, NO_LIMITS)
+        assert (await store.limits(), await store.limits(is_declared=True)) == ({OTHER: RATE}, {LANE: TWO})
+        await _limited(stage, NO_LIMITS, is_declared=True)
+        assert await store.limits(is_declared=True) == {}
+        await _limited(stage, TWO, is_declared=True)
+        assert await store.limits() == {LANE: TWO, OTHER: RATE}
+
+    @pytest.mark.parametrize("who", ["code", "operator"])
+    @staged
+    async def test_the_end_of_limits_that_are_not_there_changes_nothing(self, stage: Stage, who: str) -> None:
+        store, is_declared = stage.needs_limits(), who == "code"
         await _queued(stage, "a1", "a2", "a3")
         for lane in (LANE, OTHER):
             await _limited(stage, NO_LIMITS, lane=lane, is_declared=is_declared)

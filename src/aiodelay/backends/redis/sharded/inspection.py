@@ -175,9 +175,9 @@ class ShardedInspection(ShardSet):
             await self._first.set_limits(lane, limits, is_declared=is_declared)
 
     @following(is_checked=False)
-    async def limits(self) -> Mapping[Lane, LaneLimits]:
-        """Return the limits of all lanes that have any. In several shards, no lane has limits."""
-        return await self._first.limits()
+    async def limits(self, *, is_declared: bool = False) -> Mapping[Lane, LaneLimits]:
+        """Return the limits of all lanes that have any, or that code declared last. In several shards, none has."""
+        return await self._first.limits(is_declared=is_declared)
 
     @following()
     async def limited_keys(self, lane: Lane, *, limit: int = 100) -> Sequence[LimitedKey]:

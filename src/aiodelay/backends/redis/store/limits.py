@@ -46,13 +46,14 @@ class RedisLimits(Inspection):
             is_left = await self.run("set_limits", [lane])
         self.waiters.wake()
 
-    async def limits(self) -> Mapping[Lane, LaneLimits]:
-        """Return the limits of all lanes that have any."""
+    async def limits(self, *, is_declared: bool = False) -> Mapping[Lane, LaneLimits]:
+        """Return the limits of all lanes that have any, or the limits that code declared last."""
         lanes, found = await self._commands(
             [("HGETALL", self._keys.key("lanes")), ("HGETALL", self._keys.key("limits"))]
         )
+        field = "declared" if is_declared else "limits"
         names = {number: name.decode() for name, number in _pairs(lanes).items()}
-        given = {names[number]: _limits_in(value) for number, value in _pairs(found).items() if number in names}
+        given = {names[number]: _limits_in(value, field) for number, value in _pairs(found).items() if number in names}
         return {lane: given[lane] for lane in sorted(given) if given[lane]}
 
     async def limited_keys(self, lane: Lane, *, limit: int = 100) -> Sequence[LimitedKey]:
@@ -94,10 +95,10 @@ def _packed(limit: Limit | None) -> bytes:
     return msgspec.msgpack.encode(numbers)
 
 
-def _limits_in(value: bytes) -> LaneLimits:
-    """Decode the limits of a lane. Older versions wrote an empty array for a lane that never had limits."""
+def _limits_in(value: bytes, field: str) -> LaneLimits:
+    """Decode the limits in a field of a lane. Older versions wrote an empty array for a lane that never had limits."""
     known = msgspec.msgpack.decode(value)
-    written = known.get("limits") if isinstance(known, dict) else None
+    written = known.get(field) if isinstance(known, dict) else None
     return msgspec.json.decode(written, type=LaneLimits) if written else NO_LIMITS
 
 
