@@ -288,7 +288,7 @@ class PlainStore:
         conflict = put.conflict
         untouched = old if old is not None and old.token is None and old.attempt == old.lapses == 0 else None
         if conflict.quiet_ms is not None:
-            burst_ms = now if untouched is None or untouched.burst_ms is None else untouched.burst_ms
+            burst_ms = now if untouched is None or untouched.burst_ms is None else min(untouched.burst_ms, now)
             ends_ms = math.inf if conflict.max_wait_ms is None else burst_ms + conflict.max_wait_ms
             return int(min(now + conflict.quiet_ms, ends_ms)), None, burst_ms
         if conflict.window_ms is None:
@@ -297,7 +297,9 @@ class PlainStore:
             return due_ms, now, None
         if untouched is not None:
             return untouched.due_ms, began, None
-        return began + conflict.window_ms, began + conflict.window_ms, None
+        # The last message of a window opens the next window, also if that message has ended before the window.
+        ends_ms = next(each for each in (began, began + conflict.window_ms) if each > now)
+        return ends_ms, ends_ms, None
 
     def _window_began(self, put: Put, old: Message | None, now: int, outcome: Stored) -> int | None:
         """Return when the present window of an id began; None if no window is under way."""

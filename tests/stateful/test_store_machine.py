@@ -124,6 +124,13 @@ items = st.builds(
     st.sampled_from([0, 0, 500]),
     st.sampled_from([Conflict.append(), Conflict.append(2)]),
 )
+calls = st.builds(
+    lambda wish, conflict: replace(wish, id="a", due=0, conflict=conflict, rule=None, position=None),
+    wishes,
+    st.sampled_from(
+        [Conflict.throttle("1m", last=True), Conflict.throttle("1m", last=True), Conflict.debounce("10s", "1m")]
+    ),
+)
 changes = st.sampled_from(["cancel", "cancel the same", "cancel another", "reschedule", "fire"])
 picks = st.integers(0, 1000)
 limits = st.sampled_from([4, 0, 1, 2, 9])
@@ -217,6 +224,26 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(wish=items)
     def append(self, wish: Wish) -> None:
         self.put(wish)
+
+    @rule(
+        wish=calls,
+        between=st.lists(
+            st.sampled_from([1000, 1000, 5000, 30_000, -MINUTE_MS // 2, -60 * MINUTE_MS])
+            | st.sampled_from(["cancel", "fire", "deliver"]),
+            max_size=6,
+        ),
+    )
+    def burst(self, wish: Wish, between: list[int | str]) -> None:
+        """Call again and again under one id, with a change, a delivery or a time between two calls."""
+        self.put(wish)
+        for step in between:
+            if isinstance(step, int):
+                self.pass_time(step)
+            elif step == "deliver":
+                self.deliver([("done", 0, None, None)])
+            else:
+                self.change_one("a", step, 0)
+            self.put(wish)
 
     @rule(pick=picks, kind=changes, due=dues)
     def change(self, pick: int, kind: str, due: After | int) -> None:

@@ -107,7 +107,7 @@ def timed(
     waiting = None if current is None or in_flight or current.attempt or current.lapses else current
     if conflict.mode == "debounce":
         begun = None if waiting is None else waiting.debounced_ms
-        since_ms = now_ms if begun is None else begun
+        since_ms = now_ms if begun is None else min(begun, now_ms)  # the clock may have stepped back
         due_ms = now_ms + (conflict.quiet_ms or 0)
         if conflict.max_wait_ms is not None:
             due_ms = min(due_ms, since_ms + conflict.max_wait_ms)
@@ -119,7 +119,8 @@ def timed(
         return _with_version(record, now_ms)
     if waiting is not None:
         return _with_version(_due_at(record, waiting.due_ms), known)
-    return _with_version(_due_at(record, known + conflict.window_ms), known + conflict.window_ms)
+    next_window_ms = known if known > now_ms else known + conflict.window_ms
+    return _with_version(_due_at(record, next_window_ms), next_window_ms)
 
 
 def known_version(current: Record | None, ended_version: int | None) -> int | None:

@@ -162,7 +162,8 @@ class Conflict(Struct, frozen=True):
         Args:
             window: The length of the window, 1 ms to 24 h: a `timedelta`, or text such as "1h".
             last: Whether the newest message of the window is delivered too, at the end of the window. While the first
-                message is pending, a newer message replaces it instead, and has the first message's due time.
+                message waits for its first attempt, a newer message replaces it instead, and has the first message's
+                due time.
 
         Raises:
             ConfigurationError: The window is not a duration of that length.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiodelay.core.values import LEASE_MS, After, At, Cancel, Conflict, Late, Put, Stored
+from aiodelay.core.values import LEASE_MS, After, At, Cancel, Conflict, Fire, Late, Put, Stored
 
 from .stage import HOUR_MS, Bench, Stage, done, ending, staged
 
@@ -81,6 +81,20 @@ class GatheringRules(Bench):
         for n in range(4):
             outcome = await stage.stored(self._debounced(stage, BOUNDED, payload=b"%d" % n))
             assert outcome.due_ms == min(stage.now + QUIET_MS, begun + MOST_MS)
+            stage.move(800)
+        assert (await stage.claim_one()).record.envelope.payload == b"3"
+
+    @staged
+    async def test_a_step_back_of_the_clock_begins_the_longest_wait_again(self, stage: Stage) -> None:
+        stage.needs_conflict("debounce")
+        await stage.stored(self._debounced(stage, BOUNDED))
+        stage.move(400)
+        stage.step_back(HOUR_MS)
+        begun = stage.now
+        for n in range(4):
+            outcome = await stage.stored(self._debounced(stage, BOUNDED, payload=b"%d" % n))
+            assert outcome.due_ms == min(stage.now + QUIET_MS, begun + MOST_MS)
+            assert (await stage.record()).debounced_ms == begun
             stage.move(800)
         assert (await stage.claim_one()).record.envelope.payload == b"3"
 
@@ -198,6 +212,44 @@ class GatheringRules(Bench):
         stage.move(1000)
         outcome = await stage.stored(stage.put(conflict=THROTTLE_LAST))
         assert outcome.due_ms == begun + 2 * WINDOW_MS
+
+    @pytest.mark.parametrize("end", ["cancelled", "done", "dead", "again", "in flight"])
+    @staged
+    async def test_the_end_of_a_window_stays_if_its_last_message_ends_early(self, stage: Stage, end: str) -> None:
+        stage.needs_conflict("throttle_last")
+        begun = stage.now
+        await stage.stored(stage.put(conflict=THROTTLE_LAST))
+        await self._ended(stage, "done")
+        for n in range(3):
+            stage.move(1000)
+            outcome = await stage.stored(stage.put(conflict=THROTTLE_LAST, payload=b"%d" % n))
+            assert outcome.due_ms == begun + WINDOW_MS
+            if end != "cancelled":
+                await stage.do(Fire(stage.op(), "m"))
+            await self._ended(stage, end)
+        stage.move(1000)
+        await stage.stored(stage.put(conflict=THROTTLE_LAST, payload=b"last"))
+        stage.move(begun + WINDOW_MS - stage.now - 1)
+        assert await stage.claim() == []
+        stage.move(1)
+        claim = await stage.claim_one()
+        assert claim.record.envelope.payload == b"last"
+        await stage.end(done(claim))
+        stage.move(1000)
+        outcome = await stage.stored(stage.put(conflict=THROTTLE_LAST))
+        assert outcome.due_ms == begun + 2 * WINDOW_MS
+
+    @staged
+    async def test_a_first_message_that_waits_for_a_retry_becomes_the_last(self, stage: Stage) -> None:
+        stage.needs_conflict("throttle_last")
+        begun = stage.now
+        await stage.stored(stage.put(conflict=THROTTLE_LAST, payload=b"first"))
+        await stage.end(ending("again", await stage.claim_one(), due_ms=begun + 2000))
+        stage.move(1000)
+        outcome = await stage.stored(stage.put(conflict=THROTTLE_LAST, payload=b"second"))
+        assert (outcome.answer, outcome.due_ms) == ("replaced", begun + WINDOW_MS)
+        record = await stage.record()
+        assert (record.envelope.payload, record.attempt) == (b"second", 0)
 
     @staged
     async def test_a_pending_first_message_takes_newer_contents(self, stage: Stage) -> None:

@@ -36,14 +36,15 @@ function conflicts.times(a, e, mode, due)
   local waits = e and not token_of(e) and e.attempt == 0 and e.lapses == 0
   if mode == 'd' then
     local is_readable, since = pcall(debounced_since, waits and e or { body = '\128' })
-    since = is_readable and since or now
+    since = math.min(is_readable and since or now, now) -- The clock may have stepped back.
     return operand == '' and due or math.min(due, since + tonumber(operand)), nil, since
   end
   local window = tonumber(operand)
   local since = window_of(ARGV[a + 1], e, window)
   if not since then return due, now end
   if waits then return e.due, since end
-  return since + window, since + window
+  local next_window = since > now and since or since + window
+  return next_window, next_window
 end
 
 -- Writes what conflicts.times() has returned into a new message.
