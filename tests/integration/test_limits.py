@@ -178,6 +178,8 @@ def test_operators_change_limits_on_the_command_line(tmp_path: Path) -> None:
     assert cli("limit", "handler:mail", "--key", "customer", "--end", "--json").objects == [whole]
     for wrong in (("--rate", "1/s"), ("mail", "--key", "customer"), ("mail", "--end", "--rate", "1/s")):
         assert cli("limit", *wrong).code == 2
+    by_address = {"what": "webhook", "key": "address", "concurrency": None, "rate": "10/s"}
+    assert cli("limit", "webhook", "--key", "address", "--rate", "10/s", "--json").objects == [by_address]
     refused = cli("limit", "mail", "--rate", "fast", "--json")
     assert refused.code != 0
     assert json.loads(refused.err.splitlines()[-1])["field"] == "limit.rate"

@@ -293,10 +293,22 @@ async def test_operators_are_told_what_cannot_be_limited() -> None:
             await scheduler.set_limits("stdout:x", Limit(concurrency=1))
         with pytest.raises(ConfigurationError, match="'address', or no key"):
             await scheduler.set_limits("stdout", Limit("customer", 1))
-        with pytest.raises(ConfigurationError, match="is no sink"):
-            await scheduler.set_limits("mail", Limit("address", 1))
         await scheduler.set_limits("stdout", Limit("address", 1))
         assert await scheduler.limited_keys("stdout") == []
+
+
+@pytest.mark.asyncio
+async def test_a_limit_by_address_may_be_of_a_sink_of_another_process_but_of_no_handler() -> None:
+    scheduler = Scheduler("memory://")
+    scheduler.add_handler(_checks_payments)
+    async with scheduler:
+        with pytest.raises(ConfigurationError, match=r"limits\.paid is no sink"):
+            await scheduler.set_limits(Paid, Limit("address", 1))
+        await scheduler.set_limits("webhook", Limit("address", 1))
+        assert (await scheduler.limits())["webhook"] == (Limit("address", 1),)
+
+
+async def _checks_payments(event: Paid) -> None: ...
 
 
 @pytest.mark.asyncio

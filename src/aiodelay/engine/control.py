@@ -297,7 +297,7 @@ def _limits_store(scheduler: Openable) -> Limits:
 
 def _check_limits(scheduler: Openable, lane: Lane, limits: LaneLimits) -> None:
     sink, key = scheduler.sinks.get(lane), None if limits.each is None else limits.each.key
-    if sink is None and key == ADDRESS:
+    if sink is None and key == ADDRESS and lane in scheduler.served():  # another process may have a sink of that name
         raise ConfigurationError("limit.key", repr(ADDRESS), f"the name of a sink with it: {lane} is no sink")
     if sink is not None and key not in (None, ADDRESS):
         raise ConfigurationError("limit.key", shortened(key), f"{ADDRESS!r}, or no key, for the sink {lane}")
