@@ -20,6 +20,8 @@ from tests.support.api import ALL, problem_of, serving_api
 from tests.support.cli import Cli
 from tests.support.waiting import until
 
+RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
+
 
 @dataclass
 class Ask:
@@ -183,3 +185,14 @@ def test_operators_change_limits_on_the_command_line(tmp_path: Path) -> None:
     refused = cli("limit", "mail", "--rate", "fast", "--json")
     assert refused.code != 0
     assert json.loads(refused.err.splitlines()[-1])["field"] == "limit.rate"
+
+
+def test_the_runbook_raises_the_limit_of_a_key(tmp_path: Path) -> None:
+    cli = Cli(f"sqlite:///{tmp_path}/delay.db", tmp_path)
+    assert cli("schedule", "handler:mail", "p", "--delay", "1h").code == 0
+    assert cli("limit", "mail", "--key", "customer", "--concurrency", "1").code == 0
+    (row,) = re.findall(r"^\| `limited` .*", RUNBOOK.read_text(), re.MULTILINE)
+    command = re.findall(r'"its key": `aiodelay ([^`]+)`', row)[0]
+    words = {"NAME": "mail", "KEY": "customer", "N": "5"}
+    raised = {"what": "mail", "key": "customer", "concurrency": 5, "rate": None}
+    assert cli(*(words.get(each, each) for each in command.split()), "--json").objects == [raised]

@@ -312,6 +312,16 @@ async def _checks_payments(event: Paid) -> None: ...
 
 
 @pytest.mark.asyncio
+async def test_the_key_of_an_operators_limit_gives_no_message_a_key() -> None:
+    async with Scheduler("memory://", dispatch=False) as scheduler:
+        await scheduler.set_limits(Plain, Limit("customer", 1))
+        for n, key in enumerate((None, None, b"k")):
+            await scheduler.schedule(Plain(f"c{n}"), delay="0s", id=f"m{n}", key=key)
+        keys = {each.key: each.waiting for each in await scheduler.limited_keys(Plain)}
+        assert keys == {b"": 2, b"k": 1}
+
+
+@pytest.mark.asyncio
 async def test_a_store_with_faults_has_the_limits_of_the_store_within() -> None:
     async with FaultyStore(MemoryStore()) as store:
         await store.set_limits("Plain", lane_limits([Limit(concurrency=1)]), is_declared=True)

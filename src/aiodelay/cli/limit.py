@@ -38,8 +38,8 @@ async def limit(
 
     Args:
         what: An event type or a sink: payment.check, webhook. Without WHAT, the command lists all limits.
-        key: Limit each key: the event's field that gives the key, or "address" for a sink. Without it, limit all
-            messages together.
+        key: Limit each key. For a sink: "address". For an event type: any name, such as "customer"; only the code gives
+            messages their keys. Without it, limit all messages together.
         concurrency: Most messages in flight at once.
         rate: Most messages that begin in a time: 5/min, 1000/s, 10/5m.
         end: End the limit.

@@ -162,7 +162,9 @@ class Control(Openable):
 
         Args:
             what: An event class, former names included; or the name of a handler or of a sink.
-            limits: At most one `Limit` with a key, and one without. The key of a sink's limit is "address".
+            limits: At most one `Limit` with a key, and one without. The key of a sink's limit is "address". The key of
+                a handler's limit is only a name for operators: a message has its key from `key=`, or from the field
+                that a limit in the code names.
 
         Raises:
             ConfigurationError: A limit is wrong.

@@ -503,7 +503,10 @@ class PausesOut(Struct, frozen=True):
 
 
 class LimitIn(Struct, frozen=True, forbid_unknown_fields=True):
-    """A limit: of each key if there is a `key`, else of all messages together. Give `concurrency`, `rate` or both."""
+    """A limit: of each key if there is a `key`, else of all messages together. Give `concurrency`, `rate` or both.
+
+    The `key` of a sink is "address". For a handler, it is a name for operators: only code gives messages their keys.
+    """
 
     key: str | None = None
     concurrency: int | None = None
