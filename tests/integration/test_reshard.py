@@ -228,6 +228,32 @@ def test_s2_items_that_came_in_flight_move_with_their_message(url: str, namespac
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("later", [1, 3])
+def test_s2_all_new_shards_get_the_features_of_all_former_shards(url: str, namespace: str, later: int) -> None:
+    """Only the shard of an appended item has the feature `append`. Without it, a settlement would delete the item."""
+    ids = [each for each in map(str, range(20)) if shard_of(each, 2) == 1]
+
+    async def play() -> None:
+        async with ShardedStore(f"{url}?shards=2", namespace=namespace) as store, store.work("w", LANES) as work:
+            await store.switch_on(["limits"])
+            await store.apply([_put(each, "orders", After(0), payload=b"1") for each in ids])
+            claims = (await work.claim({"orders": Demand(100)}, request=new_id(), lease_ms=LEASE_MS)).claims
+            append = Conflict.append()
+            await store.apply([_put(each, "orders", payload=b"2", conflict=append) for each in ids])
+            assert [sorted(await each.features()) for each in store.shards] == [["limits"], ["append", "limits"]]
+        await _reshard(url, namespace, later)
+        async with ShardedStore(url, namespace=namespace) as store, store.work("w", LANES) as work:
+            assert [sorted(await each.features()) for each in store.shards] == [["append", "limits"]] * later
+            ends = [Done(each.record.id, each.record.revision, each.token) for each in claims]
+            assert await work.settle(ends) == [SettleOutcome.SETTLED] * len(ids)
+            left = await store.search(Query(limit=100))
+            assert sorted((each.record.id, each.record.envelope.payload) for each in left) == sorted(
+                (each, b"2") for each in ids
+            )
+
+    asyncio.run(play())
+
+
 async def _opens(url: str, namespace: str) -> bool:
     try:
         async with ShardedStore(url, namespace=namespace):

@@ -19,6 +19,7 @@ from .layouts import PLACED_BYTE, UNREADABLE, size_of, span
 __all__ = [
     "Lanes",
     "due_and_revision",
+    "features_in",
     "journal_entry",
     "lane_number",
     "lanes_in",
@@ -50,6 +51,11 @@ class Lanes:
 
     def __init__(self, numbers: Mapping[Lane, int]) -> None:
         self.name = {number: name for name, number in numbers.items()}.__getitem__
+
+
+def features_in(recorded: bytes | None) -> dict[str, str]:
+    """Return the features in the field `features` of `meta`: a map from each name to the version that switched it on."""
+    return dict(each.split("=", 1) for each in (recorded or b"").decode().split())
 
 
 def lanes_in(reply: Any) -> Lanes:  # noqa: ANN401 - redis-py's reply

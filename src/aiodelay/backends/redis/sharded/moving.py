@@ -114,9 +114,8 @@ class Mover:
             self._numbers[target] = {number: int(known[name]) for number, name in self._lanes.items()}
 
     async def _copy_shared(self) -> None:
-        """Copy pauses, blocked addresses, features and counters to all shards."""
-        counters = await self._client.read("HMGET", self._key("meta"), "seq", "claims", "features", "parity")
-        sequence, claims, features, parity = counters
+        """Copy pauses, blocked addresses and counters to all shards."""
+        sequence, claims, parity = await self._client.read("HMGET", self._key("meta"), "seq", "claims", "parity")
         holds = await self._client.read("SMEMBERS", self._key("holds"))
         for target in self._targets:
             meta = self._key("meta", target)
@@ -124,8 +123,6 @@ class Mover:
             for name, own, other in zip(("seq", "claims"), (sequence, claims), others, strict=True):
                 if int(own or 0) > int(other or 0):
                     await self._client.write("HSET", meta, name, own)
-            if features:
-                await self._client.write("HSETNX", meta, "features", features)
             if parity and not others[0]:
                 await self._client.write("HSET", meta, "parity", 1)
             elif sequence and not parity:

@@ -30,6 +30,7 @@ from aiodelay.backends.redis.connection.locator import slot_of
 from aiodelay.backends.redis.connection.options import Options, read_url
 from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.keys import Keys, keys_of
+from aiodelay.backends.redis.records.reading import features_in
 from aiodelay.backends.redis.records.shards import MOST_SHARDS, ShardLayout
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError
 
@@ -261,6 +262,7 @@ class _Reshard:
             await self._check_frozen(plan)
             messages = await self._messages(plan.former)
             plan = await self._noted(replace(plan, messages=messages))
+        await self._share_features(plan)
         self._seen = 0
         for shard in range(plan.former):
             await self._mover(shard, plan.shards, messages).move()
@@ -272,6 +274,17 @@ class _Reshard:
                 f"number of messages of {self._name}", f"{found} after the move", f"{messages}, as before"
             )
         return await self._noted(replace(plan, is_moved=True))
+
+    async def _features(self, shards: int) -> dict[str, str]:
+        metas = [Keys(self._namespace, shard).key("meta") for shard in range(shards)]
+        found = [features_in(await self._client.read("HGET", each, "features")) for each in metas]
+        return {name: by for each in reversed(found) for name, by in each.items()}
+
+    async def _share_features(self, plan: _Plan) -> None:
+        """Give all shards the features of all former shards. `append` may be in use in one shard only."""
+        features = " ".join(f"{name}={by}" for name, by in (await self._features(plan.former)).items())
+        for keys in plan.shards_from(self._namespace, 0) if features else ():
+            await self._client.write("HSET", keys.key("meta"), "features", features)
 
     async def _noted(self, plan: _Plan) -> _Plan:
         await self._client.write("HSET", self._meta, "reshard", msgspec.json.encode(plan))

@@ -16,6 +16,7 @@ from aiodelay.backends.redis.connection.login import checked_provider
 from aiodelay.backends.redis.connection.options import Options, read_url
 from aiodelay.backends.redis.connection.wakeup_listener import WakeupListener, listening
 from aiodelay.backends.redis.records.keys import DEFAULT_NAMESPACE, Keys, keys_of
+from aiodelay.backends.redis.records.reading import features_in
 from aiodelay.core.features import check_known
 from aiodelay.core.table_scan import Columns, Scan
 from aiodelay.core.transitions import loads_of
@@ -196,8 +197,7 @@ class RedisStore(Transfers):
 
     async def features(self) -> Mapping[str, str]:
         """Return the features that the namespace uses: a map from each name to the version that switched it on."""
-        recorded = await self.command("HGET", self._keys.key("meta"), "features")
-        return dict(each.split("=", 1) for each in (recorded or b"").decode().split())
+        return features_in(await self.command("HGET", self._keys.key("meta"), "features"))
 
     async def switch_on(self, names: Collection[str]) -> None:
         """Switch features on: record in the namespace that it uses these features from now on."""
