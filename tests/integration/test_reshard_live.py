@@ -424,6 +424,45 @@ def test_s7_leases_that_end_during_a_move_are_spared_after_it(
     asyncio.run(play())
 
 
+def test_s7_a_move_that_follows_at_once_spares_the_same_leases(
+    url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes have had no time to renew the leases that ended during the first move."""
+    ids = [f"m{i}" for i in range(9)]
+
+    async def play() -> None:
+        async with opened(url, namespace, "a") as (store, one), opened(url, namespace, "b") as (_, other):
+            await put(store, ids)
+            claims = await claim(one, SHORT_MS)
+            await stop_midway(url, namespace, 2, monkeypatch)
+            await until_over(store, claims)
+            for shards in (2, 3, 1):
+                await move(url, namespace, shards)
+            assert await claim(other) == []
+            assert (await other.tidy([LANE], limit=100)).lapsed == 0
+            assert set(await one.settle(ends(claims))) == {SettleOutcome.SETTLED}
+
+    asyncio.run(play())
+
+
+def test_l1_a_later_move_spares_no_leases_that_the_former_move_spares_no_longer(
+    url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(life_signs, "SPARED_MS", 0)
+
+    async def play() -> None:
+        async with opened(url, namespace, "a") as (store, one), opened(url, namespace, "b") as (_, other):
+            await put(store, ["m"])
+            claims = await claim(one, SHORT_MS)
+            await move(url, namespace, 2)
+            await until_over(store, claims)
+            monkeypatch.setattr(life_signs, "SPARED_MS", 30_000)
+            await move(url, namespace, 3)
+            assert ids_of(await claim(other)) == ["m"]
+
+    asyncio.run(play())
+
+
 def test_l1_spared_leases_end_a_little_later(url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(life_signs, "SPARED_MS", 300)
 

@@ -18,7 +18,9 @@ from .move_client import MoveClient, pairs_of
 __all__ = ["SPARED_MS", "LifeSigns"]
 
 SPARED_MS = 30_000
-"""For this time after a move, leases do not end that had not ended when the move began."""
+"""For this time after a move, leases do not end that had not ended when the move began.
+
+If a former move spared leases then, these had not ended."""
 
 
 class LifeSigns:
@@ -27,10 +29,11 @@ class LifeSigns:
     Args:
         client: Reads and writes the keys.
         began_ms: The time at which the move began, in epoch ms: the smallest time of the servers of all shards.
+        spared_ms: The time at which a lease must not have ended, so that it is spared, in epoch ms.
     """
 
-    def __init__(self, client: MoveClient, began_ms: int) -> None:
-        self._client, self._began_ms = client, began_ms
+    def __init__(self, client: MoveClient, began_ms: int, spared_ms: int) -> None:
+        self._client, self._began_ms, self._spared_ms = client, began_ms, spared_ms
 
     async def renew(self, later: Sequence[Keys]) -> list[str]:
         """Let all processes that were alive when the move began look alive now. A repetition is safe.
@@ -51,7 +54,7 @@ class LifeSigns:
             if workers:
                 await self._client.write("HSET", keys.key("workers"), *workers)
             await self._renew_trials(keys, now_ms)
-            spared.append(f"{self._began_ms} {now_ms + SPARED_MS}")
+            spared.append(f"{self._spared_ms} {now_ms + SPARED_MS}")
         return spared
 
     async def _renew_trials(self, keys: Keys, now_ms: int) -> None:

@@ -78,6 +78,8 @@ class _Plan(Struct, frozen=True):
         shards: The new number of shards.
         epoch: The new epoch.
         began_ms: The time at which the move began, in epoch ms: the smallest time of the servers of all shards.
+        spared_ms: The time at which a lease must not have ended, so that it is spared after the move. It is `began_ms`,
+            or the same time of the former move, if that move still spares leases.
         messages: The number of messages and dead letters; None before they are counted.
         is_moved: Whether all entries are in their new shards.
     """
@@ -86,6 +88,7 @@ class _Plan(Struct, frozen=True):
     shards: int
     epoch: int
     began_ms: int
+    spared_ms: int
     messages: int | None = None
     is_moved: bool = False
 
@@ -197,8 +200,16 @@ class _Reshard:
         if former != self._shards:
             for shard in range(former):
                 await self._check(shard)
-        began_ms = min([await self._client.now_ms(Keys(self._namespace, shard)) for shard in range(former)])
-        return _Plan(former, self._shards, epoch + 1, began_ms)
+        times = [await self._times(Keys(self._namespace, shard)) for shard in range(former)]
+        began_ms, spared_ms = (min(each) for each in zip(*times, strict=True))
+        return _Plan(former, self._shards, epoch + 1, began_ms, spared_ms)
+
+    async def _times(self, keys: Keys) -> tuple[int, int]:
+        """Return the time of a shard's server, and the time at which leases that are spared now must not have ended."""
+        now_ms = await self._client.now_ms(keys)
+        spared = await self._client.read("HGET", keys.key("meta"), "spared")
+        former_ms, until_ms = map(int, spared.split()) if spared else (now_ms, 0)
+        return now_ms, former_ms if now_ms < until_ms else now_ms
 
     async def _check_durability(self, plan: _Plan) -> None:
         """Refuse a move on nodes with replicas if its writes would not wait for them.
@@ -331,7 +342,7 @@ class _Reshard:
         """Give all shards the new layout, shard 0 last."""
         schema = ShardLayout(plan.shards, plan.epoch).schema
         later = [Keys(self._namespace, shard) for shard in range(plan.shards)]
-        spared = await LifeSigns(self._client, plan.began_ms).renew(later)
+        spared = await LifeSigns(self._client, plan.began_ms, plan.spared_ms).renew(later)
         for keys in unused:
             await self._client.write("HSET", keys.key("meta"), "schema", schema)
             await self._client.read("HDEL", keys.key("meta"), "moved")
