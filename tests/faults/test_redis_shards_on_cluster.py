@@ -89,7 +89,7 @@ def test_f19_a_primary_dies_and_only_its_shards_stand_still(scene: ShardedScene)
     workers.append(scene.start("b", serve=("work",), run_ms=20, until="sigterm"))
     workers[0].line("produced")
     scene.works(range(SHARDS))
-    replica = scene.cluster.nodes[3 + scene.cluster.primaries.index(former)]
+    replica = scene.cluster.replica_of(former)
     replica.command("CONFIG", "SET", "cluster-replica-no-failover", "yes")
     replicated = replicated_ns(former)
     former.kill()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
@@ -429,6 +431,32 @@ def test_l4_a_node_that_is_away_stops_only_its_shards(parted: Cluster, namespace
             await until(lambda: claims_all(work, late), "the messages of the lost shards are claimed")
 
     asyncio.run(play())
+
+
+def test_the_error_of_a_shard_that_is_away_has_the_present_reason(parted: Cluster, namespace: str) -> None:
+    async def reason(store: ShardedStore, message_id: str) -> str:
+        with pytest.raises(StoreUnavailableError) as raised:
+            await store.get(message_id)
+        return str(raised.value)
+
+    async def play() -> None:
+        node = parted.owner(meta(namespace, 1))
+        async with opened(parted, namespace, "&timeout_ms=300") as (store, _):
+            (message_id,) = ids_of([1], 1)
+            os.kill(node.pid, signal.SIGSTOP)
+            assert "no answer within 300 ms" in await reason(store, message_id)
+            node.kill()
+
+            async def is_present() -> bool:
+                return f"connecting to 127.0.0.1:{node.port}" in await reason(store, message_id)
+
+            await until(is_present, "the error says that nothing listens at the address")
+            await asyncio.to_thread(node.start)
+
+    asyncio.run(play())
+    until_sync(
+        lambda: all(b"cluster_state:ok" in each.command("CLUSTER", "INFO") for each in parted.nodes), "it serves"
+    )
 
 
 async def claims_all(work: Work, left: set[str]) -> bool:

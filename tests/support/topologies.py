@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 from redis.crc import key_slot
@@ -62,23 +62,29 @@ class Cluster:
 
     def owner(self, key: str) -> RedisServer:
         """Return the node that the first living node names as the owner of a key."""
+        for node in self.nodes:
+            with suppress(OSError):
+                return self.owner_by(node, key)
+        raise AssertionError("no node is alive")
+
+    def owner_by(self, asked: RedisServer, key: str) -> RedisServer:
+        """Return the node that one node names as the owner of a key.
+
+        Raises:
+            OSError: The node does not answer.
+        """
         slot = key_slot(key.encode())
-        for line in self._lines():
-            port = int(line[1].partition("@")[0].rpartition(":")[2])
+        for line in map(str.split, asked.command("CLUSTER", "NODES").decode().splitlines()[1:]):
             for each in line[8:]:
                 first, _, last = each.partition("-")
                 if first.isdigit() and int(first) <= slot <= int(last or first):
+                    port = int(line[1].partition("@")[0].rpartition(":")[2])
                     return next(node for node in self.nodes if node.port == port)
         raise AssertionError(f"nobody owns slot {slot}")
 
-    def _lines(self) -> list[list[str]]:
-        for node in self.nodes:
-            try:
-                reply = node.command("CLUSTER", "NODES").decode()
-            except OSError:
-                continue
-            return [line.split() for line in reply.splitlines()[1:] if line]
-        raise AssertionError("no node is alive")
+    def replica_of(self, primary: RedisServer) -> RedisServer:
+        """Return the node that has begun as the replica of a primary."""
+        return self.nodes[len(self.primaries) + self.primaries.index(primary)]
 
     def is_whole(self) -> bool:
         """Whether all nodes know each other and serve all slots, and all replicas have their data."""

@@ -327,6 +327,9 @@ class Client:
             if fault.__cause__ is not None:  # Otherwise the locator itself has refused the server.
                 fault.reason = f"{address}, which {locator.role}, does not answer: {fault.reason}"
             replies = [fault] * len(commands)
+        except asyncio.CancelledError:  # The caller has a shorter limit. The server may be silent, and replaced.
+            locator.lost(slot, address)
+            raise
         finally:
             limit.reschedule(max(until_s or 0.0, started_s))
         moved = [each for each in replies if isinstance(each, Fault) and each.is_moving]

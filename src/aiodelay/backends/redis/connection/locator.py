@@ -137,20 +137,28 @@ class ClusterLocator(Locator):
     def role(self) -> str:
         return "the cluster names as the owner of the slot"
 
+    def lost(self, slot: int, address: Address, error: BaseException | None = None) -> None:
+        """Forget the address of a slot, and ask this node after all others."""
+        super().lost(slot, address, error)
+        if address in self._nodes:
+            self._nodes.remove(address)
+            self._nodes.append(address)
+
     async def _ask(self, slot: int) -> Address:
         problems: list[str] = []
         for node in tuple(self._nodes):
+            # Ask another node the next time: this one may be silent, and the caller may not wait for long. A node that
+            # is cut off gives an old answer.
+            self._nodes.rotate(-1)
             try:
                 (slots,) = await self._answers(node, ["CLUSTER", "SLOTS"])
             except AuthenticationError as error:
                 raise fault_of(error, sent=False) from error
             except (RedisError, OSError, TimeoutError) as error:
                 problems.append(_problem(node, error))
-                self._nodes.rotate(-1)
                 continue
             if isinstance(slots, ResponseError):
                 raise self._refused(node, slots)
-            self._nodes.rotate(-1)  # A node that is cut off gives an old answer. So ask another node the next time.
             owner = self._owner(node, slots, slot)
             if owner is not None:
                 return owner

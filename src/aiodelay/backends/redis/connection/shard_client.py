@@ -44,22 +44,22 @@ class ShardClient(Client):
         asked = packed(["EXISTS", *self._fixed[1:]])  # refused as a script is, while the slot moves key by key
         while True:
             await self._lost.wait()
-            if await self._reaches(asked):
+            try:
+                self._away = await self._probed(asked)
+            except Exception:
+                log.exception("an attempt to reach a shard failed unexpectedly; the next attempt follows")
+            if self._away is None:
                 self._lost.clear()
-                self._away = None
             else:
                 await asyncio.sleep(PROBE_S)
 
-    async def _reaches(self, asked: bytes) -> bool:
-        """Return whether a node answers a command on the keys of the shard."""
+    async def _probed(self, asked: bytes) -> Fault | None:
+        """Return why no node answers a command on the keys of the shard; None if a node answers."""
         try:
             (reply,) = await super()._exchange([asked], self._home, durable=False)
-        except Fault:
-            return False
-        except Exception:
-            log.exception("an attempt to reach a shard failed unexpectedly; the next attempt follows")
-            return False
-        return not isinstance(reply, Fault)
+        except Fault as fault:
+            return fault
+        return reply if isinstance(reply, Fault) else None
 
     async def _exchange(self, commands: Sequence[bytes], slot: int, *, durable: bool) -> list[Any]:
         if slot != self._home:  # a list
