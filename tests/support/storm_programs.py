@@ -40,9 +40,13 @@ def planted(program: Program) -> Program:
 async def deliver(scheduler: Scheduler, n: int = 5) -> None:
     """Schedule orders, one for each second, and wait until everything has been handled."""
     async with scheduler:
-        for i in range(n):
-            await scheduler.schedule(Order(i), delay=timedelta(seconds=i + 1), id=f"order-{i}")
-        await scheduler.run_until_idle()
+        await deliver_orders(scheduler, n)
+
+
+async def deliver_orders(scheduler: Scheduler, n: int = 5) -> None:
+    for i in range(n):
+        await scheduler.schedule(Order(i), delay=timedelta(seconds=i + 1), id=f"order-{i}")
+    await scheduler.run_until_idle()
 
 
 # --- repeated deliveries ----------------------------------------------------------------------------------
@@ -139,6 +143,38 @@ async def believes_that_attempt_one_runs_once(scheduler: Scheduler, *, mended: b
     async def mail(event: Order, context: Context) -> None:
         if context.attempt == 1 if not mended else event.n not in mails:
             mails.append(event.n)
+
+    await deliver(scheduler)
+    return sorted(mails)
+
+
+@planted
+async def adds_to_a_balance_what_it_pulls(scheduler: Scheduler, *, mended: bool) -> object:
+    balance, booked = 0, set[str]()
+
+    async def book() -> None:
+        nonlocal balance
+        async for message in scheduler.messages(Order, concurrency=2):
+            with message:
+                if not mended or message.context.delivery_id not in booked:
+                    balance += 10
+                    booked.add(message.context.delivery_id)
+
+    async with scheduler, asyncio.TaskGroup() as group:
+        booking = group.create_task(book())
+        await asyncio.sleep(0.1)  # the lane is served from here on, so it is waited for
+        await deliver_orders(scheduler)
+        booking.cancel()
+    return balance
+
+
+@planted
+async def mails_a_batch_twice(scheduler: Scheduler, *, mended: bool) -> object:
+    mails: list[int] = []
+
+    @scheduler.handler(batch=3, batch_wait="2s")
+    async def mail(events: list[Order]) -> None:
+        mails.extend(event.n for event in events if not mended or event.n not in mails)
 
     await deliver(scheduler)
     return sorted(mails)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import entry_points
@@ -17,7 +18,14 @@ from aiodelay import ConfigurationError, Context, Every, Retry, Scheduler
 from aiodelay.testing import StormError, VirtualClock, sink_of, storm
 from aiodelay.testing.storms.plan import ORDER, Kind, Place, Plan, Step
 from aiodelay.testing.storms.shrinking import shortest
-from tests.support.storm_programs import PROGRAMS, Mail, Order, Program, deliver
+from tests.support.storm_programs import (
+    PROGRAMS,
+    Mail,
+    Order,
+    Program,
+    deliver,
+    deliver_orders,
+)
 
 pytest_plugins = ["pytester"]
 
@@ -31,10 +39,6 @@ def storm_over(program: Program, *, mended: bool, seeds: int) -> None:
 
 
 each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-
-
-def test_there_are_twenty_programs() -> None:
-    assert len(PROGRAMS) == 20
 
 
 @each_program
@@ -186,6 +190,48 @@ def test_every_kind_of_fault_strikes() -> None:
             kinds[fault.kind if fault else ""] += 1
             assert fault is None or 10 <= fault.ms <= 600_000
     assert {*get_args(Kind), "", "order True", "order False"} == set(kinds)
+
+
+async def handled(scheduler: Scheduler) -> None:
+    @scheduler.handler
+    async def handle(event: Order, context: Context) -> None:
+        if context.attempt == 1:
+            raise ValueError("once")
+
+    await deliver(scheduler, 2)
+
+
+async def handled_in_batches(scheduler: Scheduler) -> None:
+    @scheduler.handler(batch=3, batch_wait="2s", on_failure="retry_all")
+    async def handle(events: list[Order], context: Context) -> None:
+        if context.attempt == 1:
+            raise ValueError("once")
+
+    await deliver(scheduler, 2)
+
+
+async def pulled(scheduler: Scheduler) -> None:
+    async def pull() -> None:
+        async for message in scheduler.messages(Order):
+            with suppress(ValueError), message:
+                if message.context.attempt == 1:
+                    raise ValueError("once")
+
+    async with scheduler, asyncio.TaskGroup() as group:
+        pulling = group.create_task(pull())
+        await asyncio.sleep(0.1)
+        await deliver_orders(scheduler, 2)
+        pulling.cancel()
+
+
+@pytest.mark.parametrize("program", [handled, handled_in_batches, pulled])
+def test_each_run_of_a_message_has_a_place_of_its_own(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[Place] = []
+    monkeypatch.setattr(Plan, "fault", lambda plan, place: places.append(place))
+    storm(seeds=1)(program)()
+    ends = Counter(place for place in places if place.step == "settle")
+    runs = 3  # two calm runs, and that of the seed
+    assert ends == {Place("settle", f"Order 'order-{i}'", n): runs for i in range(2) for n in (1, 2)}
 
 
 def test_a_clock_that_was_set_back_delays_no_assertion() -> None:

@@ -79,6 +79,7 @@ class Striker:
         self._names: dict[str, str] = {}
         self._claims: dict[str, Claim] = {}
         self._claims_by_token: dict[_Token, Claim] = {}
+        self._begun: set[int] = set()
         self._cut: set[int] = set()
         self._struck_ids: set[str] = set()
         self._behind_ms = 0
@@ -92,9 +93,10 @@ class Striker:
         return self._names.get(record.id) or f"{record.envelope.type or record.envelope.lane} {record.id!r}"
 
     def _fault(self, step: Step, message: str) -> Fault | None:
-        self._visits[step, message] += 1
-        n = self._visits["run" if step == "settle" else step, message]
-        return self._plan.fault(Place(step, message, n))
+        """Come to a step, and return the fault that strikes there. A settlement has the number of its run."""
+        if step != "settle":
+            self._visits[step, message] += 1
+        return self._plan.fault(Place(step, message, self._visits["run" if step == "settle" else step, message]))
 
     def _fault_of(self, step: Step, record: Record) -> Fault | None:
         name = self._name_of(record)
@@ -151,9 +153,13 @@ class Striker:
 
     async def around_run(self, context: Context, call_next: Callable[[Context], Awaitable[object]]) -> object:
         """Run a handler, or cut its run at an await."""
-        claims = [self._claims[each.delivery_id] for each in context.messages]
-        _run_of.set(self._name_of(claims[0].record))
-        fault = self._fault_of("run", claims[0].record)
+        first, *others = (self._claims[each.delivery_id] for each in context.messages)
+        claims = [first, *others]
+        self._begun.update(map(id, claims))
+        for claim in others:
+            self._visits["run", self._name_of(claim.record)] += 1
+        _run_of.set(self._name_of(first.record))
+        fault = self._fault_of("run", first.record)
         if fault is None:
             return await call_next(context)
         run = _CutRun(fault.awaits)
@@ -201,6 +207,8 @@ class Striker:
         if claim is None or not _ends_run(settlement, claim.record):
             return settlement
         record = claim.record
+        if id(claim) not in self._begun:  # a program has taken the message from `messages()`
+            self._visits["run", self._name_of(record)] += 1
         fault = self._fault_of("settle", record)
         if fault is None:
             return settlement
