@@ -49,6 +49,14 @@ async def deliver_orders(scheduler: Scheduler, n: int = 5) -> None:
     await scheduler.run_until_idle()
 
 
+async def deliver_with_reminders(scheduler: Scheduler) -> None:
+    """Schedule orders, and a mail for each order that is due long after it."""
+    async with scheduler:
+        for i in range(5):
+            await scheduler.schedule(Mail(i), delay="3h", id=f"mail-{i}")
+        await deliver_orders(scheduler)
+
+
 # --- repeated deliveries ----------------------------------------------------------------------------------
 
 
@@ -298,6 +306,47 @@ async def takes_an_unknown_outcome_for_a_failure(scheduler: Scheduler, *, mended
 
     await deliver(scheduler)
     return len(mails)
+
+
+@planted
+async def takes_an_unknown_cancel_for_success(scheduler: Scheduler, *, mended: bool) -> object:
+    reminded: set[int] = set()
+
+    @scheduler.handler
+    async def remind(event: Mail) -> None:
+        reminded.add(event.n)
+
+    @scheduler.handler
+    async def pay(event: Order, context: Context) -> None:
+        try:
+            await context.scheduler.cancel(f"mail-{event.n}")
+        except OutcomeUnknownError:
+            if mended:
+                raise
+
+    await deliver_with_reminders(scheduler)
+    return sorted(reminded)
+
+
+@planted
+async def takes_an_unknown_reschedule_for_success(scheduler: Scheduler, clock: VirtualClock, *, mended: bool) -> object:
+    soon: dict[int, bool] = {}
+    at = clock.now() + timedelta(minutes=1)
+
+    @scheduler.handler
+    async def remind(event: Mail, context: Context) -> None:
+        soon[event.n] = context.due == at
+
+    @scheduler.handler
+    async def hurry(event: Order, context: Context) -> None:
+        try:
+            await context.scheduler.reschedule(f"mail-{event.n}", at=at)
+        except OutcomeUnknownError as error:
+            if mended:
+                await error.retry()
+
+    await deliver_with_reminders(scheduler)
+    return sorted(soon.items())
 
 
 @planted

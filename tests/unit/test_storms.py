@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Awaitable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -14,7 +15,7 @@ from typing import get_args
 
 import pytest
 
-from aiodelay import ConfigurationError, Context, Every, Retry, Scheduler
+from aiodelay import ConfigurationError, Context, Every, OutcomeUnknownError, Retry, Scheduler
 from aiodelay.testing import StormError, VirtualClock, sink_of, storm
 from aiodelay.testing.storms.plan import ORDER, Kind, Place, Plan, Step
 from aiodelay.testing.storms.shrinking import shortest
@@ -232,6 +233,30 @@ def test_each_run_of_a_message_has_a_place_of_its_own(program: Program, monkeypa
     ends = Counter(place for place in places if place.step == "settle")
     runs = 3  # two calm runs, and that of the seed
     assert ends == {Place("settle", f"Order 'order-{i}'", n): runs for i in range(2) for n in (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("command", "action"), [("cancel", "cancelled"), ("reschedule", "rescheduled"), ("fire", "fired")]
+)
+def test_a_command_loses_its_request_or_its_reply_and_can_be_repeated(command: str, action: str) -> None:
+    lost: set[str] = set()
+
+    async def answer_of(call: Awaitable[object]) -> object:
+        try:
+            return await call
+        except OutcomeUnknownError as error:
+            lost.add(f"{error.reason}: {error.message_id} {error.action}")
+            return await error.retry()
+
+    @storm(seeds=SEEDS, strikes_test=True)
+    async def one_answer(scheduler: Scheduler) -> object:
+        async with scheduler:
+            await answer_of(scheduler.schedule(b"", to="handler:work", delay="1h", id="a"))
+            options = {"delay": "2h"} if command == "reschedule" else {}
+            return await answer_of(getattr(scheduler, command)("a", **options))
+
+    one_answer()
+    assert lost >= {f"the storm: {what} lost: a {action}" for what in ("request", "reply")}
 
 
 def test_a_clock_that_was_set_back_delays_no_assertion() -> None:

@@ -60,7 +60,8 @@ def storm(
     - The process ends while the handler waits, or after the handler and before the settlement is stored. The message is
       delivered again when its lease ends.
     - The delivery is repeated later.
-    - A `schedule()` of a handler raises `OutcomeUnknownError`: the request or the reply was lost.
+    - A `schedule()`, `cancel()`, `reschedule()` or `fire()` of a handler raises `OutcomeUnknownError`: the request or
+      the reply was lost.
     - The tasks that are ready run in another order.
 
     A process that ends loses no memory here: the objects of the test survive. The run that was cut ends as if it
@@ -77,7 +78,7 @@ def storm(
         scheduler: Your program's scheduler, not open. None = the fixture `aiodelay_scheduler` of the pytest plugin
             says which, or an empty scheduler.
         lasting: The longest delay, and the largest step of the clock; at least 10 ms.
-        strikes_test: Whether `schedule()` may raise `OutcomeUnknownError` also where the test itself calls it.
+        strikes_test: Whether commands may raise `OutcomeUnknownError` also where the test itself calls them.
 
     Raises:
         ConfigurationError: An argument is wrong, the decorated object is not an async function, or the decorated test
@@ -210,6 +211,7 @@ class _Storm:
         with on_clock(scheduler, clock, around_store=striker.store):
             scheduler.middleware("handle")(striker.around_run)
             scheduler.middleware("schedule")(striker.around_schedule)
+            striker.strike_changes(scheduler)
             clock.add_idle_hook(striker.calm_down)
             given = {"scheduler": scheduler, "clock": clock}
             returned = await self._test(**{name: given[name] for name in self._given})

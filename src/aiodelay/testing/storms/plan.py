@@ -9,9 +9,12 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from aiodelay.core.durations import format_duration
 
-__all__ = ["ORDER", "Fault", "Kind", "Place", "Plan", "Step"]
+__all__ = ["ORDER", "CommandStep", "Fault", "Kind", "Place", "Plan", "Step"]
 
-Step: TypeAlias = Literal["claim", "run", "settle", "schedule", "order"]
+CommandStep: TypeAlias = Literal["schedule", "cancel", "reschedule", "fire"]
+"""A command, whose request or reply can be lost."""
+
+Step: TypeAlias = Literal["claim", "run", "settle", CommandStep, "order"]
 """A step of a message at which a fault can strike."""
 
 Kind: TypeAlias = Literal["late", "clock_back", "clock_forward", "cut", "crash", "repeat", "request_lost", "reply_lost"]
@@ -20,9 +23,9 @@ _KINDS: Mapping[Step, tuple[Kind, ...]] = {
     "claim": ("late", "clock_back", "clock_forward"),
     "run": ("cut",),
     "settle": ("crash", "repeat"),
-    "schedule": ("request_lost", "reply_lost"),
+    **dict.fromkeys(get_args(CommandStep), ("request_lost", "reply_lost")),
 }
-_NUMBERED: Mapping[Step, str] = {"claim": "delivery", "run": "run", "settle": "run", "schedule": "schedule"}
+_NUMBERED: Mapping[Step, str] = {"claim": "delivery", "settle": "run"}
 _TEXTS: Mapping[Kind, str] = {
     "late": "{place}: it comes {ms} late",
     "clock_back": "{place}: before it, the clock is set back by {ms}",
@@ -50,7 +53,7 @@ class Place(NamedTuple):
     def __str__(self) -> str:
         if self.step == "order":
             return "the tasks that are ready run in another order"
-        return f"{_NUMBERED[self.step]} {self.n} of {self.message}"
+        return f"{_NUMBERED.get(self.step, self.step)} {self.n} of {self.message}"
 
 
 ORDER = Place("order", "", 0)

@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coro
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from msgspec import structs
 
@@ -42,13 +43,21 @@ from aiodelay.testing.forwarding import ForwardingStore, ForwardingWork
 from aiodelay.testing.kit import kit_of
 from aiodelay.testing.loop import VirtualLoop
 
-from .plan import Fault, Place, Plan, Step
+from .plan import CommandStep, Fault, Place, Plan, Step
 
 __all__ = ["Striker"]
 
+T = TypeVar("T")
 MOST_STRIKES = 2
 """The most faults that strike the deliveries of one message. A message that ends three processes is given up."""
 POLL_MS = 1_000
+_ACTIONS: Mapping[CommandStep, str] = {
+    "schedule": "stored",
+    "cancel": "cancelled",
+    "reschedule": "rescheduled",
+    "fire": "fired",
+}
+"""The verb that error texts use for each command."""
 _Token = tuple[str, int, int]
 """The id and the revision of a message, and the token of a claim on it."""
 
@@ -111,28 +120,43 @@ class Striker:
         self._struck_ids.update(ids)
         self._patience_ms = max(self._patience_ms, self._clock.monotonic_ms() + 2 * fault.ms + 3_600_000)
 
-    # --- scheduling -----------------------------------------------------------------------------------------
+    # --- commands -------------------------------------------------------------------------------------------
 
     async def around_schedule(
         self, message: Message, call_next: Callable[[Message], Awaitable[Scheduled]]
     ) -> Scheduled:
         """Schedule a message, or lose the request or the reply."""
-        message = self._named(message)
-        assert message.id is not None
+        named = self._named(message)
+        assert named.id is not None
+        return await self._carry_out("schedule", named.id, partial(call_next, named))
+
+    def strike_changes(self, scheduler: Scheduler) -> None:
+        """Let the calls of `cancel`, `reschedule` and `fire` lose their requests or replies."""
+        scheduler.cancel = self._struck("cancel", scheduler.cancel)  # type: ignore[method-assign]
+        scheduler.reschedule = self._struck("reschedule", scheduler.reschedule)  # type: ignore[method-assign]
+        scheduler.fire = self._struck("fire", scheduler.fire)  # type: ignore[method-assign]
+
+    def _struck(self, step: CommandStep, command: Callable[..., Awaitable[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+        async def struck(message_id: str, **options: Any) -> T:  # noqa: ANN401 - the options of the command
+            return await self._carry_out(step, message_id, partial(command, message_id, **options))
+
+        return struck
+
+    async def _carry_out(self, step: CommandStep, message_id: str, command: Callable[[], Awaitable[T]]) -> T:
+        """Carry out a command, or lose the request or the reply."""
         runner = _run_of.get()
-        name = self._names[message.id]
-        fault = self._fault("schedule", name)
+        fault = self._fault(step, self._names.get(message_id, repr(message_id)))
         if fault is None or not self._may_lose(runner):
             self._lost.discard("")
-            return await call_next(message)
+            return await command()
         self._lost.add(runner)
         self._note(fault)
-        answer = await call_next(message) if fault.kind == "reply_lost" else None
+        answer = await command() if fault.kind == "reply_lost" else None
 
-        async def again() -> Scheduled:
-            return answer or await call_next(message)
+        async def again() -> T:
+            return await command() if answer is None else answer
 
-        raise OutcomeUnknownError(message.id, f"the storm: {fault.kind.replace('_', ' ')}", again)
+        raise OutcomeUnknownError(message_id, f"the storm: {fault.kind.replace('_', ' ')}", again, _ACTIONS[step])
 
     def _may_lose(self, runner: str) -> bool:
         """Return whether a reply may be lost: one reply for each handled message, and no two in a row for the test."""
