@@ -182,7 +182,7 @@ async def mails_a_batch_twice(scheduler: Scheduler, *, mended: bool) -> object:
 
     @scheduler.handler(batch=3, batch_wait="2s")
     async def mail(events: list[Order]) -> None:
-        mails.extend(event.n for event in events if not mended or event.n not in mails)
+        mails.extend([event.n for event in events if not mended or event.n not in mails])
 
     await deliver(scheduler)
     return sorted(mails)

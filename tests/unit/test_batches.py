@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import combinations
 from typing import Annotated, Any
 
@@ -172,6 +173,24 @@ async def test_a_message_that_is_replaced_while_it_waits_is_delivered_in_its_new
         assert stage.runs == [[1]]
         await asyncio.sleep(4)
     assert stage.runs == [[1], [2]]
+
+
+async def test_s7_a_message_that_is_claimed_again_while_it_waits_is_in_the_batch_once(stage: Stage) -> None:
+    """A step of the clock ends the lease. Another step brings the clock back before the new claim is answered."""
+    stage.serve(batch=3, batch_wait="1s", concurrency=1)
+    async with stage.scheduler:
+        await stage.schedule(1)
+        await asyncio.sleep(0.1)
+        stage.store.inject("late_reply", "claim", lasting="0.2s")
+        stage.clock.step(timedelta(seconds=15.2))
+        await stage.schedule(2)
+        await asyncio.sleep(0.1)
+        stage.clock.step(timedelta(seconds=-2.9))
+        await asyncio.sleep(2)
+        claimed = [claim.record.id for call in stage.store.made("claim") for claim in call.answer.claims]
+        assert claimed == ["1", "1", "2"]
+        assert stage.runs == [[1, 2]]
+        assert await stage.in_flight() == 0
 
 
 async def test_a_scheduler_that_closes_gives_back_messages_that_wait(stage: Stage) -> None:

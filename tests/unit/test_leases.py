@@ -6,6 +6,7 @@ import asyncio
 import random
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
 from itertools import pairwise
 from typing import Literal
 
@@ -49,7 +50,9 @@ class Stage:
     def __init__(self, clock: VirtualClock, store: NotedStore, work: Work) -> None:
         self.clock, self.store, self._work = clock, store, work
         self.ahead_ms = 0  # of the store's time, as far as known
-        self.book = LeaseBook(work, clock, lambda: clock.now_ms() + self.ahead_ms, LEASE_MS, lambda: None)
+        self.book = LeaseBook(
+            work, clock, lambda: clock.now_ms() + self.ahead_ms, LEASE_MS, lambda: None, is_of_store=True
+        )
         self.running = asyncio.create_task(self.book.run())
         self.ended: list[tuple[str, SettleOutcome]] = []
         self.freed: set[str] = set()
@@ -74,8 +77,11 @@ class Stage:
     async def hold(self, *ids: str) -> list[Held]:
         """Put messages, claim them, and give them to the book."""
         await self.put(*ids)
+        return await self.claim(len(ids))
+
+    async def claim(self, n: int) -> list[Held]:
         asked_at_ms = self.book.clock.monotonic_ms()
-        claimed = await self._work.claim({LANE: Demand(len(ids))}, request=new_id(), lease_ms=LEASE_MS)
+        claimed = await self._work.claim({LANE: Demand(n)}, request=new_id(), lease_ms=LEASE_MS)
         self.book.read(asked_at_ms)
         return self.book.add(claimed.claims, self)
 
@@ -253,6 +259,29 @@ async def test_only_lost_is_told_and_such_a_claim_is_settled_nowhere(stage: Stag
     assert stage.ended == [("m", SettleOutcome.GONE)], "its slot is free, once"
     assert stage.settlements == []
     assert [each.token for each in await stage.elsewhere()] != [theirs.token]
+
+
+async def test_s7_a_message_that_this_process_claims_again_has_one_open_claim_in_the_book(stage: Stage) -> None:
+    older, ended, other = await stage.hold("m", "ended", "other")
+    stage.store.inject("hang", "settle")
+    stage.done(ended)
+    await asyncio.sleep(0.1)
+    stage.clock.step(timedelta(milliseconds=LEASE_MS))
+    newer, _ = await stage.claim(2)
+    assert newer.claim.record.id == "m"
+    assert newer.claim.record.attempt == 0
+    assert stage.lost_ids == ["m"], "the claim whose settlement is under way ends by the answer to the settlement"
+    assert older not in stage.book.held()
+    assert {newer, ended, other} <= set(stage.book.held())
+    stage.store.heal()
+    stage.done(older)
+    stage.done(newer)
+    await asyncio.sleep(0.1)
+    assert [(call.id, call.token) for sent in stage.settlements[1:] for call in sent.asked] == [
+        ("m", newer.claim.token)
+    ]
+    assert stage.ended[-1] == ("m", SettleOutcome.SETTLED)
+    assert stage.ended.count(("m", SettleOutcome.GONE)) == 1
 
 
 async def test_leases_that_are_lost_together_are_told_in_one_warning(

@@ -7,6 +7,7 @@ import contextvars
 import logging
 import threading
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -487,6 +488,29 @@ async def test_s7_a_run_whose_lease_was_lost_is_cancelled_and_settles_nothing(st
             assert claim.record.attempt == 0
     assert stage.settled == ["next"]
     assert [call.answer for call in stage.store.made("settle")] == [[SettleOutcome.SETTLED]]
+
+
+async def test_s7_a_run_whose_message_this_process_claims_again_is_cancelled_and_costs_no_attempt(stage: Stage) -> None:
+    cancelled: list[int] = []
+
+    async def work(context: Context) -> None:
+        try:
+            await asyncio.sleep(2)
+        except asyncio.CancelledError:
+            cancelled.append(stage.clock.monotonic_ms())
+            raise
+
+    stage.serve(work, concurrency=3)
+    async with stage.scheduler:
+        await stage.schedule("m")
+        await asyncio.sleep(1)
+        stage.clock.step(timedelta(seconds=15))
+        await stage.schedule("next")
+        await asyncio.sleep(5)
+        assert stage.began == [(0, "m", 1), (1_000, "m", 1), (1_000, "next", 1)]
+        assert cancelled == [1_000]
+        assert sorted(stage.settled) == ["m", "next"]
+        assert await stage.in_flight() == 0
 
 
 # --- one task for many runs -------------------------------------------------------------------------------

@@ -99,6 +99,7 @@ class Loops:
             observer=options.observer,
             heartbeat=self._heartbeat,
             may_begin=self._pulse.may_begin if self._pulse is not None else always,
+            is_of_store=True,
         )
         self._turns: dict[Lane, Turns] = {}
         self._pulse_thread = self._start_pulse()

@@ -181,6 +181,8 @@ class LeaseBook:
         observer: Receives the end of each claim.
         heartbeat: Reports to the store that this process lives. It starts when the book holds suspects.
         may_begin: A function that returns whether a run may begin. If not, others may have declared this process dead.
+        is_of_store: Whether the claims come from a store, where a message has one live claim. A source may hold a
+            message several times.
     """
 
     def __init__(
@@ -194,8 +196,9 @@ class LeaseBook:
         observer: Observer | None = None,
         heartbeat: Heartbeat | None = None,
         may_begin: Callable[[], bool] = always,
+        is_of_store: bool = False,
     ) -> None:
-        self._work, self._now_ms = work, now_ms
+        self._work, self._now_ms, self._is_of_store = work, now_ms, is_of_store
         self.clock: Clock = clock
         self._lease_ms, self._on_change = lease_ms, on_change
         self._observer, self._heartbeat = observer, heartbeat
@@ -254,6 +257,8 @@ class LeaseBook:
 
     def add(self, claims: Sequence[Claim], taker: Taker) -> list[Held]:
         """Hold claims that the store has just returned. Their leases began when this process sent the claim."""
+        if self._is_of_store:
+            self._lose_older(claims)
         renew_at = self._asked_at_ms + self._lease_ms // 3
         added = [Held(claim, taker, self, renew_at) for claim in claims]
         for held in added:
@@ -265,6 +270,19 @@ class LeaseBook:
                 held.is_unwanted = any(record.revision < least for least, _ in noted)
         self._keep(added)
         return added
+
+    def _lose_older(self, claims: Sequence[Claim]) -> None:
+        """Lose open claims on messages that this process has now claimed again, after their leases had lapsed.
+
+        A clock that steps forward ends a lease before its renewal. Without this, both claims could be in one batch.
+        """
+        again = {(claim.record.id, claim.record.revision) for claim in claims if claim.record.lapses}
+        if not again:
+            return
+        open_claims = [held for held in self._held.values() if held.settlement is None]
+        older = [held for held in open_claims if (held.claim.record.id, held.claim.record.revision) in again]
+        if older:
+            self._lose(older)
 
     def _doubt(self, held: Held) -> None:
         """Note a message that has lapsed: keep it apart from suspects, or begin its trial if it is a suspect."""
