@@ -204,7 +204,9 @@ async def test_l5_an_address_that_is_no_topic_holds_up_nobody(kafka: str, forged
         assert (await next_of(found, within_s=10)).value == b"good"
 
 
-async def test_what_was_deleted_from_a_partitions_start_is_stepped_over(kafka: str) -> None:
+async def test_what_was_deleted_from_a_partitions_start_is_stepped_over(
+    kafka: str, caplog: pytest.LogCaptureFixture
+) -> None:
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     url = url_of(kafka, schedules)
     async with Scheduler(url) as scheduler:
@@ -213,6 +215,9 @@ async def test_what_was_deleted_from_a_partitions_start_is_stepped_over(kafka: s
     await asyncio.to_thread(delete_to, kafka, schedules, 8)  # two of the session, and each put, with their markers
     async with Scheduler(url), reading(kafka, target) as found:
         assert {(await next_of(found, within_s=20)).value for _ in range(3)} == {b"2", b"3", b"4"}
+    (told,) = (each.message for each in caplog.records if "records were deleted" in each.message)
+    assert told.startswith(f"{schedules}/0: ")
+    assert "reading goes on at 8, not 0" in told
 
 
 def delete_to(kafka: str, name: str, offset: int) -> None:

@@ -197,6 +197,30 @@ class Broker:
         assert self._process is not None
         resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (1, 1))
 
+    def log_bytes(self, topic: str, partition: int) -> int:
+        """Return the size of a partition's records on disk. All of them must be in the first file."""
+        return self._records(topic, partition).stat().st_size
+
+    def cut_log(self, topic: str, partition: int, size: int) -> None:
+        """Cut the last records of a partition off, as a power loss may. The broker must not run.
+
+        Args:
+            topic: The topic.
+            partition: The number of the partition.
+            size: An earlier answer of `log_bytes`.
+        """
+        assert self._process is None
+        records = self._records(topic, partition)
+        os.truncate(records, size)
+        for derived in records.parent.glob(f"{records.stem}.*index"):  # the broker builds them again
+            derived.unlink()
+        for derived in records.parent.glob("*.snapshot"):
+            derived.unlink()
+
+    def _records(self, topic: str, partition: int) -> Path:
+        (found,) = (Path(self._folder.name) / "logs" / f"{topic}-{partition}").glob("*.log")
+        return found
+
     def stop(self) -> None:
         """Kill the broker and remove its folder."""
         self.kill()

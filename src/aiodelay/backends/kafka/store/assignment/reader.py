@@ -104,10 +104,8 @@ class Reader:
     async def _read_some(self, consumer: Consumer, partitions: Mapping[TopicPartition, Partition]) -> None:
         try:
             found = await consumer.getmany(timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
-        except OffsetOutOfRangeError as error:  # the first records were deleted, or the last ones were cut off
-            begins = await consumer.beginning_offsets(error.args[0])
-            for place, begin in begins.items():
-                consumer.seek(place, max(begin, partitions[place].index.state.read_to))
+        except OffsetOutOfRangeError as error:
+            await self._leave_range(consumer, partitions, error.args[0])
             return
         now = asyncio.get_running_loop().time()
         for place, partition in partitions.items():
@@ -121,3 +119,21 @@ class Reader:
                 partition.take_in(batch, read_to)
             partition.keep(now)
         self._failures, self.why = 0, ""
+
+    async def _leave_range(
+        self, consumer: Consumer, partitions: Mapping[TopicPartition, Partition], offsets: Mapping[TopicPartition, int]
+    ) -> None:
+        """Go on after a broker has answered that partitions have no records at these offsets.
+
+        If the first records of a partition were deleted, go on with the first record that is left. If the last records
+        are lost, stop reading the partition: fetches that fail again and again would hold up the other partitions.
+        """
+        begins, ends = await consumer.beginning_offsets(offsets), await consumer.end_offsets(offsets)
+        for place, offset in offsets.items():
+            if offset < begins[place]:
+                name = partitions[place].index.name
+                log.warning("%s: records were deleted; reading goes on at %d, not %d", name, begins[place], offset)
+                consumer.seek(place, begins[place])
+            else:
+                consumer.pause(place)
+                partitions[place].is_cut_off(ends[place])

@@ -23,7 +23,7 @@ from .commands import OwnerCommands
 from .disk import Disk
 from .horizon import Fetch, Horizon
 from .index_checkpoints import IndexCheckpoints
-from .mismatches import moved_keys
+from .mismatches import cut_off, moved_keys
 from .moves import Moves
 from .ownership import Ownership
 from .read_progress import ReadProgress
@@ -226,6 +226,10 @@ class Partition:
         """Note how many partitions the topic has. If the number has changed, stop serving."""
         if n != self._place.partitions:
             self._ownership.refuse(moved_keys(self._place.topic, self._place.partitions, n))
+
+    def is_cut_off(self, end: int) -> None:
+        """Note that the partition now ends at an offset before the offset up to which it was read. Stop serving."""
+        self._ownership.refuse(cut_off(self._place, end, self.index.state.read_to))
 
     def open_at(self, offset: int | None, now_s: float) -> None:
         """Note the offset of an open transaction, which nobody can read past; None = no transaction is open."""
