@@ -10,6 +10,7 @@ try:
     from .admin import Admin, admin_of
     from .assignor import ASSIGNOR
     from .client import Client, client_of
+    from .clock_check import ClockCheck
     from .consumer import CLOSE_S, Consumer, consumer_of, plain_consumer_of, stop
     from .errors import (
         INVALID_RECORD,
@@ -43,6 +44,7 @@ __all__ = [
     "AbortedError",
     "Admin",
     "Client",
+    "ClockCheck",
     "Consumer",
     "FencedError",
     "InDoubtError",

@@ -50,6 +50,8 @@ class Written(NamedTuple):
         offset: The offset of the batch's first record. -1 = unknown.
         in_doubt: Whether the batch may have been written in spite of the error.
         partition: The partition of the batch; -1 = the batch was not sent.
+        appended_ms: The time of the broker's clock when it appended the batch; -1 = the topic keeps the times of
+            producers, or the batch was not written.
     """
 
     indices: list[int]
@@ -57,3 +59,4 @@ class Written(NamedTuple):
     offset: int = -1
     in_doubt: bool = False
     partition: int = -1
+    appended_ms: int = -1

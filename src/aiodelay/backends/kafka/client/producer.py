@@ -25,6 +25,7 @@ from aiodelay.backends.kafka.murmur2 import murmur2_of_each, partition_at
 from aiodelay.core.completion import run_to_completion
 
 from ._overrides.producer import OwnProducer, note
+from .clock_check import ClockCheck
 from .consumer import CLOSE_S
 from .options import Cluster
 from .outgoing import Outgoing, Written
@@ -42,6 +43,7 @@ class Producer:
     Args:
         cluster: The cluster to write to.
         batch_bytes: Returns the most bytes of a batch for a topic; None = `BATCH_BYTES` for each topic.
+        clock_check: Compares the clocks of the brokers with another clock at each write; None = nothing does.
         options: More options of aiokafka's producer.
     """
 
@@ -54,9 +56,10 @@ class Producer:
         cluster: Cluster,
         *,
         batch_bytes: Callable[[str], int] | None = None,
+        clock_check: ClockCheck | None = None,
         **options: Any,  # noqa: ANN401 - aiokafka's own
     ) -> None:
-        self._timeout_s, self._batch_bytes = cluster.timeout_ms / 1000, batch_bytes
+        self._timeout_s, self._batch_bytes, self._clock_check = cluster.timeout_ms / 1000, batch_bytes, clock_check
         self._client = self._made_of(
             **cluster.client,
             acks="all",
@@ -112,6 +115,7 @@ class Producer:
         then still be written.
         """
         refused, batches = await self._batches(records)
+        asked_ms = 0 if self._clock_check is None else self._clock_check.now_ms()
         waiting: list[tuple[_Batch, asyncio.Future[Any]]] = []
         problem: Exception = TimeoutError()
         try:
@@ -128,6 +132,9 @@ class Producer:
         unsent = [Written(batch.indices, problem) for batch in batches[len(waiting) :]]
         written = [_outcome(batch, sent) for batch, sent in waiting] + unsent
         self.is_spent = self.is_spent or any(each.error for each in written)
+        if self._clock_check is not None:
+            for each in written:
+                self._clock_check.compare(asked_ms, each.appended_ms)
         return written + refused
 
     async def _batches(self, records: Sequence[Outgoing]) -> tuple[list[Written], list[_Batch]]:
@@ -205,7 +212,8 @@ def _outcome(batch: _Batch, sent: asyncio.Future[Any]) -> Written:
         return Written(indices, TimeoutError(), in_doubt=True, partition=batch.partition)
     error = sent.exception()
     if error is None:
-        return Written(indices, None, sent.result().offset, partition=batch.partition)
+        found = sent.result()
+        return Written(indices, None, found.offset, partition=batch.partition, appended_ms=found.timestamp)
     rejected = isinstance(error, BrokerResponseError) and not error.retriable
     problem = error if isinstance(error, Exception) else KafkaError()
     return Written(indices, problem, in_doubt=not rejected, partition=batch.partition)

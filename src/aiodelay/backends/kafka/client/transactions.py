@@ -12,6 +12,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, OutOfOrderSequenceNumber, ProducerFenced
 
 from ._overrides.producer import OwnTransactions
+from .clock_check import ClockCheck
 from .errors import PERMANENT, reason_of
 from .options import Cluster
 from .outgoing import Outgoing, Written
@@ -53,17 +54,22 @@ class Transactions(Producer):
     Args:
         cluster: The cluster to write to.
         transactional_id: The id of an owned partition or of an intake's source. Every process uses the same id for it.
-        batch_bytes: As in `Producer`.
+        batch_bytes, clock_check: As in `Producer`.
     """
 
     is_spent: bool = False
     _made_of = OwnTransactions
 
     def __init__(
-        self, cluster: Cluster, transactional_id: str, *, batch_bytes: Callable[[str], int] | None = None
+        self,
+        cluster: Cluster,
+        transactional_id: str,
+        *,
+        batch_bytes: Callable[[str], int] | None = None,
+        clock_check: ClockCheck | None = None,
     ) -> None:
         options = {"transactional_id": transactional_id, "transaction_timeout_ms": TIMEOUT_MS}
-        super().__init__(cluster, batch_bytes=batch_bytes, **options)
+        super().__init__(cluster, batch_bytes=batch_bytes, clock_check=clock_check, **options)
         self._is_lost = False
         self._client.client.on_lost = self._lose
 

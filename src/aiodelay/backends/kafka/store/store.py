@@ -14,7 +14,7 @@ from typing import Self
 from aiokafka import TopicPartition
 from msgspec.structs import replace
 
-from aiodelay.backends.kafka.client import CLOSE_S
+from aiodelay.backends.kafka.client import CLOSE_S, ClockCheck
 from aiodelay.backends.kafka.client.options import Cluster
 from aiodelay.backends.kafka.topics.group import HEARTBEAT_MS, METADATA_MS, SESSION_MS
 from aiodelay.backends.kafka.topics.positions import Positions
@@ -96,9 +96,10 @@ class KafkaStore(Inspection, Transfers, Pauses, FeatureMarkers, HistoryJournal):
         options, clock = read_store_url(url), clock or SystemClock()
         self.cluster: Cluster = options.cluster
         self.name: str = options.cluster.name
-        tasks, writer = StoreTasks(self.name), Writer(options.cluster, metadata_max_age_ms=METADATA_MS)
+        tasks, clock_check = StoreTasks(self.name), ClockCheck(self.name, clock)
+        writer = Writer(options.cluster, clock_check=clock_check, metadata_max_age_ms=METADATA_MS)
         targets = Targets(options.cluster, clock.now_ms)
-        self.assignment: Assignment = Assignment(options, clock, targets, tasks)
+        self.assignment: Assignment = Assignment(options, clock, clock_check, targets, tasks)
         lookup = Lookup(self.name, self.assignment, tasks)
         super().__init__(StoreParts(options, clock, tasks, targets, self.assignment, lookup, writer))
         self._readiness = Readiness(options.cluster, options.topics, self.assignment)

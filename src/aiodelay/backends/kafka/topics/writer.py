@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from aiokafka.errors import OutOfOrderSequenceNumber
 
-from aiodelay.backends.kafka.client import TOO_LARGE, Outgoing, Producer, Written
+from aiodelay.backends.kafka.client import TOO_LARGE, ClockCheck, Outgoing, Producer, Written
 from aiodelay.backends.kafka.client.options import Cluster
 
 from .targets import refused_topics
@@ -25,14 +25,21 @@ class Writer:
 
     Args:
         cluster: The cluster to write to.
+        clock_check: As in `Producer`.
         options: More options of aiokafka's producer.
     """
 
     _tasks: asyncio.TaskGroup
     """The task group of the open writer. It closes spent producers, while other producers go on."""
 
-    def __init__(self, cluster: Cluster, **options: Any) -> None:  # noqa: ANN401 - aiokafka's
-        self._cluster, self._options = cluster, options
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        clock_check: ClockCheck | None = None,
+        **options: Any,  # noqa: ANN401 - aiokafka's
+    ) -> None:
+        self._cluster, self._clock_check, self._options = cluster, clock_check, options
         self._producer: Producer | None = None
         self._users: Counter[Producer] = Counter()
         self._starting = asyncio.Lock()
@@ -55,7 +62,7 @@ class Writer:
         """
         async with self._starting:
             if self._producer is None or self._producer.is_spent:
-                producer = Producer(self._cluster, linger_ms=0, **self._options)
+                producer = Producer(self._cluster, clock_check=self._clock_check, linger_ms=0, **self._options)
                 await producer.start()
                 self._producer = producer
             return self._producer

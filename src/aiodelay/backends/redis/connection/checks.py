@@ -21,14 +21,13 @@ from .remedies import CAUSES
 from .scripts import Arg
 from .topology import Address
 
-__all__ = ["check_layout", "check_server", "info_of", "server_time_ms", "warn_of_skew"]
+__all__ = ["check_layout", "check_server", "info_of", "server_time_ms"]
 
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 LEAST_REDIS, LEAST_VALKEY = (6, 2), (7, 2)
 VERSIONS = "Redis 6.2 or later, Valkey 7.2 or later"
 LEAST_FSYNCED = (7, 2)
-MOST_SKEW_MS = 500
 
 
 async def check_server(client: Client, keys: Keys, options: Options, checked: set[Address | None]) -> bytes:
@@ -286,14 +285,3 @@ async def server_time_ms(client: Client) -> float:
     """Return the server's time in epoch ms."""
     seconds, micros = await client.command("TIME")
     return int(seconds) * 1000 + int(micros) / 1000
-
-
-def warn_of_skew(name: str, skew_ms: float) -> None:
-    """Log a warning if the server's clock and the local clock differ by more than `MOST_SKEW_MS`.
-
-    The server's clock decides when a message is due. So a due time that a program computes with the local clock comes
-    too early or too late.
-    """
-    if abs(skew_ms) > MOST_SKEW_MS:
-        side = "ahead of" if skew_ms > 0 else "behind"
-        log.warning("%s: the server's clock is %.0f ms %s the local clock", name, abs(skew_ms), side)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
-from aiodelay.backends.redis.connection.checks import check_server, server_time_ms, warn_of_skew
+from aiodelay.backends.clock_skew import warn_of_skew
+from aiodelay.backends.redis.connection.checks import check_server, server_time_ms
 from aiodelay.backends.redis.connection.client import Client
 from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.key_types import overwritten_key
@@ -34,6 +36,8 @@ from .pulse import RedisPulse
 from .waiting import Waiters
 
 __all__ = ["Base"]
+
+log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 WAY_S = 0.0003
 """The least time from the end of a wait until the server runs the script that is then sent."""
@@ -135,7 +139,7 @@ class Base:
                 raise StoreUnavailableError(self.name, fault.reason) from fault
             opened.time = _ServerTime(server_ms)
             if self._clock is None and len(self.checked_servers) > servers:
-                warn_of_skew(opened.client.place, server_ms - SystemClock().now_ms())
+                warn_of_skew(log, opened.client.place, "server", server_ms - SystemClock().now_ms())
         except BaseException:
             self.checked_servers = set()
             await opened.client.aclose()

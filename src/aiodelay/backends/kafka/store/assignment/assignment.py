@@ -14,6 +14,7 @@ from functools import partial
 
 from aiokafka import TopicPartition
 
+from aiodelay.backends.kafka.client import ClockCheck
 from aiodelay.backends.kafka.store.partition import Callbacks, Partition
 from aiodelay.backends.kafka.store.store_options import StoreOptions
 from aiodelay.backends.kafka.store.store_tasks import StoreTasks
@@ -40,6 +41,7 @@ class Assignment:
     Args:
         options: The options of the store.
         clock: The clock of the store.
+        clock_check: Compares this clock with the clocks of the brokers.
         targets: Knows which topics take messages.
         tasks: Runs the reader, the groups and the partitions.
     """
@@ -49,10 +51,12 @@ class Assignment:
     reader: Reader
     watch: TopicWatch
 
-    def __init__(self, options: StoreOptions, clock: Clock, targets: Targets, tasks: StoreTasks) -> None:
+    def __init__(
+        self, options: StoreOptions, clock: Clock, clock_check: ClockCheck, targets: Targets, tasks: StoreTasks
+    ) -> None:
         self._options, self._tasks = options, tasks
         self.waiters = Waiters()
-        self.factory = PartitionFactory(options, clock, targets, self.waiters.workers)
+        self.factory = PartitionFactory(options, clock, clock_check, targets, self.waiters.workers)
         self.reader = Reader(options.cluster)
         self.partitions: Mapping[TopicPartition, Partition] = {}
         self.counts: dict[str, int] = {}

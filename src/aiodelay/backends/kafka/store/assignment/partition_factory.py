@@ -9,6 +9,7 @@ from itertools import count
 
 from aiokafka import TopicPartition
 
+from aiodelay.backends.kafka.client import ClockCheck
 from aiodelay.backends.kafka.pending.rate_limit import RateLimit
 from aiodelay.backends.kafka.store.partition import Callbacks, Partition, Place, Shared
 from aiodelay.backends.kafka.store.partition.disk import Disk
@@ -33,14 +34,18 @@ class PartitionFactory:
     Args:
         options: The options of the store.
         clock: The clock of the store.
+        clock_check: Compares this clock with the clocks of the brokers.
         targets: Knows which topics take messages.
         workers: The dispatching roles that this process has opened.
     """
 
     fetcher: Fetcher
 
-    def __init__(self, options: StoreOptions, clock: Clock, targets: Targets, workers: Workers) -> None:
-        self._options, self._clock, self._targets, self._workers = options, clock, targets, workers
+    def __init__(
+        self, options: StoreOptions, clock: Clock, clock_check: ClockCheck, targets: Targets, workers: Workers
+    ) -> None:
+        self._options, self._clock, self._clock_check = options, clock, clock_check
+        self._targets, self._workers = targets, workers
         self._claims, self._pace = count(1), RateLimit(options.catch_up)
         self.fetcher = Fetcher(options.cluster)
         self.guard: Callable[[str], object] | None = None
@@ -81,6 +86,7 @@ class PartitionFactory:
             schedules=options.topics,
             targets=self._targets,
             clock=self._clock,
+            clock_check=self._clock_check,
             claims=self._claims,
             workers=self._workers,
             pace=self._pace,

@@ -62,6 +62,7 @@ class SessionRunner:
     ) -> None:
         self._place, self._callbacks = place, callbacks
         self._cluster, self._clock, self._targets = shared.cluster, shared.clock, shared.targets
+        self._clock_check = shared.clock_check
         self._progress, self._ownership, self._writer, self._checkpoints = progress, ownership, writer, checkpoints
         self._owned_s: float | None = asyncio.get_running_loop().time()  # None once the partition has served claims
 
@@ -102,7 +103,9 @@ class SessionRunner:
 
     async def _one_session(self) -> None:
         name = f"aiodelay.{self._place.topic}.{self._place.number}"
-        transactions = Transactions(self._cluster, name, batch_bytes=self._targets.batch_bytes)
+        transactions = Transactions(
+            self._cluster, name, batch_bytes=self._targets.batch_bytes, clock_check=self._clock_check
+        )
         self._ownership.begin()
         try:
             await transactions.start()

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection
 from itertools import count
 from typing import NamedTuple
 
+from aiodelay.backends.kafka.client import ClockCheck
 from aiodelay.backends.kafka.client.options import Cluster
 from aiodelay.backends.kafka.pending.rate_limit import RateLimit
 from aiodelay.backends.kafka.topics.targets import Targets
@@ -45,6 +46,7 @@ class Shared(NamedTuple):
         schedules: The schedules topics of the store.
         targets: Knows which topics take messages.
         clock: The clock of the store.
+        clock_check: Compares this clock with the clocks of the brokers.
         claims: Gives the numbers that make the tokens of claims differ.
         workers: The dispatching roles that this process has opened.
         pace: Limits how fast long overdue messages leave.
@@ -57,6 +59,7 @@ class Shared(NamedTuple):
     schedules: Collection[str]
     targets: Targets
     clock: Clock
+    clock_check: ClockCheck
     claims: count[int]
     workers: Workers
     pace: RateLimit
