@@ -152,6 +152,15 @@ class Tale:
             self.tell(h.Settled(call=call, outcomes=[outcome]), by=by)
         return self
 
+    def renew(self, outcome: str, *, token: int | None = None, by: str = "p") -> Tale:
+        """Renew the lease of `a`. The latest token becomes the new one, unless the renewal is of an earlier claim."""
+        call, former = self._call(), self.token if token is None else token
+        to = token_for(EPOCH_MS + self.now + LEASE_MS, 0)
+        self.tell(h.Renewing(call=call, batch=[("a", former, to)]), by=by)
+        self.tell(h.Renewed(call=call, outcomes=[outcome]), by=by)
+        self.token = to if token is None else self.token
+        return self
+
     def process(
         self, what: Literal["ready", "opened", "closed", "killed", "stopped", "ended"], *, by: str = "p", code: int = 0
     ) -> Tale:
@@ -246,6 +255,14 @@ def zombie_settles() -> Tale:
     story = Tale().put().wait(10).claim().run()
     token = story.token
     return story.wait(1_100).claim(by="q").settle(token=token).final(pending())
+
+
+def zombie_renews() -> Tale:
+    """Process p renews its lease although q has taken over."""
+    story = Tale().put().wait(10).claim().run(result="")
+    token = story.token
+    story.wait(1_100).claim(by="q").renew("renewed", token=token)
+    return story.run(by="q").settle(by="q").final()
 
 
 def settled_twice(*, since: int) -> Tale:
@@ -557,6 +574,18 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
         lambda: delivered().wait(5_000).claim(by="q").settle("b").final(),
         Limits(),
     ),
+    "S6 delivered, rescheduled, and claimed with the new due time": (
+        "S6",
+        lambda: (
+            delivered()
+            .command("reschedule", "rescheduled", at=5_000)
+            .wait(5_000)
+            .claim(due=5_000, by="q")
+            .settle(by="q", kind="again")
+            .final()
+        ),
+        Limits(),
+    ),
     "S7 two owners": (
         "S7",
         lambda: Tale().put().wait(10).claim().claim(by="q").run(by="q").settle(by="q").final(),
@@ -572,6 +601,7 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
         zombie_settles,
         Limits(),
     ),
+    "S7 an old owner's renewal was accepted": ("S7", zombie_renews, Limits()),
     "S7 tokens that do not grow": (
         "S7",
         lambda: (
@@ -598,6 +628,23 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
         Limits(),
     ),
     "B1 twice by one claim": ("B1", lambda: Tale().put().wait(10).claim().run().run().settle().final(), Limits()),
+    "B1 again after a success was settled as a failure, later than the lease": (
+        "B1",
+        lambda: (
+            Tale()
+            .put()
+            .wait(10)
+            .claim()
+            .run()
+            .settle(kind="again")
+            .wait(1_200)
+            .claim(attempt=1)
+            .run(attempt=2)
+            .settle()
+            .final()
+        ),
+        Limits(),
+    ),
     "B1 again after an orderly end": (
         "B1",
         lambda: (
@@ -675,7 +722,7 @@ def test_a_command_that_no_lost_server_carried_out_explains_nothing() -> None:
 
 
 def test_nothing_that_was_wholly_put_back_comes_from_its_source_again() -> None:
-    assert {violation.rule for violation in put_back(answer="settled").report().violations} == {"S6"}
+    assert {violation.rule for violation in put_back(answer="settled").report().violations} == {"S6", "B1"}
 
 
 def test_every_rule_has_a_history_that_breaks_it() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeAlias
@@ -232,17 +232,24 @@ def _s5_cancel_honoured(story: Story, limits: Limits) -> Iterator[Finding]:
 def _s6_nothing_ended_comes_back(story: Story, limits: Limits) -> Iterator[Finding]:
     """After a settlement that ends a message was acknowledged, no claim returns the message again."""
     over: dict[tuple[str, int, int], float] = {}
+    series = story.series()
     for lease in story.leases:
         for settlement in [] if lease.is_in_doubt else lease.settlements:
             if settlement.outcome == "settled" and settlement.note.kind != "again":
-                key = (lease.note.id, lease.note.revision, lease.note.due_ms)
+                key = _delivered_as(lease, series)
                 over[key] = min(settlement.answered_ns, over.get(key, NEVER))
     for lease in story.leases:
         if (lease.note.id, lease.note.revision) in story.doubled:
             continue
-        if over.get((lease.note.id, lease.note.revision, lease.note.due_ms), NEVER) < lease.asked_ns:
+        if over.get(_delivered_as(lease, series), NEVER) < lease.asked_ns:
             text = f"{lease.note.id} revision {lease.note.revision} was claimed by {lease.process} after its end"
             yield text, base_id(lease.note.id)
+
+
+def _delivered_as(lease: Lease, series: Set[str]) -> tuple[str, int, int]:
+    """Return what one end of a message ends: a revision, or one occurrence of a series."""
+    note = lease.note
+    return note.id, note.revision, note.due_ms if note.id in series else 0
 
 
 def _s7_one_live_owner(story: Story, limits: Limits) -> Iterator[Finding]:
@@ -292,6 +299,9 @@ def _overlap(older: Lease, newer: Lease, *, is_early_allowed: bool) -> Iterator[
     for settlement in older.settlements:
         if settlement.outcome == "settled" and settlement.asked_ns > newer.answered_ns:
             yield f"settled by {older.process} although {newer.process} had claimed it since"
+    for renewal in older.renewals:
+        if renewal.asked_ns > newer.answered_ns:
+            yield f"renewed by {older.process} although {newer.process} had claimed it since"
 
 
 def _s8_bytes_identical(story: Story, limits: Limits) -> Iterator[Finding]:
@@ -397,7 +407,8 @@ def _cause(story: Story, earlier: Attempt, again: Attempt, limits: Limits) -> Ca
     for fault in story.faults:
         if fault.process == first.process and first.asked_ns <= fault.at_ns <= second.answered_ns < first.settled_ns:
             return "fault"
-    has_lapsed = first.deadline_ms(second.answered_ns) <= second.now_ms
+    is_settled = first.settled_ns <= second.asked_ns
+    has_lapsed = not is_settled and first.deadline_ms(second.answered_ns) <= second.now_ms
     return "lapse" if limits.lapses and has_lapsed else ""
 
 

@@ -87,6 +87,16 @@ class Settlement:
 
 
 @dataclass(slots=True)
+class LeaseRenewal:
+    """A renewal that the store has carried out. `outcome` says whether the message was replaced or cancelled."""
+
+    asked_ns: int
+    answered_ns: int
+    token: int
+    outcome: str
+
+
+@dataclass(slots=True)
 class Lease:
     """A claim of one message by one process."""
 
@@ -97,7 +107,7 @@ class Lease:
     answered_ns: int
     now_ms: int
     is_of_source: bool
-    renewals: list[tuple[int, int]] = field(default_factory=list)
+    renewals: list[LeaseRenewal] = field(default_factory=list)
     settlements: list[Settlement] = field(default_factory=list)
     is_in_doubt: bool = False
     """Whether the store may have lost the claim, or its settlement, with a lost server."""
@@ -111,7 +121,7 @@ class Lease:
 
     def deadline_ms(self, at_ns: float) -> int:
         """Return the deadline of the lease, as the process knew it at `at_ns`."""
-        tokens = [self.note.token, *(token for renewed_ns, token in self.renewals if renewed_ns <= at_ns)]
+        tokens = [self.note.token, *(each.token for each in self.renewals if each.answered_ns <= at_ns)]
         return max(token_deadline_ms(token) for token in tokens)
 
     def is_open(self, at_ns: float) -> bool:
@@ -302,8 +312,8 @@ class Story:
         assert isinstance(renewing, Renewing)
         for (message_id, token, to), outcome in zip(renewing.batch, event.outcomes, strict=True):
             lease = self._by_token.get((event.process, message_id, token))
-            if lease is not None and outcome in ("renewed", "cancelled"):
-                lease.renewals.append((event.at_ns, to))
+            if lease is not None and outcome != "lost":
+                lease.renewals.append(LeaseRenewal(renewing.at_ns, event.at_ns, to, outcome))
                 self._by_token[event.process, message_id, to] = lease
 
     def _run_started(self, event: RunStarted) -> None:
@@ -354,7 +364,7 @@ class Story:
         """Mark the operations and leases in the lost time as uncertain."""
         for lease in self.leases:
             times: list[tuple[int, float]] = [(lease.asked_ns, lease.answered_ns)]
-            times += [(at_ns, at_ns) for at_ns, _ in lease.renewals]
+            times += [(each.answered_ns, each.answered_ns) for each in lease.renewals]
             times += [(each.asked_ns, each.answered_ns) for each in lease.settlements]
             lease.is_in_doubt |= any(asked <= loss.at_ns and answered >= loss.since_ns for asked, answered in times)
         for operation in self.operations:
@@ -366,6 +376,13 @@ class Story:
     def puts(self) -> Iterator[Operation]:
         """Yield the commands that surely wrote a new revision."""
         return (operation for operation in self.operations if operation.is_put)
+
+    def series(self) -> set[str]:
+        """Return the ids of messages that recur, or may recur."""
+        ids = {operation.id for operation in self.operations if operation.call.recurs}
+        return ids | {
+            lease.note.id for lease in self.leases if any(each.note.next_ms is not None for each in lease.settlements)
+        }
 
     def by_id(self) -> dict[str, list[Operation]]:
         """Return the operations by message id."""
