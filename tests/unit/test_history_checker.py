@@ -76,10 +76,11 @@ class Tale:
         self.tell(h.Returned(call=call, outcome="ok", answer=answer), by="producer")
         return self
 
-    def redrive(self) -> Tale:
-        call = self._call()
-        self.tell(h.Invoked(call=call, op="redrive", id="a", revision=REVISION), by="producer")
-        self.tell(h.Returned(call=call, outcome="ok", answer="stored", revision=REVISION + 1), by="producer")
+    def redrive(self, version: int = 0) -> Tale:
+        """Redrive a version as the next one."""
+        call, revision = self._call(), REVISION + version
+        self.tell(h.Invoked(call=call, op="redrive", id="a", revision=revision), by="producer")
+        self.tell(h.Returned(call=call, outcome="ok", answer="stored", revision=revision + 1), by="producer")
         return self
 
     def moved(self) -> Tale:
@@ -95,10 +96,11 @@ class Tale:
         attempt: int = 0,
         token: int | None = None,
         lapses: int = 0,
+        is_of_source: bool = False,
     ) -> Tale:
         """Claim `a`, or these; of several, each is due 1 ms earlier than the one before."""
         call = self._call()
-        self.tell(h.Claiming(call=call), by=by)
+        self.tell(h.Claiming(call=call, is_of_source=is_of_source), by=by)
         self.token = token_for(EPOCH_MS + self.now + LEASE_MS, 0) if token is None else token
         notes = [
             h.ClaimNote(id_, REVISION + version, EPOCH_MS + due - i, "x", attempt, self.token, lapses=lapses)
@@ -138,7 +140,7 @@ class Tale:
         id_: str = "a",
         *,
         version: int = 0,
-        kind: Literal["delivered", "again", "dead"] = "delivered",
+        kind: Literal["delivered", "dropped", "again", "dead"] = "delivered",
         outcome: str = "settled",
         by: str = "p",
         token: int | None = None,
@@ -257,6 +259,31 @@ def zombie_settles() -> Tale:
     return story.wait(1_100).claim(by="q").settle(token=token).final(pending())
 
 
+def unwanted(answer: str, *, begins_after: int) -> Tale:
+    """A process learns from a renewal that its claim is replaced or cancelled, and begins the run after a while."""
+    story = Tale().put().wait(10).claim()
+    if answer == "superseded":
+        story.put(version=1, answer="replaced")
+    else:
+        story.command("cancel", "in_flight")
+    story.renew(answer)
+    story.wait(story.now + begins_after).run().settle(outcome=answer)
+    if answer == "superseded":
+        story.claim(version=1).run(version=1).settle(version=1)
+    return story.final()
+
+
+def claimed_before_it_was_replaced(*, by_answer: bool) -> Tale:
+    """A version is put without an answer and delivered. Then the version before it is claimed, or settled."""
+    story = Tale().put().put(version=1, outcome="info").wait(10)
+    if by_answer:
+        story.claim()
+        first = story.token
+        story.claim(version=1).run(version=1).settle(version=1)
+        return story.run().settle(token=first).final()
+    return story.claim(version=1).run(version=1).settle(version=1).claim().run().settle().final()
+
+
 def zombie_renews() -> Tale:
     """Process p renews its lease although q has taken over."""
     story = Tale().put().wait(10).claim().run(result="")
@@ -326,10 +353,25 @@ def series(*, retry: bool = False) -> Tale:
     return story.settle(kind="again" if retry else "delivered", then=60)
 
 
-def redriven() -> Tale:
+def redriven(kind: Literal["delivered", "dead"] = "delivered") -> Tale:
     """A dead letter is redriven, as a new revision with the same bytes."""
     story = Tale().put().wait(10).claim().run(result="failed").settle(kind="dead").redrive()
-    return story.claim(version=1).run(version=1, digest="a0").settle(version=1)
+    result: Literal["ok", "failed"] = "ok" if kind == "delivered" else "failed"
+    return story.claim(version=1).run(version=1, digest="a0", result=result).settle(version=1, kind=kind)
+
+
+def element_of_a_list() -> Tale:
+    """A message is in a list when another message of its id is scheduled and cancelled. It is still delivered."""
+    story = Tale().put().put(version=1).command("cancel", "cancelled").wait(10)
+    story.claim(is_of_source=True).run().settle().claim(version=1, is_of_source=True)
+    return story.run(version=1).settle(version=1).final()
+
+
+def left_by_a_series() -> Tale:
+    """A series ends while an occurrence waits for its retry. A new message of the same id does not end the retry."""
+    story = series(retry=True).wait(60).claim(due=60).run(due=60).settle().put(version=1, due=80)
+    story.claim(RETRIED, attempt=1).run(attempt=2).settle(RETRIED)
+    return story.wait(80).claim(version=1, due=80).run(version=1, due=80).settle(version=1).final()
 
 
 def left_by(*ends: Literal["closed"], at: int = 100) -> Tale:
@@ -383,6 +425,19 @@ CLEAN: dict[str, Callable[[], Tale]] = {
         .final()
     ),
     "may have been replaced by one that is unknown": lambda: Tale().put().put(version=1, outcome="info").final(),
+    "begun while the answer that it was replaced arrived": lambda: unwanted("superseded", begins_after=0),
+    "begun while the answer that it was cancelled arrived": lambda: unwanted("cancelled", begins_after=0),
+    "an element of a list whose id was scheduled again": element_of_a_list,
+    "a retry that an ended series has left": left_by_a_series,
+    "dropped by its process because it is late": lambda: (
+        Tale().put(late_ms=5).wait(20).claim().settle(kind="dropped").final()
+    ),
+    "redriven, and dropped because it is late": lambda: (
+        Tale().put(late_ms=5).wait(10).claim().run(result="failed").settle(kind="dead").redrive().wait(100).final()
+    ),
+    "redriven twice": lambda: (
+        redriven(kind="dead").redrive(1).claim(version=2).run(version=2, digest="a0").settle(version=2).final()
+    ),
     "kept": lambda: delivered().put(answer="kept").final(),
     "failed, then delivered": lambda: (
         Tale()
@@ -513,6 +568,34 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
         lambda: Tale().put().wait(10).claim().run(result="failed").settle(kind="dead").redrive().final(),
         Limits(),
     ),
+    "S2 dropped without a policy": (
+        "S2",
+        lambda: Tale().put().wait(10).claim().settle(kind="dropped").final(),
+        Limits(),
+    ),
+    "S2 dropped before it was late": (
+        "S2",
+        lambda: Tale().put(late_ms=500).wait(20).claim().settle(kind="dropped").final(),
+        Limits(),
+    ),
+    "S8 the bytes of another version after a redrive": (
+        "S8",
+        lambda: (
+            Tale()
+            .put()
+            .put(version=1, answer="replaced")
+            .wait(10)
+            .claim(version=1)
+            .run(version=1, result="failed")
+            .settle(version=1, kind="dead")
+            .redrive(1)
+            .claim(version=2)
+            .run(version=2, digest="a0")
+            .settle(version=2)
+            .final()
+        ),
+        Limits(),
+    ),
     "S8 other bytes after a redrive": (
         "S8",
         lambda: (
@@ -544,6 +627,60 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
         "S4",
         lambda: (
             Tale().put().put(version=1, answer="replaced").wait(10).claim().run().settle().final(pending(version=1))
+        ),
+        Limits(),
+    ),
+    "S4 an earlier version after a version with an unknown outcome": (
+        "S4",
+        lambda: claimed_before_it_was_replaced(by_answer=False),
+        Limits(),
+    ),
+    "S4 the outcome of an earlier version was written after a version with an unknown outcome": (
+        "S4",
+        lambda: claimed_before_it_was_replaced(by_answer=True),
+        Limits(),
+    ),
+    "S4 the outcome of a replaced version was written": (
+        "S4",
+        lambda: (
+            Tale()
+            .put()
+            .wait(10)
+            .claim()
+            .put(version=1, answer="replaced")
+            .run()
+            .settle()
+            .claim(version=1)
+            .run(version=1)
+            .settle(version=1)
+            .final()
+        ),
+        Limits(),
+    ),
+    "S4 begun although its process knew of the replacement": (
+        "S4",
+        lambda: unwanted("superseded", begins_after=600),
+        Limits(),
+    ),
+    "S5 begun although its process knew of the cancel": (
+        "S5",
+        lambda: unwanted("cancelled", begins_after=600),
+        Limits(),
+    ),
+    "S5 cancelled and run, although the answer to its put was lost": (
+        "S5",
+        lambda: (
+            Tale()
+            .put(outcome="info")
+            .wait(10)
+            .claim()
+            .run(result="failed")
+            .settle(kind="again")
+            .command("cancel", "cancelled")
+            .claim(attempt=1)
+            .run(attempt=2)
+            .settle()
+            .final()
         ),
         Limits(),
     ),

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from aiodelay.core.transitions import base_id, occurrence_id, token_deadline_ms
 
-from .story import NEVER, Attempt, Lease, Operation, Story
+from .story import NEVER, Attempt, Lease, Operation, Settlement, Story
 
 __all__ = ["RULES", "Cause", "Finding", "Limits", "Rule", "causes", "first_runs"]
 
@@ -27,6 +27,8 @@ LEAST_DEATH_NS = 1_000_000_000
 
 They do so 3 s after its last sign of life, which was a little earlier. The end of a process may be noticed at once.
 """
+LONGEST_NOTE_NS = 500_000_000
+"""The longest time from the answer to a renewal until the loop of the process knows the answer."""
 CHANGES = ("stored", "replaced", "rescheduled", "fired")
 """The answers to commands that changed the message."""
 
@@ -133,9 +135,33 @@ def _ended(story: Story) -> set[tuple[str, int]]:
             if each.outcome != "settled":
                 continue
             is_last = lease.note.id == key[0] and each.note.next_ms is None
-            if is_last if key in series else each.note.kind in ("delivered", "dropped"):
+            if is_last if key in series else each.note.kind == "delivered" or _is_dropped_late(each, lease, story):
                 ended.add(key)
     return ended
+
+
+def _is_dropped_late(settlement: Settlement, lease: Lease, story: Story) -> bool:
+    """Return whether a message was dropped, and its `Late` policy allowed this at the time of its claim."""
+    if settlement.note.kind != "dropped":
+        return False
+    late_ms = _late_ms(story.by_id().get(base_id(lease.note.id), []), lease.note.revision)
+    return late_ms is not None and lease.now_ms >= lease.note.due_ms + late_ms
+
+
+def _late_ms(operations: list[Operation], revision: int) -> int | None:
+    """Return the lateness in ms at which a version may be dropped; None = never.
+
+    A message that was redriven, or that other messages have joined, keeps the policy of an earlier command.
+    """
+    keeps = any(each.revision == revision and (each.call.joins or each.call.op == "redrive") for each in operations)
+    return min(
+        (
+            each.call.late_ms
+            for each in operations
+            if each.call.late_ms is not None and (keeps or each.revision == revision)
+        ),
+        default=None,
+    )
 
 
 def _lost_retries(story: Story, put: Operation) -> Iterator[str]:
@@ -183,7 +209,8 @@ def _may_have_ended(put: Operation, operations: list[Operation], final_ms: int) 
             return True
         if other.call.op == "reschedule":
             due_ms = max(due_ms, other.due_ms, other.call.at_ms or 0)
-    return put.call.late_ms is not None and final_ms > due_ms + put.call.late_ms
+    late_ms = _late_ms(operations, put.revision)
+    return late_ms is not None and final_ms > due_ms + late_ms
 
 
 def _s3_at_least_once(story: Story, limits: Limits) -> Iterator[Finding]:
@@ -202,25 +229,84 @@ def _s3_at_least_once(story: Story, limits: Limits) -> Iterator[Finding]:
 
 
 def _s4_latest_version_wins(story: Story, limits: Limits) -> Iterator[Finding]:
-    """After a replacement was acknowledged, no claim returns the replaced version."""
-    puts = defaultdict(list)
+    """After a replacement was acknowledged or claimed, no claim returns the replaced version, or settles it.
+
+    A process that knows of the replacement begins no attempt at the replaced version.
+    """
+    versions: dict[str, list[_Version]] = defaultdict(list)
     for put in story.puts():
-        puts[put.id].append(put)
+        versions[put.call.id].append(_Version(put.revision, put.answered_ns, "acknowledged", put.answer == "replaced"))
+    for lease in story.leases:
+        if lease.is_certain:
+            versions[lease.note.id].append(_Version(lease.note.revision, lease.answered_ns, "claimed"))
     for attempt in story.attempts:
-        for put in puts[attempt.start.id]:
-            if put.revision > attempt.revision and put.answered_ns < attempt.asked_ns:
-                yield f"{attempt} was claimed after revision {put.revision} had been acknowledged", put.id
+        if attempt.is_of_source:
+            continue
+        if _knew(story, attempt, "superseded"):
+            yield f"{attempt} began although its process knew of the replacement", attempt.start.id
+        for version in versions[attempt.start.id]:
+            if version.ends(attempt.revision, attempt.asked_ns, is_retry=attempt.is_retried_occurrence):
+                text = f"{attempt} was claimed after revision {version.revision} had been {version.how}"
+                yield text, attempt.start.id
+                break
+    for lease in (each for each in story.leases if each.is_certain):
+        note, message_id = lease.note, base_id(lease.note.id)
+        settled_ns = max((each.asked_ns for each in lease.settlements if each.outcome == "settled"), default=0)
+        for version in versions[message_id]:
+            if version.ends(note.revision, settled_ns, is_retry=note.id != message_id):
+                text = f"{note.id} revision {note.revision} was settled by {lease.process} after revision"
+                yield f"{text} {version.revision} had been {version.how}", message_id
                 break
 
 
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """A version that the store surely held at a time."""
+
+    revision: int
+    known_ns: float
+    how: str
+    ends_retries: bool = False
+
+    def ends(self, revision: int, asked_ns: int, *, is_retry: bool) -> bool:
+        """Return whether this version has replaced a revision before a call was made.
+
+        A series that has ended may leave retries. A new message of the same id does not end them.
+        """
+        return self.revision > revision and self.known_ns < asked_ns and (self.ends_retries or not is_retry)
+
+
+def _knew(story: Story, attempt: Attempt, answer: Literal["superseded", "cancelled"]) -> bool:
+    """Return whether a renewal of the claim had this answer well before the run began."""
+    lease = attempt.lease
+    if lease is None:
+        return False
+    told_ns = min((each.answered_ns for each in lease.renewals if each.outcome == answer), default=NEVER)
+    return attempt.start.at_ns - told_ns > LONGEST_NOTE_NS and not any(
+        fault.process == lease.process and lease.asked_ns <= fault.at_ns <= attempt.start.at_ns
+        for fault in story.faults
+    )
+
+
 def _s5_cancel_honoured(story: Story, limits: Limits) -> Iterator[Finding]:
-    """After a cancel was acknowledged, no claim returns a message that was surely stored before the cancel."""
+    """After a cancel was acknowledged, no claim returns a message that was surely stored before the cancel.
+
+    A process that knows of the cancel begins no attempt.
+    """
     cancels = defaultdict(list)
     for operation in story.operations:
         if operation.call.op == "cancel" and operation.answer in ("cancelled", "in_flight"):
             cancels[operation.id].append(operation)
     stored_ns = {(put.id, put.revision): put.answered_ns for put in story.puts()}
+    for lease in story.leases:
+        key = (base_id(lease.note.id), lease.note.revision)
+        if lease.is_certain:
+            stored_ns[key] = min(lease.answered_ns, stored_ns.get(key, NEVER))
     for attempt in story.attempts:
+        if attempt.is_of_source:
+            continue
+        if _knew(story, attempt, "cancelled"):
+            yield f"{attempt} began although its process knew of the cancel", attempt.start.id
         stored = stored_ns.get((attempt.start.id, attempt.revision), NEVER)
         for cancel in cancels[attempt.start.id]:
             if stored < cancel.asked_ns and cancel.answered_ns < attempt.asked_ns:
@@ -246,7 +332,7 @@ def _s6_nothing_ended_comes_back(story: Story, limits: Limits) -> Iterator[Findi
             yield text, base_id(lease.note.id)
 
 
-def _delivered_as(lease: Lease, series: Set[str]) -> tuple[str, int, int]:
+def _delivered_as(lease: Lease, series: Collection[str]) -> tuple[str, int, int]:
     """Return what one end of a message ends: a revision, or one occurrence of a series."""
     note = lease.note
     return note.id, note.revision, note.due_ms if note.id in series else 0
@@ -316,7 +402,7 @@ def _s8_bytes_identical(story: Story, limits: Limits) -> Iterator[Finding]:
         if not start.lane and not of_id:  # another program wrote it into a list or topic
             continue
         schedules = [each for each in of_id if each.call.op == "schedule"]
-        candidates = _candidates(attempt, known.get((start.id, attempt.revision)), of_id, schedules)
+        candidates = _candidates(attempt, known.get((start.id, attempt.revision)), of_id, schedules, known)
         if not candidates:
             yield f"{attempt} delivered a message that no command explains", start.id
         elif not any(_is_same(attempt, each) for each in schedules if each.call.joins or each in candidates):
@@ -324,7 +410,11 @@ def _s8_bytes_identical(story: Story, limits: Limits) -> Iterator[Finding]:
 
 
 def _candidates(
-    attempt: Attempt, put: Operation | None, of_id: list[Operation], schedules: list[Operation]
+    attempt: Attempt,
+    put: Operation | None,
+    of_id: list[Operation],
+    schedules: list[Operation],
+    known: Mapping[tuple[str, int], Operation],
 ) -> list[Operation]:
     """Return the commands that may have made the delivered version.
 
@@ -335,6 +425,7 @@ def _candidates(
         put: The command that was answered with the revision of this version; None if no command was.
         of_id: The commands with this id.
         schedules: The commands that schedule, among these commands.
+        known: The commands that were answered with a revision, by id and revision.
     """
     if put is None:
         is_repeated = attempt.lease is not None and attempt.lease.is_in_doubt  # its server lost it before
@@ -344,7 +435,9 @@ def _candidates(
             if is_repeated or has_redrive
             else [each for each in schedules if each.may_be_put or each.call.joins]
         )
-    return schedules if put.call.op == "redrive" else [put]
+    if put.call.op == "redrive":
+        return _candidates(attempt, known.get((put.id, put.call.revision)), of_id, schedules, known)
+    return [put]
 
 
 def _is_same(attempt: Attempt, scheduled: Operation) -> bool:

@@ -115,6 +115,11 @@ class Lease:
     """Whether the process has tried to put the message back into the store from a source."""
 
     @property
+    def is_certain(self) -> bool:
+        """Whether the claim shows what the store holds: no server has lost it, and it is of no source."""
+        return not self.is_in_doubt and not self.is_of_source
+
+    @property
     def settled_ns(self) -> float:
         """The time of the answer `settled` to the settlement of this claim; `NEVER` without such an answer."""
         return min((each.answered_ns for each in self.settlements if each.outcome == "settled"), default=NEVER)
@@ -152,6 +157,11 @@ class Attempt:
     def is_retried_occurrence(self) -> bool:
         """Whether this is a retry of an occurrence of a series, which is a message of its own."""
         return self.lease is not None and self.lease.note.id != self.start.id
+
+    @property
+    def is_of_source(self) -> bool:
+        """Whether the message came from a source, such as a list. Commands to the store do not change it any more."""
+        return self.lease is not None and self.lease.is_of_source
 
     @property
     def asked_ns(self) -> int:
