@@ -27,12 +27,12 @@ class Tale:
 
     def __init__(self) -> None:
         self.events: list[h.Event] = []
-        self.now = 0
+        self.now, self.epoch_ms = 0, EPOCH_MS
         self._calls = 0
         self.token = 0
 
     def tell(self, event: h.Event, *, by: str) -> None:
-        event.process, event.at_ns, event.wall_ms = by, self.now * 1_000_000, EPOCH_MS + self.now
+        event.process, event.at_ns, event.wall_ms = by, self.now * 1_000_000, self.epoch_ms + self.now
         self.events.append(event)
         self.now += 1
 
@@ -83,6 +83,18 @@ class Tale:
         self.tell(h.Returned(call=call, outcome="ok", answer="stored", revision=revision + 1), by="producer")
         return self
 
+    def purge(self, answer: str) -> Tale:
+        call = self._call()
+        self.tell(h.Invoked(call=call, op="purge", id="a", revision=REVISION), by="producer")
+        if answer:
+            self.tell(h.Returned(call=call, outcome="ok", answer=answer), by="producer")
+        return self
+
+    def step(self, by_ms: int) -> Tale:
+        """Step all clocks, but not the order of the events."""
+        self.epoch_ms += by_ms
+        return self
+
     def moved(self) -> Tale:
         self.tell(h.Moved(lane="x", messages=1), by="p")
         return self
@@ -101,12 +113,12 @@ class Tale:
         """Claim `a`, or these; of several, each is due 1 ms earlier than the one before."""
         call = self._call()
         self.tell(h.Claiming(call=call, is_of_source=is_of_source), by=by)
-        self.token = token_for(EPOCH_MS + self.now + LEASE_MS, 0) if token is None else token
+        self.token = token_for(self.epoch_ms + self.now + LEASE_MS, 0) if token is None else token
         notes = [
             h.ClaimNote(id_, REVISION + version, EPOCH_MS + due - i, "x", attempt, self.token, lapses=lapses)
             for i, id_ in enumerate(ids or ("a",))
         ]
-        self.tell(h.Claimed(call=call, now_ms=EPOCH_MS + self.now, claims=notes), by=by)
+        self.tell(h.Claimed(call=call, now_ms=self.epoch_ms + self.now, claims=notes), by=by)
         return self
 
     def run(
@@ -157,7 +169,7 @@ class Tale:
     def renew(self, outcome: str, *, token: int | None = None, by: str = "p") -> Tale:
         """Renew the lease of `a`. The latest token becomes the new one, unless the renewal is of an earlier claim."""
         call, former = self._call(), self.token if token is None else token
-        to = token_for(EPOCH_MS + self.now + LEASE_MS, 0)
+        to = token_for(self.epoch_ms + self.now + LEASE_MS, 0)
         self.tell(h.Renewing(call=call, batch=[("a", former, to)]), by=by)
         self.tell(h.Renewed(call=call, outcomes=[outcome]), by=by)
         self.token = to if token is None else self.token
@@ -250,6 +262,14 @@ def joined_in_flight() -> Tale:
     """An item joins a message in flight, and is delivered after it with a revision that no command was answered."""
     story = Tale().put(joins=True).wait(10).claim().run(result="").put(joins=True, answer="replaced").end_run()
     return story.settle().claim(version=1).run(version=1, digest="joined").settle(version=1).final()
+
+
+def joined_and_failed() -> Tale:
+    """An item joins a message in flight, whose attempt fails. The next attempt has both items, as a new revision."""
+    story = Tale().put(joins=True).wait(10).claim().put(joins=True, due=5_000, answer="replaced")
+    story.run(result="failed")
+    story.settle(kind="again").claim(version=1, attempt=1).run(version=1, attempt=2, digest="joined")
+    return story.settle(version=1)
 
 
 def zombie_settles() -> Tale:
@@ -425,6 +445,39 @@ CLEAN: dict[str, Callable[[], Tale]] = {
         .final()
     ),
     "may have been replaced by one that is unknown": lambda: Tale().put().put(version=1, outcome="info").final(),
+    "a dead letter that was purged": lambda: (
+        Tale().put().wait(10).claim().run(result="failed").settle(kind="dead").purge("purged").final()
+    ),
+    "a dead letter that may have been purged": lambda: (
+        Tale().put().wait(10).claim().run(result="failed").settle(kind="dead").purge("").final()
+    ),
+    "joined in flight, and delivered by the next attempt": lambda: joined_and_failed().final(),
+    "joined in flight, and waiting for the next attempt": lambda: (
+        Tale()
+        .put(joins=True)
+        .wait(10)
+        .claim()
+        .put(joins=True, answer="replaced")
+        .run(result="failed")
+        .settle(kind="again")
+        .final(pending(version=1))
+    ),
+    "the clock stepped back while a run failed": lambda: (
+        Tale()
+        .put()
+        .wait(600)
+        .claim()
+        .run(result="failed")
+        .step(-500)
+        .settle(kind="again")
+        .claim(attempt=1)
+        .run(attempt=2)
+        .settle()
+        .final()
+    ),
+    "the clock stepped back between a claim and its run": lambda: (
+        Tale().put().wait(10).claim().step(-50).run().settle().final()
+    ),
     "begun while the answer that it was replaced arrived": lambda: unwanted("superseded", begins_after=0),
     "begun while the answer that it was cancelled arrived": lambda: unwanted("cancelled", begins_after=0),
     "an element of a list whose id was scheduled again": element_of_a_list,
@@ -543,6 +596,21 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
     "S1 at a time that the record has and nobody gave": (
         "S1",
         lambda: Tale().put(due=100).wait(20).claim(due=10).run(due=10).settle().final(),
+        Limits(),
+    ),
+    "S1 by the store's clock, while the clock of the process is ahead": (
+        "S1",
+        lambda: Tale().put(due=5_000).wait(10).claim(due=5_000).step(6_000).run(due=5_000).settle().final(),
+        Limits(),
+    ),
+    "S2 an item that joined a message in flight is gone": (
+        "S2",
+        lambda: Tale().put(joins=True).wait(10).claim().put(joins=True, answer="replaced").run().settle().final(),
+        Limits(),
+    ),
+    "S2 a dead letter is gone, and another one was not found to be purged": (
+        "S2",
+        lambda: Tale().put().wait(10).claim().run(result="failed").settle(kind="dead").purge("not_found").final(),
         Limits(),
     ),
     "S2 acknowledged and gone": ("S2", lambda: Tale().put().final(), Limits()),
@@ -741,13 +809,11 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
     "S7 an old owner's renewal was accepted": ("S7", zombie_renews, Limits()),
     "S7 tokens that do not grow": (
         "S7",
-        lambda: (
-            Tale().put().wait(10).claim().settle(kind="again").claim(by="q", token=1).run(by="q").settle(by="q").final()
-        ),
+        lambda: Tale().put().wait(10).claim().wait(1_100).claim(by="q", token=1).run(by="q").settle(by="q").final(),
         Limits(),
     ),
     "S8 other bytes": ("S8", lambda: Tale().put().wait(10).claim().run(digest="?").settle().final(), Limits()),
-    "S8 what nobody scheduled": ("S8", lambda: Tale().claim("b").wait(10).run("b").settle("b").final(), Limits()),
+    "S8 what nobody scheduled": ("S8", lambda: Tale().wait(10).claim("b").run("b").settle("b").final(), Limits()),
     "S9 out of order": (
         "S9",
         lambda: (

@@ -150,6 +150,9 @@ async def test_each_command_is_recorded_with_its_answer(shop: Scheduler, path: P
         await until(lambda: runs(path, "dead") == ["failed", "failed"], "its runs")
         await until(letters, "its dead letter")
         await shop.redrive(*await letters())
+        await until(lambda: len(runs(path, "dead")) == 4, "its runs after the redrive")
+        await until(letters, "its other dead letter")
+        assert await shop.purge(*await letters()) == 1
         for message_id in ("kept", "replaced"):
             await shop.fire(message_id)
 
@@ -162,6 +165,7 @@ async def test_each_command_is_recorded_with_its_answer(shop: Scheduler, path: P
     assert answers["cancel", "unknown"] == "not_found"
     assert answers["reschedule", "moved"] == "rescheduled"
     assert answers["redrive", "dead"] == "stored"
+    assert answers["purge", "dead"] == "purged"
     assert runs(path, "dead") == ["failed"] * 4
 
 

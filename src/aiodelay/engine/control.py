@@ -241,7 +241,8 @@ class Control(Openable):
 
     async def purge(self, *letters: DeadLetter | DeadKey) -> int:
         """Delete dead letters; return how many were deleted."""
-        return await self.opened_store().purge(_keys(letters))
+        store, observer = self.opened_store(), self._ready().observer
+        return await (store.purge(_keys(letters)) if observer is None else observer.purge(store, _keys(letters)))
 
     async def journal(
         self, message_id: str | None = None, *, after: int = 0, limit: int = 100

@@ -56,6 +56,10 @@ class Observer(Protocol):
         """Schedule dead letters again, by `DeadLetters.redrive`."""
         ...
 
+    async def purge(self, letters: DeadLetters, keys: Sequence[DeadKey]) -> int:
+        """Delete dead letters, by `DeadLetters.purge`."""
+        ...
+
     def work(self, opening: AbstractAsyncContextManager[Work]) -> AbstractAsyncContextManager[Work]:
         """Wrap a store's dispatching side."""
         ...

@@ -47,6 +47,10 @@ class Observer(Measurements):
         """Schedule dead letters again. This call is not observed."""
         return await letters.redrive(keys)
 
+    async def purge(self, letters: DeadLetters, keys: Sequence[DeadKey]) -> int:
+        """Delete dead letters. This call is not observed."""
+        return await letters.purge(keys)
+
     @asynccontextmanager
     async def work(self, opening: AbstractAsyncContextManager[Work]) -> AsyncIterator[Work]:
         """Open the dispatching side of a store, and yield a wrapper that observes it."""

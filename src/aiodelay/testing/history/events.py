@@ -80,11 +80,11 @@ class Invoked(_Event, tag="invoked"):
         recurs: For `schedule`: whether the message recurs.
         late_ms: For `schedule`: the message may be dropped when it is late by this number of ms.
         joins: For `schedule`: whether the message joins an earlier message (`Conflict.append`).
-        revision: For `redrive`: the revision of the dead letter.
+        revision: For `redrive` and `purge`: the revision of the dead letter.
     """
 
     call: int
-    op: Literal["schedule", "cancel", "reschedule", "fire", "redrive"]
+    op: Literal["schedule", "cancel", "reschedule", "fire", "redrive", "purge"]
     id: str
     digest: str = ""
     lane: str = ""

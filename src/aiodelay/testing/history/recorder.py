@@ -116,6 +116,17 @@ class _Recorder:
             self._history.write(_redriven(call, outcome))
         return outcomes
 
+    async def purge(self, letters: DeadLetters, keys: Sequence[DeadKey]) -> int:
+        calls = [self._history.next_call() for _ in keys]
+        for call, key in zip(calls, keys, strict=True):
+            self._history.write(h.Invoked(call=call, op="purge", id=key.id, revision=key.revision))
+        purged = await letters.purge(keys)
+        if purged in (0, len(set(keys))):  # otherwise, the store does not say which letters it has deleted
+            answer = "purged" if purged else "not_found"
+            for call in calls:
+                self._history.write(h.Returned(call=call, outcome="ok", answer=answer))
+        return purged
+
     def taken_in(self, topic: str, partition: int, puts: Sequence[Put]) -> AbstractContextManager[Sequence[Put]]:
         return nullcontext(puts)
 

@@ -66,22 +66,26 @@ Finding: TypeAlias = tuple[str, *tuple[str, ...]]
 
 
 def _s1_never_early(story: Story, limits: Limits) -> Iterator[Finding]:
-    """No run starts before the due time of its record, or before the due time that the last certain command set."""
+    """No message is given out before the due time of its record, or that which the last certain command set.
+
+    The store's clock decides, at the claim. The clock of the process counts only for a run without a known claim.
+    """
     by_id = story.by_id()
     for attempt in story.attempts:
         due_ms = max(attempt.due_ms, _due_as_commanded(attempt, by_id.get(attempt.start.id, [])))
-        if attempt.start.wall_ms + limits.skew_ms < due_ms:
-            yield f"{attempt} started {due_ms - attempt.start.wall_ms} ms before it was due", attempt.start.id
+        if attempt.begun_ms + limits.skew_ms < due_ms:
+            yield f"{attempt} began {due_ms - attempt.begun_ms} ms before it was due", attempt.start.id
 
 
 def _due_as_commanded(attempt: Attempt, operations: list[Operation]) -> int:
     """Return the due time that the last command before the claim set; 0 if the last command is not certain.
 
-    The retry of an occurrence keeps its due time, also if its series is rescheduled.
+    The retry of an occurrence keeps its due time, also if its series is rescheduled. A message that others join keeps
+    it too.
     """
     if attempt.is_retried_occurrence:
         return 0
-    able = [each for each in operations if each.call.op != "cancel" and _took_effect(each)]
+    able = [each for each in operations if each.call.op not in ("cancel", "purge") and _took_effect(each)]
     possible = [each for each in able if each.asked_ns < attempt.asked_ns]
     if not possible:
         return 0
@@ -89,6 +93,7 @@ def _due_as_commanded(attempt: Attempt, operations: list[Operation]) -> int:
     if (
         last.outcome != "ok"
         or last.answer not in CHANGES
+        or (last.call.joins and last.answer == "replaced")
         or last.answered_ns > attempt.asked_ns
         or any(
             each.answered_ns > last.asked_ns
@@ -109,9 +114,10 @@ def _s2_nothing_lost(story: Story, limits: Limits) -> Iterator[Finding]:
     """Every acknowledged message is delivered, replaced, cancelled, dropped, a dead letter or still in the store."""
     if story.final is None:
         return
-    ended = _ended(story)
-    kept = {(note.id, note.revision) for note in story.final.pending}
-    kept |= {(message_id, revision) for message_id, revision, _ in story.final.dead}
+    pending = {(note.id, note.revision) for note in story.final.pending}
+    over = _ended(story) | {(message_id, revision) for message_id, revision, _ in story.final.dead}
+    over |= {(each.call.id, each.call.revision) for each in story.operations if each.may_have_purged}
+    last_pending, last_over, claimed_ns = _last(pending), _last(over), story.claimed_ns()
     by_id = story.by_id()
     for put in story.puts():
         if put.call.lane in story.moved or _may_have_ended(put, by_id[put.id], story.final.now_ms):
@@ -121,8 +127,21 @@ def _s2_nothing_lost(story: Story, limits: Limits) -> Iterator[Finding]:
                 (f"{lost} revision {put.revision}, to be tried again, is nowhere", put.id)
                 for lost in _lost_retries(story, put)
             )
-        if (put.call.id, put.revision) not in kept and (put.id, put.revision) not in ended:
+        if any(each.call.joins for each in by_id[put.id]):  # the next version has the items that came in flight
+            came_in_flight = put.answer == "replaced" and claimed_ns.get((put.id, put.revision), NEVER) < put.asked_ns
+            is_there = last_pending[put.id] >= put.revision or last_over[put.id] >= put.revision + came_in_flight
+        else:
+            is_there = not {(put.call.id, put.revision), (put.id, put.revision)}.isdisjoint(pending | over)
+        if not is_there:
             yield f"{put.call.id} revision {put.revision}, stored by {put.call.process}, is nowhere", put.id
+
+
+def _last(versions: Iterable[tuple[str, int]]) -> defaultdict[str, int]:
+    """Return the last of the versions of each id; 0 for an id without versions."""
+    last: defaultdict[str, int] = defaultdict(int)
+    for message_id, revision in versions:
+        last[message_id] = max(revision, last[message_id])
+    return last
 
 
 def _ended(story: Story) -> set[tuple[str, int]]:
@@ -298,16 +317,14 @@ def _s5_cancel_honoured(story: Story, limits: Limits) -> Iterator[Finding]:
         if operation.call.op == "cancel" and operation.answer in ("cancelled", "in_flight"):
             cancels[operation.id].append(operation)
     stored_ns = {(put.id, put.revision): put.answered_ns for put in story.puts()}
-    for lease in story.leases:
-        key = (base_id(lease.note.id), lease.note.revision)
-        if lease.is_certain:
-            stored_ns[key] = min(lease.answered_ns, stored_ns.get(key, NEVER))
+    claimed_ns = story.claimed_ns()
     for attempt in story.attempts:
         if attempt.is_of_source:
             continue
         if _knew(story, attempt, "cancelled"):
             yield f"{attempt} began although its process knew of the cancel", attempt.start.id
-        stored = stored_ns.get((attempt.start.id, attempt.revision), NEVER)
+        version = attempt.start.id, attempt.revision
+        stored = min(stored_ns.get(version, NEVER), claimed_ns.get(version, NEVER))
         for cancel in cancels[attempt.start.id]:
             if stored < cancel.asked_ns and cancel.answered_ns < attempt.asked_ns:
                 text = f"{attempt} was claimed after its cancel had been acknowledged as {cancel.answer}"
@@ -339,7 +356,10 @@ def _delivered_as(lease: Lease, series: Collection[str]) -> tuple[str, int, int]
 
 
 def _s7_one_live_owner(story: Story, limits: Limits) -> Iterator[Finding]:
-    """Claims of one message do not overlap, their tokens grow, and only the newest claim may settle."""
+    """Claims of one message do not overlap, and only the newest claim may settle or renew.
+
+    While a claim is open, a later claim has a later token. After its end, the clock may have stepped back.
+    """
     leases: dict[tuple[str, int], list[Lease]] = defaultdict(list)
     for lease in story.leases:
         leases[lease.note.id, lease.note.revision].append(lease)
@@ -377,11 +397,12 @@ def _is_passed_on(older: Lease, newer: Lease) -> bool:
 
 def _overlap(older: Lease, newer: Lease, *, is_early_allowed: bool) -> Iterator[str]:
     held_until_ms = older.deadline_ms(newer.asked_ns)
-    if token_deadline_ms(newer.note.token) < token_deadline_ms(older.note.token):
-        yield f"the token of {newer.process} is older than that of {older.process}, who had it before"
-    if not is_early_allowed and older.is_open(newer.answered_ns) and newer.now_ms < held_until_ms:
-        early_ms = held_until_ms - newer.now_ms
-        yield f"claimed by {newer.process} {early_ms} ms before the lease of {older.process} ended"
+    if not is_early_allowed and older.is_open(newer.answered_ns):
+        if token_deadline_ms(newer.note.token) < token_deadline_ms(older.note.token):
+            yield f"the token of {newer.process} is older than that of {older.process}, who had it before"
+        if newer.now_ms < held_until_ms:
+            early_ms = held_until_ms - newer.now_ms
+            yield f"claimed by {newer.process} {early_ms} ms before the lease of {older.process} ended"
     for settlement in older.settlements:
         if settlement.outcome == "settled" and settlement.asked_ns > newer.answered_ns:
             yield f"settled by {older.process} although {newer.process} had claimed it since"

@@ -34,7 +34,7 @@ from .events import (
     SettlingNote,
 )
 
-__all__ = ["NEVER", "Attempt", "Fault", "Lease", "Operation", "Settlement", "Story"]
+__all__ = ["NEVER", "Attempt", "Fault", "Lease", "LeaseRenewal", "Operation", "Settlement", "Story"]
 
 NEVER: float = math.inf
 _Run: TypeAlias = tuple[str, str, int, int]
@@ -69,6 +69,11 @@ class Operation:
         """Whether the command surely wrote a new revision."""
         puts = self.call.op in ("schedule", "redrive")
         return puts and self.outcome == "ok" and self.answer in ("stored", "replaced")
+
+    @property
+    def may_have_purged(self) -> bool:
+        """Whether the command has deleted a dead letter, or may have."""
+        return self.call.op == "purge" and (self.outcome == "info" or self.answer == "purged")
 
     @property
     def may_be_put(self) -> bool:
@@ -157,6 +162,11 @@ class Attempt:
     def is_retried_occurrence(self) -> bool:
         """Whether this is a retry of an occurrence of a series, which is a message of its own."""
         return self.lease is not None and self.lease.note.id != self.start.id
+
+    @property
+    def begun_ms(self) -> int:
+        """The store's time of the claim, epoch ms; without a claim, the time of the process at the beginning."""
+        return self.start.wall_ms if self.lease is None else self.lease.now_ms
 
     @property
     def is_of_source(self) -> bool:
@@ -386,6 +396,14 @@ class Story:
     def puts(self) -> Iterator[Operation]:
         """Yield the commands that surely wrote a new revision."""
         return (operation for operation in self.operations if operation.is_put)
+
+    def claimed_ns(self) -> dict[tuple[str, int], int]:
+        """Return when each version was claimed for the first time, by id and revision."""
+        claimed: dict[tuple[str, int], int] = {}
+        for lease in self.leases:
+            if lease.is_certain:
+                claimed.setdefault((base_id(lease.note.id), lease.note.revision), lease.answered_ns)
+        return claimed
 
     def series(self) -> set[str]:
         """Return the ids of messages that recur, or may recur."""
