@@ -69,6 +69,12 @@ class Tale:
             self.tell(returned, by=by)
         return self
 
+    def retry_put(self) -> Tale:
+        """Repeat the last call, which put `a` without a certain answer. It is answered now."""
+        returned = h.Returned(call=self._calls, outcome="ok", answer="stored", revision=REVISION, due_ms=EPOCH_MS + 10)
+        self.tell(returned, by="producer")
+        return self
+
     def command(self, op: Literal["cancel", "reschedule"], answer: str, *, at: int | None = None) -> Tale:
         call = self._call()
         at_ms = None if at is None else EPOCH_MS + at
@@ -613,6 +619,11 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
         lambda: Tale().put().wait(10).claim().run(result="failed").settle(kind="dead").purge("not_found").final(),
         Limits(),
     ),
+    "S2 acknowledged by a repetition, and gone": (
+        "S2",
+        lambda: Tale().put(outcome="info").retry_put().final(),
+        Limits(),
+    ),
     "S2 acknowledged and gone": ("S2", lambda: Tale().put().final(), Limits()),
     "S2 the later version is gone": (
         "S2",
@@ -993,6 +1004,15 @@ def test_the_evidence_of_a_lost_message_shows_what_was_stored_and_what_is_left()
     story = delivered("other").put().process("ready", by="q").final(pending("other", version=2))
     assert evidence(story) == [
         "producer  asks to schedule a",
+        "producer  is answered: stored",
+        "judge     in the end the store holds: none of these messages",
+    ]
+
+
+def test_the_evidence_of_a_lost_message_shows_each_answer_to_its_command() -> None:
+    assert evidence(Tale().put(outcome="info").retry_put().put("other").final(pending("other"))) == [
+        "producer  asks to schedule a",
+        "producer  is answered: info",
         "producer  is answered: stored",
         "judge     in the end the store holds: none of these messages",
     ]

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from aiodelay import Every, Late, Later, Retry, Scheduler
-from aiodelay.core.values import CancelOutcome, DeadLetter
-from aiodelay.errors import ClosedError
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import After, CancelOutcome, DeadLetter, Envelope, Put, Scheduled
+from aiodelay.errors import ClosedError, OutcomeUnknownError
 from aiodelay.memory import MemoryStore
 from aiodelay.model import Conflict
 from aiodelay.testing import VirtualClock, assert_delivered, on_virtual_time
@@ -167,6 +168,49 @@ async def test_each_command_is_recorded_with_its_answer(shop: Scheduler, path: P
     assert answers["redrive", "dead"] == "stored"
     assert answers["purge", "dead"] == "purged"
     assert runs(path, "dead") == ["failed"] * 4
+
+
+async def test_the_repetition_of_a_command_is_recorded_with_its_answer(path: Path, clock: VirtualClock) -> None:
+    store = FaultyStore(MemoryStore(clock=clock))
+    shop = Scheduler(store, clock=clock, store_timeout="1s", dispatch=False)
+    with h.History(path, "shop", clock=clock) as history:
+        h.record(shop, history)
+        async with shop:
+            store.inject("request_lost", "apply", times=None)
+            with pytest.raises(OutcomeUnknownError) as first:
+                await shop.schedule(b"", to="handler:work", id="m", delay="1h")
+            with pytest.raises(OutcomeUnknownError) as second:
+                await first.value.retry()
+            store.heal()
+            scheduled = await second.value.retry()
+            assert isinstance(scheduled, Scheduled)
+            assert await shop.cancel("m") == CancelOutcome.CANCELLED
+            store.inject("request_lost", "apply", times=None)
+            with pytest.raises(OutcomeUnknownError) as cancelling:
+                await shop.cancel("m")
+            store.heal()
+            assert await cancelling.value.retry() == CancelOutcome.NOT_FOUND
+    put, _, cancel = h.Story(h.read(path)).operations
+    assert (put.outcome, put.answer, put.revision, put.due_ms) == ("ok", "stored", scheduled.revision, scheduled.due_ms)
+    assert (cancel.outcome, cancel.answer) == ("ok", "not_found")
+
+
+async def test_messages_that_an_intake_stores_are_recorded(path: Path, clock: VirtualClock) -> None:
+    store = MemoryStore(clock=clock)
+    worker = Scheduler(store, clock=clock)
+
+    @worker.handler(name="work")
+    async def work(payload: bytes) -> None: ...
+
+    with h.History(path, "worker", clock=clock) as history:
+        h.record(worker, history)
+        async with worker:
+            puts = [Put(new_op(), Envelope("m", "work", "", payload=b"x"), After(1_000))]
+            with worker.around_intake("requests", 0)(puts) as taken:
+                await store.apply(taken)
+            await clock.advance("1m")
+    h.check_file(path).verify()
+    assert runs(path, "m") == ["ok"]
 
 
 async def test_series_late_messages_and_joined_messages_break_no_rule(shop: Scheduler, path: Path) -> None:

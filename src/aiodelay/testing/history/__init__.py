@@ -31,7 +31,7 @@ from .events import (
 from .recorder import count_resources, record
 from .report import Report, Violation, check, check_file
 from .rules import RULES, Limits
-from .story import NEVER, Attempt, Fault, Lease, Operation, Settlement, Story
+from .story import NEVER, Attempt, Fault, Lease, LeaseRenewal, Operation, Settlement, Story
 
 __all__ = [
     "NEVER",
@@ -47,6 +47,7 @@ __all__ = [
     "History",
     "Invoked",
     "Lease",
+    "LeaseRenewal",
     "Limits",
     "Loss",
     "Moved",

@@ -56,6 +56,8 @@ def _groups(events: Sequence[h.Event], ids: frozenset[str]) -> list[Group]:
         match event:
             case h.Invoked() | h.Claiming() | h.Settling() | h.Renewing():
                 calls[event.process, event.call] = event
+            case h.Returned() if groups.get((event.process, event.call)):  # a repeated command is answered again
+                groups[event.process, event.call].append(event)
             case h.Returned() | h.Claimed() | h.Settled() | h.Renewed():
                 asked = calls.pop((event.process, event.call), None)
                 groups[event.process, event.call] += [] if asked is None else _call(asked, event, ids)

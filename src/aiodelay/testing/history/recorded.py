@@ -25,6 +25,7 @@ from aiodelay.core.values import (
     Renewal,
     RenewOutcome,
     Reschedule,
+    Scheduled,
     Settlement,
     SettleOutcome,
     Stored,
@@ -38,11 +39,11 @@ from aiodelay.testing.forwarding import ForwardingFeed, ForwardingWork
 
 from . import events as h
 
-__all__ = ["RecordedCommands", "RecordedFeed", "RecordedLocalFeed", "RecordedTransfer", "RecordedWork"]
+__all__ = ["RecordedCommands", "RecordedFeed", "RecordedLocalFeed", "RecordedTransfer", "RecordedWork", "scheduling"]
 
 
 class RecordedCommands:
-    """Carries commands out, and records them with the outcomes that their callers learn.
+    """Carries commands out, and records them with the outcomes that their callers learn, also by `error.retry()`.
 
     Args:
         commands: The object that carries the commands out.
@@ -81,7 +82,7 @@ class RecordedCommands:
     def _invoked(self, command: Command) -> int:
         call = self._history.next_call()
         if isinstance(command, Put):
-            self._history.write(_scheduling(call, command))
+            self._history.write(scheduling(call, command))
             return call
         at_ms = command.due.ms if isinstance(command, Reschedule) and isinstance(command.due, At) else None
         op: Literal["reschedule", "fire", "cancel"]
@@ -91,6 +92,7 @@ class RecordedCommands:
 
     def _returned(self, call: int, answer: Stored | Refused | AiodelayError) -> None:
         if isinstance(answer, OutcomeUnknownError):
+            self._record_retry(call, answer)
             event = h.Returned(call=call, outcome="info")
         elif isinstance(answer, AiodelayError):
             event = h.Returned(call=call, outcome="fail", answer=type(answer).__name__)
@@ -99,8 +101,29 @@ class RecordedCommands:
             event = h.Returned(call=call, outcome="ok", answer=word, revision=answer.revision, due_ms=answer.due_ms)
         self._history.write(event)
 
+    def _record_retry(self, call: int, error: OutcomeUnknownError) -> None:
+        """Let `error.retry()` write the answer to the repeated command as one more answer to the call."""
+        again = error._again  # noqa: SLF001 - the error has no other place for a repetition
+        if again is None:
+            return
 
-def _scheduling(call: int, put: Put) -> h.Invoked:
+        async def recorded() -> object:
+            try:
+                answer = await again()
+            except OutcomeUnknownError as repeated:
+                self._record_retry(call, repeated)
+                raise
+            event = h.Returned(call=call, outcome="ok", answer=str(answer))
+            if isinstance(answer, Scheduled):
+                event.answer, event.revision, event.due_ms = str(answer.outcome), answer.revision, answer.due_ms
+            self._history.write(event)
+            return answer
+
+        error._again = recorded  # noqa: SLF001
+
+
+def scheduling(call: int, put: Put) -> h.Invoked:
+    """Return the event of a command that schedules a message."""
     envelope = put.envelope
     return h.Invoked(
         call=call,

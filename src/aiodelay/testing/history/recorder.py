@@ -6,8 +6,14 @@ import asyncio
 import contextvars
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from contextvars import ContextVar
 from typing import Literal, NamedTuple
 
@@ -31,7 +37,7 @@ from aiodelay.ports.carrier import Carrier
 from aiodelay.scheduler import Context, Scheduler
 
 from . import events as h
-from .recorded import RecordedCommands, RecordedFeed, RecordedLocalFeed, RecordedTransfer, RecordedWork
+from .recorded import RecordedCommands, RecordedFeed, RecordedLocalFeed, RecordedTransfer, RecordedWork, scheduling
 
 __all__ = ["count_resources", "record"]
 
@@ -127,8 +133,11 @@ class _Recorder:
                 self._history.write(h.Returned(call=call, outcome="ok", answer=answer))
         return purged
 
-    def taken_in(self, topic: str, partition: int, puts: Sequence[Put]) -> AbstractContextManager[Sequence[Put]]:
-        return nullcontext(puts)
+    @contextmanager
+    def taken_in(self, topic: str, partition: int, puts: Sequence[Put]) -> Iterator[Sequence[Put]]:
+        for put in puts:  # the intake does not tell their outcomes
+            self._history.write(scheduling(self._history.next_call(), put))
+        yield puts
 
     # --- claims -------------------------------------------------------------------------------------------
 
