@@ -14,7 +14,7 @@ import msgspec
 import pydantic
 import pytest
 
-from aiodelay import CodecError, Context, Every, Retry, Scheduler, event
+from aiodelay import CodecError, Context, Every, Limit, Retry, Scheduler, event
 from aiodelay.core.values import State
 from aiodelay.testing import VirtualClock, assert_delivered, assert_scheduled
 
@@ -505,6 +505,17 @@ async def test_concurrency_may_change_while_it_runs(scheduler: Scheduler, clock:
         assert (len(counter.began), len(counter.ended)) == (7, 5)
         await clock.advance("1m")
     assert sorted(counter.ended) == list(range(9))
+
+
+async def test_concurrency_may_change_while_the_limits_of_a_new_handler_are_stored(scheduler: Scheduler) -> None:
+    counter = Counter(10)
+    async with scheduler:
+        scheduler.add_handler(counter, concurrency=1, limit=Limit(concurrency=9))
+        scheduler.set_concurrency(Order, 3)
+        for number in range(5):
+            await scheduler.schedule(Order(number), delay="1s")
+        await asyncio.sleep(2)
+        assert len(counter.began) == 3
 
 
 async def test_concurrency_set_while_closed_holds_from_the_next_opening_on(scheduler: Scheduler) -> None:

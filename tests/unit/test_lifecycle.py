@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import pytest
 
-from aiodelay import ClosedError, ConfigurationError, Context, Scheduled, Scheduler, StoreUnavailableError
+from aiodelay import ClosedError, ConfigurationError, Context, Later, Scheduled, Scheduler, StoreUnavailableError
 from aiodelay.core.values import (
     Claimed,
     Command,
@@ -26,6 +28,7 @@ from aiodelay.core.values import (
     SourcePosition,
     State,
 )
+from aiodelay.engine.delivery import pulse_thread
 from aiodelay.memory import MemoryStore
 from aiodelay.ports import Work
 from aiodelay.ports.clock import Clock
@@ -516,6 +519,53 @@ async def test_r1_tasks_threads_and_files_return_to_what_they_were(
     for _ in range(3):
         await how(scheduler)
     assert (open_files(), threads(), our_tasks()) == before
+
+
+@pytest.mark.asyncio
+async def test_r1_an_opening_without_a_thread_for_its_pulse_leaves_nothing_open(
+    tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = Scheduler(f"sqlite:///{tmp_path}/delay.db", clock=clock)
+
+    @scheduler.handler
+    async def handle(order: Order) -> None: ...
+
+    class NoThread(threading.Thread):
+        def start(self) -> None:
+            raise RefusalError
+
+    before = open_files(), threads(), our_tasks()
+    with monkeypatch.context() as patch:
+        patch.setattr(pulse_thread, "Thread", NoThread)
+        with pytest.raises(RefusalError):
+            await scheduler.__aenter__()
+    assert (open_files(), threads(), our_tasks()) == before
+    await ends_well(scheduler)
+
+
+@pytest.mark.asyncio
+async def test_a_thread_that_a_middleware_has_given_up_does_not_hold_up_closing() -> None:
+    scheduler, ends, begun = Scheduler("memory://", drain="1s"), threading.Event(), asyncio.Event()
+    loop, waiting = asyncio.get_running_loop(), list[asyncio.Future[object]]()
+
+    @scheduler.middleware("handle")
+    async def give_up(context: Context, call_next: Callable[[Context], Awaitable[object]]) -> object:
+        waiting.append(asyncio.ensure_future(call_next(context)))
+        await begun.wait()
+        return Later("1h")
+
+    @scheduler.handler(name="plain")
+    def plain(payload: bytes) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        ends.wait()
+
+    async with scheduler:
+        await scheduler.schedule(b"", to="handler:plain", delay="0s")
+        await begun.wait()
+        threading.Timer(30, ends.set).start()  # if closing waits for the thread, the assertion fails
+    assert not ends.is_set()
+    ends.set()
+    await asyncio.wait(waiting)
 
 
 def test_one_scheduler_serves_one_loop_after_another(url: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aiodelay.core.values import LEASE_MS, After, Cancel, Conflict, Demand, Done, Envelope, Late, Put
+from aiodelay.core.values import LEASE_MS, After, Cancel, Conflict, Demand, Done, Envelope, Late, Put, Query
 from aiodelay.errors import ConfigurationError
 from aiodelay.memory import MemoryStore, open_store
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
@@ -121,3 +121,26 @@ def test_a_url_opens_a_store_of_its_own() -> None:
 def test_a_wrong_option_is_named(url: str) -> None:
     with pytest.raises(ConfigurationError, match="journal"):
         open_store(url, namespace="", clock=None)
+
+
+@pytest.mark.parametrize("first", ["claim", "tidy"])
+@pytest.mark.asyncio
+async def test_b1_no_lease_lapses_because_the_event_loop_was_blocked(clock: VirtualClock, first: str) -> None:
+    store = MemoryStore(clock=clock)
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    async with store, store.work("w", [LANE]) as work:
+        await store.apply([put(1, "m", After(0))])
+        (claim,) = (await work.claim({LANE: Demand(1)}, request="1", lease_ms=LEASE_MS)).claims
+        loop._jump(LEASE_MS / 1000 + 2)
+        if first == "claim":
+            other: asyncio.Task[object] = asyncio.create_task(
+                work.claim({LANE: Demand(1)}, request="2", lease_ms=LEASE_MS)
+            )
+        else:
+            other = asyncio.create_task(work.tidy([LANE], limit=10))
+        for _ in range(10):
+            await asyncio.sleep(0)  # the holder may need several turns to settle
+        assert await work.settle([Done("m", claim.record.revision, claim.token)]) == ["settled"]
+        await other
+        assert not await store.search(Query())

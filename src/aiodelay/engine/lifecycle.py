@@ -98,7 +98,13 @@ class Running:
             work = await self.patience.answered(what, lambda: self._connect(lanes, specs, dispatch=dispatch))
         await self._tasks.__aenter__()
         with self._options.apart():
-            self._start(work)
+            try:
+                self._start(work)
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await self._end_tasks()
+                    await self._disconnect()
+                raise
 
     async def _connect(self, lanes: Sequence[Lane], specs: Sequence[HandlerSpec], *, dispatch: bool) -> Work | None:
         """Open all or nothing: if the attempt fails, the next attempt opens the store, sinks and sources again."""

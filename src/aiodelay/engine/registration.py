@@ -276,16 +276,21 @@ class Registration(Commands):
 
     async def _serve_limited(self, spec: HandlerSpec, running: Running) -> None:
         """Serve a handler as soon as the store has its limits, in a separate task: a failure must not end the loops."""
-        while self._handlers.specs.get(spec.name) is spec and not running.is_closing:
+        while self._present(spec) and not running.is_closing:
             try:
                 await declare_limits(self._store, [spec])
             except StoreError as error:
                 log.warning("the limits of handler %s are not stored yet: %s", spec.name, error)
                 await asyncio.sleep(SERIES_AGAIN_S)
             else:
-                if self._handlers.specs.get(spec.name) is spec:
-                    running.subscriptions.add_handler(spec)
+                if present := self._present(spec):
+                    running.subscriptions.add_handler(present)
                 return
+
+    def _present(self, spec: HandlerSpec) -> HandlerSpec | None:
+        """Return the handler as it is now: its concurrency may have changed. None: it was removed, or added anew."""
+        present = self._handlers.specs.get(spec.name)
+        return present if present is not None and present.limits is spec.limits else None
 
     async def _schedule_series(self, name: Lane) -> None:
         message = self._handlers.series.get(name)

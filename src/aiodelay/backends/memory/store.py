@@ -53,9 +53,9 @@ from .journal_reader import MemoryJournalReader
 __all__ = ["MemoryStore", "open_store"]
 
 BLOCKED_MS = 1_000
-"""If the other tasks run for longer before it is this task's turn again, one of them has blocked the event loop."""
+"""If `RENEWING_S` takes this long, a task has blocked the event loop meanwhile."""
 RENEWING_S = 0.1
-"""The time that the holders of leases get to renew them after the event loop was blocked."""
+"""The time that the holders of leases get to renew or settle them, before leases that are over lapse."""
 _TRAITS = StoreTraits(
     durable=False,
     conflicts=CONFLICT_MODES,
@@ -204,12 +204,14 @@ class _MemoryWork:
     async def _let_others_run(self) -> None:
         """Let other tasks run, as they would with a store behind a network.
 
-        If one of them blocks the event loop, leases may end meanwhile. Wait until their holders have renewed them.
+        If leases are over, a blocked event loop may be the reason. Wait until their holders could renew them.
         """
-        asked_ms = self._clock.monotonic_ms()
         await asyncio.sleep(0)
-        if self._clock.monotonic_ms() - asked_ms > BLOCKED_MS:
+        while self._claiming.has_over(self._clock.now_ms()):
+            asked_ms = self._clock.monotonic_ms()
             await asyncio.sleep(RENEWING_S)
+            if self._clock.monotonic_ms() - asked_ms < BLOCKED_MS:
+                return
 
     async def settle(self, settlements: Sequence[Settlement]) -> Sequence[SettleOutcome]:
         now = self._clock.now_ms()
@@ -231,6 +233,7 @@ class _MemoryWork:
         self._worker.wakeup.clear()
 
     async def tidy(self, lanes: Collection[Lane], *, limit: int) -> Tidied:
+        await self._let_others_run()
         return self._claiming.tidy(self._worker, lanes, limit, self._clock.now_ms())
 
     def beat(self, ids: Collection[str]) -> None:

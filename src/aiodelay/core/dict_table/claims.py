@@ -192,6 +192,13 @@ class DictClaiming:
         states = [self.lane_state(name, now) for name, lane in self._table.lanes.items() if lane.messages]
         return Tidied(now, lapsed, expired, states)
 
+    def has_over(self, now: int) -> bool:
+        """Return whether a lease is over, so that `return_lapsed` would return its message."""
+        leased, is_in_doubt = self._table.leased.values(), self._table.trials.is_in_doubt
+        if not leased or not t.is_lease_over(min([entry.token for entry in leased]), now):
+            return False
+        return any(t.is_lease_over(entry.token, now) and not is_in_doubt(entry, now) for entry in leased)
+
     def return_lapsed(self, now: int, limit: int) -> int:
         """Put messages whose leases have ended back into their lanes. Return the number of these messages."""
         is_in_doubt = self._table.trials.is_in_doubt

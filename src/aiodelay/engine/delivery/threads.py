@@ -21,7 +21,7 @@ class Threads:
         self._name = name
         self._pools: list[ThreadPoolExecutor] = []
         self._size = 0
-        self._is_left = False
+        self._calls = 0
 
     def call(self, function: Callable[..., Any], *args: object, most: int) -> asyncio.Future[Any]:
         """Call a function in a thread.
@@ -39,13 +39,15 @@ class Threads:
             self._pools.append(ThreadPoolExecutor(most, self._name))
             self._size = most
         call = asyncio.get_running_loop().run_in_executor(self._pools[-1], function, *args)
+        self._calls += 1
         call.add_done_callback(self._note_end)
         return call
 
     def _note_end(self, call: asyncio.Future[Any]) -> None:
-        self._is_left = self._is_left or call.cancelled()
+        if not call.cancelled():
+            self._calls -= 1
 
     def close(self) -> None:
-        """End the threads. Idle threads end at once. If a call was abandoned, its thread ends when the call returns."""
+        """End the threads. Idle threads end at once. The thread of a call under way ends when the call returns."""
         for pool in self._pools:
-            pool.shutdown(wait=not self._is_left)
+            pool.shutdown(wait=not self._calls)
