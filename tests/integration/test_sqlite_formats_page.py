@@ -10,12 +10,14 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from aiodelay.core.durations import from_epoch_ms
 from aiodelay.core.values import (
     Again,
     At,
     Cancel,
+    Conflict,
     Demand,
     Done,
     Envelope,
@@ -23,6 +25,7 @@ from aiodelay.core.values import (
     Outcome,
     Put,
     Query,
+    Refused,
     Renewal,
     RenewOutcome,
     SettleOutcome,
@@ -146,6 +149,43 @@ async def test_s5_plain_sql_ends_the_retries_of_a_series_as_a_command_does(tmp_p
         (outcome,) = await store.apply([Cancel(b"abcdefgh", "s")])
         assert isinstance(outcome, Stored)
         assert outcome.answer == "in_flight"
+
+
+@pytest.mark.asyncio
+async def test_plain_sql_that_cancels_a_retry_takes_it_out_of_its_series(tmp_path: Path) -> None:
+    path = tmp_path / "delay.db"
+    async with SqliteStore(path) as store, store.work("w", ["lane"]) as work:
+        series = Envelope("s", "lane", payload=b"old", rule={"e": 1_000})
+        await store.apply([Put(b"12345678", series, At(0)), Put(b"12345679", Envelope("s~1-2", "lane"), At(1 << 47))])
+        for due_ms in (0, 1_000):
+            (claim,) = (await work.claim({"lane": Demand(1)}, request=f"{due_ms}", lease_ms=15_000)).claims
+            key = claim.record.id, claim.record.revision, claim.token
+            await work.settle([Again(*key, 1 << 47, 1, "error", due_ms + 1_000)])
+        for left in ((1_000,), ()):
+            execute(path, f"DELETE FROM schedule WHERE id = 's~{0 if left else 1_000:010}'")
+            snapshot = await store.get("s")
+            assert snapshot is not None
+            assert snapshot.record.live == left
+        assert execute(path, "SELECT id FROM messages ORDER BY id") == [("s",), ("s~1-2",)]
+        assert execute(path, "SELECT n FROM ended") == []
+        execute(path, put("'s', 'lane', 9000000000000, 'new'"))
+        assert execute(path, "SELECT id FROM schedule ORDER BY id") == [("s",), ("s~1-2",)]
+
+
+@pytest.mark.asyncio
+async def test_plain_sql_forgets_no_newer_version(tmp_path: Path) -> None:
+    path = tmp_path / "delay.db"
+    newer = Put(b"12345678", Envelope("m", "lane", version=5), At(0), Conflict.newer(5))
+    async with SqliteStore(path) as store, store.work("w", ["lane"]) as work:
+        await store.apply([newer])
+        (claim,) = (await work.claim({"lane": Demand(1)}, request="1", lease_ms=15_000)).claims
+        await work.settle([Done("m", claim.record.revision, claim.token)])
+        for version in (3, 4):  # the second one replaces the first one
+            execute(path, put(f"'m', 'lane', 1, 'x', {version}", "id, lane, due_ms, payload, version"))
+        execute(path, "DELETE FROM schedule WHERE id = 'm'")
+        (outcome,) = await store.apply([structs.replace(newer, op=b"12345679")])
+        assert isinstance(outcome, Refused)
+        assert outcome.reason == "outdated"
 
 
 @pytest.mark.asyncio

@@ -317,7 +317,7 @@ BEGIN
     SELECT m.ns, m.id, m.version, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) + 86400000
     FROM messages AS m JOIN namespaces AS s ON s.n = m.ns
     WHERE s.name = coalesce(NEW.namespace, 'default') AND m.id = NEW.id AND m.version IS NOT NULL
-    ON CONFLICT (ns, id) DO UPDATE SET version = excluded.version, until_ms = excluded.until_ms;
+    ON CONFLICT (ns, id) DO UPDATE SET version = max(version, excluded.version), until_ms = excluded.until_ms;
 
     INSERT INTO messages (n, ns, id, lane, address, type, encoding, key, headers, version, revision, due_ms, expires_ms,
                           late, op, place_ms, payload)
@@ -355,11 +355,23 @@ BEGIN
     DELETE FROM queue WHERE (lane, place_ms, n) IN (SELECT lane, place_ms, n FROM messages WHERE n = OLD.n);
     DELETE FROM parked
     WHERE (lane, address, place_ms, n) IN (SELECT lane, address, place_ms, n FROM messages WHERE n = OLD.n);
+    -- A retry of a series, whose id ends in ~ and the due time, leaves its series.
+    UPDATE messages SET live = (
+        SELECT nullif(json_group_array(value), '[]') FROM json_each(messages.live)
+        WHERE value <> CAST(substr(OLD.id, length(rtrim(OLD.id, '0123456789')) + 1) AS INTEGER))
+    WHERE ns = (SELECT n FROM namespaces WHERE name = OLD.namespace)
+        AND id || '~' = rtrim(OLD.id, '0123456789') AND length(OLD.id) - length(id) > 10 AND live IS NOT NULL
+        AND NOT EXISTS (SELECT 1 FROM leases WHERE n = OLD.n);
+    DELETE FROM messages
+    WHERE n = OLD.n AND rtrim(OLD.id, '0123456789') LIKE '%~'
+        AND length(OLD.id) - length(rtrim(OLD.id, '0123456789')) >= 10
+        AND NOT EXISTS (SELECT 1 FROM leases WHERE n = OLD.n);
     INSERT INTO ended (ns, n, until_ms)
     SELECT ns, n, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) + 30000
     FROM messages WHERE n = OLD.n AND NOT EXISTS (SELECT 1 FROM leases WHERE n = OLD.n);
-    INSERT OR REPLACE INTO tombstones (ns, id, version, until_ms)
+    INSERT INTO tombstones (ns, id, version, until_ms)
     SELECT ns, id, version, CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) + 86400000
     FROM messages
-    WHERE n = OLD.n AND version IS NOT NULL AND NOT EXISTS (SELECT 1 FROM leases WHERE n = OLD.n);
+    WHERE n = OLD.n AND version IS NOT NULL AND NOT EXISTS (SELECT 1 FROM leases WHERE n = OLD.n)
+    ON CONFLICT (ns, id) DO UPDATE SET version = max(version, excluded.version), until_ms = excluded.until_ms;
 END;
