@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from threading import Lock, Thread
-from typing import Final, Literal, Self, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal
 
@@ -49,6 +49,8 @@ from .scheduler import Scheduler
 __all__ = ["BlockingScheduler"]
 
 T = TypeVar("T")
+FORK_WAIT_S: Final = 1.0
+"""How long a fork waits for another thread that connects."""
 CHUNK: Final = 2_000
 """The number of messages that `schedule_many` reads and then stores together, in four concurrent round trips."""
 
@@ -103,6 +105,8 @@ class BlockingScheduler(_Control):
     The scheduler connects at the first call, on an event loop in a thread of its own. It stays connected until
     `close()` or the end of its `with` block. A later call connects again. A process may also end without closing: a
     message is in the store once its call has returned. A forked process makes its own connection at its first call.
+    With SQLite, a fork first closes the connection, because SQLite cannot open a file again that was open at the fork.
+    If a call of another thread is under way at that moment, the calls of the forked process raise `WrongLoopError`.
 
     Any number of threads may use the scheduler at once; calls at the same time share a round trip. A blocking scheduler
     has no handlers and delivers nothing. Delivery needs a process with a `Scheduler`, such as
@@ -347,6 +351,7 @@ class _Connection:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._calls: set[Future[Any]] = set()
         self._opening: Future[BlockingPortal] = Future()
         self._thread = Thread(target=self._run, name="aiodelay blocking", daemon=True)
         try:
@@ -383,10 +388,18 @@ class _Connection:
     def start(self, function: Callable[[Scheduler], Awaitable[T]]) -> Future[T] | None:
         """Call a function on the loop; return None if the connection is closed or being closed."""
         try:
-            return self._portal.start_task_soon(function, self._scheduler)
+            call = self._portal.start_task_soon(function, self._scheduler)
         except RuntimeError:
             self._thread.join()
             return None
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return call
+
+    @property
+    def must_close_before_fork(self) -> bool:
+        """Whether a fork must close the connection, and can: no call is under way."""
+        return not self._scheduler.store.traits.open_over_fork and self.is_open and not self._calls
 
     def close(self) -> None:
         stopped = self.start(lambda _: self._portal.stop())
@@ -410,7 +423,21 @@ class _SharedConnection:
     def forget(self) -> None:
         """Drop the connection without closing it. After a fork, only the parent has the connection's thread."""
         self._lock = Lock()
+        self._is_forking = False
         self._connection: _Connection | None = None
+
+    def prepare_fork(self) -> None:
+        """Close a connection that must not be open at a fork, and make none until the fork is over."""
+        self._is_forking = self._lock.acquire(timeout=FORK_WAIT_S)
+        if self._is_forking and self._connection is not None and self._connection.must_close_before_fork:
+            connection, self._connection = self._connection, None
+            connection.close()
+
+    def end_fork(self) -> None:
+        """Allow connections again."""
+        if self._is_forking:
+            self._is_forking = False
+            self._lock.release()
 
     @property
     def is_open(self) -> bool:
@@ -465,10 +492,20 @@ def _refuse_in_a_loop() -> None:
 _ALL: weakref.WeakSet[_SharedConnection] = weakref.WeakSet()
 
 
+def _prepare_fork() -> None:
+    for each in list(_ALL):
+        each.prepare_fork()
+
+
+def _end_fork_in_parent() -> None:
+    for each in list(_ALL):
+        each.end_fork()
+
+
 def _forget_in_child() -> None:
     for each in list(_ALL):
         each.forget()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+    os.register_at_fork(before=_prepare_fork, after_in_parent=_end_fork_in_parent, after_in_child=_forget_in_child)

@@ -355,6 +355,67 @@ def test_a_forked_process_connects_anew(url: str, tmp_path: Path) -> None:
     assert pending(url) == FORKED
 
 
+DAEMON = """
+started, looked = os.pipe(), os.pipe()
+program = os.fork()
+if not program:
+    scheduler.schedule(Remind(7), delay='1h', id='at start')
+    if os.fork():
+        os._exit(0)  # it becomes a daemon
+    scheduler.schedule(Remind(7), delay='1h', id='before')
+    os.write(started[1], b'x')
+    os.read(looked[0], 1)
+    scheduler.schedule(Remind(7), delay='1h', id='after')
+    os.write(started[1], b'x')
+    os.read(looked[0], 1)
+    os._exit(0)
+os.waitpid(program, 0)
+for _ in range(2):
+    os.read(started[0], 1)
+    other = BlockingScheduler(sys.argv[1])
+    print(sorted(each.record.id for each in other.pending()))
+    other.close()  # the last connection of others: they believe that nobody uses the file
+    os.write(looked[1], b'x')
+"""
+
+
+def test_what_a_daemon_stores_is_stored_although_its_parent_had_the_store_open(url: str, tmp_path: Path) -> None:
+    said = run(DAEMON, url, tmp_path)
+    assert said == ["['at start', 'before']", "['after', 'at start', 'before']"]
+    assert pending(url) == ["after", "at start", "before"]
+
+
+def test_a_fork_during_a_call_leaves_the_parent_alone_and_refuses_the_childs_calls(url: str, tmp_path: Path) -> None:
+    program = """
+held, released = threading.Event(), threading.Event()
+
+async def hold(scheduler):
+    held.set()
+    while not released.is_set():
+        await asyncio.sleep(0.01)
+
+import asyncio
+thread = threading.Thread(target=scheduler.call, args=[hold])
+thread.start()
+held.wait()
+
+def child():
+    try:
+        scheduler.schedule(Remind(7), delay='1h', id='child')
+    except WrongLoopError as error:
+        print(str(error).partition(": ")[2].rpartition("; ")[0].replace(os.getcwd(), ""))
+
+in_child(child)
+released.set()
+thread.join()
+scheduler.schedule(Remind(7), delay='1h', id='parent')
+"""
+    said = run("from aiodelay import WrongLoopError\n" + program, url, tmp_path)
+    assert len(said) == 1
+    assert "was open when this process was forked. Close it before a fork" in said[0]
+    assert pending(url) == ["parent"]
+
+
 @pytest.mark.parametrize("found", redis_servers(), ids=lambda found: found.name)
 def test_a_forked_process_connects_anew_to_redis(found: Found, tmp_path: Path) -> None:
     with serving(found) as url:

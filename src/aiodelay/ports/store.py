@@ -61,6 +61,7 @@ class StoreTraits(Struct, frozen=True, kw_only=True):
         changes: Whether `apply` knows `Reschedule` and `Fire`.
         longest_lease_ms: The longest lease. If a process was suspended for this long, it must begin no run of a message
             that it had claimed before.
+        open_over_fork: Whether a forked process may open the store if it was open in this process at the fork.
         paced_rows: Most messages in one call of a bulk load that limits its rate for the sake of live work. With a
             larger value, live work waits longer. With a smaller value, each message costs the store more.
     """
@@ -73,6 +74,7 @@ class StoreTraits(Struct, frozen=True, kw_only=True):
     positions: Literal["all", "recorded", "none"] = "all"
     changes: bool = True
     longest_lease_ms: int = LEASE_MS
+    open_over_fork: bool = True
     paced_rows: int = MAX_CLAIM_MESSAGES
 
 

@@ -22,6 +22,8 @@ from aiodelay.backends.private_files import make_private
 from aiodelay.core.features import SQLITE_LAYOUT, newer_layout
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreTooNewError, StoreUnavailableError
 
+from .forks import Identity, check_not_inherited, note_closed, note_opened
+
 __all__ = [
     "APPLICATION_ID",
     "BAD_VALUE",
@@ -159,7 +161,9 @@ class Database:
     def __init__(self, path: str, *, query_only: bool = False) -> None:
         self.path = path
         self._is_full_sync = True
+        check_not_inherited(path)
         self.connection: sqlite3.Connection = _opened(path, may_create=not query_only)
+        self._identity: Identity | None = note_opened(path)
         try:
             self.connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
             self.connection.execute("PRAGMA temp_store = MEMORY")
@@ -169,10 +173,10 @@ class Database:
             else:
                 self._prepare()
         except sqlite3.Error as error:
-            self.connection.close()
+            self.close()
             raise open_error(error, path) from error
         except BaseException:
-            self.connection.close()
+            self.close()
             raise
 
     def _prepare(self) -> None:
@@ -306,6 +310,9 @@ class Database:
     def close(self) -> None:
         """Close the connection. If it is the last connection to the file, SQLite merges the WAL into the file."""
         self.connection.close()
+        if self._identity is not None:
+            note_closed(self._identity)
+            self._identity = None
 
 
 def decoded_anyhow(data: bytes) -> str:

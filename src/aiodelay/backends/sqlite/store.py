@@ -61,6 +61,7 @@ _TRAITS = StoreTraits(
     cancel="verdict",
     lookup="anywhere",
     safety_poll_ms=2_000,
+    open_over_fork=False,
 )
 FORMS = "sqlite:///relative/file.db, sqlite:////absolute/file.db; option journal=<entries>"
 MAX_JOURNAL = 10_000_000
