@@ -257,8 +257,8 @@ class LeaseBook:
 
     def add(self, claims: Sequence[Claim], taker: Taker) -> list[Held]:
         """Hold claims that the store has just returned. Their leases began when this process sent the claim."""
-        if self._is_of_store:
-            self._lose_older(claims)
+        if self._is_of_store and (older := _claimed_again(self._held.values(), claims)):
+            self._lose(older)
         renew_at = self._asked_at_ms + self._lease_ms // 3
         added = [Held(claim, taker, self, renew_at) for claim in claims]
         for held in added:
@@ -270,19 +270,6 @@ class LeaseBook:
                 held.is_unwanted = any(record.revision < least for least, _ in noted)
         self._keep(added)
         return added
-
-    def _lose_older(self, claims: Sequence[Claim]) -> None:
-        """Lose open claims on messages that this process has now claimed again, after their leases had lapsed.
-
-        A clock that steps forward ends a lease before its renewal. Without this, both claims could be in one batch.
-        """
-        again = {(claim.record.id, claim.record.revision) for claim in claims if claim.record.lapses}
-        if not again:
-            return
-        open_claims = [held for held in self._held.values() if held.settlement is None]
-        older = [held for held in open_claims if (held.claim.record.id, held.claim.record.revision) in again]
-        if older:
-            self._lose(older)
 
     def _doubt(self, held: Held) -> None:
         """Note a message that has lapsed: keep it apart from suspects, or begin its trial if it is a suspect."""
@@ -502,6 +489,18 @@ class LeaseBook:
             self._held.pop(id(held), None)
             self._forget_doubt(held)
             held.taker.lost(held)
+
+
+def _claimed_again(held: Iterable[Held], claims: Sequence[Claim]) -> list[Held]:
+    """Return the open claims on messages that this process has now claimed again, after their leases had lapsed.
+
+    A clock that steps forward ends a lease before its renewal. If both claims stayed open, a batch could hold both.
+    """
+    again = {(claim.record.id, claim.record.revision) for claim in claims if claim.record.lapses}
+    if not again:
+        return []
+    open_claims = [each for each in held if each.settlement is None]
+    return [each for each in open_claims if (each.claim.record.id, each.claim.record.revision) in again]
 
 
 def _seconds_to_renewal(held: Iterable[Held], now_ms: int) -> float | None:
