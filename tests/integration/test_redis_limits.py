@@ -401,6 +401,44 @@ def test_nothing_is_claimed_before_all_messages_in_flight_are_counted(url: str) 
     on_stage(url, play)
 
 
+def test_a_message_that_is_replaced_before_it_is_counted_counts_under_its_own_key(url: str) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.put(["aa"])
+        claims = await stage.claim()
+        stage.store.most = 1
+        with pytest.raises(asyncio.CancelledError):
+            await stage.store.set_limits(LANE, lane_limits([Limit("customer", 1)]), is_declared=False)
+        stage.store.most = None
+        await stage.store.apply([Put(new_op(), Envelope("aa", LANE, key=b"b"), After(HOUR_MS))])
+        await stage.put(["ab", "ba"])
+        assert sorted([each.record.id for _ in range(10) for each in await stage.claim()]) == ["ba"]
+        await stage.end(claims)
+        assert [each.record.id for each in await stage.claim()] == ["ab"]
+        await stage.tidy(1)
+        assert await stage.store.limited_keys(LANE) == [
+            LimitedKey(LANE, b"a", 1, 0, ""),
+            LimitedKey(LANE, b"b", 1, 0, ""),
+        ]
+
+    on_stage(url, play)
+
+
+@pytest.mark.parametrize("written", [b"", b"a", b"customer"])
+def test_a_replaced_message_that_an_older_version_counted_holds_up_nothing(url: str, written: bytes) -> None:
+    async def play(stage: Stage) -> None:
+        await stage.store.set_limits(LANE, lane_limits([Limit("customer", 1)]), is_declared=False)
+        await stage.put(["aa"])
+        claims = await stage.claim()
+        await stage.put(["aa"])
+        [name] = await stage.key("HKEYS", "superseded:keys")
+        await stage.key("HSET", "superseded:keys", name, b"\0\1" + written)
+        await stage.end(claims)
+        await stage.tidy()
+        assert [each.record.id for each in await stage.claim()] == ["aa"]
+
+    on_stage(url, play)
+
+
 @pytest.mark.parametrize("has_crashed", [False, True])
 def test_messages_of_a_paused_address_leave_the_queues_and_return(url: str, has_crashed: bool) -> None:
     async def play(stage: Stage) -> None:

@@ -319,6 +319,22 @@ class LimitChangeRules(Bench):
         assert await stage.needs_limits().limits() == {}
         assert len(await stage.claim()) == 5
 
+    @pytest.mark.parametrize("before", [Limit(concurrency=9), Limit("customer", 9), Limit("address", 9)], ids=str)
+    @pytest.mark.parametrize("after", [Limit(concurrency=1), Limit("customer", 1), Limit("address", 1)], ids=str)
+    @staged
+    async def test_c1_a_message_that_was_replaced_in_flight_before_a_change_counts_under_its_own_key(
+        self, stage: Stage, before: Limit, after: Limit
+    ) -> None:
+        await _limited(stage, lane_limits([before]))
+        await stage.stored(stage.put("m1", key=b"a", address="x"))
+        claim = await stage.claim_one()
+        await stage.stored(stage.put("m1", After(HOUR_MS), key=b"b", address="y"))
+        await _limited(stage, lane_limits([after]))
+        await stage.stored(stage.put("m2", key=b"a", address="x"))
+        assert await stage.ids() == []
+        assert await stage.settle(done(claim)) is SettleOutcome.SUPERSEDED
+        assert await stage.ids() == ["m2"]
+
     @staged
     async def test_a_change_keeps_what_a_rate_has_counted(self, stage: Stage) -> None:
         await _limited(stage, RATE)

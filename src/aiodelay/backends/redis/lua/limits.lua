@@ -8,7 +8,7 @@
 --   inflight:<n>     id of each message in flight -> its key
 --   running:<n>      prefix of the key and id of each message in flight; 's' and a member of `superseded` instead of the
 --                    id, for a superseded claim
---   superseded:keys  member of `superseded` -> lane u16, key
+--   superseded:keys  member of `superseded` -> lane u16, body with the key and the address alone
 --   marks:<n>        'k' and key, or 'w' for the whole lane -> the beginnings that a rate counts
 --
 -- The prefix of a key is its size u16 and the key. So the messages of a key are neighbours.
@@ -131,7 +131,7 @@ function limits.look_again(key)
   touch(key)
 end
 
-local function text_of(e, name)
+local function read_text(e, name)
   local s, at = e.body or e.value, e.body and 1 or e.body_at
   at = fields.value_at(s, at, name)
   if not at then return '' end
@@ -139,14 +139,17 @@ local function text_of(e, name)
   return sub(s, from, from + length - 1)
 end
 
+-- Returns the text of a field of a message, or '' if the body does not have the field or is unreadable.
+local function text_of(e, name)
+  local is_readable, text = pcall(read_text, e, name)
+  return is_readable and text or ''
+end
+
 -- Returns the name of the key under which a message counts. A message whose body is unreadable has no key.
 function limits.name_of(lane, e)
   if lane.by == 'lane' then return '' end
-  local is_readable, name = pcall(text_of, e, lane.by == 'address' and BODY.ADDRESS_BYTE or BODY.KEY_BYTE)
-  if lane.by == 'address' and is_readable and name == '' then
-    is_readable, name = pcall(text_of, e, BODY.KEY_BYTE)
-  end
-  return is_readable and name or ''
+  local address = lane.by == 'address' and text_of(e, BODY.ADDRESS_BYTE) or ''
+  return address ~= '' and address or text_of(e, BODY.KEY_BYTE)
 end
 
 local function write_queued(lane)
@@ -252,17 +255,22 @@ end
 
 -- Goes on counting the claim of a message that a command replaces.
 function limits.supersede(e)
-  local lane, name = limits.lane(e.lane), u48(e.revision) .. e.id
+  local lane = limits.lane(e.lane)
   local of = call('HGET', lane.INFLIGHT, e.id)
-  if not of then return end
-  call('HDEL', lane.INFLIGHT, e.id)
-  call('ZREM', lane.RUNNING, limits.key(lane, of).prefix .. e.id)
-  limits.record_superseded(lane, limits.key(lane, of), name)
+  if of then
+    call('HDEL', lane.INFLIGHT, e.id)
+    call('ZREM', lane.RUNNING, limits.key(lane, of).prefix .. e.id)
+  end
+  limits.record_superseded(lane, e, u48(e.revision) .. e.id)
 end
 
-function limits.record_superseded(lane, key, name)
+-- Counts a superseded claim under the key of `e`. `name` is its member of `superseded`.
+function limits.record_superseded(lane, e, name)
+  local key = limits.key(lane, limits.name_of(lane, e))
+  local own = { [BODY.KEY] = text_of(e, BODY.KEY_BYTE), [BODY.ADDRESS] = text_of(e, BODY.ADDRESS_BYTE) }
   call('ZADD', lane.RUNNING, 0, key.prefix .. 's' .. name)
-  call('HSET', limits.OF_SUPERSEDED, name, pack('>H', lane.n) .. key.name)
+  call('HSET', limits.OF_SUPERSEDED, name, pack('>H', lane.n) .. cmsgpack.pack(own))
+  return key
 end
 
 -- Gives back the room of a superseded claim. `name` is its member of `superseded`.
@@ -272,7 +280,8 @@ function limits.end_superseded(name)
   call('HDEL', limits.OF_SUPERSEDED, name)
   local n = unpack_bytes('>H', written)
   if not is_limited(n) then return end
-  local key = limits.key(limits.lane(n), sub(written, OF_LANE.KEY_FIRST))
+  local lane = limits.lane(n)
+  local key = limits.key(lane, limits.name_of(lane, { body = sub(written, OF_LANE.BODY_FIRST) }))
   call('ZREM', key.lane.RUNNING, key.prefix .. 's' .. name)
   note_end(key)
 end

@@ -58,17 +58,13 @@ end
 -- message that has replaced it.
 function agree.superseded(lane, found)
   for i = 1, #found, 2 do
-    local written, key = call('HGET', limits.OF_SUPERSEDED, found[i]), nil
-    if not written then
-      local e = load(sub(found[i], SUPERSEDED.ID_FIRST))
-      key = e and e.lane == lane.n and key_of(lane, e.id)
-    elseif unpack_bytes('>H', written) == lane.n then
-      key = limits.key(lane, sub(written, OF_LANE.KEY_FIRST))
+    local written, e = call('HGET', limits.OF_SUPERSEDED, found[i]), nil
+    if written then
+      e = { lane = unpack_bytes('>H', written), body = sub(written, OF_LANE.BODY_FIRST) }
+    else
+      e = load(sub(found[i], SUPERSEDED.ID_FIRST))
     end
-    if key then
-      limits.record_superseded(lane, key, found[i])
-      limits.look_again(key)
-    end
+    if e and e.lane == lane.n then limits.look_again(limits.record_superseded(lane, e, found[i])) end
   end
 end
 

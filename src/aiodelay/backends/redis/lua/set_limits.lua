@@ -22,14 +22,17 @@ local function switch_on()
   end
 end
 
-local function unlink_all()
+-- Removes the queues and counts of the lane. Superseded claims keep their keys, unless the limits end.
+local function unlink_all(is_end)
   local lane = limits.lane(n)
   lane.step = nil
   call('HDEL', limits.ALL, 'step:' .. n)
   call('UNLINK', lane.QUEUES, lane.TURNS, lane.INFLIGHT, lane.RUNNING)
   local replaced = call('HGETALL', limits.OF_SUPERSEDED)
   for i = 1, #replaced, 2 do
-    if unpack_bytes('>H', replaced[i + 1]) == n then call('HDEL', limits.OF_SUPERSEDED, replaced[i]) end
+    if unpack_bytes('>H', replaced[i + 1]) == n and (is_end or not call('ZSCORE', superseded.CLAIMS, replaced[i])) then
+      call('HDEL', limits.OF_SUPERSEDED, replaced[i])
+    end
   end
 end
 
@@ -39,7 +42,7 @@ local function write(known)
 end
 
 local function end_limits()
-  unlink_all()
+  unlink_all(true)
   call('UNLINK', limits.lane(n).MARKS)
   call('HDEL', limits.ALL, 'claimed:' .. n)
   write_limited((string.gsub(limited, ' ' .. n .. ' ', ' ')))

@@ -65,7 +65,7 @@ def layouts_of(fields: Sequence[Field]) -> dict[str, Layout]:
         "SUPERSEDED_VERSION": {"revision": U48, "due": U48},  # side by side in `superseded:ids`
         "SIZED_KEY": {"size": 2, "key": None},  # in `queues` and `running`; the rest follows the key
         "QUEUED": {"place": U48, "member": None},  # in `queues`, behind the key
-        "OF_LANE": {"lane": 2, "key": None},  # in `superseded:keys`
+        "OF_LANE": {"lane": 2, "body": None},  # in `superseded:keys`
         "BEGINNING": {"at": U48, "number": 4},  # side by side in `marks`
         "REMEMBERED": {"until": U48, "content": None},  # in `done` and `ended`
         "ANSWER": {"letter": 1, "revision": U48, "due": U48, "version": None},  # to a command
