@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from aiodelay import Limit, Scheduler
+from aiodelay import Limit, Message, Scheduler
 from aiodelay.operations.diagnosis import story_of
 from aiodelay.operations.json_shapes import time_shape
 from tests.support.api import ALL, problem_of, serving_api
@@ -109,6 +109,23 @@ async def test_why_says_when_a_rate_has_room_again() -> None:
         story = await story_of(scheduler, ids[0])
         assert "its lane has used up its rate, which has room again" in story.text
         await scheduler.set_limits(Ask)
+
+
+@pytest.mark.asyncio
+async def test_why_finds_a_key_behind_thousands_of_fuller_keys() -> None:
+    async with asking(Limit("customer", rate="1/h")) as (_, scheduler, goes_on):
+        goes_on.set()
+        names = [f"c{n}" for n in range(1_001) for _ in range(3)]
+        await scheduler.schedule_many(Message(Ask(name), delay="0s") for name in names)
+        await until(lambda: overdue(scheduler, 2 * 1_001 + 2), "every key has had its message of the hour")
+        await scheduler.schedule(Ask("b"), delay="0s", id="b2")
+        assert (await story_of(scheduler, "b2")).cause == "limited"
+        await scheduler.set_limits(Ask)
+
+
+async def overdue(scheduler: Scheduler, number: int) -> bool:
+    counts = (await scheduler.counts())["Ask"]
+    return (counts.overdue, counts.in_flight) == (number, 0)
 
 
 async def settled(scheduler: Scheduler) -> bool:

@@ -18,9 +18,9 @@ from aiodelay.core.values import (
     Record,
     Snapshot,
     State,
-    lane_limits,
 )
 from aiodelay.errors import UnsupportedByStoreError, cut, shortened
+from aiodelay.ports import Limits
 from aiodelay.scheduler import Scheduler
 
 __all__ = ["Around", "Cause", "Story", "cause_of", "story_of"]
@@ -50,7 +50,6 @@ letter was purged. `unknown`: neither the store nor a journal knows the id.
 """
 
 PAGE = 500
-MOST_KEYS = 1_000
 
 
 class Story(Struct, frozen=True):
@@ -125,13 +124,11 @@ async def story_of(scheduler: Scheduler, message_id: str) -> Story:
 
 async def _limited(scheduler: Scheduler, snapshot: Snapshot) -> LimitedKey | None:
     """Return the key of a message, if its lane has limits, and the key has messages in flight or waiting."""
-    envelope = snapshot.record.envelope
-    limits = (await scheduler.limits()).get(envelope.lane)
-    if limits is None:
+    envelope, store = snapshot.record.envelope, scheduler.opened_store()
+    if not isinstance(store, Limits) or (limits := (await store.limits()).get(envelope.lane)) is None:
         return None
-    name = lane_limits(limits).key_of(envelope)
-    keys = await scheduler.limited_keys(envelope.lane, limit=MOST_KEYS)
-    return next((each for each in keys if each.key in (None, name)), None)
+    key = None if limits.each is None else limits.key_of(envelope)
+    return next(iter(await store.limited_keys(envelope.lane, key=key)), None)
 
 
 async def _journal(scheduler: Scheduler, message_id: str) -> tuple[list[JournalEntry] | None, int | None]:

@@ -45,12 +45,13 @@ class Limits(Protocol):
         """
         ...
 
-    async def limited_keys(self, lane: Lane, *, limit: int = 100) -> Sequence[LimitedKey]:
+    async def limited_keys(self, lane: Lane, *, limit: int = 100, key: bytes | None = None) -> Sequence[LimitedKey]:
         """List keys of a lane that have messages in flight or waiting because of a limit, most waiting messages first.
 
         Args:
             lane: The lane.
             limit: Most keys to return, 1 to 1,000.
+            key: Return only this key of a lane that has a limit by key; None = all keys.
 
         Raises:
             StoreUnavailableError: The store did not answer.

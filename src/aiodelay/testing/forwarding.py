@@ -55,9 +55,9 @@ class _ForwardingLimits:
         """Return the limits of all lanes; none if the other store has no limits."""
         return await self._store.limits(is_declared=is_declared) if isinstance(self._store, Limits) else {}
 
-    async def limited_keys(self, lane: Lane, *, limit: int = 100) -> Sequence[LimitedKey]:
-        """List keys that have messages in flight or waiting because of a limit."""
-        return await self._with_limits().limited_keys(lane, limit=limit)
+    async def limited_keys(self, lane: Lane, *, limit: int = 100, key: bytes | None = None) -> Sequence[LimitedKey]:
+        """List keys, or only one key, with messages in flight or waiting because of a limit."""
+        return await self._with_limits().limited_keys(lane, limit=limit, key=key)
 
     def _with_limits(self) -> Limits:
         if not isinstance(self._store, Limits):

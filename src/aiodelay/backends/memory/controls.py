@@ -85,6 +85,6 @@ class MemoryControls:
         found = self._declared if is_declared else self._limits
         return {lane: limits for lane, limits in sorted(found.items()) if limits}
 
-    async def limited_keys(self, lane: Lane, *, limit: int = 100) -> Sequence[LimitedKey]:
+    async def limited_keys(self, lane: Lane, *, limit: int = 100, key: bytes | None = None) -> Sequence[LimitedKey]:
         """List keys of a lane that have messages in flight or waiting because of a limit."""
-        return self._inspection.limited_keys(lane, limit, self.now_ms())
+        return self._inspection.limited_keys(lane, limit, key, self.now_ms())

@@ -30,9 +30,9 @@ class LimitControl(Inspection):
     async def limits(self, *, is_declared: bool = False) -> Mapping[Lane, LaneLimits]:
         return await self._handle.read(lambda reader: reader.limits("declared" if is_declared else "limits"))
 
-    async def limited_keys(self, lane: Lane, *, limit: int = 100) -> Sequence[LimitedKey]:
+    async def limited_keys(self, lane: Lane, *, limit: int = 100, key: bytes | None = None) -> Sequence[LimitedKey]:
         now = self._handle.clock.now_ms()
-        return await self._handle.read(lambda reader: reader.limited_keys(lane, limit, now))
+        return await self._handle.read(lambda reader: reader.limited_keys(lane, limit, key, now))
 
 
 def _is_filled(tables: Tables, lane: Lane) -> bool:

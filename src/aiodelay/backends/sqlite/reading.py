@@ -222,24 +222,24 @@ class Reader:
         """
         return {lane: limits_of(text) for lane, text in self._execute(query, (self._ns(),))}
 
-    def limited_keys(self, lane: Lane, limit: int, now: int) -> list[LimitedKey]:
-        """List the keys of a lane that have messages in flight or due, most due messages first."""
+    def limited_keys(self, lane: Lane, limit: int, key: bytes | None, now: int) -> list[LimitedKey]:
+        """List the keys of a lane, or only one key, that have messages in flight or due, most due messages first."""
         query = "SELECT queue, limits FROM limits WHERE lane = ? AND limits IS NOT NULL"
         found = self._execute(query, (next(iter(self._lanes((lane,))), 0),)).fetchone()
         if found is None:
             return []
         queue, limits = found[0], limits_of(found[1])
-        whole = whole_use(self._execute, queue)
-        query = """
+        whole, only = whole_use(self._execute, queue), "" if key is None else "AND k.key = ?5"
+        query = f"""
             SELECT k.key, k.running, k.marks, coalesce(w.due, 0), w.since_ms FROM limited_keys AS k
             LEFT JOIN (
-                SELECT key, count(*) AS due, min(place_ms) AS since_ms FROM limited
-                WHERE queue = ?1 AND place_ms <= ?2 GROUP BY key
+                SELECT key, count(*) AS due, min(place_ms) AS since_ms FROM limited AS k
+                WHERE queue = ?1 AND place_ms <= ?2 {only} GROUP BY key
             ) AS w ON w.key = k.key
-            WHERE k.queue = ?1 AND k.key <> ?3 AND (k.running > 0 OR w.due > 0)
+            WHERE k.queue = ?1 AND k.key <> ?3 {only} AND (k.running > 0 OR w.due > 0)
             ORDER BY 4 DESC, k.running DESC, k.key LIMIT ?4
         """
-        rows = self._execute(query, (queue, now, WHOLE, limit))
+        rows = self._execute(query, (queue, now, WHOLE, limit, *([] if key is None else [key])))
         return [_limited_key(lane, limits, whole, row, now) for row in rows]
 
     # --- the rest -----------------------------------------------------------------------------------------

@@ -108,13 +108,13 @@ class DictInspection:
         found = [Instance(each.name, tuple(sorted(each.lanes)), each.seen_ms) for each in self._table.workers]
         return sorted((each for each in found if each.seen_ms > alive_ms), key=lambda each: each.name)
 
-    def limited_keys(self, lane: Lane, limit: int, now: int) -> list[LimitedKey]:
-        """List keys of a limited lane, most waiting messages first."""
+    def limited_keys(self, lane: Lane, limit: int, key: bytes | None, now: int) -> list[LimitedKey]:
+        """List keys of a limited lane, or only one key, most waiting messages first."""
         queue = self._table.lanes[lane]
         if not isinstance(queue, LimitedQueue):
             return []
         waiting = (entry for entry in self._table.of_lane(lane) if entry.state is IN_LANE)
-        found = queue.limited_keys(waiting, now)
+        found = (each for each in queue.limited_keys(waiting, now) if key in (None, each.key))
         return heapq.nsmallest(limit, found, key=lambda each: (-each.waiting, -each.running, each.key or b""))
 
     # --- pause and resume ---------------------------------------------------------------------------------

@@ -480,6 +480,19 @@ class LimitChangeRules(Bench):
         (waiting, _) = await _keys(stage)
         assert waiting == LimitedKey(LANE, b"a", 0, 1, "rate", stage.now + MINUTE_MS, since)
 
+    @pytest.mark.parametrize("key", [b"a", b"b", b"c", b""])
+    @staged
+    async def test_operators_see_one_key(self, stage: Stage, key: bytes) -> None:
+        await _limited(stage, TWO)
+        await _queued(stage, "a1", "a2", "a3", "a4", "b1", "b2", "b3")
+        for name, own in (("ab", b"ab"), ("none", None)):
+            await stage.stored(stage.put(name, key=own))
+        await stage.claim()
+        every = await _keys(stage)
+        one = await stage.needs_limits().limited_keys(LANE, key=key)
+        assert one == [each for each in every if each.key == key]
+        assert len(one) == (key != b"c")
+
     @staged
     async def test_operators_see_that_the_limit_of_the_lane_makes_messages_wait(self, stage: Stage) -> None:
         await _limited(stage, lane_limits([Limit(concurrency=1), Limit("customer", 1)]))

@@ -1,8 +1,8 @@
 -- limited_keys: lists keys of a limited lane that have messages waiting or in flight. It writes nothing.
 --@ base record moves
 -- ARGV[4] lane
--- ARGV[5] 'turns' for keys with waiting messages, 'running' for keys with messages in flight
--- ARGV[6] for 'turns' the cursor, 0 at first; for 'running' the last key of the previous call
+-- ARGV[5] 'turns' for keys with waiting messages, 'running' for keys with messages in flight, 'key' for one key
+-- ARGV[6] for 'turns' the cursor, 0 at first; for 'running' the last key of the previous call; for 'key' the key
 -- Returns now, the next ARGV[6] ('' = none), the messages in flight of the whole lane, the marks of the lane, then for
 -- each key: its name, its messages in flight, its due messages that wait, the place of its first message that waits
 -- ('' = none), and its marks.
@@ -22,7 +22,9 @@ local function add(name)
   answer[#answer + 1] = call('HGET', lane.MARKS, 'k' .. name) or ''
 end
 
-if ARGV[5] == 'turns' then
+if ARGV[5] == 'key' then
+  add(ARGV[6])
+elseif ARGV[5] == 'turns' then
   local after, found = unpack(call('ZSCAN', lane.TURNS, ARGV[6], 'COUNT', AT_ONCE))
   for i = 1, #found, 2 do add(found[i]) end
   answer[2] = after ~= '0' and after or ''

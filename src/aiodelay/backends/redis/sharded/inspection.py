@@ -180,9 +180,9 @@ class ShardedInspection(ShardSet):
         return await self._first.limits(is_declared=is_declared)
 
     @following()
-    async def limited_keys(self, lane: Lane, *, limit: int = 100) -> Sequence[LimitedKey]:
+    async def limited_keys(self, lane: Lane, *, limit: int = 100, key: bytes | None = None) -> Sequence[LimitedKey]:
         """List keys of a lane that have messages in flight or waiting because of a limit."""
-        return await self._first.limited_keys(lane, limit=limit)
+        return await self._first.limited_keys(lane, limit=limit, key=key)
 
     def _needs_one_shard(self, what: str) -> None:
         if (shards := len(self.shards)) > 1:

@@ -56,7 +56,7 @@ class RedisLimits(Inspection):
         given = {names[number]: _limits_in(value, field) for number, value in _pairs(found).items() if number in names}
         return {lane: given[lane] for lane in sorted(given) if given[lane]}
 
-    async def limited_keys(self, lane: Lane, *, limit: int = 100) -> Sequence[LimitedKey]:
+    async def limited_keys(self, lane: Lane, *, limit: int = 100, key: bytes | None = None) -> Sequence[LimitedKey]:
         """List keys of a lane that have messages in flight or waiting because of a limit, most waiting messages first.
 
         If more than 50,000 keys have waiting messages, the list is made from about 50,000 of them.
@@ -65,15 +65,15 @@ class RedisLimits(Inspection):
         if given is None:
             return []
         found: dict[bytes, LimitedKey] = {}
-        for what, first in (("turns", b"0"), ("running", b"")):
+        for what, first in (("turns", b"0"), ("running", b"")) if key is None else (("key", key),):
             after = first
             while True:
                 reply = await self.run("limited_keys", [lane, what, after])
-                found |= {key.key or b"": key for key in _keys_in(lane, given, reply)}
+                found |= {each.key or b"": each for each in _keys_in(lane, given, reply)}
                 after = reply[1]
                 if not after or len(found) >= MOST_KEYS:
                     break
-        shown = (key for key in found.values() if key.running or key.waiting)
+        shown = (each for each in found.values() if each.running or each.waiting)
         return nsmallest(limit, shown, key=lambda each: (-each.waiting, -each.running, each.key or b""))
 
 
