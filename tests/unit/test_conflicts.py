@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
 
-from aiodelay import Conflict, Every, Scheduler
+from aiodelay import Conflict, Every, Message, Scheduler
 from aiodelay.core.conflict_text import read_conflict
 from aiodelay.core.conflicts import timed
 from aiodelay.core.transitions import record_of
 from aiodelay.core.values import CONFLICT_MODES, OPERANDS, At, Envelope, Put
 from aiodelay.errors import ConfigurationError, ScheduleTimeError
 from aiodelay.memory import MemoryStore
-from aiodelay.testing.clock import VirtualClock
+from aiodelay.testing.clock import VirtualClock, VirtualLoop
 
 TEXTS = {
     "replace": Conflict.replace(),
@@ -94,6 +95,31 @@ async def test_debounce_gives_the_due_time() -> None:
             clock.move(100)
         with pytest.raises(ScheduleTimeError, match=r"at, delay, every.*Conflict\.debounce.*quiet is the delay"):
             await scheduler.schedule(Refresh(0), id="page", delay="5s", conflict=rule)
+
+
+def test_of_100_000_calls_in_one_minute_no_run_is_later_than_the_longest_wait() -> None:
+    runs: list[tuple[int, int]] = []
+
+    async def play() -> None:
+        clock = VirtualClock(asyncio.get_running_loop())
+        scheduler, begun = Scheduler(MemoryStore(clock=clock), clock=clock), clock.now_ms()
+
+        @scheduler.handler
+        async def refresh(event: Refresh) -> None:
+            runs.append((event.n, clock.now_ms() - begun))
+
+        rule = Conflict.debounce("1s", max_wait="25s")
+        async with scheduler:
+            for first in range(0, 100_000, 100):
+                calls = range(first, first + 100)
+                await scheduler.schedule_many(Message(Refresh(n), id="page", conflict=rule) for n in calls)
+                await asyncio.sleep(0.06)
+            await scheduler.run_until_idle()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(play())
+    # A burst begins with the first call after a run: at 0 ms, 25,020 ms and 50,040 ms. The last call comes at 59,940 ms.
+    assert runs == [(41_699, 25_000), (83_399, 50_020), (99_999, 60_940)]
 
 
 @pytest.mark.parametrize("text", ["earlier", "later", "debounce:5s", "throttle:1h", "throttle:1h:last"])
