@@ -466,6 +466,7 @@ class PutsBackOverAll(MemoryStore):
     _rules_type = RulesOfLastWord
 
 
+ROWS = {row.call: row for row in SAME_ID_TABLE}
 BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
     (Early, "test_s1_never_early", ("at",)),
     (EarlyAfterAStep, "test_s1_holds_when_the_clock_steps_back", ()),
@@ -476,7 +477,7 @@ BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
     (IgnoresTokens, "test_s4_the_latest_version_wins_over_one_in_flight", ()),
     (RepeatsTokens, "test_s3_every_claim_of_a_message_has_another_token", ()),
     (OldestWins, "test_s4_the_latest_version_wins", ()),
-    (OldestWins, "test_same_id_again", ("replace", "in flight", SAME_ID_TABLE[0].in_flight)),
+    (OldestWins, "test_same_id_again", ("replace", "in flight", ROWS["replace"].in_flight)),
     (CancelsNothingInFlight, "test_s5_cancelled_in_flight_ends_with_this_attempt", ("again",)),
     (Resurrects, "test_s6_nothing_ended_comes_back", ()),
     (Shares, "test_s7_two_workers_never_hold_the_same_message", ()),
@@ -505,8 +506,8 @@ BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
     (KeepsLiveLists, "test_recurring_live_list_shrinks_as_occurrences_end", ("done",)),
     (RedrivesApart, "test_s5_recurring_redriven_occurrence_is_live_and_ends_with_its_series", ()),
     (RedrivesApart, "test_s2_recurring_occurrence_that_stands_again_is_not_redriven", ()),
-    (ForgetsRetriesInFlight, "test_same_id_again", ("replace", "retrying", SAME_ID_TABLE[0].replacing)),
-    (ForgetsRetriesInFlight, "test_same_id_again", ("cancel", "replacing a retried", SAME_ID_TABLE[8].replacing)),
+    (ForgetsRetriesInFlight, "test_same_id_again", ("replace", "retrying", ROWS["replace"].replacing)),
+    (ForgetsRetriesInFlight, "test_same_id_again", ("cancel", "replacing a retried", ROWS["cancel"].replacing)),
     (ForgetsRetriesInFlight, "test_s5_a_load_tells_of_an_older_version_in_flight", ("retried",)),
     (LeavesRetries, "test_s4_recurring_replace_ends_retries_of_the_old_series", ("again",)),
     (LeavesRetries, "test_recurring_cancel_ends_the_series_and_its_waiting_retries", ()),
@@ -601,7 +602,7 @@ class PlainSuite(StoreConformance):
 @pytest.mark.parametrize(
     ("test", "values", "reason"),
     [
-        ("test_same_id_again", ("keep", "pending", SAME_ID_TABLE[1].pending), "memory:// has no Conflict.keep"),
+        ("test_same_id_again", ("keep", "pending", ROWS["keep"].pending), "memory:// has no Conflict.keep"),
         ("test_newer_is_judged_by_version_where_the_stored_message_has_none", (), "memory:// has no Conflict.newer"),
         ("test_s5_cancelled_is_never_delivered", (), "memory:// records cancels"),
         ("test_s9_by_due_time_then_scheduling_order", (), "memory:// does not promise an order"),

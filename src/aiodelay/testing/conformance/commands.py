@@ -45,7 +45,25 @@ _CONFLICTS = {
     "newer, higher version": Conflict.newer(6),
     "newer, same version": Conflict.newer(5),
     "newer, lower version": Conflict.newer(4),
+    "earlier, due before": Conflict.earlier(),
+    "earlier, due after": Conflict.earlier(),
+    "later, due after": Conflict.later(),
+    "later, due before": Conflict.later(),
+    "debounce": Conflict.debounce("1s"),
+    "throttle, in a window": Conflict.throttle("1m"),
+    "throttle last, in a window": Conflict.throttle("1m", last=True),
+    "throttle, no window": Conflict.throttle("1m"),
+    "throttle last, no window": Conflict.throttle("1m", last=True),
+    "append, the same kind": Conflict.append(),
+    "append, another kind": Conflict.append(),
     "error": Conflict.error(),
+}
+_NO_CELLS = {
+    ("redrive", "done"),  # there is no dead letter
+    ("redrive", "cancelled"),
+    ("throttle, in a window", "retrying"),  # a series begins no window
+    ("throttle last, in a window", "retrying"),
+    ("append, the same kind", "retrying"),  # a series is of another kind
 }
 _CELLS = [
     pytest.param(row.call, state, cell, id=f"{row.call}-{state}")
@@ -60,7 +78,7 @@ _CELLS = [
         ("cancelled", row.done),
         ("dead", row.done),
     )
-    if (row.call, state) not in {("redrive", "done"), ("redrive", "cancelled")}  # there is no dead letter
+    if (row.call, state) not in _NO_CELLS
 ]
 RULE = {"e": HOUR_MS}
 AFTERWARDS = ("nothing", "claimed", "done", "dead", "again", "replaced", "cancelled", "rescheduled", "fired", "late")
@@ -74,11 +92,14 @@ async def _bring(stage: Stage, call: str, state: State) -> None:
         await stage.end(dead(await stage.claim_one()))
     if call == "redrive" and state == "dead":
         return
-    conflict = Conflict.newer(5) if call.startswith("newer") else Conflict.replace()
-    if conflict.mode == "newer":
-        stage.needs_conflict("newer")
+    conflict = before = Conflict.replace()
     is_replaced = state.startswith("replacing")
-    before = Conflict.newer(4) if conflict.mode == "newer" and is_replaced else conflict
+    if call.startswith("newer"):
+        conflict, before = Conflict.newer(5), Conflict.newer(4 if is_replaced else 5)
+    elif call.endswith("in a window"):
+        conflict = _CONFLICTS[call]
+        before = before if is_replaced else conflict
+    stage.needs_conflict(conflict.mode)
     due, rule = After(HOUR_MS if state in ("pending", "cancelled") else 0), RULE if "retr" in state else None
     await stage.stored(stage.put(due=due, conflict=before, rule=rule))
     if state == "cancelled":
@@ -161,7 +182,9 @@ class SameIdRules(Bench):
         if call in _CONFLICTS or word == "if_revision":
             conflict = _CONFLICTS.get(call) or Conflict.if_revision(meant)
             stage.needs_conflict(conflict.mode)
-            outcome = await stage.do(stage.put(due=After(1), conflict=conflict))
+            due = After(2 * HOUR_MS if which == "due after" else conflict.quiet_ms or 1)
+            address = "elsewhere" if which == "another kind" else ""
+            outcome = await stage.do(stage.put(due=due, conflict=conflict, address=address))
         elif word == "cancel":
             stage.needs_verdict()
             outcome = await stage.do(Cancel(stage.op(), "m", (meant, None) if which else None))

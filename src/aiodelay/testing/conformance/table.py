@@ -40,7 +40,8 @@ class SameId(NamedTuple):
         in_flight: The cell for a message that is leased.
         replacing: The cell for a message that waits while an older version is still leased. The older version is
             one of these: a message that the waiting message has replaced; a retry of an earlier occurrence of the
-            waiting series; or a retry of an occurrence of a series that the waiting message has replaced.
+            waiting series; or a retry of an occurrence of a series that the waiting message has replaced. A series
+            begins no window and is of no kind that gathers items, so rows about those have no waiting series.
         done: The cell for a message that was settled, cancelled or became a dead letter. A dead letter is kept.
     """
 
@@ -64,6 +65,17 @@ SAME_ID_TABLE: tuple[SameId, ...] = (
     SameId("newer, lower version", OUTDATED, OUTDATED, OUTDATED, Cell("outdated", "nothing")),
     SameId("if_revision, the same", REPLACED, REPLACED, REPLACED, Cell("outdated", "nothing")),
     SameId("if_revision, another", OUTDATED, OUTDATED, OUTDATED, Cell("outdated", "nothing")),
+    SameId("earlier, due before", REPLACED, REPLACED, REPLACED, STORED),
+    SameId("earlier, due after", KEPT, REPLACED, KEPT, STORED),
+    SameId("later, due after", REPLACED, REPLACED, REPLACED, STORED),
+    SameId("later, due before", KEPT, REPLACED, KEPT, STORED),
+    SameId("debounce", REPLACED, REPLACED, REPLACED, STORED),
+    SameId("throttle, in a window", KEPT, Cell("in_flight", "old"), KEPT, Cell("kept", "nothing")),
+    SameId("throttle last, in a window", REPLACED, REPLACED, REPLACED, STORED),
+    SameId("throttle, no window", REPLACED, REPLACED, REPLACED, STORED),
+    SameId("throttle last, no window", REPLACED, REPLACED, REPLACED, STORED),
+    SameId("append, the same kind", REPLACED, Cell("replaced", "old"), REPLACED, STORED),
+    SameId("append, another kind", DUPLICATE, DUPLICATE, DUPLICATE, STORED),
     SameId("error", DUPLICATE, DUPLICATE, DUPLICATE, STORED),
     SameId("cancel", Cell("cancelled", "nothing"), Cell("in_flight", "old"), Cell("in_flight", "nothing"), NOT_FOUND),
     SameId(
