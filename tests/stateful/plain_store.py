@@ -202,6 +202,8 @@ class PlainStore:
             self._end_retries(put.id, now, is_replaced=True)
             self._end(old, now)
             self._supersede(old)
+        if put.conflict.window_ms is not None and version is not None:
+            self._forget_later_windows(put.id, version, now)
         assert outcome.is_older_in_flight in (self._older_in_flight(put.id, now) if old is not None else {False})
         self._orders += 1
         late = put.late
@@ -215,6 +217,13 @@ class PlainStore:
             self._orders,
             burst_ms=burst_ms,
         )
+
+    def _forget_later_windows(self, message_id: str, began: int, now: int) -> None:
+        """Forget windows that lie too far ahead after a step back of the clock: a call has begun another window."""
+        if self._tombstones.get(message_id, (0, -1))[1] > began:
+            self._tombstones[message_id] = (now + TOMBSTONE_MS, began)
+        if self._faded.get(message_id, -1) > began:
+            del self._faded[message_id]
 
     def _append(self, put: Put, old: Message, outcome: Outcome, now: int) -> None:
         item, stored = put.envelope, old.envelope

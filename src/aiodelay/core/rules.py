@@ -114,6 +114,8 @@ class Rules(Generic[R]):
         if row is not None:
             self.end_retries(message_id, now, is_replaced=True)
             self._make_room(row, now)
+        if conflict.window_ms is not None:
+            self._forget_later_window(record, now)
         table.insert(record, record.due_ms)
         table.note(verdict, record, now)
         is_older_in_flight = verdict == "replaced" and self._has_superseded(message_id, now)
@@ -244,6 +246,12 @@ class Rules(Generic[R]):
         if version is not None:
             newest = max(version, answers.ended_version(record.id, now) or 0)
             answers.add_version(record.id, newest, until_ms=now + TOMBSTONE_WINDOW_MS)
+
+    def _forget_later_window(self, record: Record, now: int) -> None:
+        """Forget a window of this id that begins after the window of the record: the clock has stepped back."""
+        version, ended = record.envelope.version, self.table.answers.ended_version(record.id, now)
+        if version is not None and ended is not None and ended > version:
+            self.table.answers.add_version(record.id, version, until_ms=now + TOMBSTONE_WINDOW_MS)
 
     def bury(self, record: Record, reason: DeadReason, now: int) -> None:
         """Keep a message, or the current occurrence of a series, as a dead letter."""

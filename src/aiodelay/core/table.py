@@ -68,7 +68,7 @@ class Answers(Protocol):
         ...
 
     def add_version(self, message_id: str, version: int, *, until_ms: int) -> None:
-        """Keep the version of a message that ends."""
+        """Keep a version instead of the version that is kept under this id."""
         ...
 
 

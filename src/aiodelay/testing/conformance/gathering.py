@@ -261,6 +261,26 @@ class GatheringRules(Bench):
         assert (outcome.answer, outcome.due_ms) == ("replaced", due.ms)
         assert (await stage.record()).envelope.payload == b"second"
 
+    @pytest.mark.parametrize("conflict", [THROTTLE, THROTTLE_LAST], ids=lambda each: each.mode)
+    @pytest.mark.parametrize("end", ["nothing", "done", "in flight"])
+    @staged
+    async def test_a_step_back_of_the_clock_begins_another_window(
+        self, stage: Stage, conflict: Conflict, end: str
+    ) -> None:
+        stage.needs_conflict(conflict.mode)
+        await stage.stored(stage.put(conflict=conflict))
+        await self._ended(stage, end)
+        stage.step_back(HOUR_MS)
+        begun = stage.now
+        assert (await stage.stored(stage.put(conflict=conflict))).due_ms == begun
+        await stage.end(done(await stage.claim_one()))
+        for _ in range(3):
+            stage.move(1000)
+            outcome = await stage.stored(stage.put(conflict=conflict))
+            assert outcome.due_ms == (begun if conflict == THROTTLE else begun + WINDOW_MS)
+        stage.move(begun + WINDOW_MS - stage.now - 1)
+        assert await stage.claim() == []
+
     @pytest.mark.parametrize("version", [5, 1 << 62])
     @staged
     async def test_a_version_of_newer_is_no_window(self, stage: Stage, version: int) -> None:

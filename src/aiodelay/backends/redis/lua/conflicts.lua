@@ -7,11 +7,11 @@ local function time_in(version)
   return high * 4294967296 + low
 end
 
--- Returns the beginning of the window of the last message of an id, or nil if no window is under way.
+-- Returns the beginning of the last window of an id, or nil; and true if the window is under way.
 local function window_of(id, e, window)
   local known = memory.known_version(id, e)
   local since = known and time_in(known)
-  return since and now - since < window and now - since >= -window and since or nil
+  return since, since and now - since < window and now - since >= -window
 end
 
 local function debounced_since(e)
@@ -23,8 +23,8 @@ end
 -- window.
 function conflicts.is_kept(a, e, mode, due)
   if mode == 't' then
-    local since = window_of(ARGV[a + 1], e, tonumber(sub(ARGV[a], WHAT.OPERAND_FIRST)))
-    return since ~= nil, since
+    local since, is_within = window_of(ARGV[a + 1], e, tonumber(sub(ARGV[a], WHAT.OPERAND_FIRST)))
+    return is_within, since
   end
   if not e or token_of(e) then return false end
   return (mode == 'b' and due >= e.due) or (mode == 'a' and due <= e.due)
@@ -40,8 +40,9 @@ function conflicts.times(a, e, mode, due)
     return operand == '' and due or math.min(due, since + tonumber(operand)), nil, since
   end
   local window = tonumber(operand)
-  local since = window_of(ARGV[a + 1], e, window)
-  if not since then return due, now end
+  local since, is_within = window_of(ARGV[a + 1], e, window)
+  if since and since > now and not is_within then memory.forget_version(ARGV[a + 1]) end -- The clock has stepped back.
+  if not is_within then return due, now end
   if waits then return e.due, since end
   local next_window = since > now and since or since + window
   return next_window, next_window

@@ -97,6 +97,10 @@ function memory.recall_version(id)
   return last
 end
 
+function memory.forget_version(id)
+  for _, key in ipairs(known_windows().v) do call('HDEL', key, id) end
+end
+
 -- Returns the newest version of the stored message and of the ended messages of an id, or nil.
 function memory.known_version(id, e)
   local known = memory.recall_version(id)
