@@ -34,6 +34,7 @@ from aiodelay.operations.json_shapes import read_message, read_rule, record_shap
 from aiodelay.operations.json_shapes import read_record as read_shape
 from aiodelay.service.api.cursors import read_cursor, write_cursor
 from aiodelay.service.reading import read_configuration
+from aiodelay.testing import history as h
 from tests.support.bad_requests import ARTICLE, BAD
 from tests.support.clear_errors import PASSWORD
 
@@ -350,6 +351,44 @@ def settings(data: bytes) -> None:
         read_configuration(file).settings()
 
 
+def recorded(data: bytes) -> list[h.Event]:
+    """Read a recorded history, check it, and print what the checker has found."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "history.jsonl")
+        file.write_bytes(data)
+        events = h.read(file)
+    list(h.check(events).lines())
+    return events
+
+
+def told(events: Sequence[h.Event]) -> bytes:
+    return b"\n".join(map(msgspec.json.encode, events))
+
+
+def told_at_once(events: Sequence[h.Event]) -> bytes:
+    for event in events:
+        event.process, event.at_ns, event.wall_ms = "p", 7, NOW_MS
+    return told(events)
+
+
+TOLD = told_at_once(
+    [
+        h.Process(what="opened"),
+        h.Invoked(call=1, op="schedule", id="m", digest="d", lane="x"),
+        h.Returned(call=1, outcome="ok", answer="stored", revision=NOW_MS, due_ms=NOW_MS),
+        h.Claiming(call=2),
+        h.Claimed(call=2, now_ms=NOW_MS, claims=[h.ClaimNote("m", NOW_MS, NOW_MS, "x", 0, 1)]),
+        h.RunStarted(id="m", delivery_id=f"m/{NOW_MS}/{NOW_MS}", attempt=1, lane="x", digest="d", token=1),
+        h.Renewing(call=3, batch=[("m", 1, 2)]),
+        h.Renewed(call=3, outcomes=["renewed"]),
+        h.RunEnded(delivery_id=f"m/{NOW_MS}/{NOW_MS}", attempt=1, result="ok", token=1),
+        h.PuttingBack(batch=[("m", NOW_MS)]),
+        h.Settling(call=4, batch=[h.SettlingNote("m", NOW_MS, 2, "again")]),
+        h.Settled(call=4, outcomes=["settled"]),
+        h.Final(now_ms=NOW_MS, pending=[h.PendingNote("m", NOW_MS, "in_flight", NOW_MS)], dead=[]),
+    ]
+)
+
 SETTINGS = b"""\
 store = "sqlite:///delay.db"
 namespace = "shop"
@@ -415,6 +454,7 @@ DECODERS: dict[str, Decoder] = {
         ],
         lambda rule: rule and msgspec.json.encode(encode_rule(rule)),
     ),
+    "recorded-history": Decoder(recorded, (msgspec.ValidationError,), [TOLD, *TOLD.splitlines()], told),
     "cursor": Decoder(
         cursor,
         (InputError,),

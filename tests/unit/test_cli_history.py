@@ -68,6 +68,16 @@ def test_without_a_store_it_says_what_is_not_decided(tmp_path: Path) -> None:
         (None, "cannot read {path}: No such file or directory"),
         ("", "{path} has no events: record a scheduler, as docs/testing.md shows"),
         ('{"event":"unknown"}', "{path} is no history: Invalid value 'unknown' - at `$.event`"),
+        *(
+            (event % '"process":"p","at_ns":7,"wall_ms":1}', "{path} is no history: an event of 'p' at 7 ns does not")
+            for event in (
+                '{"event":"returned","call":1,"outcome":"ok",%s',
+                '{"event":"claimed","call":1,"now_ms":1,"claims":[],%s',
+                '{"event":"ran","delivery_id":"a/1/1","attempt":1,"result":"ok",%s',
+                '{"event":"run","id":"a","delivery_id":"a","attempt":1,"lane":"x","digest":"d",%s',
+                '{"event":"claiming","call":1,"process":"p","at_ns":6,"wall_ms":1}\n{"event":"settled","call":1,"outcomes":[],%s',
+            )
+        ),
     ],
 )
 def test_a_file_without_a_history_is_refused(tmp_path: Path, content: str | None, error: str) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.decoders import CORPUS, DECODERS, Decoder
 
 ROOT = Path(__file__).parents[2]
-SLOW = ("settings", "url")
+SLOW = ("recorded-history", "settings", "url")
 """Decoders that take milliseconds for one input."""
 DEEP = 20_000
 TOKENS = [

@@ -53,7 +53,10 @@ async def check_history(
             final = await content_of(scheduler.opened_store())
         final.process = "store"
         events.append(final)
-    report = check(events, limits)
+    try:
+        report = check(events, limits)
+    except msgspec.ValidationError as error:
+        raise CommandError(f"{file} is no history: {error}", exit_code=NOT_UNDERSTOOD) from error
     _print(report, most, as_json=place.json)
     return FAILED if report.violations else 0
 

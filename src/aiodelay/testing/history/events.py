@@ -380,7 +380,12 @@ class History:
 
 
 def read(path: str | Path) -> list[Event]:
-    """Return all events in the order in which they happened. Lines that a kill cut short are left out."""
+    """Return all events in the order in which they happened. Lines that a kill cut short are left out.
+
+    Raises:
+        OSError: The file cannot be read.
+        msgspec.ValidationError: A line is no event.
+    """
     decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
     events: list[Event] = []
     for line in Path(path).read_bytes().splitlines():
@@ -388,6 +393,8 @@ def read(path: str | Path) -> list[Event]:
             events += [decoder.decode(line)] if line else []
         except msgspec.ValidationError:
             raise
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             continue
+        except RecursionError as error:
+            raise msgspec.ValidationError("a line is nested too deeply") from error
     return sorted(events, key=lambda event: event.at_ns)

@@ -113,6 +113,9 @@ def check(events: Iterable[Event], limits: Limits | None = None) -> Report:
     Args:
         events: The events, in order, as `read` returns them.
         limits: Limits in addition to the rules that always hold.
+
+    Raises:
+        msgspec.ValidationError: An event does not follow from the events before it, such as an answer without a call.
     """
     events = list(events)
     story, limits = Story(events), limits or Limits()
@@ -140,6 +143,7 @@ def check_file(path: str | Path, limits: Limits | None = None) -> Report:
 
     Raises:
         OSError: The file cannot be read.
+        msgspec.ValidationError: The file is no history.
     """
     return check(read(path), limits)
 

@@ -6,7 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
+
+import msgspec
 
 from aiodelay.core.transitions import base_id, occurrence_id, token_deadline_ms
 
@@ -36,7 +38,10 @@ from .events import (
 
 __all__ = ["NEVER", "Attempt", "Fault", "Lease", "LeaseRenewal", "Operation", "Settlement", "Story"]
 
+A = TypeVar("A")
 NEVER: float = math.inf
+MOST = 1 << 63
+"""More than any revision or due time."""
 _Run: TypeAlias = tuple[str, str, int, int]
 """The process of a run, its delivery id, its attempt and its token."""
 
@@ -205,6 +210,9 @@ class Story:
         moved: The lanes of which the store itself has moved messages to their destinations.
         doubled: Messages (id, revision) that are in the store and in their source, because a process ended while it
             put them back.
+
+    Raises:
+        msgspec.ValidationError: An event does not follow from the events before it, such as an answer without a call.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
@@ -226,7 +234,11 @@ class Story:
         self._running: dict[_Run, list[Attempt]] = defaultdict(list)
         self._ended: dict[_Run, Attempt] = {}
         for event in events:
-            self._tell(event)
+            try:
+                self._tell(event)
+            except (KeyError, ValueError) as error:
+                text = f"an event of {event.process!r} at {event.at_ns} ns does not follow from the events before it"
+                raise msgspec.ValidationError(text) from error
             self._last_ns[event.process] = event.at_ns
         known_ends = dict(self.ended)
         for process in sorted(self._opened):
@@ -282,6 +294,13 @@ class Story:
             case Final():
                 self.final = event
 
+    def _asked(self, answer: Returned | Claimed | Settled | Renewed, kind: type[A]) -> A:
+        """Return the call to which an answer belongs."""
+        asked = self._calls[answer.process, answer.call]
+        if isinstance(asked, kind):
+            return asked
+        raise ValueError(kind)
+
     def _run_ended(self, event: RunEnded) -> None:
         key = _run_of(event)
         if running := self._running[key]:
@@ -290,15 +309,13 @@ class Story:
         attempt.ended_ns, attempt.result = event.at_ns, event.result
 
     def _returned(self, event: Returned) -> None:
-        operation = self._calls[event.process, event.call]
-        assert isinstance(operation, Operation)
+        operation = self._asked(event, Operation)
         operation.outcome, operation.answer = event.outcome, event.answer
         operation.revision, operation.due_ms = event.revision, event.due_ms
         operation.answered_ns = NEVER if event.outcome == "info" else event.at_ns
 
     def _claimed(self, event: Claimed) -> None:
-        asked = self._calls[event.process, event.call]
-        assert isinstance(asked, Claiming)
+        asked = self._asked(event, Claiming)
         for note in event.claims:
             if (event.process, note.id, note.token) in self._by_token:
                 continue  # a claim that was repeated
@@ -316,8 +333,7 @@ class Story:
             yield settlement
 
     def _settled(self, event: Settled) -> None:
-        settlements = self._calls[event.process, event.call]
-        assert isinstance(settlements, list)
+        settlements = self._asked(event, list)
         for settlement, outcome in zip(settlements, event.outcomes, strict=True):
             settlement.answered_ns, settlement.outcome = event.at_ns, outcome
 
@@ -328,8 +344,7 @@ class Story:
                 lease.is_put_back = True
 
     def _renewed(self, event: Renewed) -> None:
-        renewing = self._calls[event.process, event.call]
-        assert isinstance(renewing, Renewing)
+        renewing = self._asked(event, Renewing)
         for (message_id, token, to), outcome in zip(renewing.batch, event.outcomes, strict=True):
             lease = self._by_token.get((event.process, message_id, token))
             if lease is not None and outcome != "lost":
@@ -338,6 +353,8 @@ class Story:
 
     def _run_started(self, event: RunStarted) -> None:
         attempt = Attempt(event, self._claim_of(event))
+        if not (attempt.revision < MOST and attempt.due_ms < MOST):
+            raise ValueError(event.delivery_id)
         self.attempts.append(attempt)
         self._running[_run_of(event)].append(attempt)
 
