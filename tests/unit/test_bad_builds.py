@@ -28,6 +28,7 @@ LIMITS = h.Limits(
     lane_lateness_ms={"rare": 75_000},
     poison={"poison": "attempts_exhausted"},
     lapses=False,
+    in_order={"work", "rare", "takeover"},
 )
 """A flood of one lane lasts for about two minutes, and a process stands still for 40 s."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

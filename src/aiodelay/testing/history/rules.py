@@ -45,6 +45,9 @@ class Limits:
         takeover_ms: L1: the longest time from the end of a process until the messages that it had claimed run again.
         poison: L5: ids that must become dead letters, with the reason. All other messages must be delivered.
         lapses: Whether claims may lapse without a fault in the history. On a busy machine they may.
+        in_order: S9: lanes whose order is decided between claims too. In these lanes, the store has one order for all
+            messages, the lane has no limits, and nobody pauses a part of it. A namespace of several shards and a Kafka
+            store have several orders. Without a lane here, S9 is decided within each claim only.
         spare: R1: the number of extra tasks, threads and files at the end that do not count as a leak.
     """
 
@@ -55,6 +58,7 @@ class Limits:
     takeover_ms: int | None = None
     poison: dict[str, str] = field(default_factory=dict)
     lapses: bool = True
+    in_order: Collection[str] = ()
     spare: int = 0
 
 
@@ -85,24 +89,30 @@ def _due_as_commanded(attempt: Attempt, operations: list[Operation]) -> int:
     """
     if attempt.is_retried_occurrence:
         return 0
+    last = _last_command(operations, attempt.asked_ns, attempt.start.at_ns)
+    return 0 if last is None else _due_ms(last)
+
+
+def _due_ms(command: Operation) -> int:
+    return command.due_ms or command.call.at_ms or 0
+
+
+def _last_command(operations: list[Operation], claimed_ns: int, begun_ns: int) -> Operation | None:
+    """Return the command that set the due time of a claimed message; None if it is not certain."""
     able = [each for each in operations if each.call.op not in ("cancel", "purge") and _took_effect(each)]
-    possible = [each for each in able if each.asked_ns < attempt.asked_ns]
+    possible = [each for each in able if each.asked_ns < claimed_ns]
     if not possible:
-        return 0
+        return None
     last = max(possible, key=lambda each: each.asked_ns)
     if (
         last.outcome != "ok"
         or last.answer not in CHANGES
         or (last.call.joins and last.answer == "replaced")
-        or last.answered_ns > attempt.asked_ns
-        or any(
-            each.answered_ns > last.asked_ns
-            for each in able
-            if each is not last and each.asked_ns < attempt.start.at_ns
-        )
+        or last.answered_ns > claimed_ns
+        or any(each.answered_ns > last.asked_ns for each in able if each is not last and each.asked_ns < begun_ns)
     ):
-        return 0
-    return last.due_ms or last.call.at_ms or 0
+        return None
+    return last
 
 
 def _took_effect(operation: Operation) -> bool:
@@ -467,9 +477,13 @@ def _is_same(attempt: Attempt, scheduled: Operation) -> bool:
 
 
 def _s9_in_order(story: Story, limits: Limits) -> Iterator[Finding]:
-    """One claim returns the messages of a lane by due time. This excludes messages that were claimed before."""
+    """Claims return the messages of a lane by due time, then by scheduling order.
+
+    This excludes messages that were claimed before. The order between claims counts only in the lanes of `in_order`.
+    """
     last: dict[tuple[str, int, str], Lease] = {}
     known: set[tuple[str, int, int]] = set()
+    latest: dict[str, list[Lease]] = defaultdict(list)
     for lease in story.leases:
         note = lease.note
         is_again = note.attempt or note.lapses or (note.id, note.revision, note.due_ms) in known
@@ -477,11 +491,60 @@ def _s9_in_order(story: Story, limits: Limits) -> Iterator[Finding]:
         if is_again:
             continue
         key = (lease.process, lease.call, note.lane)
-        before = last.get(key)
-        if before is not None and before.note.due_ms > note.due_ms:
+        before, calls = last.get(key), latest[note.lane]
+        if before is not None and _is_later(story, before, lease):
             text = f"{note.id} was given out behind {before.note.id}, which is due later"
             yield text, base_id(note.id), base_id(before.note.id)
         last[key] = lease
+        if note.lane not in limits.in_order or not lease.is_certain:
+            continue
+        overtaker = _overtaker(story, lease, calls)
+        if overtaker is not None:
+            text = f"{note.id} was given out after {overtaker.note.id}, which is due later"
+            yield text, base_id(note.id), base_id(overtaker.note.id)
+        if before is None:
+            calls.append(lease)
+        elif note.due_ms >= calls[-1].note.due_ms:
+            calls[-1] = lease
+
+
+def _overtaker(story: Story, lease: Lease, calls: list[Lease]) -> Lease | None:
+    """Return an earlier claim of another message, although this one was surely stored, waiting, and due before.
+
+    Args:
+        story: The history.
+        lease: A claim.
+        calls: For each earlier call that brought messages of this lane, the claim of the message that is due last.
+    """
+    stored = _stored_by(story, lease)
+    if stored is None:
+        return None
+    for other in reversed(calls):
+        if other.now_ms < lease.note.due_ms:
+            return None
+        if (
+            stored.answered_ns < other.asked_ns
+            and other.answered_ns < lease.asked_ns
+            and _is_later(story, other, lease)
+        ):
+            return other
+    return None
+
+
+def _is_later(story: Story, one: Lease, other: Lease) -> bool:
+    """Return whether the message of one claim surely belongs behind that of another claim."""
+    if one.note.due_ms != other.note.due_ms:
+        return one.note.due_ms > other.note.due_ms
+    later, earlier = _stored_by(story, one), _stored_by(story, other)
+    return later is not None and earlier is not None and earlier.answered_ns < later.asked_ns
+
+
+def _stored_by(story: Story, lease: Lease) -> Operation | None:
+    """Return the command that gave a claimed message its place in its lane; None if it is not certain."""
+    note = lease.note
+    last = _last_command(story.by_id().get(note.id, []), lease.asked_ns, lease.answered_ns)
+    is_this = last is not None and last.revision in (0, note.revision) and _due_ms(last) == note.due_ms
+    return last if is_this else None
 
 
 def _b1_duplicates_bounded(story: Story, limits: Limits) -> Iterator[Finding]:
