@@ -40,7 +40,7 @@ async def check_history(
         file: The file of the history.
         lateness: The longest time from the moment at which a message could run until its first run, such as 5s.
             Default: any.
-        skew: The largest difference between the clocks of the programs and the clock of the store.
+        skew: The largest difference between the clocks of the store, such as the clocks of a cluster's nodes.
         most: Most violations to show.
     """
     limits = Limits(

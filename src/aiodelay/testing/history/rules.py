@@ -38,16 +38,17 @@ class Limits:
     """Limits that hold in one test, in addition to the rules that always hold.
 
     Attributes:
-        skew_ms: S1: the largest difference between the clocks of the processes and the clock of the store.
+        skew_ms: S1: the largest difference between the clocks of a store, such as the clocks of a cluster's nodes. For
+            a run whose claim is not in the history: between the clocks of its process and of the store.
         lateness_ms: L2: the longest time from the moment at which a message could run until its first run.
         lane_lateness_ms: L3: the same limit for single lanes, whatever happens to other lanes.
         p99_ms: B2: the time within which 99 of 100 first runs start, measured as for L2.
         takeover_ms: L1: the longest time from the end of a process until the messages that it had claimed run again.
         poison: L5: ids that must become dead letters, with the reason. All other messages must be delivered.
         lapses: Whether claims may lapse without a fault in the history. On a busy machine they may.
-        in_order: S9: lanes whose order is decided between claims too. In these lanes, the store has one order for all
-            messages, the lane has no limits, and nobody pauses a part of it. A namespace of several shards and a Kafka
-            store have several orders. Without a lane here, S9 is decided within each claim only.
+        in_order: S9: lanes whose order is decided between claims too. Such a lane has one order in its store, has no
+            limits, and nobody pauses its addresses. A namespace of several shards and a Kafka store have several
+            orders for a lane. In other lanes, S9 is decided within each claim only.
         spare: R1: the number of extra tasks, threads and files at the end that do not count as a leak.
     """
 
