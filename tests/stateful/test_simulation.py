@@ -22,8 +22,8 @@ from aiodelay.engine.delivery.run_settlements import RunSettlements
 from aiodelay.engine.sending.command_sender import CommandSender
 from aiodelay.engine.sending.group_commit import GroupCommit
 from aiodelay.errors import StoreError
-from aiodelay.testing.history import check
-from tests.support.simulation import simulate
+from aiodelay.testing.history import Limits, check
+from tests.support.simulation import LANES, simulate
 
 SEEDS, SQLITE_SEEDS = 200, 10
 NIGHTLY_SEEDS, PART = 10_000, 1000
@@ -40,7 +40,7 @@ def judge(seeds: range, folder: Path | None = None) -> None:
     for seed in seeds:
         path = folder and folder / f"{seed}.db"
         try:
-            check(simulate(seed, path)).verify()
+            check(simulate(seed, path), Limits(in_order=LANES)).verify()
         except BaseException as error:
             error.add_note(f"the seed of the simulation is {seed}")
             raise

@@ -50,7 +50,7 @@ from .observed import FailurePoints, ObservedStore
 from .producing import Producer
 from .simulated_sqlite import SimulatedSqlite, ThreadlessLoop
 
-__all__ = ["simulate"]
+__all__ = ["LANES", "simulate"]
 
 T = TypeVar("T")
 LANES = ("work", "pull", "batch")
