@@ -285,7 +285,7 @@ def zombie_settles() -> Tale:
     return story.wait(1_100).claim(by="q").settle(token=token).final(pending())
 
 
-def unwanted(answer: str, *, begins_after: int) -> Tale:
+def unwanted(answer: str, *, begins_after: int, is_stopped: bool = False) -> Tale:
     """A process learns from a renewal that its claim is replaced or cancelled, and begins the run after a while."""
     story = Tale().put().wait(10).claim()
     if answer == "superseded":
@@ -293,6 +293,8 @@ def unwanted(answer: str, *, begins_after: int) -> Tale:
     else:
         story.command("cancel", "in_flight")
     story.renew(answer)
+    if is_stopped:
+        story.process("stopped")
     story.wait(story.now + begins_after).run().settle(outcome=answer)
     if answer == "superseded":
         story.claim(version=1).run(version=1).settle(version=1)
@@ -509,6 +511,9 @@ CLEAN: dict[str, Callable[[], Tale]] = {
     ),
     "stored after a claim of a message that is due later": lambda: two_claims(due=9, asked_late=True),
     "due at once, and perhaps scheduled first": lambda: one_claim_of_two(first_answered=False),
+    "begun by a process that was stopped after it had learned of the replacement": lambda: unwanted(
+        "superseded", begins_after=600, is_stopped=True
+    ),
     "begun while the answer that it was replaced arrived": lambda: unwanted("superseded", begins_after=0),
     "begun while the answer that it was cancelled arrived": lambda: unwanted("cancelled", begins_after=0),
     "an element of a list whose id was scheduled again": element_of_a_list,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeAlias
@@ -434,7 +434,10 @@ def _s8_bytes_identical(story: Story, limits: Limits) -> Iterator[Finding]:
         if not start.lane and not of_id:  # another program wrote it into a list or topic
             continue
         schedules = [each for each in of_id if each.call.op == "schedule"]
-        candidates = _candidates(attempt, known.get((start.id, attempt.revision)), of_id, schedules, known)
+        put = known.get((start.id, attempt.revision))
+        while put is not None and put.call.op == "redrive":  # of a dead letter, which has an earlier revision
+            put = known.get((put.id, put.call.revision)) if put.call.revision < put.revision else None
+        candidates = _candidates(attempt, put, of_id, schedules)
         if not candidates:
             yield f"{attempt} delivered a message that no command explains", start.id
         elif not any(_is_same(attempt, each) for each in schedules if each.call.joins or each in candidates):
@@ -442,11 +445,7 @@ def _s8_bytes_identical(story: Story, limits: Limits) -> Iterator[Finding]:
 
 
 def _candidates(
-    attempt: Attempt,
-    put: Operation | None,
-    of_id: list[Operation],
-    schedules: list[Operation],
-    known: Mapping[tuple[str, int], Operation],
+    attempt: Attempt, put: Operation | None, of_id: list[Operation], schedules: list[Operation]
 ) -> list[Operation]:
     """Return the commands that may have made the delivered version.
 
@@ -454,10 +453,9 @@ def _candidates(
 
     Args:
         attempt: The run.
-        put: The command that was answered with the revision of this version; None if no command was.
+        put: The command that has stored these bytes; None if it is not known.
         of_id: The commands with this id.
         schedules: The commands that schedule, among these commands.
-        known: The commands that were answered with a revision, by id and revision.
     """
     if put is None:
         is_repeated = attempt.lease is not None and attempt.lease.is_in_doubt  # its server lost it before
@@ -467,8 +465,6 @@ def _candidates(
             if is_repeated or has_redrive
             else [each for each in schedules if each.may_be_put or each.call.joins]
         )
-    if put.call.op == "redrive":
-        return _candidates(attempt, known.get((put.id, put.call.revision)), of_id, schedules, known)
     return [put]
 
 
