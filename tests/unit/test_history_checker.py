@@ -400,6 +400,11 @@ def two_claims(*, due: int, asked_late: bool = False) -> Tale:
     return story.run().settle().claim("b", due=due).run("b", due=due).settle("b").final()
 
 
+def ended(story: Tale) -> Tale:
+    """Messages a and b, which are claimed, are delivered."""
+    return story.run("b").settle("b").run().settle().final()
+
+
 def one_claim_of_two(*, first_answered: bool) -> Tale:
     """Messages a and b are due at once. One claim returns b first, although a was scheduled first, or perhaps was."""
     story = Tale().put(outcome="ok" if first_answered else "info").put("b").wait(10)
@@ -408,7 +413,14 @@ def one_claim_of_two(*, first_answered: bool) -> Tale:
     notes = [h.ClaimNote(each, REVISION, EPOCH_MS + 10, "x", 0, token) for each in ("b", "a")]
     story.tell(h.Claimed(call=call, now_ms=EPOCH_MS + story.now, claims=notes), by="p")
     story.token = token
-    return story.run("b").settle("b").run().settle().final()
+    return story
+
+
+def first_settlement_lost() -> Tale:
+    """One claim returns two messages. The server that took the settlement of the first one is lost."""
+    story = one_claim_of_two(first_answered=False).run("b")
+    since = story.now
+    return story.settle("b").loss(since, commands=False).run().settle().final()
 
 
 def element_of_a_list() -> Tale:
@@ -510,7 +522,8 @@ CLEAN: dict[str, Callable[[], Tale]] = {
         Tale().put().wait(10).claim().step(-50).run().settle().final()
     ),
     "stored after a claim of a message that is due later": lambda: two_claims(due=9, asked_late=True),
-    "due at once, and perhaps scheduled first": lambda: one_claim_of_two(first_answered=False),
+    "due at once, and perhaps scheduled first": lambda: ended(one_claim_of_two(first_answered=False)),
+    "two messages of one claim, whose first settlement was lost with its server": first_settlement_lost,
     "begun by a process that was stopped after it had learned of the replacement": lambda: unwanted(
         "superseded", begins_after=600, is_stopped=True
     ),
@@ -872,7 +885,7 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
         Limits(),
     ),
     "S9 out of order between two claims": ("S9", lambda: two_claims(due=9), Limits(in_order={"x"})),
-    "S9 due at once, and scheduled later": ("S9", lambda: one_claim_of_two(first_answered=True), Limits()),
+    "S9 due at once, and scheduled later": ("S9", lambda: ended(one_claim_of_two(first_answered=True)), Limits()),
     "S9 due at once, and scheduled later, between two claims": (
         "S9",
         lambda: two_claims(due=10),

@@ -499,7 +499,7 @@ def _s9_in_order(story: Story, limits: Limits) -> Iterator[Finding]:
         if overtaker is not None:
             text = f"{note.id} was given out after {overtaker.note.id}, which is due later"
             yield text, base_id(note.id), base_id(overtaker.note.id)
-        if before is None:
+        if not calls or (calls[-1].process, calls[-1].call) != (lease.process, lease.call):
             calls.append(lease)
         elif note.due_ms >= calls[-1].note.due_ms:
             calls[-1] = lease
