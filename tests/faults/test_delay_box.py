@@ -380,7 +380,7 @@ async def test_an_intake_topic_that_was_created_anew_is_read_from_its_beginning(
 
 
 @pytest.mark.parametrize("kind", ["redis", "kafka"])
-async def test_f2_broker_and_redis_end_and_come_back_while_it_runs(
+async def test_f21_broker_and_redis_end_and_come_back_while_it_runs(
     own_broker: Broker, crew: Crew, redis_server: RedisServer, kind: str
 ) -> None:
     place = await placed(own_broker.bootstrap, kind, crew, redis_server)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
@@ -17,13 +17,23 @@ from aiodelay.testing import history as h
 from aiodelay.testing.history import Story
 from tests.faults.programs.kafka_user import FAR_MS
 from tests.nemesis.chart import as_svg, figures_in
-from tests.nemesis.kafka import LINGERS_S, SURE_S, KafkaClusterStage, KafkaStage, Known
+from tests.nemesis.kafka import (
+    AHEAD_S,
+    LINGERS_S,
+    MOST_AGAIN,
+    SURE_S,
+    KafkaClusterStage,
+    KafkaStage,
+    Known,
+    Step,
+)
 from tests.nemesis.redis import RedisStage, ValkeyStage
 from tests.nemesis.results import as_markdown, put_between_markers
 from tests.nemesis.schedule import Fault, Kind, draw, moments
-from tests.nemesis.soak import SoakStage, soak
+from tests.nemesis.soak import LINGERS_S as SOAK_LINGERS_S
+from tests.nemesis.soak import Mark, SoakStage, soak, unexplained
 from tests.nemesis.sqlite import SqliteStage
-from tests.nemesis.stage import PROCESS_KINDS, Result, Stage, inject, play
+from tests.nemesis.stage import PROCESS_KINDS, Result, Span, Stage, inject, play
 from tests.support.kafka import Broker
 from tests.support.processes import Worker
 from tests.support.waiting import until_sync
@@ -86,11 +96,21 @@ def test_commands_that_a_failover_loses_are_found(tmp_path: Path) -> None:
     assert "S2" in {violation.partition(":")[0] for violation in result.violations}
 
 
-NOW_MS = time.time_ns() // 1_000_000
+NOW_MS, NOW_NS = time.time_ns() // 1_000_000, time.monotonic_ns()
 
 
-def known(*commands: tuple[str, h.Outcome, int], faults_s: Sequence[tuple[float, float]] = ()) -> Known:
-    """Return commands about the id `m`: the kind or the payload, the outcome, the due time in s from now."""
+def known(
+    *commands: tuple[str, h.Outcome, int],
+    faults_s: Sequence[tuple[float, float]] = (),
+    kind: str = "service killed",
+    steps: Sequence[Step] = (),
+    ended_ms: Mapping[str, int] | None = None,
+    base_ns: int = 0,
+) -> Known:
+    """Return commands about the id `m`: the kind or the payload, the outcome, the due time in s from `NOW_MS`.
+
+    The times of faults count from `base_ns`, by default from now, which is the time of the commands.
+    """
     events: list[h.Event] = []
     for call, (what, outcome, due_s) in enumerate(commands):
         if what == "cancel":
@@ -100,8 +120,9 @@ def known(*commands: tuple[str, h.Outcome, int], faults_s: Sequence[tuple[float,
             at_ms = NOW_MS + due_s * 1000
             events.append(h.Invoked(call=call, op="schedule", id="m", digest=digest, lane="kafka", at_ms=at_ms))
         events.append(h.Returned(call=call, outcome=outcome))
-    now_ns = time.monotonic_ns()
-    return Known(Story(events), [(now_ns + round(begin * 1e9), now_ns + round(end * 1e9)) for begin, end in faults_s])
+    base_ns = base_ns or time.monotonic_ns()
+    spans = [Span(base_ns + round(begin * 1e9), base_ns + round(end * 1e9), kind) for begin, end in faults_s]
+    return Known(Story(events), spans, steps, ended_ms)
 
 
 FIRST: tuple[str, h.Outcome, int] = ("m/0", "ok", 3000)
@@ -158,7 +179,93 @@ def test_the_judge_of_kafka_judges_a_change_unless_a_fault_took_most_of_the_time
 def test_a_message_of_kafka_is_due_long_enough_after_its_change_to_judge_the_change(stage: type[KafkaStage]) -> None:
     longest_s = max(kind.lasts_s[1] for kind in stage.kinds)
     slow_s = longest_s  # on a busy machine, a fault takes longer than in its schedule
-    assert SURE_S + LINGERS_S + longest_s + slow_s < FAR_MS / 1000
+    assert SURE_S + LINGERS_S + longest_s + slow_s + AHEAD_S < FAR_MS / 1000
+
+
+def at_ms(seconds: float) -> int:
+    return NOW_MS + round(seconds * 1_000)
+
+
+RUNS = [f"r{number}" for number in range(MOST_AGAIN + 1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "faults_s", "repeated", "rules"),
+    [
+        ("service killed", [(3_001, 3_002)], MOST_AGAIN, []),
+        ("service killed", [(3_001, 3_002)], MOST_AGAIN + 1, ["B1"]),
+        ("service killed", [(3_001, 3_002), (3_004, 3_004.5)], MOST_AGAIN + 1, []),
+        ("broker killed", [(3_001, 3_002)], MOST_AGAIN + 1, []),
+        ("broker killed", [(2_930, 2_941)], 1, []),
+        ("broker killed", [(2_930, 2_939)], 1, ["B1"]),
+        ("broker killed", [(3_006, 3_010)], 1, ["B1"]),
+        ("client killed", [(3_001, 3_002)], 1, ["B1"]),
+        ("broker killed", [], 1, ["B1"]),
+    ],
+)
+def test_the_judge_of_kafka_bounds_the_repeated_runs_of_each_fault(
+    kind: str, faults_s: list[tuple[float, float]], repeated: int, rules: list[str]
+) -> None:
+    """All messages run in second 3,000. In second 3,005, as many as said run again."""
+    commands: list[tuple[str, h.Outcome, int]] = [(name, "info", 3_000) for name in RUNS]
+    runs = {h.digest_of(name.encode()): [at_ms(3_000)] for name in RUNS}
+    for name in RUNS[:repeated]:
+        runs[h.digest_of(name.encode())].append(at_ms(3_005))
+    _, broken = known(*commands, faults_s=faults_s, kind=kind, base_ns=NOW_NS).judge("kafka", runs, is_exact=False)
+    assert sorted({text.partition(":")[0] for text in broken}) == rules
+
+
+@pytest.mark.parametrize(("ended_s", "rules"), [(3_005, []), (2_994, []), (2_984, ["S6"])])
+def test_the_judge_of_kafka_finds_a_message_that_comes_back(ended_s: float, rules: list[str]) -> None:
+    """The longest fault takes 5 s, and lingers for 10 s. So a run 11 s after the end is no violation yet."""
+    digest = h.digest_of(b"m/0")
+    ended_ms = {digest: at_ms(ended_s)}
+    commands = known(("m/0", "ok", 2_980), faults_s=[(2_990, 2_995)], ended_ms=ended_ms, base_ns=NOW_NS)
+    _, broken = commands.judge("kafka", {digest: [at_ms(2_983), at_ms(3_005)]}, is_exact=False)
+    assert [text.partition(":")[0] for text in broken] == rules
+
+
+@pytest.mark.parametrize(
+    ("steps", "rules"),
+    [
+        ([Step(at_ms(2_900), 1, 4_000)], []),
+        ([Step(at_ms(2_900), 1, 3_000)], ["S1"]),
+        ([Step(at_ms(2_900), 1, 4_000), Step(at_ms(2_950), 1, 0)], ["S1"]),
+        ([Step(at_ms(2_900), 1, 4_000), Step(at_ms(2_995), 1, 0)], []),
+        ([Step(at_ms(2_900), 1, 4_000), Step(at_ms(2_950), 2, 0)], []),
+        ([Step(at_ms(3_001), 1, 4_000)], ["S1"]),
+    ],
+    ids=["ahead", "not far enough ahead", "ahead before", "ahead until the claim", "another clock", "ahead later"],
+)
+def test_the_judge_of_kafka_allows_an_early_delivery_only_while_a_clock_is_ahead(
+    steps: list[Step], rules: list[str]
+) -> None:
+    delivered = {h.digest_of(b"m/0"): [at_ms(2_996.5)]}
+    _, broken = known(FIRST, steps=steps).judge("kafka", delivered, is_exact=True)
+    assert [text.partition(":")[0] for text in broken] == rules
+
+
+def test_steps_of_the_clock_excuse_the_time_that_their_spans_cover_together(tmp_path: Path) -> None:
+    stage = SqliteStage(tmp_path, SEED, 100.0)
+    stage.begun_s = 1_000.0
+    stage._doubts_ns = [
+        (round(begin * 1e9), round(end * 1e9)) for begin, end in [(998, 1_002), (1_010, 1_020), (1_015, 1_025)]
+    ]
+    assert stage._excused() == pytest.approx(0.17)
+
+
+def test_a_run_without_clock_steps_draws_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Kind] = []
+
+    def draw_none(seed: int, seconds: float, kinds: Sequence[Kind], targets: Mapping[str, int]) -> list[Fault]:
+        drawn.extend(kinds)
+        raise NotImplementedError
+
+    monkeypatch.setattr("tests.nemesis.stage.draw", draw_none)
+    for with_clock in (True, False):
+        with pytest.raises(NotImplementedError):
+            play(SqliteStage(tmp_path, SEED, 1.0), SEED, 1.0, with_clock=with_clock)
+    assert [kind.name for kind in drawn].count("clock stepped") == 1
 
 
 class SlowBroker:
@@ -203,6 +310,25 @@ def test_a_short_soak_loses_nothing_and_leaks_nothing(tmp_path: Path) -> None:
         print(soak(stage, SEED, SECONDS))
     assert not stage.violations
     assert len(figures.read_text().splitlines()) > 3
+
+
+@pytest.mark.parametrize(
+    ("runs", "marks", "is_explained"),
+    [
+        ([1, 2, 3], [], True),
+        ([1, 2, 1], [], False),
+        ([1, 2, 1], [Mark(0, 2, 1)], True),
+        ([1, 2, 1, 2], [Mark(0, 2, 1)], False),
+        ([1, 2, 1, 2], [Mark(0, 2, 1), Mark(5, 3, 0)], True),
+        ([1, 2, 1, 2], [Mark(0, 2, 2), Mark(SOAK_LINGERS_S + 1, 3, 0)], False),
+        ([1, 1, 2], [Mark(0, 2, 9)], False),
+    ],
+    ids=["none", "no fault", "a fault", "too many", "a lasting fault", "long after a fault", "before a fault"],
+)
+def test_a_soak_bounds_the_repeated_runs_of_each_fault(
+    runs: list[int], marks: list[Mark], *, is_explained: bool
+) -> None:
+    assert (not unexplained(runs, marks)) == is_explained
 
 
 def test_the_chart_of_a_soak_shows_each_figure_on_its_axis(tmp_path: Path) -> None:

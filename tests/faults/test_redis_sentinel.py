@@ -1,4 +1,4 @@
-"""F21: a primary that Sentinels have replaced may still take writes. A process that can reach it writes elsewhere."""
+"""F10: a primary that Sentinels have replaced may still take writes. A process that can reach it writes elsewhere."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def names(sentinel: Sentinel) -> int:
     return int(sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", PRIMARY).split(b"\r\n")[4])
 
 
-def test_f21_a_primary_that_comes_back_gets_no_writes(program: str) -> None:
+def test_f10_a_primary_that_comes_back_gets_no_writes(program: str) -> None:
     """The announcements of the Sentinels do not arrive: a firewall may forget an idle connection."""
 
     async def play(trio: SentinelTrio, fronts: list[Proxy]) -> None:
@@ -96,7 +96,7 @@ def test_f21_a_primary_that_comes_back_gets_no_writes(program: str) -> None:
         asyncio.run(play(trio, fronts))
 
 
-def test_f21_a_primary_that_is_cut_off_from_its_replicas_is_left(program: str) -> None:
+def test_f10_a_primary_that_is_cut_off_from_its_replicas_is_left(program: str) -> None:
     """The former primary waits for its replicas, then refuses writes. No announcement arrives."""
 
     async def play(trio: SentinelTrio, fronts: list[Proxy]) -> None:
@@ -114,7 +114,7 @@ def test_f21_a_primary_that_is_cut_off_from_its_replicas_is_left(program: str) -
         asyncio.run(play(trio, fronts))
 
 
-def test_f21_a_failover_that_is_not_over_counts(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f10_a_failover_that_is_not_over_counts(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica stands still, so the Sentinel that leads the failover does not announce its end."""
     monkeypatch.setattr(locator, "ASK_S", 60.0)
     lock, is_over = threading.Lock(), threading.Event()

@@ -85,7 +85,7 @@ def end(scene: RedisScene, workers: list[Worker]) -> None:
 
 
 @pytest.mark.nightly
-def test_f20_a_namespace_moves_to_more_and_to_fewer_shards_under_load(scene: RedisScene) -> None:
+def test_a_namespace_moves_to_more_and_to_fewer_shards_under_load(scene: RedisScene) -> None:
     workers = under_load(scene, "a", "b")
     for shards in (4, 2, 1):
         moved(scene, shards)
@@ -95,7 +95,7 @@ def test_f20_a_namespace_moves_to_more_and_to_fewer_shards_under_load(scene: Red
 
 
 @pytest.mark.nightly
-def test_f20_a_handler_runs_across_moves_and_settles_once(scene: RedisScene) -> None:
+def test_a_handler_runs_across_moves_and_settles_once(scene: RedisScene) -> None:
     """The run is longer than its lease, which nobody can renew during a move."""
     burst = Burst(messages=4, spread_ms=0, headers={"do": b"sleep:2500"})
     worker = scene.start("a", serve=("work",), burst=burst)
@@ -111,7 +111,7 @@ def test_f20_a_handler_runs_across_moves_and_settles_once(scene: RedisScene) -> 
     assert (report.delivered, report.duplicates) == (4, 0)
 
 
-def test_f20_a_mover_and_a_process_are_killed_midway(scene: RedisScene) -> None:
+def test_a_mover_and_a_process_are_killed_midway(scene: RedisScene) -> None:
     """The other process waits until somebody runs the move again. Then it gets the messages of the killed process."""
     workers = under_load(scene, "a", "b")
     with mover(scene, 4) as process:
@@ -130,7 +130,7 @@ def test_f20_a_mover_and_a_process_are_killed_midway(scene: RedisScene) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_f20_a_storm_of_moves_and_kills(scene: RedisScene) -> None:
+def test_a_storm_of_moves_and_kills(scene: RedisScene) -> None:
     rng = random.Random(20)
     workers = under_load(scene, "w0", "w1", "w2")
     for number, shards in enumerate((4, 2, 3, 1, 5, 2), start=3):

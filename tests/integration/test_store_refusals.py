@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socketserver
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -142,6 +145,43 @@ def test_a_redis_that_cannot_keep_messages(redis: RedisServer, tmp_path: Path) -
     redis.command("DEL", meta)
     redis.command("REPLICAOF", "127.0.0.1", "1")
     refused_alike(url, "StoreMismatchError", "replica", tmp_path)
+
+
+@contextmanager
+def server_that_says(info: str) -> Iterator[str]:
+    """Yield the URL of a server that answers INFO with a text, HELLO with an error, and all else with OK.
+
+    No package has a server as old as the tests need.
+    """
+    answers = {b"INFO": b"$%d\r\n%s\r\n" % (len(info), info.encode()), b"HELLO": b"-ERR unknown command 'HELLO'\r\n"}
+
+    class Answering(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while head := self.rfile.readline():
+                command = [self.rfile.read(int(self.rfile.readline()[1:]) + 2)[:-2] for _ in range(int(head[1:]))]
+                self.wfile.write(answers.get(command[0].upper(), b"+OK\r\n"))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answering) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"redis://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("info", "shown"),
+    [
+        ("redis_version:6.0.16\r\nrole:master\r\n", "Redis 6.0.16"),
+        ("redis_version:5.0.14\r\nrole:master\r\n", "Redis 5.0.14"),
+        ("redis_version:7.2.4\r\nvalkey_version:7.1.9\r\nrole:master\r\n", "Valkey 7.1.9"),
+    ],
+    ids=["Redis 6.0", "Redis 5", "Valkey"],
+)
+def test_a_server_that_is_too_old(tmp_path: Path, info: str, shown: str) -> None:
+    with server_that_says(info) as url:
+        part = f"is {shown}; allowed: Redis 6.2 or later, Valkey 7.2 or later"
+        refused_alike(url, "StoreMismatchError", part, tmp_path)
 
 
 def test_a_redis_that_lets_nobody_in(redis: RedisServer, tmp_path: Path) -> None:

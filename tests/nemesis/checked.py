@@ -46,6 +46,7 @@ class CheckedStage(Stage):
     def __init__(self, folder: Path, seed: int, seconds: float) -> None:
         super().__init__(folder, seed, seconds)
         self._offsets = [(0, 0)]  # since when, in ns of the monotonic clock, and the offset in ns
+        self._doubts_ns: list[tuple[int, int]] = []
 
     def plan(self, name: str, **settings: object) -> Plan:
         plan = self.scene.plan(name, clock=self.clock_of_stores, **settings)
@@ -73,6 +74,7 @@ class CheckedStage(Stage):
         self._offsets.append((since_ns, int(fault.value * 1e9)))
         self.clock.offset_ns = int(fault.value * 1e9)
         least_ns = max(abs(self.clock.offset_ns - former_ns), self._lease_ns()) + 2_000_000_000
+        self._doubts_ns.append((since_ns - least_ns, since_ns))
         self.crew.history.write(h.Loss(since_ns=since_ns - least_ns, commands=False))
 
     def _lease_ns(self) -> int:
@@ -98,7 +100,16 @@ class CheckedStage(Stage):
             f"L5: {message_id} is a dead letter: {reason}" for message_id, _, reason in story.final.dead
         ]
         errors = Counter(each.answer or "no answer" for each in story.operations if each.outcome != "ok")
-        return f"{report}; {dict(errors)}"
+        self.excused = self._excused()
+        return f"{report}; {dict(errors)}; {self.excused:.0%} of the time excused by steps of the clock"
+
+    def _excused(self) -> float:
+        """Return the share of the run in which leases are in doubt because of a step of the clock."""
+        covered_ns, until_ns = 0, round(self.begun_s * 1e9)
+        for since_ns, stepped_ns in self._doubts_ns:
+            covered_ns += max(stepped_ns - max(since_ns, until_ns), 0)
+            until_ns = max(until_ns, stepped_ns)
+        return covered_ns / 1e9 / self.seconds
 
     def _events(self) -> list[h.Event]:
         """Return the events of all processes, with the wall clock of the store for the beginnings of runs."""

@@ -15,23 +15,23 @@ import tempfile
 import time
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
 from aiodelay.core.values import RETRY_WINDOW_MS
-from tests.faults.programs.soaker import Plan, Sample
+from tests.faults.programs.soaker import CONCURRENCY, Plan, Sample
 from tests.support.processes import Worker
 
 from .chart import as_svg, figures_in
 from .redis import RedisStage
-from .schedule import Kind, draw
-from .stage import CLIENTS, SERVICES, Acts, inject
+from .schedule import Fault, Kind, draw
+from .stage import CLIENTS, PROCESS_KINDS, SERVICES, Acts, inject
 
-__all__ = ["SoakStage", "soak"]
+__all__ = ["LINGERS_S", "MOST_AGAIN", "Mark", "SoakStage", "soak", "unexplained"]
 
 PAUSE_S = (5.0, 25.0)
 """The time between two faults."""
@@ -39,13 +39,55 @@ SAMPLE_S = 10.0
 DRAINED_S = 120.0
 FIRST = 1 << 40
 """The difference between the first numbers of two clients."""
+_SERVICES_HIT = {kind.name: int(kind.of == "service") for kind in PROCESS_KINDS}
+"""The number of services that each kind of fault hits; the other kinds hit all."""
 SLACK = {"tasks": 3, "threads": 6, "files": 16, "kb": 40_000, "redis_kb": 2_000, "redis_keys": 8}
 """What may be held more at the end than at the beginning.
 
 Threads that were needed once stay, and so do connections of the pools. `kb` is the memory of a process: the first
 messages load modules and fill caches.
 """
+MOST_AGAIN = 4 * CONCURRENCY
+"""The most messages that one fault of one service can have run again: those that run, and those that have run and are
+not settled. These may be as many as run and wait.
+"""
+LINGERS_S = 60.0
+"""A fault can have messages run again for so long: the length of a lease is 15 s, and a machine may be busy."""
+LOST_S = 30.0
+"""A failover can lose the settlements of the messages that become due in so many seconds, also those of a backlog."""
 FIGURES = ("median_ms", "late_ms", "tasks", "threads", "files", "kb", "redis_kb", "redis_keys")
+
+
+class Mark(NamedTuple):
+    """The beginning of a fault.
+
+    Attributes:
+        at_s: The time of the monotonic clock.
+        runs: The number of runs until then.
+        most_again: The most messages that the fault can have run again.
+    """
+
+    at_s: float
+    runs: int
+    most_again: int
+
+
+def unexplained(runs: Sequence[int], marks: Sequence[Mark]) -> list[str]:
+    """Return a text for each time between two faults in which more messages ran again than the faults explain.
+
+    Args:
+        runs: The number of the message of each run, in order.
+        marks: The faults, in order.
+    """
+    found, seen = [], set[int]()
+    for i, mark in enumerate((Mark(float("-inf"), 0, 0), *marks)):
+        part = runs[mark.runs : marks[i].runs if i < len(marks) else None]
+        again = len(part) - len({*part} - seen)
+        seen.update(part)
+        allowed = sum(each.most_again for each in marks[:i] if each.at_s > mark.at_s - LINGERS_S)
+        if again > allowed:
+            found.append(f"B1: {again} messages ran again after fault {i}, and the faults explain {allowed}")
+    return found
 
 
 class SoakStage(RedisStage):
@@ -65,6 +107,7 @@ class SoakStage(RedisStage):
         super().__init__(folder, seed, seconds)
         self._rate, self._figures = rate, figures
         self._clients = 0
+        self._marks: list[Mark] = []
 
     def open(self, stack: ExitStack) -> None:
         super().open(stack)
@@ -87,6 +130,13 @@ class SoakStage(RedisStage):
 
     def acts(self) -> Mapping[str, Acts]:
         return {name: acts for name, acts in super().acts().items() if name in {kind.name for kind in self.kinds}}
+
+    def begins(self, fault: Fault) -> None:
+        """Note how many runs there were before the fault."""
+        most_again = MOST_AGAIN * _SERVICES_HIT.get(fault.kind, SERVICES + 1)
+        if fault.kind == "failover":
+            most_again += round((fault.lasts_s + LOST_S) * self._rate)
+        self._marks.append(Mark(time.monotonic(), len(self._handled()), most_again))
 
     # --- figures ------------------------------------------------------------------------------------------
 
@@ -128,6 +178,7 @@ class SoakStage(RedisStage):
         handled = Counter(self._handled())
         if early := [number for number in handled if number < 0]:
             self.violations.append(f"S1: {len(early)} messages were early, such as {early[:5]}")
+        self.violations += unexplained([abs(number) for number in self._handled()], self._marks)
         self.violations += self._grown()
         self.end([*self.services, self._steady])
         again = handled.total() - len(handled)

@@ -11,14 +11,25 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self, TypeAlias
+from typing import ClassVar, NamedTuple, Self, TypeAlias
 
 from tests.support.little_memory import take_memory
 from tests.support.processes import Crew, Worker
 
 from .schedule import Fault, Kind, draw, moments, write
 
-__all__ = ["CLIENTS", "PROCESS_KINDS", "SERVICES", "Act", "Acts", "Result", "Stage", "inject", "play"]
+__all__ = [
+    "CLIENTS",
+    "PROCESS_KINDS",
+    "SERVICES",
+    "Act",
+    "Acts",
+    "Result",
+    "Span",
+    "Stage",
+    "inject",
+    "play",
+]
 
 SERVICES, CLIENTS = 3, 2
 EXITS = (0, -signal.SIGTERM)
@@ -36,6 +47,14 @@ Acts: TypeAlias = tuple[Act, Act]
 """The functions that begin and end a fault."""
 
 
+class Span(NamedTuple):
+    """The time of a fault, in ns of the monotonic clock, and its kind. A slow machine makes the time longer than drawn."""
+
+    begin_ns: int
+    end_ns: int
+    kind: str
+
+
 class Result:
     """The result of one run.
 
@@ -43,10 +62,11 @@ class Result:
         injected: The number of faults of each kind.
         violations: A text for each broken rule.
         summary: A line of figures.
+        excused: The share of the time in which steps of the clock excuse leases from some rules, 0 to 1.
     """
 
-    def __init__(self, injected: Counter[str], violations: list[str], summary: str) -> None:
-        self.injected, self.violations, self.summary = injected, violations, summary
+    def __init__(self, injected: Counter[str], violations: list[str], summary: str, excused: float = 0.0) -> None:
+        self.injected, self.violations, self.summary, self.excused = injected, violations, summary, excused
 
 
 class Stage(ABC):
@@ -59,8 +79,8 @@ class Stage(ABC):
 
     Attributes:
         violations: A text for each broken rule.
-        spans_ns: When each fault began and ended, in ns of the monotonic clock. On a slow machine, a fault takes longer
-            than in its schedule.
+        spans: The faults that have ended.
+        excused: As in `Result`.
     """
 
     name: ClassVar[str]
@@ -68,12 +88,13 @@ class Stage(ABC):
     targets: ClassVar[Mapping[str, int]]
 
     def __init__(self, folder: Path, seed: int, seconds: float) -> None:
-        self.folder, self.seed, self._seconds = folder, seed, seconds
+        self.folder, self.seed, self.seconds = folder, seed, seconds
         self._stack = ExitStack()
         self._numbers = itertools.count(1)
         self._ending: list[Worker] = []
         self.violations: list[str] = []
-        self.spans_ns: list[tuple[int, int]] = []
+        self.spans: list[Span] = []
+        self.excused = 0.0
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -109,6 +130,9 @@ class Stage(ABC):
         """Return whether the target of a fault works. If not, the fault is left out."""
         return True
 
+    def begins(self, fault: Fault) -> None:  # noqa: B027 - most stages need not know
+        """Note that a fault begins now."""
+
     @abstractmethod
     def judge(self) -> str:
         """Deliver all messages that are left, end all services, and add broken rules to `violations`.
@@ -120,17 +144,18 @@ class Stage(ABC):
     @property
     def longest_s(self) -> float:
         """The time that the longest fault took."""
-        return max((end - begin for begin, end in self.spans_ns), default=0) / 1e9
+        return max((each.end_ns - each.begin_ns for each in self.spans), default=0) / 1e9
 
     # --- processes ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start all services and clients, and wait until they work."""
-        self.ends_s = time.monotonic() + self._seconds
+        self.ends_s = time.monotonic() + self.seconds
         self.services = [self._service(number) for number in range(SERVICES)]
         for service in self.services:
             service.line("ready")
-        self.ends_s = time.monotonic() + self._seconds
+        self.begun_s = time.monotonic()
+        self.ends_s = self.begun_s + self.seconds
         self.clients = [self._client() for _ in range(CLIENTS)]
         for client in self.clients:
             client.line("ready")
@@ -220,20 +245,29 @@ def inject(stage: Stage, faults: Sequence[Fault], during: Callable[[], None] = l
             left_out.add(fault)
         if fault in left_out:
             continue
-        since_ns.setdefault(fault, time.monotonic_ns())
+        if not is_end:
+            since_ns[fault] = time.monotonic_ns()
+            stage.begins(fault)
         acts[fault.kind][is_end](fault)
         if is_end:
-            stage.spans_ns.append((since_ns[fault], time.monotonic_ns()))
+            stage.spans.append(Span(since_ns[fault], time.monotonic_ns(), fault.kind))
         injected[fault.kind] += not is_end
     return injected
 
 
-def play(stage: Stage, seed: int, seconds: float) -> Result:
+def play(stage: Stage, seed: int, seconds: float, *, with_clock: bool = True) -> Result:
     """Draw the schedule of a seed, inject its faults, and judge the run.
 
     The schedule goes to standard output, and to the file `schedule.jsonl` in the folder of the stage.
+
+    Args:
+        stage: The stage.
+        seed: The seed of the schedule.
+        seconds: The length of the run.
+        with_clock: Whether clocks step.
     """
-    faults = draw(seed, seconds, stage.kinds, stage.targets)
+    kinds = [kind for kind in stage.kinds if with_clock or kind.of != "clock"]
+    faults = draw(seed, seconds, kinds, stage.targets)
     write(stage.folder / "schedule.jsonl", faults)
     print(f"{stage.name}, seed {seed}, {seconds:g} s, {len(faults)} faults:", *faults, sep="\n", flush=True)
     stage.start()
@@ -241,4 +275,4 @@ def play(stage: Stage, seed: int, seconds: float) -> Result:
     for client in stage.clients:
         stage.has_ended(client)
     summary = stage.judge()
-    return Result(injected, stage.violations, summary)
+    return Result(injected, stage.violations, summary, stage.excused)

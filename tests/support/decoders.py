@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -28,8 +29,10 @@ from aiodelay.core.rates import parse_rate
 from aiodelay.core.record_codec import decode_columns, decode_record, decode_trace, encode_record, encode_trace
 from aiodelay.core.record_format import FIELDS, body_keys
 from aiodelay.core.recurrence import decode_rule, describe, encode_rule, next_due
-from aiodelay.core.values import DeadLetter, Envelope, JournalEntry, LateAction, Record
+from aiodelay.core.values import DeadLetter, Envelope, JournalEntry, LateAction, Put, Record
 from aiodelay.errors import ConfigurationError, InputError, MissingExtraError, RecordFormatError, masked_url
+from aiodelay.importers import black_box, etf1, fred84
+from aiodelay.importers.put_all import SkippedError
 from aiodelay.operations.json_shapes import read_message, read_rule, record_shape, rule_shape
 from aiodelay.operations.json_shapes import read_record as read_shape
 from aiodelay.service.api.cursors import read_cursor, write_cursor
@@ -304,6 +307,41 @@ def cursor(data: bytes) -> tuple[int, str, bytes] | None:
     return read_cursor(text(data), tuple[int, str, bytes])
 
 
+# --- imports ----------------------------------------------------------------------------------------------
+
+
+def of_black_box(data: bytes) -> Put:
+    """Read a member of the zset, its score and its content. A zero byte is between two parts."""
+    member, score, content = (*data.split(b"\x00", 2), b"", b"")[:3]
+    due_ms = black_box._due_ms(number(score), 1_000, NOW_MS)
+    return black_box._put_of(member, content, due_ms, {"orders"})
+
+
+def of_fred84(data: bytes) -> Put:
+    """Read an event of a list, and the same event with a score. A zero byte is between the score and the event."""
+    score, _, value = data.partition(b"\x00")
+    key = fred84._key_of(value)
+    fred84._put_of(fred84._Found(key, None, value), fred84.simple_name)
+    return fred84._put_of(fred84._Found(key, number(score), value), fred84.simple_name)
+
+
+def of_etf1(data: bytes) -> list[Put]:
+    record, skipped = unpacked(data), dict[str, str]()
+    found = {record.key or b"": etf1._Newest(NOW_MS, record.value, record.given)}
+    puts = list(etf1._puts(found, skipped))
+    assert len(puts) + len(skipped) == 1
+    return puts
+
+
+def number(score: bytes) -> float:
+    """Return a score of Redis. Redis has only scores that are numbers, and these may be infinite."""
+    try:
+        found = float(score)
+    except ValueError:
+        return 0.0
+    return 0.0 if isnan(found) else found
+
+
 # --- texts ------------------------------------------------------------------------------------------------
 
 
@@ -412,6 +450,15 @@ level = "debug"
 """
 
 DECODERS: dict[str, Decoder] = {
+    "import-black-box": Decoder(
+        of_black_box, (SkippedError,), [b"m\x001893456000\x00" + b'{"topic": "orders", "message": {"a": [1, "x"]}}']
+    ),
+    "import-fred84": Decoder(
+        of_fred84,
+        (SkippedError,),
+        [b"1893456000000\x00" + b'{"payload": {"id": 7}, "type": "a.Paid", "attempt": 1, "logContext": {"a": null}}'],
+    ),
+    "import-etf1": Decoder(of_etf1, (), OF_TOPIC),
     "record": Decoder(
         lambda data: decode_record(data, message_id="m", lane=lane),
         (RecordFormatError,),

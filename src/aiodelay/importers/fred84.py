@@ -117,7 +117,7 @@ def _key_of(value: bytes) -> str:
     try:
         event = msgspec.json.decode(value, type=_Event)
         return f"{event.type}###{msgspec.json.decode(event.payload, type=_Identified).id}"
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeError):
         return value[:100].decode("utf-8", "backslashreplace")
 
 
@@ -126,7 +126,7 @@ def _put_of(found: _Found, type_of: Callable[[str], str]) -> Put:
         raise SkippedError("it has no content")
     try:
         event = msgspec.json.decode(found.value, type=_Event)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeError) as error:
         raise SkippedError(f"it cannot be read: {error}") from None
     if not 0 < len(found.key.encode()) <= MOST_ID_BYTES:
         raise SkippedError(f"its key cannot be an id: allowed are 1 to {MOST_ID_BYTES} bytes")

@@ -21,8 +21,12 @@ from aiodelay.backends.kafka.topics import topic as topics
 from aiodelay.core import features
 from aiodelay.errors import StoreError
 from tests.support.little_memory import listen_for_memory_faults
+from tests.support.server_clock import FileClock
 
-__all__ = ["Plan", "Run"]
+__all__ = ["CONCURRENCY", "Plan", "Run"]
+
+CONCURRENCY = 16
+"""The most runs of the handler at once."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +38,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         session_ms: How long its group keeps its place after its last sign.
         knows: Be a version that knows these features too.
         redrives: Redrive dead letters, again and again.
+        clock: A file with the offset of its clock; "" = the machine's clock.
     """
 
     name: str
@@ -42,6 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     session_ms: int = group.SESSION_MS
     knows: tuple[str, ...] = ()
     redrives: bool = False
+    clock: str = ""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -76,7 +82,8 @@ async def main(plan: Plan) -> None:
     topics.check = lambda topic, cluster: None  # also one that is cleaned sooner than is allowed
     retry = Retry(attempts=20, first="200ms", factor=1)
     # In a storm the broker is killed again and again: a member that starts then waits for as long as that takes.
-    scheduler = Scheduler(plan.store, retry=retry, drain="2s", open_timeout="2m")
+    clock = FileClock(Path(plan.clock)) if plan.clock else None
+    scheduler = Scheduler(plan.store, retry=retry, drain="2s", open_timeout="2m", clock=clock)
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
     listen_for_memory_faults(asyncio.get_running_loop())
@@ -89,7 +96,7 @@ async def main(plan: Plan) -> None:
             await asyncio.sleep(0.02)  # a handler at work
             runs.write(msgspec.json.encode(run) + b"\n")
 
-        scheduler.add_handler(work, name="work")
+        scheduler.add_handler(work, name="work", concurrency=CONCURRENCY)
         async with scheduler:
             print("ready", flush=True)
             redriving = asyncio.create_task(redrive(scheduler)) if plan.redrives else None

@@ -1,10 +1,12 @@
-"""Run out of file descriptors before a scheduler opens, and while it works. Prints what happens, line by line."""
+"""Run out of file descriptors before a scheduler opens, and while it works. Prints what happens, line by line.
+
+While it works, it says `hoards` once it has no file descriptor left, and goes on when it is told so.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -18,30 +20,25 @@ from tests.faults.programs.worker import Plan, say, scheduler_of
 from tests.support.observed import FailurePoints
 from tests.support.producing import Producer
 
-LIMIT = 256
-
 
 @contextlib.contextmanager
 def no_files_left() -> Iterator[None]:
-    """Hold every file descriptor that there is."""
-    held: list[int] = []
-    with contextlib.suppress(OSError):
-        while True:
-            held.append(os.open(os.devnull, os.O_RDONLY))
+    """Let the process have no new file descriptor, also if it closes one. It keeps those that it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # a new descriptor would have the number 3 or more
     try:
         yield
     finally:
-        for each in held:
-            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def main(plan: Plan) -> None:
     history = h.History(plan.history, plan.name)
     scheduler = scheduler_of(plan, history, FailurePoints(None, lambda: None))
-    scheduler._options = msgspec.structs.replace(scheduler._options, open_timeout_ms=0)  # no file comes free meanwhile
+    times = {"open_timeout_ms": 0, "store_timeout_ms": 3_000}  # no file comes free meanwhile
+    scheduler._options = msgspec.structs.replace(scheduler._options, **times)
     await asyncio.to_thread(int)
     history.write(h.count_resources("baseline"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
     with no_files_left():
         try:
             async with scheduler:
@@ -53,15 +50,19 @@ async def main(plan: Plan) -> None:
         for number in range(20):
             await producer.schedule(f"before-{number}", b"", delay_ms=number * 50)
         with no_files_left():
-            for number in range(20):
-                await producer.schedule(f"during-{number}", b"", delay_ms=number * 50)
+            say("hoards")
+            await asyncio.to_thread(sys.stdin.readline)
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(20):
+                    tasks.create_task(producer.schedule(f"during-{number}", b"", delay_ms=number * 50))
             try:
                 async with another:
                     say("meanwhile none")
             except AiodelayError as error:
                 say(f"meanwhile {type(error).__name__}: {error}")
             await asyncio.sleep(1)  # real time: as long as messages come due
-        await scheduler.get("before-19")
+        for number in range(20):
+            assert await producer.schedule(f"after-{number}", b"", delay_ms=number * 50) is not None
         await scheduler.run_until_idle()
     history.write(h.count_resources("end"))
     say("closed")

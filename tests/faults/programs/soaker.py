@@ -24,8 +24,10 @@ from aiodelay.errors import AiodelayError
 from aiodelay.testing.history import count_resources
 from tests.support.little_memory import listen_for_memory_faults
 
-__all__ = ["Plan", "Sample"]
+__all__ = ["CONCURRENCY", "Plan", "Sample"]
 
+CONCURRENCY = 50
+"""The most runs of the handler at once."""
 STEP_S = 0.1
 LATEST_MS = 20_000
 """The longest delay of a message."""
@@ -123,7 +125,7 @@ async def main(plan: Plan) -> None:
         numbers.write(int(payload) if this_ms >= 0 else -int(payload))
 
     if not plan.rate:
-        scheduler.add_handler(work, name="work", concurrency=50)
+        scheduler.add_handler(work, name="work", concurrency=CONCURRENCY)
     async with scheduler:
         print("ready", flush=True)
         if plan.rate:
