@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from aiodelay import Context, Retry, Scheduler
 from aiodelay.testing import history as h
 from aiodelay.testing.history import Story
 from tests.faults.programs.kafka_user import FAR_MS
@@ -26,6 +27,7 @@ from tests.nemesis.kafka import (
     KafkaStage,
     Known,
     Step,
+    read_ends,
 )
 from tests.nemesis.redis import RedisStage, ValkeyStage
 from tests.nemesis.results import as_markdown, put_between_markers
@@ -34,7 +36,7 @@ from tests.nemesis.soak import LINGERS_S as SOAK_LINGERS_S
 from tests.nemesis.soak import Mark, SoakStage, soak, unexplained
 from tests.nemesis.sqlite import SqliteStage
 from tests.nemesis.stage import PROCESS_KINDS, Result, Span, Stage, inject, play
-from tests.support.kafka import Broker
+from tests.support.kafka import Broker, new_name
 from tests.support.processes import Worker
 from tests.support.waiting import until_sync
 
@@ -223,6 +225,27 @@ def test_the_judge_of_kafka_finds_a_message_that_comes_back(ended_s: float, rule
     commands = known(("m/0", "ok", 2_980), faults_s=[(2_990, 2_995)], ended_ms=ended_ms, base_ns=NOW_NS)
     _, broken = commands.judge("kafka", {digest: [at_ms(2_983), at_ms(3_005)]}, is_exact=False)
     assert [text.partition(":")[0] for text in broken] == rules
+
+
+@pytest.mark.asyncio
+async def test_the_ends_of_messages_are_read_from_the_topic_of_schedules(kafka: str) -> None:
+    topic, begun_ms = new_name("schedules"), time.time_ns() // 1_000_000
+    scheduler = Scheduler(
+        f"kafka://{kafka}/{topic}?create_topic=true&partitions=1", retry=Retry(attempts=2, first="1ms")
+    )
+
+    @scheduler.handler(name="work")
+    async def work(payload: bytes, context: Context) -> None:
+        assert context.attempt > 1, "the first attempt fails"
+
+    async with scheduler:
+        await scheduler.schedule(b"replaced", to="handler:work", delay="1h", id="m")
+        await scheduler.schedule(b"delivered", to="handler:work", delay="1ms", id="m")
+        await scheduler.run_until_idle()
+        await scheduler.schedule(b"pending", to="handler:work", delay="1h", id="m")
+        ended_ms = await read_ends(kafka, topic)
+    assert ended_ms.keys() == {h.digest_of(b"replaced"), h.digest_of(b"delivered")}
+    assert all(begun_ms <= each <= time.time_ns() // 1_000_000 for each in ended_ms.values())
 
 
 @pytest.mark.parametrize(

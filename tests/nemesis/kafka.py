@@ -35,7 +35,17 @@ from tests.support.topics import CLEANED
 from .schedule import Fault, Kind
 from .stage import CLIENTS, PROCESS_KINDS, SERVICES, Act, Acts, Span, Stage
 
-__all__ = ["AHEAD_S", "LINGERS_S", "MOST_AGAIN", "SURE_S", "KafkaClusterStage", "KafkaStage", "Known", "Step"]
+__all__ = [
+    "AHEAD_S",
+    "LINGERS_S",
+    "MOST_AGAIN",
+    "SURE_S",
+    "KafkaClusterStage",
+    "KafkaStage",
+    "Known",
+    "Step",
+    "read_ends",
+]
 
 RATE = 25
 SURE_S = 2.0
@@ -224,7 +234,7 @@ class KafkaStage(Stage):
         records = asyncio.run(read_until(self._bootstrap, expected, patience_s))
         runs = self._runs_until(known.expected("work"), patience_s)
         self.end(self.services)
-        known = Known(story, self.spans, self._steps, asyncio.run(read_ends(self._bootstrap)))
+        known = Known(story, self.spans, self._steps, asyncio.run(read_ends(self._bootstrap, "schedules")))
         moved: dict[str, list[int]] = defaultdict(list)
         ran: dict[str, list[int]] = defaultdict(list)
         for record in records:
@@ -299,14 +309,14 @@ async def read_until(bootstrap: str, expected: set[str], patience_s: float) -> l
     return found
 
 
-async def read_ends(bootstrap: str) -> dict[str, int]:
+async def read_ends(bootstrap: str, topic: str) -> dict[str, int]:
     """Return the times at which the owners have recorded the ends of messages, by the digest of the payload.
 
     Kafka has compacted the topic, so some messages and some ends may be missing.
     """
     put_at: dict[str, dict[str, int]] = defaultdict(dict)  # the last offset of each payload, by id
     ended_ms: dict[str, int] = {}
-    for record in sorted(await read(bootstrap, "schedules"), key=lambda each: (each.partition, each.offset)):
+    for record in sorted(await read(bootstrap, topic), key=lambda each: (each.partition, each.offset)):
         of_id = put_at[bytes(record.key).hex()]
         if record.value is not None:
             digest = h.digest_of(record.value)

@@ -48,7 +48,7 @@ Acts: TypeAlias = tuple[Act, Act]
 
 
 class Span(NamedTuple):
-    """The time of a fault, in ns of the monotonic clock, and its kind. A slow machine makes the time longer than drawn."""
+    """The time of a fault in ns of the monotonic clock, and its kind. On a slow machine, it lasts longer than drawn."""
 
     begin_ns: int
     end_ns: int
