@@ -171,16 +171,16 @@ async def test_f16_the_clock_of_a_client_decides_what_a_delay_counts_from_and_no
 
 
 @pytest.fixture
-def stepped_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Broker, FileClock]]:
+def stepped_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Broker, FileClock | None]]:
+    """A broker and its clock; None without a C compiler: then the clocks of the processes step the other way."""
     clock, environment = clock_shim(tmp_path)
-    assert environment, "a C compiler is needed"
     broker = Broker()
     with monkeypatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
         broker.launch()
     broker.wait_until_ready()
-    yield broker, clock
+    yield broker, clock if environment else None
     broker.stop()
 
 
@@ -196,21 +196,24 @@ async def appended_s(kafka: str) -> float:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S], ids=["forwards", "backwards"])
 async def test_f15_a_step_of_a_brokers_clock_changes_no_due_time_and_the_latest_version_wins(
-    stepped_broker: tuple[Broker, FileClock], step_s: int
+    stepped_broker: tuple[Broker, FileClock | None], step_s: int
 ) -> None:
     broker, clock = stepped_broker
     url, right = new_url(broker.bootstrap), SteppedClock()
-    runs, client = Runs(url, right), Scheduler(url, dispatch=False)
+    runs, client = Runs(url, right), Scheduler(url, clock=right, dispatch=False)
     async with runs.scheduler as owner, client:
         for message_id in ("replaced", "cancelled", "waits"):
-            await given(client, message_id, "30m")
-        step(clock, step_s)
-        assert abs(await appended_s(broker.bootstrap) - clock.now_ms() / 1_000) < HOUR_S / 2, "the step has worked"
+            await given(client, message_id, "3h")
+        if clock is None:
+            step(right, -step_s)
+        else:
+            step(clock, step_s)
+            assert abs(await appended_s(broker.bootstrap) - clock.now_ms() / 1_000) < HOUR_S / 2, "the step has worked"
         await given(client, "replaced", "1ms")
         assert await client.cancel("cancelled") is CancelOutcome.RECORDED
         await runs.until("replaced")
         assert runs.started == ["replaced"]
-        step(right, HOUR_S)
+        step(right, 4 * HOUR_S)
         await runs.until("waits")
         await owner.run_until_idle()
     assert sorted(runs.started) == ["replaced", "waits"]
