@@ -94,6 +94,7 @@ def test_f19_l4_b2_a_process_and_its_pulse_follow_the_replica_of_a_silent_node(c
 
         async with scheduler, ShardedStore(url) as store, store.work("w", ["other"]) as work:
             assert isinstance(work, Pulsing)
+            assert work.pulse is not None
             steps = Steps(work.pulse)
             steps.start()
             try:

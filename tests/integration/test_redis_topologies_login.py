@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from redis import CredentialProvider
 
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.redis import RedisStore
@@ -105,6 +106,28 @@ def test_the_sentinels_have_a_password_of_their_own(watched: tuple[RedisServer, 
     server.command("ACL", "SETUSER", "default", "resetpass", ">quiet")
     assert "the server wants a password" in refusal(f"{url}?sentinel_password=hush")
     asyncio.run(opens(f"{url.replace('://', '://:quiet@')}?sentinel_password=hush"))
+
+
+class Provider(CredentialProvider):
+    """Gives the credentials of the primary."""
+
+    def get_credentials(self) -> tuple[str, str]:
+        return "aiodelay", "secret"
+
+
+provider = Provider()
+
+
+@pytest.mark.parametrize("option", ["", "&sentinel_password=hush"])
+def test_the_credentials_of_a_provider_belong_to_the_primary(
+    watched: tuple[RedisServer, Sentinel], option: str
+) -> None:
+    server, sentinel = watched
+    grant(server, RIGHTS)
+    if option:
+        sentinel.command("ACL", "SETUSER", "default", "resetpass", ">hush")
+    url = f"redis+sentinel://127.0.0.1:{sentinel.port}/{PRIMARY}?credential_provider={__name__}:provider{option}"
+    asyncio.run(use(url))
 
 
 # --- TLS --------------------------------------------------------------------------------------------------

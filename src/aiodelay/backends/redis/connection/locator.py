@@ -198,7 +198,7 @@ class SentinelLocator(Locator):
     def __init__(self, name: str, topology: Topology, connect: NewConnection) -> None:
         super().__init__(name, topology, connect)
         self._login: dict[str, Any] = {"username": None, "password": None, **dict(topology.login)}
-        self._login |= {"db": 0, "protocol": 2}
+        self._login |= {"db": 0, "protocol": 2, "credential_provider": None}
         self._announcements: dict[Address, Any] = {}
         self._looks_s = 0.0
         self._asks = 0
