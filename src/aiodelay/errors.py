@@ -124,8 +124,8 @@ def masked_url(url: str) -> str:
     elif at and ":" in before:
         before = before.partition(":")[0] + ":***"
     elif head[1] == "//":
-        netloc, slash, path = after.partition("/")
-        after = _NO_PORT.sub(lambda found: found[1] or ":***", netloc) + slash + path
+        netloc = re.split(r"/|\?\w+=", after, maxsplit=1)[0]
+        after = _NO_PORT.sub(lambda found: found[1] or ":***", netloc) + after[len(netloc) :]
     text = re.sub(r"(?<=[?&;])([^=&;?]*)=([^&;]*)", _masked_option, f"{head[0]}{before}{at}{after}")
     return cut(text, _MAX_URL)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,7 +16,7 @@ import redis as redis_py
 from aiodelay import Scheduler
 from tests.support.cli import Cli, Ran
 from tests.support.kafka import create_topic, new_name
-from tests.support.servers import RedisServer, redis_products, start
+from tests.support.servers import RedisServer, redis_products, replicate, start
 from tests.support.tls import Certificates, tls_port_of
 from tests.support.waiting import until
 
@@ -117,6 +118,36 @@ def test_a_redis_that_loses_messages(server: RedisServer, tmp_path: Path) -> Non
     assert (ran.code, problem["about"]) == (1, f"maxmemory-policy of {cli.url}")
     assert "CONFIG SET maxmemory-policy noeviction" in problem["mend"]
     client.config_set("maxmemory-policy", "noeviction")
+
+
+def test_the_number_of_replicas_fits_the_level_of_durability(server: RedisServer, tmp_path: Path) -> None:
+    def told(wanted: int) -> list[dict[str, Any]]:
+        ran = Cli(f"{server.url}?durability=replicated:{wanted}", tmp_path)("check", "--json")
+        found = [each for each in ran.objects if each["text"].startswith("durability=")]
+        assert ran.code == int(any(each["level"] == "problem" for each in found))
+        return found
+
+    with ExitStack() as stack:
+        assert told(2) == [
+            {
+                "level": "problem",
+                "about": f"{server.url}?durability=replicated:2",
+                "text": "durability=replicated:2 waits for 2 replicas, but 0 are connected; the outcome of each command"
+                " is unknown",
+                "mend": "start the replicas, or put durability=memory into the URL",
+            }
+        ]
+        for number in (1, 2):
+            replica = start(redis_products()[0].program)
+            stack.callback(replica.stop)
+            replicate(replica, server.port)
+            assert told(number) == []
+        (problem,) = told(3)
+        assert problem["mend"] == "start the replicas, or put durability=replicated:2 into the URL"
+        (warning,) = told(1)
+        assert warning["level"] == "warning"
+        assert "waits for 1 of 2 replicas" in warning["text"]
+        assert warning["mend"] == "put durability=replicated:2 into the URL"
 
 
 def test_another_layout_and_a_destination_that_takes_nothing(server: RedisServer, tmp_path: Path) -> None:

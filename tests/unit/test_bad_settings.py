@@ -530,6 +530,8 @@ def test_bad_setting(call: Call, bad: Bad, caplog: pytest.LogCaptureFixture) -> 
         ("redis:{}@host", "redis:***@host"),
         ("{}@host", "***@host"),
         ("redis://user:{}", "redis://user:***"),
+        ("redis://user:{}?x", "redis://user:***?x"),
+        ("redis://user:{}?a=b:1", "redis://user:***?a=b:1"),
         ("redis://user:{}@[::1", "redis://user:***@[::1"),
         ("redis://host/0?password={}&db=1", "redis://host/0?password=***&db=1"),
         ("redis://host/0?a=1&Sasl_PWD={}@x#f", "redis://host/0?a=1&Sasl_PWD=***"),
@@ -553,6 +555,7 @@ def test_passwords_in_urls_are_masked(url: str, masked: str) -> None:
             "sqlite:///C:/delay.db",
         ),
         *("kafka://a:9092,b:9092/topic", "redis://host:6379/0?db=1", "redis://[::1]:6379/0", "redis://user@host", ""),
+        *("redis://host?durability=replicated:2", "redis+cluster://a:1,b:2?announce=c:3=d:4&durability=replicated:2"),
     ],
 )
 def test_what_is_no_secret_is_shown(url: str) -> None:

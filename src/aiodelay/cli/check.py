@@ -70,7 +70,7 @@ async def check(url: str | None = None, /, *, app: str | None = None, place: Pla
         store, name = program.store, program.store.name
         place = replace(place, namespace=program.namespace)
     findings, code = [], 0
-    with _warnings() as warned:
+    with _logged() as logged:
         try:
             async with place.opened(store=store) as scheduler:
                 missing = await _missing_rights(scheduler)
@@ -81,7 +81,7 @@ async def check(url: str | None = None, /, *, app: str | None = None, place: Pla
         except AiodelayError as error:
             findings.append(_of_error(name, error))
             code = exit_code_of(error)
-    findings[1:1] = [_of_warning(name, text) for text in warned]
+    findings[1:1] = [_of_record(name, each) for each in logged]
     _print(findings, place)
     if any(each.level == "problem" for each in findings):
         return UNAVAILABLE if code == UNAVAILABLE else FAILED
@@ -96,8 +96,9 @@ def _of_error(name: str, error: AiodelayError) -> Finding:
     return _of_text("problem", name, str(error), "check that the server runs, and that the URL is right")
 
 
-def _of_warning(name: str, text: str) -> Finding:
-    return _of_text("warning", name, text.removeprefix(f"{name}: ").replace(f" of {name}: ", ": ", 1))
+def _of_record(name: str, record: logging.LogRecord) -> Finding:
+    level: Level = "problem" if record.levelno >= logging.ERROR else "warning"
+    return _of_text(level, name, record.getMessage().removeprefix(f"{name}: ").replace(f" of {name}: ", ": ", 1))
 
 
 def _of_text(level: Level, name: str, text: str, otherwise: str = "") -> Finding:
@@ -114,19 +115,19 @@ def _of_text(level: Level, name: str, text: str, otherwise: str = "") -> Finding
 
 
 @contextmanager
-def _warnings() -> Iterator[list[str]]:
-    """Collect the warnings that the store logs during the check."""
-    texts: list[str] = []
+def _logged() -> Iterator[list[logging.LogRecord]]:
+    """Collect the warnings and errors that the store logs during the check."""
+    records: list[logging.LogRecord] = []
 
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            texts.append(record.getMessage())
+            records.append(record)
 
     logger, collect = logging.getLogger("aiodelay"), Collect(logging.WARNING)
     logger.addHandler(collect)
     before, logger.propagate = logger.propagate, False
     try:
-        yield texts
+        yield records
     finally:
         logger.removeHandler(collect)
         logger.propagate = before

@@ -58,6 +58,7 @@ async def check_server(client: Client, keys: Keys, options: Options, checked: se
                 _check_mode(options, info)
                 _check_role(name, info)
                 _warn_of_min_replicas(options, info)
+                _check_replicas(name, options, info)
             await _check_settings(client, options, info, name)
             if options.is_cluster and keys.shards > 1:
                 await _check_coverage(client, name)
@@ -191,6 +192,30 @@ def _warn_of_min_replicas(options: Options, info: dict[str, str]) -> None:
     problem = "min-replicas-to-write is 0; a primary that is cut off takes commands, which its failover loses"
     mend = "CONFIG SET min-replicas-to-write 1 on all servers, and the same in their configuration files"
     log.warning("%s: %s", options.name, with_remedy(problem, mend))
+
+
+def _check_replicas(name: str, options: Options, info: dict[str, str]) -> None:
+    """Compare the number in `durability=replicated:<n>` with the replicas. Too few may be away for a short time."""
+    level, wanted = options.durability
+    if level != "replicated" or "connected_slaves" not in info:
+        return
+    found = int(info["connected_slaves"])
+    if found < wanted:
+        problem = (
+            f"durability=replicated:{wanted} waits for {wanted} replicas, but {found} are connected; "
+            "the outcome of each command is unknown"
+        )
+        log.error("%s: %s", name, with_remedy(problem, f"start the replicas, or {_level_for(found)}"))
+    elif found > wanted:
+        problem = (
+            f"durability=replicated:{wanted} waits for {wanted} of {found} replicas; "
+            "a failover to another replica loses acknowledged messages"
+        )
+        log.warning("%s: %s", name, with_remedy(problem, _level_for(found)))
+
+
+def _level_for(replicas: int) -> str:
+    return f"put durability={f'replicated:{replicas}' if replicas else 'memory'} into the URL"
 
 
 async def _check_settings(client: Client, options: Options, info: dict[str, str], name: str) -> None:
