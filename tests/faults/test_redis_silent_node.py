@@ -100,11 +100,11 @@ def test_f19_l4_b2_a_process_and_its_pulse_follow_the_replica_of_a_silent_node(c
             try:
                 await runs(0)
                 await until(lambda: steps.answered_ns, "the store answers the pulse")
-                with FailoverProbe(cluster, meta, silent) as probe, stopped(silent):
+                with FailoverProbe(lambda: cluster.works_without(silent, meta)) as probe, stopped(silent):
                     await runs(1)
                     await asyncio.to_thread(probe.wait)
                     answered_ns = await until(
-                        lambda: next((each for each in steps.answered_ns if each > probe.serves_ns), 0),
+                        lambda: next((each for each in steps.answered_ns if each > probe.works_ns), 0),
                         "the store answers the pulse again",
                     )
                     assert probe.seconds_until(begun[1]) <= BACK_S

@@ -86,6 +86,13 @@ class Cluster:
         """Return the node that has begun as the replica of a primary."""
         return self.nodes[len(self.primaries) + self.primaries.index(primary)]
 
+    def works_without(self, former: RedisServer, key: str, *, replicas: int = 0) -> bool:
+        """Whether all nodes but one name another owner of a key, which serves the key and has enough replicas."""
+        owner, *others = {self.owner_by(each, key) for each in self.nodes if each is not former}
+        if others or owner is former or _replicas(owner) < replicas:
+            return False
+        return owner.command("EXISTS", key).startswith(b":")
+
     def is_whole(self) -> bool:
         """Whether all nodes know each other and serve all slots, and all replicas have their data."""
         infos = [node.command("CLUSTER", "INFO").decode() for node in self.nodes]
@@ -190,9 +197,19 @@ class SentinelTrio:
 
     def primary(self) -> RedisServer:
         """Return the server that a Sentinel names as the primary."""
-        reply = self.sentinels[0].command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", PRIMARY).split(b"\r\n")
+        return self._primary_by(self.sentinels[0])
+
+    def _primary_by(self, sentinel: Sentinel) -> RedisServer:
+        reply = sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", PRIMARY).split(b"\r\n")
         port = int(reply[4])
         return self.servers[0] if port == self.link.port else next(each for each in self.servers if each.port == port)
+
+    def works_without(self, former: RedisServer, *, replicas: int = 0) -> bool:
+        """Whether all Sentinels name another primary, which knows its role and has enough replicas."""
+        primary, *others = {self._primary_by(each) for each in self.sentinels}
+        if others or primary is former or _replicas(primary) < replicas:
+            return False
+        return b"role:master" in primary.command("INFO", "replication")
 
     def is_whole(self) -> bool:
         """Whether all Sentinels know each other and the replicas."""
@@ -237,6 +254,10 @@ def _is_ok(reply: bytes) -> bool:
 
 def _accepts(node: RedisServer, *command: str) -> bool:
     return _is_ok(node.command(*command))
+
+
+def _replicas(primary: RedisServer) -> int:
+    return primary.command("INFO", "replication").count(b"state=online")
 
 
 def _text(reply: bytes) -> str:
