@@ -6,12 +6,9 @@ A node that is killed closes its connections. A silent node closes none: only ti
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -22,7 +19,7 @@ from aiodelay.core.pulse import AGAIN_MS
 from aiodelay.ports.pulse import Pulse, Pulsing
 from aiodelay.redis import ShardedStore
 from tests.support.failover_probe import FailoverProbe
-from tests.support.servers import RedisServer, redis_products
+from tests.support.servers import redis_products, stopped
 from tests.support.topologies import Cluster, clustered
 from tests.support.waiting import until
 
@@ -60,15 +57,6 @@ class Steps(threading.Thread):
                 self.answered_ns.append(time.monotonic_ns())
             self.is_over.wait(AGAIN_MS / 1000)
         self._pulse.leave()
-
-
-@contextmanager
-def stopped(node: RedisServer) -> Iterator[None]:
-    os.kill(node.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(node.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("shards", [1, pytest.param(4, marks=pytest.mark.nightly)])

@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 import pytest
 
 from aiodelay import Every, Limit, Scheduler
+from aiodelay.backends.redis.connection import locator
 from aiodelay.backends.redis.connection.client import Client
 from aiodelay.backends.redis.connection.key_types import KEY_TYPES
+from aiodelay.backends.redis.connection.locator import slot_of
 from aiodelay.backends.redis.connection.options import read_url
 from aiodelay.backends.redis.records.keys import FIXED, guard_of
 from aiodelay.core.ids import new_op
@@ -39,7 +41,7 @@ from aiodelay.errors import (
 from aiodelay.redis import RedisFanoutSink, RedisListSink, RedisStore
 from aiodelay.testing.clock import VirtualClock
 from tests.support.proxy import proxied
-from tests.support.servers import Found, RedisServer, redis_products
+from tests.support.servers import Found, RedisServer, redis_products, stopped
 from tests.support.topologies import PRIMARY, Cluster, SentinelTrio, clustered, node_of_a_cluster, watched
 from tests.support.waiting import until, until_sync
 
@@ -405,6 +407,39 @@ def test_a_cluster_without_all_slots_says_so(program: str) -> None:
             asyncio.run(opens(f"redis+cluster://127.0.0.1:{node.port}?timeout_ms=300"))
     finally:
         node.stop()
+
+
+def test_nodes_that_have_left_the_cluster_are_forgotten(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call asks such a node, which is silent, and no connection to it stays open."""
+    monkeypatch.setattr(locator, "ASK_S", 600.0)
+
+    async def play(cluster: Cluster) -> None:
+        left, seed = cluster.primaries
+        replica = cluster.replica_of(left)
+        first, second = (
+            next(key for key in map(str, range(99)) if cluster.owner(key) is each) for each in (left, seed)
+        )
+        client = Client(read_url(f"redis+cluster://127.0.0.1:{seed.port}?timeout_ms=500"))
+        await client.command("GET", first)
+        assert b"name=aiodelay" in left.command("CLIENT", "LIST")
+        assert replica.command("CLUSTER", "FAILOVER") == b"+OK\r\n"
+        await until(lambda: cluster.works_without(left, first, replicas=1), "the replica is the primary")
+        await client.command("GET", first)
+        for each in cluster.nodes:
+            if each is not left:
+                assert each.command("CLUSTER", "FORGET", cluster.ids[left.port]) == b"+OK\r\n"
+        await client.command("GET", second)
+        assert b"name=aiodelay" not in left.command("CLIENT", "LIST")
+        with stopped(left):
+            for _ in cluster.nodes:
+                assert client.locator is not None
+                slot = slot_of(first)
+                client.locator.lost(slot, await client.locator.locate(slot))
+                await client.command("GET", first)
+        await client.aclose()
+
+    with clustered(program, primaries=2) as cluster:
+        asyncio.run(play(cluster))
 
 
 # --- Sentinels --------------------------------------------------------------------------------------------

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from aiodelay.testing.servers import Found, RedisServer, redis_programs, redis_servers, serving
 
@@ -22,6 +26,7 @@ __all__ = [
     "replicated_until_ns",
     "serving",
     "start",
+    "stopped",
 ]
 
 REPLICATES_S = 20.0
@@ -48,6 +53,16 @@ def start(program: str, *options: str) -> RedisServer:
     server = RedisServer(program, *options)
     server.start()
     return server
+
+
+@contextmanager
+def stopped(server: RedisServer) -> Iterator[None]:
+    """Let a server stand still, as if its machine had no power."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
 
 
 def replicate(replica: RedisServer, port: int) -> None:

@@ -347,7 +347,18 @@ class Client:
                     await each.close()
             else:
                 self._pools[address] = pool = self._new_pool(address)
+                await self._close_left(address)
         return pool
+
+    async def _close_left(self, new: Address) -> None:
+        """Close the connections to nodes that have left the cluster. A MOVED error may have named the new node."""
+        assert isinstance(self.locator, ClusterLocator)
+        left = [each for each in self._pools if each != new and not self.locator.names(each)]
+        for address in left:
+            pool = self._pools.get(address)
+            if pool is not None and pool.is_idle:
+                del self._pools[address]
+                await pool.close_idle()
 
     async def _sent(self, pool: ConnectionPool, commands: Sequence[bytes], *, durable: bool) -> list[Any]:
         sent = False

@@ -166,13 +166,21 @@ class ClusterLocator(Locator):
         reason = f"no node of the cluster names the owner of slot {slot}: {'; '.join(problems)}"
         raise Fault("unavailable", reason, is_connection=True, is_moving=True)
 
+    def names(self, address: Address) -> bool:
+        """Return whether the URL or the last answer of a node names a node."""
+        return address in self._nodes
+
     def _owner(self, node: Address, slots: Sequence[Any], slot: int) -> Address | None:
         owner: Address | None = None
+        named: dict[Address, None] = {}
         for first, last, *servers in slots:
             found = [self._mapped(Address(_host(server[0], node), int(server[1]))) for server in servers]
-            self._nodes.extend(each for each in found if each not in self._nodes)
+            named |= dict.fromkeys(found)
             if first <= slot <= last:
                 owner = found[0]
+        # Keep the order in which the nodes are asked. Nodes that are not named may be away, or have left the cluster.
+        known = (each for each in self._nodes if each in named)
+        self._nodes = deque(dict.fromkeys((*known, *named, *self._topology.seeds)))
         return owner
 
     def _refused(self, node: Address, error: ResponseError) -> Fault:

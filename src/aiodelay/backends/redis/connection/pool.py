@@ -37,6 +37,11 @@ class ConnectionPool:
         self._lent: set[Any] = set()
         self._is_closed = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call uses a connection."""
+        return not self._lent
+
     async def take(self) -> Any:  # noqa: ANN401 - redis-py's connection
         """Return a connection that is connected. While all connections are lent, wait. The caller limits the wait.
 
@@ -60,6 +65,11 @@ class ConnectionPool:
         self._idle.append(connection)
         self._room.release()
         if self._is_closed:
+            await connection.disconnect(nowait=True)
+
+    async def close_idle(self) -> None:
+        """Close the connections that no call uses, without a wait for the server."""
+        for connection in self._idle:
             await connection.disconnect(nowait=True)
 
     async def close(self) -> None:
