@@ -17,7 +17,11 @@ from redis.credentials import CredentialProvider
 
 from aiodelay import ConfigurationError, Scheduler, StoreMismatchError, StoreUnavailableError
 from aiodelay.backends.redis.connection import login, wakeup_listener
-from aiodelay.backends.redis.records.keys import FIXED
+from aiodelay.backends.redis.connection.client import Client
+from aiodelay.backends.redis.connection.options import read_url
+from aiodelay.backends.redis.connection.pipelined_connection import PipelinedConnection
+from aiodelay.backends.redis.connection.scripts import packed
+from aiodelay.backends.redis.records.keys import FIXED, Keys
 from aiodelay.core.ids import new_op
 from aiodelay.core.table_scan import Scan
 from aiodelay.core.values import After, Demand, Done, Envelope, Put, SettleOutcome, Stored
@@ -142,6 +146,43 @@ def test_the_connection_for_wake_ups_logs_in_again_too(server: RedisServer, monk
             await until(lambda: tokens.asked >= opened + 2, "only the listener uses its connection")
 
     asyncio.run(play())
+
+
+def test_a_listener_that_was_asked_late_logs_in_again_first(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play() -> None:
+        tokens = Tokens(server)
+        logins_at_wake = list[int]()
+        client = Client(read_url(server.url).with_provider(login.checked_provider(tokens)))
+        listener = wakeup_listener.ListListener(client, "jobs", lambda: logins_at_wake.append(tokens.asked))
+        await client.command("RPUSH", "jobs", "one")
+        async with wakeup_listener.listening(listener, "listener"):
+            await until(lambda: server.command("CLIENT", "LIST").count(b"name=aiodelay") == 2, "the listener waits")
+            before = tokens.asked
+            monkeypatch.setattr(login, "LOGIN_LASTS_S", 0.0)
+            listener.ask()
+            await until(lambda: tokens.asked > before, "it logs in again")
+            monkeypatch.setattr(login, "LOGIN_LASTS_S", 240.0)
+            await until(lambda: logins_at_wake, "the list has an element")
+            assert logins_at_wake[0] > before
+        await client.aclose()
+
+    asyncio.run(play())
+
+
+def test_a_scan_logs_in_again_before_its_token_expires(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers to commands that were sent before come first."""
+    options = read_url(server.url).with_provider(login.checked_provider(Tokens(server)))
+    with PipelinedConnection(options, Keys("default")) as connection:
+        first = connection.ask("CLIENT", "ID")
+        assert connection.ask("CLIENT", "ID") == first
+        connection.send(packed(["ECHO", "a"]), packed(["ECHO", "b"]))
+        assert connection.answer() == b"a"
+        monkeypatch.setattr(login, "LOGIN_LASTS_S", 0.0)
+        connection.send(packed(["CLIENT", "ID"]))
+        assert connection.answer() == b"b"
+        assert connection.answer() > first
 
 
 def test_a_provider_that_fails_is_named_and_asked_again(server: RedisServer) -> None:

@@ -15,6 +15,7 @@ from redis.credentials import CredentialProvider
 from redis.exceptions import AuthenticationError, ResponseError
 
 from aiodelay.errors import ConfigurationError, cut, kind_of, shortened
+from aiodelay.ports.clock import SystemClock
 
 __all__ = ["LOGIN_LASTS_S", "Credentials", "checked_provider", "find_provider", "is_stale", "login", "login_blocking"]
 
@@ -25,6 +26,7 @@ LOGIN_LASTS_S = 240.0
 A service may end a connection whose token has expired. Clients of clouds renew a token 5 minutes before it expires, so
 a token is valid for longer than this time.
 """
+_CLOCK = SystemClock()
 _ALLOWED = "an instance of redis.CredentialProvider"
 
 
@@ -109,7 +111,7 @@ def is_stale(connection: Any) -> bool:  # noqa: ANN401 - redis-py's connection
     """Return True if a connection should log in again, because its token may expire soon."""
     if connection.credential_provider is None:
         return False
-    return bool(asyncio.get_running_loop().time() >= connection.logged_in_s + LOGIN_LASTS_S)
+    return bool(_CLOCK.monotonic_ms() >= connection.logged_in_ms + LOGIN_LASTS_S * 1000)
 
 
 async def login(connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
@@ -118,7 +120,7 @@ async def login(connection: Any) -> None:  # noqa: ANN401 - redis-py's connectio
     await connection.send_command("CLIENT", "SETNAME", CLIENT_NAME)
     with suppress(ResponseError):
         await connection.read_response()
-    connection.logged_in_s = asyncio.get_running_loop().time()
+    connection.logged_in_ms = _CLOCK.monotonic_ms()
 
 
 def login_blocking(connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
@@ -127,3 +129,4 @@ def login_blocking(connection: Any) -> None:  # noqa: ANN401 - redis-py's connec
     connection.send_command("CLIENT", "SETNAME", CLIENT_NAME)
     with suppress(ResponseError):
         connection.read_response()
+    connection.logged_in_ms = _CLOCK.monotonic_ms()

@@ -6,6 +6,7 @@ A caller can send a command before it reads an answer.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -22,7 +23,7 @@ from .client import Client
 from .driver import quiet_options
 from .faults import Fault, fault_of
 from .locator import slot_of
-from .login import login_blocking
+from .login import is_stale, login_blocking
 from .options import Options
 from .scripts import Arg, packed, script
 
@@ -56,6 +57,9 @@ class PipelinedConnection:
         kwargs |= quiet_options(kind)
         self._new_connection: Callable[..., Any] = lambda **given: kind(**(kwargs | given))
         self._connection: Any = None
+        self._unread = 0
+        self._answers: deque[Any] = deque()
+        """Answers that were read before the connection logged in again, oldest first."""
 
     def __enter__(self) -> Self:
         """Connect to the server.
@@ -110,16 +114,32 @@ class PipelinedConnection:
     def send(self, *commands: bytes) -> None:
         """Send commands, and read no answer. The caller then calls `answer` once for each command."""
         try:
+            if is_stale(self._connection):
+                self._log_in_again()
             self._connection.send_packed_command(commands, check_health=False)
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
+        self._unread += len(commands)
 
     def answer(self) -> Any:  # noqa: ANN401 - any reply
         """Return the answer to the oldest command that has no answer yet."""
+        if self._answers:
+            return self._answers.popleft()
         try:
-            return self._connection.read_response()
+            return self._read()
         except (RedisError, OSError) as error:
             raise self._unavailable(error) from error
+
+    def _read(self) -> Any:  # noqa: ANN401 - any reply
+        self._unread -= 1
+        return self._connection.read_response()
+
+    def _log_in_again(self) -> None:
+        """Open a new connection, because the token of this one may expire soon. Read the answers under way first."""
+        while self._unread:
+            self._answers.append(self._read())
+        self._connection.disconnect()
+        self._connection.connect()
 
     def run(self, name: str, *arguments: Arg) -> Any:  # noqa: ANN401 - what the script returns
         """Run a script of the store, and return its reply. The call sends the text of the script.

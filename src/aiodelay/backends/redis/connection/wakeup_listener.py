@@ -77,7 +77,7 @@ class BlockingReader(ABC):
 
     @abstractmethod
     async def _read(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
-        """Read one answer. Block for at most `BLOCK_MS`."""
+        """Read one answer, or return without one. Block for at most `BLOCK_MS`."""
 
 
 class WakeupListener(BlockingReader):
@@ -145,6 +145,7 @@ class AskedReader(BlockingReader):
     async def _read(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's connection
         if not self._asked.is_set():
             await self._asked.wait()
+            return  # After a long wait, `run` looks first whether the connection must log in again.
         if await _ask(connection, await self._command(connection), BLOCK_MS / 1000 + GRACE_S) is not None:
             self._asked.clear()
             self._wake()
