@@ -261,3 +261,8 @@ def test_f19_the_primary_of_the_namespace_falls_silent_in_a_cluster(cluster_scen
 @pytest.mark.parametrize("flow", [FLOW, pytest.param(FULL_FLOW, marks=pytest.mark.nightly)], ids=["400/s", "full load"])
 def test_f19_the_primary_dies_behind_sentinels(sentinel_scene: TopologyScene, flow: Stream) -> None:
     fails_over(sentinel_scene, RedisServer.kill, RedisServer.start, flow)
+
+
+@pytest.mark.nightly
+def test_f19_the_primary_falls_silent_behind_sentinels(sentinel_scene: TopologyScene) -> None:
+    fails_over(sentinel_scene, stops, continues, FULL_FLOW)
