@@ -347,18 +347,9 @@ class Client:
                     await each.close()
             else:
                 self._pools[address] = pool = self._new_pool(address)
-                await self._close_left(address)
+                assert isinstance(self.locator, ClusterLocator)
+                await _close_left(self._pools, self.locator, address)
         return pool
-
-    async def _close_left(self, new: Address) -> None:
-        """Close the connections to nodes that have left the cluster. A MOVED error may have named the new node."""
-        assert isinstance(self.locator, ClusterLocator)
-        left = [each for each in self._pools if each != new and not self.locator.names(each)]
-        for address in left:
-            pool = self._pools.get(address)
-            if pool is not None and pool.is_idle:
-                del self._pools[address]
-                await pool.close_idle()
 
     async def _sent(self, pool: ConnectionPool, commands: Sequence[bytes], *, durable: bool) -> list[Any]:
         sent = False
@@ -413,6 +404,16 @@ class Client:
             self._failures = 0
             self._pool = self._new_pool()
             await pool.close()
+
+
+async def _close_left(pools: dict[Address, ConnectionPool], locator: ClusterLocator, new: Address) -> None:
+    """Close the connections to nodes that have left the cluster. A MOVED error may have named the new node."""
+    left = [each for each in pools if each != new and not locator.names(each)]
+    for address in left:
+        pool = pools.get(address)
+        if pool is not None and pool.is_idle:
+            del pools[address]
+            await pool.close_idle()
 
 
 def counted(options: Options, keys: Sequence[str]) -> list[Arg]:
