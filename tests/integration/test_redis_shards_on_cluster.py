@@ -230,27 +230,33 @@ def test_s2_each_write_of_a_move_waits_for_its_durability_and_a_copy_comes_befor
     cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without replicas, nothing can be waited for. So the test only records which calls would wait."""
-    one, several = Client.command, Client.commands
-    plain, waiting = set[str](), list[tuple[str, str]]()
+    one, several, script = Client.command, Client.commands, Client.run_on
+    plain, confirmed, waiting = set[str](), set[str](), list[tuple[str, str]]()
 
     async def command(self: Client, *arguments: Any, durable: bool = False) -> Any:  # noqa: ANN401 - passed on
-        plain.add(arguments[0])
-        return await one(self, *arguments, durable=durable)
+        (confirmed if durable else plain).add(arguments[0])
+        return await one(self, *arguments)
 
     async def commands(self: Client, given: Any, *, durable: bool = False) -> Any:  # noqa: ANN401 - passed on
-        if durable:
-            waiting.append((given[0][0], str(given[0][1])))
+        (confirmed if durable else plain).update(each[0] for each in given)
         return await several(self, given)
+
+    async def run_on(self: Client, name: str, keys: Any, arguments: Any, *, durable: bool) -> Any:  # noqa: ANN401 - passed on
+        assert (name, durable) == ("move", True)
+        waiting.append((arguments[1], str(arguments[2])))
+        return await script(self, name, keys, arguments)
 
     async def play() -> None:
         async with ShardedStore(cluster.url, namespace=namespace) as store:
             await put(store, [f"m{i}" for i in range(40)])
         monkeypatch.setattr(Client, "command", command)
         monkeypatch.setattr(Client, "commands", commands)
+        monkeypatch.setattr(Client, "run_on", run_on)
         await reshard(f"{cluster.url}?durability=replicated:1", namespace, 4, lambda *_: None)
 
     asyncio.run(play())
-    assert not plain & {"HSET", "HSETNX", "ZADD", "ZREM", "SADD", "SREM", "UNLINK"}
+    assert not plain & {"HSET", "HSETNX", "HDEL", "HINCRBY", "ZADD", "ZREM", "SADD", "SREM", "UNLINK"}
+    assert confirmed == {"HSET", "HDEL", "HINCRBY"}, "before the move, in `meta`"
     copies = [waiting.index(("HSET", f"{{{namespace}:0{shard}}}:msg")) for shard in (1, 2, 3)]
     assert max(copies) < len(waiting) - 1 - waiting[::-1].index(("HDEL", f"{{{namespace}:00}}:msg"))
 
@@ -262,7 +268,10 @@ def test_a_move_whose_writes_reach_too_few_replicas_does_not_begin(cluster: Clus
             with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas"):
                 await reshard(f"{cluster.url}?durability=replicated:1&timeout_ms=50", namespace, 4, lambda *_: None)
             assert await store.get("m") is not None
-        assert cluster.owner(meta(namespace, 0)).command("HEXISTS", meta(namespace, 0), "moved") == b":0\r\n"
+        for field in ("mover", "confirmed"):
+            assert cluster.owner(meta(namespace, 0)).command("HEXISTS", meta(namespace, 0), field) == b":0\r\n"
+        for key in (meta(namespace, shard) for shard in (1, 2, 3)):
+            assert cluster.owner(key).command("EXISTS", key) == b":0\r\n"
 
     asyncio.run(play())
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from uuid import uuid4
 import pytest
 from redis import Redis
 
+from aiodelay.backends.redis.connection.options import read_url
 from aiodelay.backends.redis.records.keys import keys_of
 from aiodelay.backends.redis.records.shards import shard_of
 from aiodelay.backends.redis.sharded import moving
 from aiodelay.backends.redis.sharded import reshard as resharding
+from aiodelay.backends.redis.sharded.move_client import MoveClient
 from aiodelay.backends.redis.sharded.reshard import reshard
 from aiodelay.core.ids import new_id, new_op
 from aiodelay.core.values import (
@@ -139,10 +142,8 @@ def test_s2_s6_a_move_keeps_everything(url: str, namespace: str, former: int, la
             keys = [each for each in client.keys(f"{{{namespace}:*") if b":req:" not in each]  # these expire
             unused = [each for each in keys if int(each[len(namespace) + 2 : len(namespace) + 4]) >= later]
             assert len(keys) > len(unused) == max(former - later, 0)
-            assert all(
-                client.hgetall(each) == {b"schema": client.hget(keys_of(namespace).key("meta"), "schema")}
-                for each in unused
-            )
+            schema, mover = client.hmget(keys_of(namespace).key("meta"), "schema", "mover")
+            assert all(client.hgetall(each) == {b"schema": schema, b"mover": mover} for each in unused)
 
     asyncio.run(play())
 
@@ -204,6 +205,92 @@ def test_s2_a_move_that_is_killed_anywhere_goes_on(url: str, namespace: str, mon
                 assert await store.vanished() == ""
 
     asyncio.run(play())
+
+
+def test_s2_s6_a_write_that_arrives_after_another_mover_has_ended_the_move_changes_nothing(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mover may stand still between its look at the lock and a write. The test delays some of its writes in turn."""
+    monkeypatch.setattr(moving, "AT_ONCE", 7)
+    monkeypatch.setattr(resharding, "LOCK_MS", 300)
+    monkeypatch.setattr(resharding, "AGAIN_S", 0.01)
+
+    async def play(late: int) -> bool:
+        namespace, clock = uuid4().hex, VirtualClock()
+        async with ShardedStore(f"{url}?shards=2", namespace=namespace, clock=clock) as store:
+            claims = await _fill(store)
+        with monkeypatch.context() as patch:
+            held, arrives = _delayed(patch, late)
+            mover = asyncio.create_task(_reshard(url, namespace, 3))
+            await asyncio.wait([mover, asyncio.ensure_future(held.wait())], return_when=asyncio.FIRST_COMPLETED)
+            if mover.done():
+                await mover
+                return False
+            await _reshard(url, namespace, 3)
+            async with ShardedStore(url, namespace=namespace, clock=clock) as store:
+                async with store.work("w", LANES) as work:
+                    ends = [Done(each.record.id, each.record.revision, each.token) for each in claims]
+                    assert set(await work.settle(ends)) == {SettleOutcome.SETTLED}
+                await _deliver_the_rest(store, clock)
+            before = _keys(url, namespace)
+            arrives.set()
+            with pytest.raises(StoreUnavailableError, match="another `aiodelay reshard` has ended the move"):
+                await mover
+            assert _keys(url, namespace) == before
+            return True
+
+    assert asyncio.run(play(0))
+    assert next(late for late in range(15, 10_000, 15) if not asyncio.run(play(late))) > 50
+
+
+def test_a_write_may_have_more_arguments_than_a_script_passes_on(url: str, namespace: str) -> None:
+    names = [f"address {i}" for i in range(9_000)]
+    keys = keys_of(namespace)
+
+    async def keeps_lock() -> None:
+        pass
+
+    async def play() -> None:
+        client = MoveClient(read_url(url), keeps_lock)
+        await client.take_over(keys)
+        await client.write("SADD", keys.key("holds"), *names)
+        await client.write("ZADD", keys.key("late"), *(part for i, name in enumerate(names) for part in (i, name)))
+        await client.aclose()
+
+    asyncio.run(play())
+    with Redis.from_url(url) as client:
+        assert client.smembers(keys.key("holds")) == {each.encode() for each in names}
+        assert client.zrange(keys.key("late"), 0, -1) == [each.encode() for each in names]
+
+
+def _delayed(patch: pytest.MonkeyPatch, late: int) -> tuple[asyncio.Event, asyncio.Event]:
+    """Hold a write of the next mover up, after the mover's look at the lock.
+
+    Returns:
+        An event that is set once the write is held up, and an event that lets it go on.
+    """
+    from aiodelay.backends.redis.connection.client import Client  # noqa: PLC0415 - patched here
+
+    held, arrives, calls, movers = asyncio.Event(), asyncio.Event(), count(), list[MoveClient]()
+    write, exchange = MoveClient.write, Client._exchange
+    slow = ContextVar("slow", default=False)
+
+    async def counted(self: MoveClient, *arguments: Any) -> Any:  # noqa: ANN401 - passed on
+        movers.append(self)
+        if self is movers[0] and next(calls) == late:
+            slow.set(True)
+        return await write(self, *arguments)
+
+    async def delayed(self: Client, commands: list[bytes], *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - passed on
+        if slow.get() and b":reshard\r\n" not in commands[0]:  # not a look at the lock
+            slow.set(False)
+            held.set()
+            await arrives.wait()
+        return await exchange(self, commands, *arguments, **named)
+
+    patch.setattr(MoveClient, "write", counted)
+    patch.setattr(Client, "_exchange", delayed)
+    return held, arrives
 
 
 def test_s2_items_that_came_in_flight_move_with_their_message(url: str, namespace: str) -> None:
@@ -268,21 +355,24 @@ async def _cut_off(patch: pytest.MonkeyPatch, url: str, namespace: str, shards: 
     """Move, and fail after some writes. Return True if the move has ended before."""
     from aiodelay.backends.redis.connection.client import Client  # noqa: PLC0415 - patched here
 
-    left, command = [commands], Client.command
+    left = [commands]
 
     class CutError(Exception):
         pass
 
-    async def cut(self: Client, *arguments: Any) -> Any:  # noqa: ANN401 - passed on
-        if arguments[0] in ("DEL", "GET") or self._fixed:
-            return await command(self, *arguments)
-        left[0] -= 1
-        if left[0] < 0:
-            raise CutError
-        return await command(self, *arguments)
+    def cut(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(self: Client, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - passed on
+            if arguments[0] not in ("DEL", "GET") and not self._fixed:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise CutError
+            return call(self, *arguments, **named)
+
+        return counted
 
     with patch.context() as own:
-        own.setattr(Client, "command", cut)
+        own.setattr(Client, "command", cut(Client.command))
+        own.setattr(Client, "run_on", cut(Client.run_on))
         try:
             await _reshard(url, namespace, shards)
         except CutError:

@@ -199,15 +199,21 @@ class Client:
         """Return the keys, and the arguments up to ARGV[3], of every script of the store."""
         return [*self._fixed, "" if now_ms is None else now_ms, self._options.journal, self._writer]
 
-    async def run_on(self, name: str, keys: Sequence[str], arguments: Sequence[Arg]) -> Any:  # noqa: ANN401 - what the script returns
-        """Run a script of a list, topic or log on the given keys, and return its reply. No key of a store is sent.
+    async def run_on(self, name: str, keys: Sequence[str], arguments: Sequence[Arg], *, durable: bool = False) -> Any:  # noqa: ANN401 - what the script returns
+        """Run a script of `STANDALONE` on the given keys, and return its reply. No other key is sent.
+
+        Args:
+            name: The name of the script.
+            keys: The keys.
+            arguments: The arguments from ARGV[1] on.
+            durable: If True, wait until the call has reached the durability level of the options.
 
         Raises:
             Fault: The call failed.
             TargetError: The first key cannot be used on a cluster.
         """
         slot = slot_of(keys[0]) if self._options.is_cluster else 0
-        return await self._evaluate(name, [*counted(self._options, keys), *arguments], slot, durable=False)
+        return await self._evaluate(name, [*counted(self._options, keys), *arguments], slot, durable=durable)
 
     async def _evaluate(self, name: str, tail: Sequence[Arg], slot: int, *, durable: bool) -> Any:  # noqa: ANN401 - what the script returns
         source = script(name)

@@ -80,6 +80,7 @@ STANDALONE = (
     "keep",
     "lag",
     "lag_log",
+    "move",
     "publish",
     "push",
     "register",
@@ -91,7 +92,7 @@ STANDALONE = (
     "unregister",
     "unregister_log",
 )
-"""The scripts of lists, topics and logs. They do not use the keys of a store."""
+"""The scripts of lists, topics and logs, and of `aiodelay reshard`. They do not take the keys of a store."""
 
 MODULES = (
     "fields",

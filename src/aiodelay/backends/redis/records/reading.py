@@ -54,7 +54,7 @@ class Lanes:
 
 
 def features_in(recorded: bytes | None) -> dict[str, str]:
-    """Return the features in the field `features` of `meta`: a map from each name to the version that switched it on."""
+    """Return the features in the field `features` of `meta`: each name, with the version that switched it on."""
     return dict(each.split("=", 1) for each in (recorded or b"").decode().split())
 
 

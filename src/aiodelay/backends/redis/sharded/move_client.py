@@ -2,6 +2,9 @@
 
 A failover between the copy of an entry and its deletion must lose nothing. So each write waits for the level of
 durability in the URL. Each write may be repeated.
+
+A write may arrive late, when another mover has taken over. So each mover has a number, and a server refuses the writes
+of a mover once a later one has written into the shard.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError
 
 from aiodelay.backends.redis.connection.client import Client
-from aiodelay.backends.redis.connection.faults import fault_of
+from aiodelay.backends.redis.connection.faults import Fault, fault_of
 from aiodelay.backends.redis.connection.login import is_stale
 from aiodelay.backends.redis.connection.options import Options
 from aiodelay.backends.redis.connection.scripts import Arg, packed
@@ -24,6 +27,8 @@ __all__ = ["Entry", "MoveClient", "pairs_of"]
 T = TypeVar("T")
 Entry = tuple[bytes, bytes]
 """A field and its value, or a member and its score."""
+MOST_ARGUMENTS = 4_000
+"""The most arguments of one write, an even number. Lua passes at most some 8,000 arguments on to a command."""
 
 
 class MoveClient:
@@ -36,7 +41,7 @@ class MoveClient:
 
     def __init__(self, options: Options, before_write: Callable[[], Awaitable[None]]) -> None:
         self._client, self._before_write = Client(options), before_write
-        self._is_durable = options.durability[0] != "memory"
+        self._number = 0
         self._timeout_ms = options.timeout_ms
         self._scanning: tuple[str, Any] | None = None  # the tag of the scanned shard, and the connection
 
@@ -49,18 +54,39 @@ class MoveClient:
         """Send a command that changes nothing, or that needs no durability, and return its reply."""
         return await self._client.command(*arguments)
 
-    async def write(self, name: str, key: Arg, *arguments: Arg) -> Any:  # noqa: ANN401 - what the command returns
-        """Send a command that changes a key. It returns when the command has reached the level of durability.
+    async def confirm(self, keys: Keys) -> None:
+        """Check that writes into a shard reach the level of durability. Leave nothing there.
+
+        Raises:
+            Fault: They do not reach it.
+        """
+        meta = keys.key("meta")
+        await self._client.commands([("HSET", meta, "confirmed", 1), ("HDEL", meta, "confirmed")], durable=True)
+
+    async def take_over(self, first: Keys) -> None:
+        """Get a number that no earlier mover had. From now on, the first shard refuses the writes of earlier movers.
+
+        Each other shard refuses them once this mover has written there.
+        """
+        self._number = await self._client.command("HINCRBY", first.key("meta"), "mover", 1, durable=True)
+
+    async def write(self, name: str, key: Arg, *arguments: Arg) -> None:
+        """Send a command that changes a key. Return when the command has reached the level of durability.
+
+        Many arguments are sent in several commands of the same name. So the arguments are fields, members, keys or
+        pairs.
 
         A repeated command may change nothing, and then Valkey's WAIT does not wait for the first one. So each write
-        also counts in `meta`.
+        also writes the number of the mover.
+
+        Raises:
+            Fault: The command failed, or a later mover has written into the shard.
         """
         await self._before_write()
-        command: tuple[Arg, ...] = (name, key, *arguments)
-        if not self._is_durable:
-            return await self._client.command(*command)
-        reply, _ = await self._client.commands([command, ("HINCRBY", _meta_of(key), "moved", 1)], durable=True)
-        return reply
+        for at in range(0, max(len(arguments), 1), MOST_ARGUMENTS):
+            command = [self._number, name, key, *arguments[at : at + MOST_ARGUMENTS]]
+            if not await self._client.run_on("move", [_meta_of(key)], command, durable=True):
+                raise Fault("unavailable", "another mover has written into the shard", is_moving=True)
 
     async def now_ms(self, keys: Keys) -> int:
         """Return the time of the server of a shard, in epoch ms."""
@@ -127,7 +153,7 @@ def pairs_of(flat: Any) -> list[Entry]:  # noqa: ANN401 - redis-py's reply
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _meta_of(key: Arg) -> bytes:
+def _meta_of(key: Arg) -> str:
     """Return the key `meta` of the shard that has a key."""
     whole = key if isinstance(key, bytes) else str(key).encode()
-    return whole.partition(b"}:")[0] + b"}:meta"
+    return whole.partition(b"}:")[0].decode() + "}:meta"

@@ -19,7 +19,7 @@ from .move_client import Entry, MoveClient, pairs_of
 
 __all__ = ["Mover", "lane_of_letter"]
 
-AT_ONCE = 300
+AT_ONCE = 600
 REVISION_BYTES = size_of("LETTER_KEY")
 _LANE = span("RECORD", "lane")
 _SEQUENCE, _RECORD = span("MEMBER", "sequence"), span("PLACED_VALUE", "record")
@@ -79,7 +79,8 @@ class Mover:
     async def remove(self) -> None:
         """Delete the keys of a shard that has no messages left. `_NAMING` goes last: a repetition reads it.
 
-        The field `schema` stays for ever. So the scripts of a process that has not followed the move are still refused.
+        The fields `schema` and `mover` stay for ever. So the scripts of a process that has not followed the move are
+        still refused, and so are late writes of an earlier mover.
         """
         await self._number_lanes()
         windows = await self._client.read("ZRANGE", self._key("done"), 0, -1)
@@ -90,7 +91,7 @@ class Mover:
         for name in (*names, *_NAMING):
             await self._client.write("UNLINK", self._key(name))
         fields = await self._client.read("HKEYS", self._key("meta"))
-        if others := [each for each in fields if each != b"schema"]:
+        if others := [each for each in fields if each not in (b"schema", b"mover")]:
             await self._client.write("HDEL", self._key("meta"), *others)
 
     async def _end_pulses(self) -> None:
@@ -139,9 +140,9 @@ class Mover:
         for number in self._lanes:
             other = self._numbers[target][number]
             blocked = await self._client.read("ZRANGE", self._key(f"blocked:{number}"), 0, -1, "WITHSCORES")
-            if blocked:
-                entries = [part for name, score in pairs_of(blocked) for part in (score, name)]
-                await self._client.write("ZADD", self._key(f"blocked:{other}", target), "NX", *entries)
+            known = set(await self._client.read("ZRANGE", self._key(f"blocked:{other}", target), 0, -1))
+            if entries := [each for each in pairs_of(blocked) if each[0] not in known]:
+                await self._client.write("ZADD", self._key(f"blocked:{other}", target), *_scored(entries))
             for name, why in pairs_of(await self._client.read("HGETALL", self._key(f"why:{number}"))):
                 await self._client.write("HSETNX", self._key(f"why:{other}", target), name, why)
 

@@ -10,6 +10,9 @@ The steps are recorded in shard 0, so a move that was killed goes on when it is 
 
 The shards may be on the nodes of a cluster, each of which may fail over at any time. The first step confirms all
 earlier writes in each shard, and each write is confirmed (`MoveClient`). After a failure, the move begins again.
+
+A mover may stand still until another one has ended the move. From the first step of a mover on, the servers refuse the
+writes of earlier movers.
 """
 
 from __future__ import annotations
@@ -185,7 +188,12 @@ class _Reshard:
             )
         await self._check_durability(plan)
         if not written:
-            await self._check_confirmed(plan)
+            for keys in plan.shards_from(self._namespace, 0):  # Until now, no process has to wait.
+                await self._client.confirm(keys)
+        await self._client.take_over(self._first)
+        # Race: until `take_over`, an earlier mover that stood still may have begun or ended a move.
+        if await self._client.read("HMGET", self._meta, "schema", "reshard") != [self._schema, written]:
+            raise self._another("is at work")
         self._has_begun = True
         if not plan.is_moved:
             plan = await self._move(plan)
@@ -225,20 +233,6 @@ class _Reshard:
             if replicas and any(first <= slot <= last for slot in slots):
                 allowed = "replicated:<number of replicas>: a failover during the move could lose messages otherwise"
                 raise ConfigurationError(f"durability in {self._name}", level, allowed)
-
-    async def _check_confirmed(self, plan: _Plan) -> None:
-        """Raise `Fault` if a write does not reach its level of durability. Until then, no process has to wait."""
-        level, _ = self._options.durability
-        if level == "memory":
-            return
-        metas = [each.key("meta") for each in plan.shards_from(self._namespace, 0)]
-        try:
-            for meta in metas:
-                await self._client.write("HDEL", meta, "moved")
-        finally:
-            for meta in metas:
-                with suppress(Fault):
-                    await self._client.read("HDEL", meta, "moved")
 
     async def _check(self, shard: int) -> None:
         """Refuse a namespace whose data need one shard."""
@@ -345,15 +339,12 @@ class _Reshard:
         spared = await LifeSigns(self._client, plan.began_ms, plan.spared_ms).renew(later)
         for keys in unused:
             await self._client.write("HSET", keys.key("meta"), "schema", schema)
-            await self._client.read("HDEL", keys.key("meta"), "moved")
         for keys, own in list(zip(later, spared, strict=True))[1:]:
             fields: list[Arg] = ["schema", schema, "shards", plan.shards, "spared", own]
             await self._client.write("HSET", keys.key("meta"), *fields)
         # An empty plan and the layout are written in one step: after it, the move cannot be begun again.
         last: list[Arg] = ["schema", schema, "shards", plan.shards, "spared", spared[0], "epoch", plan.epoch]
         await self._client.write("HSET", self._meta, *last, "reshard", "")
-        for keys in later:
-            await self._client.read("HDEL", keys.key("meta"), "moved")
 
     # --- the lock -----------------------------------------------------------------------------------------
 
