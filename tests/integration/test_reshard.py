@@ -23,6 +23,7 @@ from aiodelay.backends.redis.sharded import moving
 from aiodelay.backends.redis.sharded import reshard as resharding
 from aiodelay.backends.redis.sharded.move_client import MoveClient
 from aiodelay.backends.redis.sharded.reshard import reshard
+from aiodelay.core import features
 from aiodelay.core.ids import new_id, new_op
 from aiodelay.core.values import (
     LEASE_MS,
@@ -46,6 +47,7 @@ from aiodelay.core.values import (
 from aiodelay.errors import (
     ConfigurationError,
     StoreMismatchError,
+    StoreTooNewError,
     StoreUnavailableError,
     UnsupportedByStoreError,
 )
@@ -115,9 +117,17 @@ async def _reshard(url: str, namespace: str, shards: int) -> None:
     await reshard(url, namespace, shards, lambda _examined, _of: None)
 
 
-def _keys(url: str, namespace: str) -> dict[bytes, bytes]:
+def _data(url: str, namespace: str) -> dict[bytes, object]:
+    """Return the values of all keys of a namespace."""
     with Redis.from_url(url) as client:
-        return {each: client.dump(each) for each in client.keys(f"{{{namespace}:*")}
+        read: dict[bytes, Callable[[bytes], object]] = {
+            b"hash": client.hgetall,
+            b"set": client.smembers,
+            b"stream": client.xrange,
+            b"string": client.get,
+            b"zset": lambda key: client.zrange(key, 0, -1, withscores=True),
+        }
+        return {each: read[client.type(each)](each) for each in client.keys(f"{{{namespace}:*")}
 
 
 @pytest.mark.parametrize(("former", "later"), [(1, 4), (4, 1), (4, 3), (2, 5)])
@@ -232,11 +242,11 @@ def test_s2_s6_a_write_that_arrives_after_another_mover_has_ended_the_move_chang
                     ends = [Done(each.record.id, each.record.revision, each.token) for each in claims]
                     assert set(await work.settle(ends)) == {SettleOutcome.SETTLED}
                 await _deliver_the_rest(store, clock)
-            before = _keys(url, namespace)
+            before = _data(url, namespace)
             arrives.set()
             with pytest.raises(StoreUnavailableError, match="another `aiodelay reshard` has ended the move"):
                 await mover
-            assert _keys(url, namespace) == before
+            assert _data(url, namespace) == before
             return True
 
     assert asyncio.run(play(0))
@@ -464,3 +474,60 @@ def test_a_move_refuses_what_it_cannot_do(url: str, namespace: str) -> None:
         await _reshard(url, namespace, 2)
 
     asyncio.run(play())
+
+
+def test_v1_a_move_refuses_a_feature_that_this_version_does_not_know(
+    url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of a newer version may switch the feature on before the move, or until the shards are frozen."""
+    freeze = resharding._Reshard._freeze
+
+    async def switch_on() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(features, "KNOWN", features.KNOWN | {"future"})
+            async with ShardedStore(url, namespace=namespace) as store:
+                await store.shards[1].switch_on(["future"])
+
+    async def late(self: Any, plan: Any) -> None:  # noqa: ANN401 - passed on
+        await switch_on()
+        await freeze(self, plan)
+
+    async def play() -> None:
+        async with ShardedStore(f"{url}?shards=2", namespace=namespace) as store:
+            await store.apply([_put(f"m{i}", "orders") for i in range(9)])
+        with monkeypatch.context() as patch:
+            patch.setattr(resharding._Reshard, "_freeze", late)
+            with pytest.raises(StoreTooNewError, match="future .switched on by aiodelay"):
+                await _reshard(url, namespace, 3)
+        before = _data(url, namespace)
+        with pytest.raises(StoreTooNewError, match="future .switched on by aiodelay"):
+            await _reshard(url, namespace, 3)
+        assert _data(url, namespace) == before
+        async with ShardedStore(url, namespace=namespace) as store:
+            assert len(store.shards) == 2
+
+    asyncio.run(play())
+
+
+def test_v1_a_move_that_a_newer_version_began_waits_for_that_version(
+    url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play() -> None:
+        async with ShardedStore(f"{url}?shards=2", namespace=namespace) as store:
+            await store.apply([_put(f"m{i}", "orders") for i in range(9)])
+            with monkeypatch.context() as patch:
+                patch.setattr(features, "KNOWN", features.KNOWN | {"future"})
+                await store.shards[1].switch_on(["future"])
+                with monkeypatch.context() as stopped:
+                    stopped.setattr(resharding, "carry_positions", _stop)
+                    with pytest.raises(KeyboardInterrupt):
+                        await _reshard(url, namespace, 3)
+            with pytest.raises(StoreTooNewError, match="future .switched on by aiodelay"):
+                await _reshard(url, namespace, 3)
+            assert not await _opens(url, namespace)
+
+    asyncio.run(play())
+
+
+async def _stop(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -35,7 +35,14 @@ from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.keys import Keys, keys_of
 from aiodelay.backends.redis.records.reading import features_in
 from aiodelay.backends.redis.records.shards import MOST_SHARDS, ShardLayout
-from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError
+from aiodelay.core.features import check_known
+from aiodelay.errors import (
+    ConfigurationError,
+    StoreMismatchError,
+    StoreTooNewError,
+    StoreUnavailableError,
+    UnsupportedByStoreError,
+)
 
 from .intakes import carry_positions
 from .life_signs import LifeSigns
@@ -113,6 +120,7 @@ async def reshard(url: str, namespace: str, shards: int, told: Callable[[int, in
         ConfigurationError: The number of shards is not allowed, or another number was begun with. Or a cluster has
             replicas, and the URL does not say that writes wait for them.
         UnsupportedByStoreError: The namespace has limits. These need one shard.
+        StoreTooNewError: The namespace uses a feature that this version does not know.
         StoreMismatchError: The namespace does not exist.
         StoreUnavailableError: The server did not answer, or another mover is at work. Run it again.
     """
@@ -206,8 +214,7 @@ class _Reshard:
         former = layout.shards
         epoch = int(await self._client.read("HGET", self._meta, "epoch") or layout.epoch)
         if former != self._shards:
-            for shard in range(former):
-                await self._check(shard)
+            await self._check(former)
         times = [await self._times(Keys(self._namespace, shard)) for shard in range(former)]
         began_ms, spared_ms = (min(each) for each in zip(*times, strict=True))
         return _Plan(former, self._shards, epoch + 1, began_ms, spared_ms)
@@ -234,11 +241,13 @@ class _Reshard:
                 allowed = "replicated:<number of replicas>: a failover during the move could lose messages otherwise"
                 raise ConfigurationError(f"durability in {self._name}", level, allowed)
 
-    async def _check(self, shard: int) -> None:
-        """Refuse a namespace whose data need one shard."""
-        keys = Keys(self._namespace, shard)
-        if (await self._client.read("HGET", keys.key("meta"), "limited") or b"").strip():
-            raise UnsupportedByStoreError("a limit of a lane", "set", "a namespace without limits (`aiodelay limit`)")
+    async def _check(self, shards: int) -> None:
+        """Refuse a namespace whose data need one shard, or a newer version of aiodelay."""
+        check_known(self._name, await self._features(shards))
+        for shard in range(shards):
+            if (await self._client.read("HGET", Keys(self._namespace, shard).key("meta"), "limited") or b"").strip():
+                allowed = "a namespace without limits (`aiodelay limit`)"
+                raise UnsupportedByStoreError("a limit of a lane", "set", allowed)
 
     async def _freeze(self, plan: _Plan) -> None:
         moving = ShardLayout(1, plan.epoch, is_moving=True).schema
@@ -251,9 +260,8 @@ class _Reshard:
     async def _check_frozen(self, plan: _Plan) -> None:
         """Check the data again that a process may have changed before the shards were frozen. If so, end the move."""
         try:
-            for shard in range(plan.former):
-                await self._check(shard)
-        except UnsupportedByStoreError:
+            await self._check(plan.former)
+        except (UnsupportedByStoreError, StoreTooNewError):
             await self._publish(replace(plan, shards=plan.former), plan.shards_from(self._namespace, plan.former))
             raise
 
@@ -287,9 +295,11 @@ class _Reshard:
 
     async def _share_features(self, plan: _Plan) -> None:
         """Give all shards the features of all former shards. `append` may be in use in one shard only."""
-        features = " ".join(f"{name}={by}" for name, by in (await self._features(plan.former)).items())
-        for keys in plan.shards_from(self._namespace, 0) if features else ():
-            await self._client.write("HSET", keys.key("meta"), "features", features)
+        features = await self._features(plan.former)
+        check_known(self._name, features)  # A newer version may have begun this move.
+        recorded = " ".join(f"{name}={by}" for name, by in features.items())
+        for keys in plan.shards_from(self._namespace, 0) if recorded else ():
+            await self._client.write("HSET", keys.key("meta"), "features", recorded)
 
     async def _noted(self, plan: _Plan) -> _Plan:
         await self._client.write("HSET", self._meta, "reshard", msgspec.json.encode(plan))
@@ -374,10 +384,10 @@ class _Reshard:
         owner = await self._client.read("GET", self._lock)
         if owner == self._owner:
             await self._client.read("PEXPIRE", self._lock, LOCK_MS)
+        elif owner is None and await self._client.read("HGET", self._meta, "schema") != self._schema:
+            raise self._another("has ended the move")
         elif owner is not None or not await self._has_locked():
             raise self._another("has taken over")
-        elif await self._client.read("HGET", self._meta, "schema") != self._schema:
-            raise self._another("has ended the move")
 
     def _another(self, does: str) -> StoreUnavailableError:
         return StoreUnavailableError(self._name, f"another `aiodelay reshard` {does}", action="moved")
