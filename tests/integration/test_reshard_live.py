@@ -33,6 +33,7 @@ from aiodelay.core.values import (
     Demand,
     Done,
     Envelope,
+    JournalEntry,
     LaneLimits,
     Limit,
     Outcome,
@@ -166,6 +167,31 @@ def test_a_journal_is_read_from_the_new_shards(url: str, namespace: str) -> None
             await move(url, namespace, 4)
             await put(writer, ids := [f"m{i}" for i in range(20)])
             assert sorted(each.id for each in await reader.journal()) == sorted(ids)
+
+    asyncio.run(play())
+
+
+def test_the_journal_of_a_message_has_its_entries_from_before_a_move_in_order(url: str, namespace: str) -> None:
+    """The earlier entries stay in the former shards, where they have other numbers."""
+    ids = [f"m{i}" for i in range(8)]
+    events = ["stored", "claimed", "delivered"]
+
+    async def play() -> None:
+        async with opened(f"{url}?journal=100", namespace) as (store, work):
+            for moves, shards in enumerate((4, 3), start=1):
+                await put(store, ids)
+                assert set(await work.settle(ends(await claim(work)))) == {SettleOutcome.SETTLED}
+                await move(url, namespace, shards)
+                kept = [each for each in ids if shards == 4 or shard_of(each, 4) != 3]  # shard 3 has ended
+                for each in kept:
+                    whole = await store.journal(message_id=each)
+                    assert [entry.event for entry in whole] == events * moves
+                    pages, after = list[JournalEntry](), 0
+                    while page := await store.journal(message_id=each, after=after, limit=2):
+                        pages += page
+                        after = page[-1].number
+                    assert pages == whole
+            assert await store.journal(message_id=ids[0], after=10**9) == []
 
     asyncio.run(play())
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from heapq import nsmallest
+from heapq import merge, nsmallest
 
 from aiodelay.backends.redis.records.keys import member_of
 from aiodelay.backends.redis.store.store import RedisStore
@@ -147,18 +148,31 @@ class ShardedInspection(ShardSet):
     async def journal(
         self, *, message_id: str | None = None, after: int = 0, limit: int = 100
     ) -> Sequence[JournalEntry]:
-        """List entries of the journals of all shards, by their numbers. The entries of a message are in order."""
+        """List entries of the journals of all shards, by their numbers; the entries of one message by their times."""
         shards = self.shards
         count = len(shards)
         if count == 1:
             return await shards[0].journal(message_id=message_id, after=after, limit=limit)
-        wanted = shards if message_id is None else [self._shard_of(message_id)]
+        if message_id is not None:
+            return (await self._journal_of(message_id, after))[:limit]
         found: list[JournalEntry] = []
         for shard, store in enumerate(shards):
-            if store in wanted:
-                own = await store.journal(message_id=message_id, after=after_of(after, shard, count), limit=limit)
-                found += [numbered(each, shard, count) for each in own]
+            own = await store.journal(after=after_of(after, shard, count), limit=limit)
+            found += [numbered(each, shard, count) for each in own]
         return nsmallest(limit, found, key=lambda each: each.number)
+
+    async def _journal_of(self, message_id: str, after: int) -> Sequence[JournalEntry]:
+        """Return the entries of a message that follow the entry with a number.
+
+        A move to another number of shards leaves earlier entries in their former shards. Their numbers may be larger.
+        """
+        parts = await self._of_all(lambda each: each.journal(message_id=message_id, limit=sys.maxsize))
+        found = [[numbered(each, shard, len(parts)) for each in part] for shard, part in enumerate(parts)]
+        entries = list(merge(*found, key=lambda each: each.at_ms))
+        numbers = [each.number for each in entries]
+        if after in numbers:
+            return entries[numbers.index(after) + 1 :]
+        return [each for each in entries if each.number > after]  # The server has trimmed that entry, or `after` is 0.
 
     # --- limits -------------------------------------------------------------------------------------------
 
