@@ -22,11 +22,12 @@ from aiodelay.backends.redis.connection.options import read_url
 from aiodelay.backends.redis.connection.pipelined_connection import PipelinedConnection
 from aiodelay.backends.redis.connection.scripts import packed
 from aiodelay.backends.redis.records.keys import FIXED, Keys
+from aiodelay.backends.redis.sharded.reshard import reshard
 from aiodelay.core.ids import new_op
 from aiodelay.core.table_scan import Scan
 from aiodelay.core.values import After, Demand, Done, Envelope, Put, SettleOutcome, Stored
 from aiodelay.core.values.deliveries import Promise
-from aiodelay.redis import RedisStore, open_list_sink
+from aiodelay.redis import RedisStore, ShardedStore, open_list_sink
 from tests.support.cli import Cli
 from tests.support.proxy import proxied
 from tests.support.servers import RedisServer, redis_programs, start
@@ -90,7 +91,7 @@ def put(message_id: str) -> Put:
     return Put(new_op(), Envelope(message_id, LANE), After(0))
 
 
-async def use(store: RedisStore, message_id: str = "m") -> None:
+async def use(store: RedisStore | ShardedStore, message_id: str = "m") -> None:
     (outcome,) = await store.apply([put(message_id)])
     assert isinstance(outcome, Stored), outcome
     async with store.work("w", [LANE]) as work:
@@ -171,6 +172,21 @@ def test_a_listener_that_was_asked_late_logs_in_again_first(
     asyncio.run(play())
 
 
+def test_a_store_with_a_provider_follows_a_move_to_more_shards(server: RedisServer) -> None:
+    async def play() -> None:
+        tokens = Tokens(server)
+        async with ShardedStore(server.url, credential_provider=tokens) as store:
+            await use(store, "first")
+            asked = tokens.asked
+            await reshard(server.url, "", 3, lambda *_: None)
+            await use(store, "second")
+            assert len(store.shards) == 3
+            assert tokens.asked >= asked + 3
+
+    asyncio.run(play())
+
+
+<<<<<<< HEAD
 def test_a_scan_logs_in_again_before_its_token_expires(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answers to commands that were sent before come first."""
     options = read_url(server.url).with_provider(login.checked_provider(Tokens(server)))
@@ -185,6 +201,8 @@ def test_a_scan_logs_in_again_before_its_token_expires(server: RedisServer, monk
         assert connection.answer() > first
 
 
+=======
+>>>>>>> 8d448891 (ShardedStore takes a credential provider, so a store with a provider object follows a move)
 def test_a_provider_that_fails_is_named_and_asked_again(server: RedisServer) -> None:
     async def play() -> None:
         tokens = Tokens(server)

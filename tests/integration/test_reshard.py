@@ -497,10 +497,10 @@ def test_v1_a_move_refuses_a_feature_that_this_version_does_not_know(
             await store.apply([_put(f"m{i}", "orders") for i in range(9)])
         with monkeypatch.context() as patch:
             patch.setattr(resharding._Reshard, "_freeze", late)
-            with pytest.raises(StoreTooNewError, match="future .switched on by aiodelay"):
+            with pytest.raises(StoreTooNewError, match=r"future \(switched on by aiodelay"):
                 await _reshard(url, namespace, 3)
         before = _data(url, namespace)
-        with pytest.raises(StoreTooNewError, match="future .switched on by aiodelay"):
+        with pytest.raises(StoreTooNewError, match=r"future \(switched on by aiodelay"):
             await _reshard(url, namespace, 3)
         assert _data(url, namespace) == before
         async with ShardedStore(url, namespace=namespace) as store:
@@ -522,7 +522,7 @@ def test_v1_a_move_that_a_newer_version_began_waits_for_that_version(
                     stopped.setattr(resharding, "carry_positions", _stop)
                     with pytest.raises(KeyboardInterrupt):
                         await _reshard(url, namespace, 3)
-            with pytest.raises(StoreTooNewError, match="future .switched on by aiodelay"):
+            with pytest.raises(StoreTooNewError, match=r"future \(switched on by aiodelay"):
                 await _reshard(url, namespace, 3)
             assert not await _opens(url, namespace)
 

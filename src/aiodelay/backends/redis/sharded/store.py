@@ -9,6 +9,9 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequen
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import Self
 
+from redis.credentials import CredentialProvider
+
+from aiodelay.backends.redis.connection.login import checked_provider
 from aiodelay.backends.redis.connection.options import read_url
 from aiodelay.backends.redis.connection.wakeup_listener import listening
 from aiodelay.backends.redis.lists.sink import RedisListSink
@@ -60,13 +63,23 @@ class ShardedStore(ShardedInspection):
         url: The URL of a `RedisStore`. Its option `shards` counts for a new namespace only.
         namespace: The namespace of the messages. It separates the applications that share a server.
         clock: The clock of the store. With None, the store uses the server's TIME.
+        credential_provider: As for a `RedisStore`.
 
     Raises:
-        ConfigurationError: The URL or the namespace is not allowed.
+        ConfigurationError: The URL, the namespace or the credential provider is not allowed.
     """
 
-    def __init__(self, url: str, *, namespace: str = DEFAULT_NAMESPACE, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        namespace: str = DEFAULT_NAMESPACE,
+        clock: Clock | None = None,
+        credential_provider: CredentialProvider | None = None,
+    ) -> None:
         options = read_url(url)
+        if credential_provider is not None:
+            options = options.with_provider(checked_provider(credential_provider))
         super().__init__(options, keys_of(namespace).namespace, clock)
         self._closed = RedisStore(options, namespace=namespace, clock=clock)  # answers what needs no open store
 
