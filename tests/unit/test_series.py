@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from aiodelay import CancelOutcome, Conflict, Context, Cron, Every, Late, Reject, Retry, Scheduler
+from aiodelay import CancelOutcome, Conflict, Context, Cron, Every, Late, Later, Reject, Retry, Scheduler
 from aiodelay.core.durations import from_epoch_ms
 from aiodelay.core.values import State
+from aiodelay.memory import MemoryStore
 from aiodelay.testing.clock import VirtualClock
 
 pytestmark = pytest.mark.asyncio
@@ -125,6 +126,73 @@ async def test_what_was_missed_while_nothing_ran(
 
         await clock.advance(seconds=6)
     assert log.seconds == expected
+
+
+@pytest.mark.parametrize(
+    ("missed", "run_s", "expected"),
+    [
+        ("coalesce", 11, [(10, 10), (20, 21), (30, 30)]),
+        ("skip", 11, [(10, 10), (20, 21), (30, 30)]),
+        ("all", 11, [(10, 10), (20, 21), (30, 30)]),
+        ("coalesce", 35, [(10, 10), (20, 45), (50, 50)]),
+        ("skip", 35, [(10, 10), (50, 50), (60, 60)]),
+        ("all", 35, [(10, 10), (20, 45), (30, 45), (40, 45), (50, 50)]),
+    ],
+)
+@pytest.mark.parametrize("end", ["returns", "fails", "later", "rejects"])
+@pytest.mark.parametrize("is_batch", [False, True])
+async def test_the_next_claim_decides_about_occurrences_that_came_due_during_a_run(
+    scheduler: Scheduler,
+    clock: VirtualClock,
+    *,
+    missed: str,
+    run_s: float,
+    expected: list[tuple[float, float]],
+    end: str,
+    is_batch: bool,
+) -> None:
+    """The first run is long. Each pair is the due time of a run and its start, in seconds."""
+    start, runs = clock.now(), list[tuple[float, float]]()
+
+    async def run(context: Context) -> Later | Reject | None:
+        runs.append(((context.due - start).total_seconds(), (clock.now() - start).total_seconds()))
+        if len(runs) == 1:
+            await asyncio.sleep(run_s)
+        if end == "fails":
+            raise ConnectionError("away")
+        return {"later": Later("1h"), "rejects": Reject("no")}.get(end)
+
+    if is_batch:
+
+        @scheduler.handler(batch=2, batch_wait="0s", retry=Retry.intervals(["1h"], jitter=0))
+        async def many(events: list[Tick], context: Context) -> list[Later | Reject | None]:
+            return [await run(each) for each in context.messages]
+    else:
+
+        @scheduler.handler(retry=Retry.intervals(["1h"], jitter=0))
+        async def one(event: Tick, context: Context) -> Later | Reject | None:
+            return await run(context)
+
+    async with scheduler:
+        await scheduler.schedule(Tick(), every=Every("10s", missed=missed), id="tick")  # type: ignore[arg-type]
+        await clock.advance(seconds=65)
+    assert runs[: len(expected)] == expected
+    assert len({due for due, _ in runs}) == len(runs)
+
+
+async def test_the_journal_has_an_occurrence_that_came_due_during_a_run_and_was_skipped(clock: VirtualClock) -> None:
+    scheduler = Scheduler(MemoryStore(clock=clock, journal=100), clock=clock)
+    start = clock.now_ms()
+
+    @scheduler.handler
+    async def slow(event: Tick) -> None:
+        await asyncio.sleep(25)
+
+    async with scheduler:
+        await scheduler.schedule(Tick(), every=Every("10s", missed="skip"), id="tick")
+        await clock.advance(seconds=36)
+        noted = [(each.event, (each.due_ms - start) // 1000) for each in await scheduler.journal()]
+    assert sorted(each for each in noted if each[0] in ("delivered", "skipped")) == [("delivered", 10), ("skipped", 20)]
 
 
 async def test_late_drop_applies_to_a_series_and_its_next_occurrence_runs(

@@ -445,6 +445,34 @@ async def test_an_occurrence_that_came_too_late_is_not_sent_and_the_next_is(cloc
     assert stage.sink.times == [20 * 60_000]
 
 
+@pytest.mark.parametrize(
+    ("missed", "expected"),
+    [("coalesce", [10, 45, 50]), ("skip", [10, 50, 60]), ("all", [10, 45, 45, 45, 50])],
+)
+@pytest.mark.parametrize("end", ["sent", "refused", "raised"])
+async def test_the_next_claim_decides_about_occurrences_that_came_due_during_a_send(
+    clock: VirtualClock, missed: str, expected: list[int], end: str
+) -> None:
+    """The first send takes 35 s."""
+    stage = Stage(clock)
+
+    async def first_slowly(deliveries: Sequence[Delivery]) -> Sequence[SendOutcome]:
+        if len(stage.sink.sends) == 1:
+            await asyncio.sleep(35)
+            if end == "raised":
+                raise ValueError("a bug in the sink")
+            if end == "refused":
+                return [Failed("bad", retryable=False)]
+        return await stage.sink.take(deliveries)
+
+    stage.sink.do = first_slowly
+    async with stage.scheduler as scheduler:
+        await scheduler.schedule(b"", to=TO, every=Every("10s", missed=missed), id="series")  # type: ignore[arg-type]
+        await asyncio.sleep(65)
+    first_sends = {each.due_ms: at for at, batch in reversed(stage.sink.sends) for each in batch}
+    assert sorted(at // 1000 for at in first_sends.values())[: len(expected)] == expected
+
+
 async def test_what_is_sent_when_closing_begins_may_end_and_what_comes_later_is_given_back(clock: VirtualClock) -> None:
     stage = Stage(clock, Demand(2))
 

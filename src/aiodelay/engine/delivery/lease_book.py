@@ -90,6 +90,7 @@ class Held(Struct, eq=False):
         taker: The subscription to which the claim was delivered.
         book: The book that holds the claim.
         renew_at_ms: When the book renews the lease next.
+        began_ms: The store's time at which the attempt began; 0 before. The next due time of a series follows from it.
         settlement: The settlement to send; None until the run has ended.
         outcome: The answer to the settlement; None until the store has answered.
         is_lost: Whether the lease was lost, or `forget` has dropped the claim.
@@ -111,6 +112,7 @@ class Held(Struct, eq=False):
     taker: Taker
     book: LeaseBook
     renew_at_ms: int
+    began_ms: int = 0
     settlement: Settlement | None = None
     outcome: SettleOutcome | None = None
     is_lost: bool = False

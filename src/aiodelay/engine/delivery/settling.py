@@ -89,27 +89,34 @@ def _without_middle(text: bytes) -> str:
     return b"".join((text[:head], gap, text[-tail:])).decode("utf-8", "ignore")
 
 
-def then_due_ms(record: Record, now_ms: int) -> int | None:
-    """Return when a series' next occurrence is due; None if the message does not recur, or does not recur again."""
+def then_due_ms(record: Record, began_ms: int) -> int | None:
+    """Return when a series' next occurrence is due; None if the message does not recur, or does not recur again.
+
+    If occurrences come due during a run, the result is in the past. The next claim then decides which of them run.
+
+    Args:
+        record: The message.
+        began_ms: The store's time at which the attempt began, or at which it was decided that none begins.
+    """
     rule = record.envelope.rule
     if rule is None:
         return None
     try:
-        return recurrence.next_due(recurrence.decode_rule(rule), record.due_ms, now_ms)
+        return recurrence.next_due(recurrence.decode_rule(rule), record.due_ms, began_ms)
     except RecordFormatError:
         return None
 
 
 def done(
-    record: Record, token: int, now_ms: int, outcome: Literal["delivered", "dropped", "skipped"] = "delivered"
+    record: Record, token: int, began_ms: int, outcome: Literal["delivered", "dropped", "skipped"] = "delivered"
 ) -> Done:
     """Return the settlement that ends a message."""
-    return Done(record.envelope.id, record.revision, token, then_due_ms(record, now_ms), outcome)
+    return Done(record.envelope.id, record.revision, token, then_due_ms(record, began_ms), outcome)
 
 
-def again(record: Record, token: int, now_ms: int, *, due_ms: int, attempt: int, error: str | None = None) -> Again:
+def again(record: Record, token: int, began_ms: int, *, due_ms: int, attempt: int, error: str | None = None) -> Again:
     """Return the settlement that delivers a message again at `due_ms`."""
-    return Again(record.envelope.id, record.revision, token, due_ms, attempt, error, then_due_ms(record, now_ms))
+    return Again(record.envelope.id, record.revision, token, due_ms, attempt, error, then_due_ms(record, began_ms))
 
 
 def release(record: Record, token: int) -> Again:
@@ -120,7 +127,7 @@ def release(record: Record, token: int) -> Again:
 def dead(
     record: Record,
     token: int,
-    now_ms: int,
+    began_ms: int,
     *,
     reason: DeadReason,
     attempt: int,
@@ -128,7 +135,7 @@ def dead(
     traceback: str | None = None,
 ) -> Dead:
     """Return the settlement that makes a dead letter."""
-    then_ms = then_due_ms(record, now_ms)
+    then_ms = then_due_ms(record, began_ms)
     return Dead(record.envelope.id, record.revision, token, reason, attempt, error, then_ms, traceback=traceback)
 
 

@@ -161,8 +161,7 @@ class SinkSubscription:
                 outcomes = await self.sink.send(deliveries)
             else:
                 outcomes = await self.observer.send(self.sink, ready, deliveries)
-            now = self.now_ms()
-            settlements = [self._settlement(*each, now) for each in zip(ready, outcomes, strict=True)]
+            settlements = [self._settlement(*each) for each in zip(ready, outcomes, strict=True)]
         except SinkUnavailableError:
             raise
         except (Exception, asyncio.CancelledError) as error:
@@ -188,7 +187,7 @@ class SinkSubscription:
                 exc_info=raised,
             )
             traceback = settling.traceback_text(error)
-            ready[0].book.settle(ready[0], self._settlement(ready[0], failed, self.now_ms(), traceback))
+            ready[0].book.settle(ready[0], self._settlement(ready[0], failed, traceback))
             return
         while ready:
             await self._send_and_settle(ready[:1], deliveries[:1])
@@ -211,7 +210,7 @@ class SinkSubscription:
                 log.warning("%s:%s takes nothing (%s); its messages wait in the store", self.lane, address, reason)
 
     def _settled_unsent(self, held: Held, now: int) -> bool:
-        record = held.claim.record
+        held.began_ms, record = now, held.claim.record
         settlement = settling.without_running(record, held.claim.token, now)
         if held.is_unwanted or not held.book.may_begin():
             settlement = settling.release(record, held.claim.token)
@@ -240,21 +239,24 @@ class SinkSubscription:
         self._resuming = None
         self.on_free()
 
-    def _settlement(self, held: Held, outcome: SendOutcome, now: int, traceback: str | None = None) -> Settlement:
-        record, token = held.claim.record, held.claim.token
+    def _settlement(self, held: Held, outcome: SendOutcome, traceback: str | None = None) -> Settlement:
+        record, token, began_ms = held.claim.record, held.claim.token, held.began_ms
         if isinstance(outcome, Sent):
-            return settling.done(record, token, now)
+            return settling.done(record, token, began_ms)
         if isinstance(outcome, NotTaken):
-            due_ms = now + int(1000 * _pause_s(self._refusing.get(record.envelope.address, 0)))
+            due_ms = self.now_ms() + int(1000 * _pause_s(self._refusing.get(record.envelope.address, 0)))
             reason = settling.kept(outcome.reason or NO_REASON)
-            return settling.again(record, token, now, due_ms=due_ms, attempt=record.attempt, error=reason)
+            return settling.again(record, token, began_ms, due_ms=due_ms, attempt=record.attempt, error=reason)
         attempt, error = record.attempt + 1, settling.kept(str(outcome.error) or NO_REASON)
         decision = self.retry.decide(attempt, SinkRefusal(error), random.random()) if outcome.retryable else None
         if decision is None or isinstance(decision, GiveUp):
             reason = outcome.reason if decision is None else decision.reason
             log.error("sink %s: message %s is given up after attempt %d: %s", self.lane, record.id, attempt, error)
-            return settling.dead(record, token, now, reason=reason, attempt=attempt, error=error, traceback=traceback)
-        return settling.again(record, token, now, due_ms=now + decision.delay_ms, attempt=attempt, error=error)
+            return settling.dead(
+                record, token, began_ms, reason=reason, attempt=attempt, error=error, traceback=traceback
+            )
+        due_ms = self.now_ms() + decision.delay_ms
+        return settling.again(record, token, began_ms, due_ms=due_ms, attempt=attempt, error=error)
 
 
 class SinkRefusal(Exception):  # noqa: N818 - never raised: the retry policy's decision takes an exception

@@ -276,7 +276,7 @@ class HandlerSubscription:
         """Return the event and the context of an attempt; or the settlement, if the message must not or cannot run."""
         claim, spec = held.claim, self.spec
         record, token, envelope = claim.record, claim.token, claim.record.envelope
-        now = self.now_ms()
+        held.began_ms = now = self.now_ms()
         if envelope.rule is not None or token_deadline_ms(token) <= now:
             settlement = settling.without_running(record, token, now)
             if settlement is not None:

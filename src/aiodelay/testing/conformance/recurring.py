@@ -29,7 +29,7 @@ from aiodelay.core.values import (
 )
 
 from .recurring_retries import MINUTE_MS, OTHER_RULE, RULE, LiveListRules, OldRetryRules, SeriesEndRules
-from .stage import HOUR_MS, Bench, Stage, again, dead, done, ending, staged
+from .stage import HOUR_MS, LEASE_MS, Bench, Stage, again, dead, done, ending, staged
 
 __all__ = ["DeadOccurrenceRules", "OccurrenceRules", "RearmingRules", "RecurringRules"]
 
@@ -51,6 +51,18 @@ class RearmingRules(Bench):
         assert record.live == ((first.due_ms,) if end == "again" else ())
         stage.move(MINUTE_MS)
         assert "s" in await stage.ids()
+
+    @pytest.mark.parametrize("end", ["done", "again", "dead"])
+    @staged
+    async def test_recurring_occurrence_that_came_due_during_a_run_is_claimed_at_once(
+        self, stage: Stage, end: End
+    ) -> None:
+        first = await stage.stored(stage.put("s", rule=RULE))
+        claim = await stage.claim_one()
+        stage.move(LEASE_MS - 1)
+        then_ms = first.due_ms + 1
+        await stage.end(ending(end, claim, due_ms=stage.now + HOUR_MS, then=then_ms))
+        assert [(each.record.id, each.record.due_ms) for each in await stage.claim()] == [("s", then_ms)]
 
     @staged
     async def test_recurring_given_back_stays_where_it_stands(self, stage: Stage) -> None:
