@@ -151,6 +151,11 @@ class RedrivesOverPending(Rules[Entry]):
         return super().redrive(key, now)
 
 
+class PutsBackAfterNewer(Rules[Entry]):
+    def _has_ended_newer(self, record: Record, now: int) -> bool:
+        return False
+
+
 class EndsSeries(Rules[Entry]):
     def settle(self, settlement: Settlement, now: int) -> SettleOutcome:
         if isinstance(settlement, Done) and settlement.then_due_ms is not None:
@@ -170,6 +175,7 @@ RULEBOOKS: dict[type[Rules[Entry]], Steps] = {
     DropsLateMessages: ("put, late is dead", "leases end"),
     TellsNoCancel: ("put", "claim", "cancel", "renew"),
     PutsBackOverNewer: ("put", "put back"),
+    PutsBackAfterNewer: ("put", "cancel", "put back"),
     RedrivesOverPending: ("put", "put back dead", "redrive"),
     EndsSeries: ("put series", "claim", "done, then"),
 }
@@ -274,6 +280,15 @@ LUA: dict[str, Lua] = {
         ("put", "claim", "leases end", "fire"),
     ),
     "put back writes over": Lua("back", "if there then return answer('k', there) end", "", ("put", "put back")),
+    "put back after a newer revision": Lua(
+        "back", "revision and revision > e.revision", "false", ("put", "cancel", "put back")
+    ),
+    "put back after a newer version": Lua(
+        "back",
+        "version and memory.is_newer(version, e.version)",
+        "false",
+        ("put newer, high", "cancel", "leases end", "leases end", "put back, low"),
+    ),
     "an occurrence that was put back is not listed": Lua(
         "back",
         "if byte(e.id) == OCCURRENCE then occurrences.list_apart(e.id) end",

@@ -149,10 +149,10 @@ def purge(play: Play) -> Action:
     return Action(Purge(play.key()))
 
 
-def put_back(play: Play, *, dead: bool = False, beside: bool = False) -> Action:
+def put_back(play: Play, *, dead: bool = False, beside: bool = False, version: int | None = None) -> Action:
     """Put back a message that left the store before the case began, or the first occurrence of a series."""
     message_id = t.occurrence_id(play.id, play.first_due_ms) if beside else play.id
-    envelope = Envelope(message_id, play.lanes[0], payload=b"back")
+    envelope = Envelope(message_id, play.lanes[0], payload=b"back", version=version)
     op = (play.number << 16 | 0xFFFF).to_bytes(8, "big")
     record = Record(envelope, START_MS - 1000, START_MS - 1000, op, attempt=1, first_error="elsewhere")
     record = replace(record, last_error="elsewhere")
@@ -238,6 +238,7 @@ OTHERS: dict[str, Step] = {
     "redrive oldest": partial(redrive, oldest=True),
     "purge": purge,
     "put back": put_back,
+    "put back, low": partial(put_back, version=LOW),
     "put back dead": partial(put_back, dead=True),
     "put back the occurrence": partial(put_back, beside=True),
 }

@@ -21,7 +21,8 @@ ASKED_AFTER = (
     *("first done", "done", "put", "renew"),
 )
 """The last steps of cases. Their answers reveal most of the state that cannot be read."""
-ON_THE_WAY = tuple(name for name in STEPS if name not in ("put back the occurrence", "put series newer, low"))
+RARE = ("put back the occurrence", "put back, low", "put series newer, low")
+ON_THE_WAY = tuple(name for name in STEPS if name not in RARE)
 """The steps that lead into states. With the other steps, there would be three times as many states."""
 DEEP = (
     ("put series", "claim", "again, then", "fire", "claim", "cancel the occurrence", "leases end"),

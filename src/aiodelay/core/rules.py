@@ -389,7 +389,7 @@ class Rules(Generic[R]):
         return Stored("stored", record.revision, record.due_ms)
 
     def put_back(self, message: PutBack, now: int) -> Stored:
-        """Store a message that a source puts back, unless its id is already stored."""
+        """Store a message that a source puts back, unless a newer version of it is stored or has ended (S4)."""
         table, record = self.table, message.record
         if message.reason is not None:
             is_new = not table.letters.has(DeadKey(record.id, record.revision))
@@ -399,9 +399,18 @@ class Rules(Generic[R]):
         row = table.find(record.id)
         if row is not None:
             return Stored("kept", row.record.revision, row.record.due_ms)
+        if self._has_ended_newer(record, now):
+            return Stored("kept", record.revision, record.due_ms)
         table.insert(record, t.retry_place(record, message.due_ms))
         table.note("again", record, now, record.last_error or "")
         return Stored("stored", record.revision, record.due_ms)
+
+    def _has_ended_newer(self, record: Record, now: int) -> bool:
+        """Return whether a newer version of a record's message has ended, as far as the table remembers."""
+        answers, version = self.table.answers, record.envelope.version
+        if (answers.last_revision(record.id, now) or 0) > record.revision:
+            return True
+        return version is not None and (answers.ended_version(record.id, now) or 0) > version
 
 
 def _return(table: Table[R], row: R, record: Record, place_ms: int, now: int, *, keeps_turn: bool = False) -> Record:

@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from aiodelay.core.transitions import delivery_id, occurrence_id
-from aiodelay.core.values import Cancel, Late, PutBack, Record, State, Stored
+from aiodelay.core.values import RETRY_WINDOW_MS, Cancel, Conflict, Late, Put, PutBack, Record, State, Stored
 
-from .stage import HOUR_MS, LANE, Bench, Stage, done, staged
+from .stage import HOUR_MS, LANE, Bench, Stage, done, ending, staged
 
 __all__ = ["ReturningRules"]
 
@@ -60,6 +60,41 @@ class ReturningRules(Bench):
         assert await stage.picture() == before
         if claim is not None:
             await stage.end(done(claim))
+
+    @pytest.mark.parametrize("end", ["done", "dead", "cancelled"])
+    @staged
+    async def test_s4_what_is_put_back_does_not_run_after_a_newer_version_that_has_ended(
+        self, stage: Stage, end: str
+    ) -> None:
+        record = await self._left(stage)
+        stage.move(1)
+        await self._newer_ends(stage, stage.put("m", payload=b"newer"), end)
+        stage.move(RETRY_WINDOW_MS - 1)
+        assert await _put_back(stage, PutBack(record, stage.now)) == ["kept"]
+        assert await stage.messages() == []
+
+    @pytest.mark.parametrize("end", ["done", "dead", "cancelled"])
+    @staged
+    async def test_s4_what_is_put_back_does_not_run_after_a_newer_version_of_its_caller_that_has_ended(
+        self, stage: Stage, end: str
+    ) -> None:
+        first, second = Conflict.newer(1 << 60), Conflict.newer((1 << 60) + 1)
+        await stage.stored(stage.put("m", conflict=first))
+        old = await stage.claim_one()
+        await stage.end(done(old))
+        assert await _put_back(stage, PutBack(old.record, stage.now)) == ["stored"]
+        await stage.end(done(await stage.claim_one()))
+        await self._newer_ends(stage, stage.put("m", conflict=second), end)
+        stage.move(RETRY_WINDOW_MS + 1)
+        assert await _put_back(stage, PutBack(old.record, stage.now)) == ["kept"]
+        assert await stage.messages() == []
+
+    async def _newer_ends(self, stage: Stage, put: Put, end: str) -> None:
+        await stage.stored(put)
+        if end == "cancelled":
+            assert isinstance(await stage.do(Cancel(stage.op(), put.id)), Stored)
+        else:
+            await stage.end(ending(end, await stage.claim_one(), due_ms=stage.now))
 
     @staged
     async def test_s6_a_dead_letter_is_put_back_once(self, stage: Stage) -> None:

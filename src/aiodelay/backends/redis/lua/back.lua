@@ -6,6 +6,12 @@ local answers = {}
 
 local function answer(letter, e) return letter .. u48(e.revision) .. u48(e.due) end
 
+-- Returns true if a newer version of the message has ended, as far as the store remembers.
+local function has_ended_newer(e)
+  local revision, version = memory.recall_revision(e.id), e.version and memory.recall_version(e.id)
+  return (revision and revision > e.revision) or (version and memory.is_newer(version, e.version))
+end
+
 local function put_back(a)
   local lane = known_lane(ARGV[a + 1]) or new_lane(ARGV[a + 1])
   if not lane then return 'L' end
@@ -19,6 +25,7 @@ local function put_back(a)
   end
   local there = load(e.id)
   if there then return answer('k', there) end
+  if has_ended_newer(e) then return answer('k', e) end
   insert(e, math.max(tonumber(ARGV[a + 2]), e.due))
   if byte(e.id) == OCCURRENCE then occurrences.list_apart(e.id) end
   local error_text = fields.get(e, BODY.LAST_ERROR)
