@@ -38,6 +38,7 @@ __all__ = [
     "encode_rule",
     "first_due",
     "is_missed",
+    "is_of_unknown_zone",
     "is_overlapped",
     "next_due",
     "placed",
@@ -402,6 +403,21 @@ def decode_rule(encoded: object) -> Rule:
         return _decoded(encoded)
     except (InputError, TypeError, KeyError, OverflowError) as error:
         raise RecordFormatError(f"its recurrence rule {shortened(encoded)} is not valid: {error}") from error
+
+
+def is_of_unknown_zone(encoded: object) -> bool:
+    """Return whether an encoded rule is valid, except that this machine does not know its time zone."""
+    if not isinstance(encoded, Mapping) or not isinstance(encoded.get("z"), str):
+        return False
+    return _is_readable({**encoded, "z": "UTC"}) and not _is_readable(encoded)
+
+
+def _is_readable(encoded: object) -> bool:
+    try:
+        decode_rule(encoded)
+    except RecordFormatError:
+        return False
+    return True
 
 
 def _decoded(encoded: object) -> Rule:

@@ -389,7 +389,7 @@ class Rules(Generic[R]):
         return Stored("stored", record.revision, record.due_ms)
 
     def put_back(self, message: PutBack, now: int) -> Stored:
-        """Store a message that a source puts back, unless a newer version of it is stored or has ended (S4)."""
+        """Store a message that a source puts back, unless the message has a newer version, stored or ended (S4)."""
         table, record = self.table, message.record
         if message.reason is not None:
             is_new = not table.letters.has(DeadKey(record.id, record.revision))

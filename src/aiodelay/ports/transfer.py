@@ -59,13 +59,15 @@ class Transferring(Protocol):
 
         Only the caller can compute the next due time of a recurring message. Therefore the store returns a due
         occurrence, and keeps the message. The caller ends the occurrence with a settlement in a later call. The `token`
-        of that settlement is the occurrence's due time. `Done("delivered")` moves the occurrence; any other settlement
-        ends it without a move. The store ignores a settlement if the message has ended or changed meanwhile.
+        of that settlement is the occurrence's due time. `Done("delivered")` moves the occurrence. `Again` keeps the
+        occurrence, which then waits until `due_ms`. Any other settlement ends the occurrence without a move. The store
+        ignores a settlement if the message has ended or changed meanwhile.
 
         Args:
             demand: Most messages and bytes to move. A call may take one step (a script or a transaction) or several. No
                 step moves more than `MAX_CLAIM_MESSAGES` and `MAX_CLAIM_BYTES`.
-            settlements: The settlements of occurrences: `Done` or `Dead`, each with `then_due_ms`.
+            settlements: The settlements of occurrences: `Done` or `Dead`, each with `then_due_ms`; or `Again` without
+                `then_due_ms`.
             traces: The largest number of moved messages whose traces are returned.
 
         Raises:

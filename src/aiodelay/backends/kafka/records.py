@@ -24,7 +24,7 @@ import msgspec
 from aiodelay.core.durations import LAST_MS, to_epoch_ms
 from aiodelay.core.record_codec import storable_texts
 from aiodelay.core.record_format import FIELDS
-from aiodelay.core.recurrence import decode_rule
+from aiodelay.core.recurrence import decode_rule, is_of_unknown_zone
 from aiodelay.core.transitions import NO_OP, base_id, occurrence_id, occurrence_of, retry_place
 from aiodelay.core.validation import RESERVED_HEADERS, check_headers, check_id, check_key, split_target
 from aiodelay.core.values import (
@@ -948,7 +948,7 @@ def _json(found: Mapping[str, bytes | None], name: str) -> object:
 
 def _rule(found: Mapping[str, bytes | None]) -> dict[str, str | int] | None:
     rule = _object(found, "rule")
-    if rule is not None:
+    if rule is not None and not is_of_unknown_zone(rule):  # such a series waits for an owner that knows the zone
         decode_rule(rule)
     return cast("dict[str, str | int] | None", rule)
 

@@ -29,6 +29,8 @@ __all__ = [
     "without_running",
 ]
 
+UNKNOWN_ZONE_MS = 10_000
+"""Delay until a series may be claimed again, if a worker did not know its time zone. Another worker may know it."""
 ERROR_LIMIT = 500
 """Most characters of an error's text that a store keeps with a message."""
 _OWN_CALLS = (
@@ -152,21 +154,27 @@ def without_running(record: Record, token: int, now_ms: int) -> Settlement | Non
 
 
 def by_policy(record: Record, token: int, now_ms: int) -> Settlement | None:
-    """Return the settlement of an occurrence that its policies do not let run; None if it may run."""
+    """Return the settlement of an occurrence that its policies do not let run; None if it may run.
+
+    If this machine does not know the time zone of the series, the series waits, and keeps its occurrence. The
+    settlement is then an `Again` with an error.
+    """
     assert record.envelope.rule is not None
-    reason: DeadReason | None = "killed_worker" if is_killer(record) else None
-    error = None
-    is_skipped = False
     try:
         rule = recurrence.decode_rule(record.envelope.rule)
-        is_skipped = recurrence.is_missed(rule, record.due_ms, now_ms) or recurrence.is_overlapped(rule, record.live)
     except RecordFormatError as unreadable:
-        reason, error = "undecodable", error_text(unreadable)
+        error = error_text(unreadable)
+        if recurrence.is_of_unknown_zone(record.envelope.rule):
+            due_ms = now_ms + UNKNOWN_ZONE_MS
+            return Again(record.envelope.id, record.revision, token, due_ms, record.attempt, error)
+        return dead(record, token, now_ms, reason="undecodable", attempt=record.attempt, error=error)
+    is_skipped = recurrence.is_missed(rule, record.due_ms, now_ms) or recurrence.is_overlapped(rule, record.live)
+    reason: DeadReason | None = "killed_worker" if is_killer(record) else None
     is_dropped = reason is None and is_late(record, now_ms)
     if is_dropped and record.late is LateAction.DEAD_LETTER:
         reason = "late"
     if reason is not None:
-        return dead(record, token, now_ms, reason=reason, attempt=record.attempt, error=error)
+        return dead(record, token, now_ms, reason=reason, attempt=record.attempt)
     if is_dropped or is_skipped:
         return done(record, token, now_ms, "dropped" if is_dropped else "skipped")
     return None

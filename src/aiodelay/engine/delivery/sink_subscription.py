@@ -13,6 +13,7 @@ from aiodelay.core.backoff import pause_s
 from aiodelay.core.retry import GiveUp, Retry
 from aiodelay.core.transitions import delivery_id
 from aiodelay.core.values import (
+    Again,
     Claim,
     Delivery,
     Demand,
@@ -212,6 +213,10 @@ class SinkSubscription:
     def _settled_unsent(self, held: Held, now: int) -> bool:
         held.began_ms, record = now, held.claim.record
         settlement = settling.without_running(record, held.claim.token, now)
+        if isinstance(settlement, Again) and settlement.error is not None:
+            log.error(
+                "sink %s: series %s waits for a worker that can read it: %s", self.lane, record.id, settlement.error
+            )
         if held.is_unwanted or not held.book.may_begin():
             settlement = settling.release(record, held.claim.token)
         if settlement is not None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from aiodelay.core.retry import Retry
 from aiodelay.core.transitions import base_id, token_deadline_ms
-from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Demand, Lane, Record, Settlement, SettleOutcome
+from aiodelay.core.values import MAX_CLAIM_MESSAGES, Again, Claim, Demand, Lane, Record, Settlement, SettleOutcome
 from aiodelay.engine.observer import Observer
 from aiodelay.handlers.context import RunContext
 from aiodelay.handlers.middleware import Middleware, chained
@@ -280,6 +280,10 @@ class HandlerSubscription:
         if envelope.rule is not None or token_deadline_ms(token) <= now:
             settlement = settling.without_running(record, token, now)
             if settlement is not None:
+                if isinstance(settlement, Again) and settlement.error is not None:
+                    log.error(
+                        "%s: series %s waits for a worker that can read it: %s", self.lane, record.id, settlement.error
+                    )
                 return settlement
         lateness_ms = max(now - record.due_ms, 0)
         if self.observer is not None:

@@ -7,7 +7,7 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from aiodelay.core.values import Lane, Record, Settlement, Transferred
+from aiodelay.core.values import Again, Lane, Record, Settlement, Transferred
 from aiodelay.engine.backoff import Backoff
 from aiodelay.errors import StoreError, UnsupportedByStoreError
 from aiodelay.ports import Sink, Transferring
@@ -109,7 +109,10 @@ class TransferSubscription:
     def _settlement(self, record: Record) -> Settlement:
         """Return the settlement of a due occurrence. It has no claim, so its due time is used as the token."""
         now, token = self.now_ms(), record.due_ms
-        return settling.by_policy(record, token, now) or settling.done(record, token, now)
+        settlement = settling.by_policy(record, token, now) or settling.done(record, token, now)
+        if isinstance(settlement, Again):
+            log.error("%s: series %s waits for a worker that can read it: %s", self.lane, record.id, settlement.error)
+        return settlement
 
     def _note(self, address: str, reason: str) -> None:
         """Log once when a destination takes nothing, and once when it takes messages again."""

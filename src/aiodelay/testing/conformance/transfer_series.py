@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from aiodelay.core.transitions import delivery_id, occurrence_id
-from aiodelay.core.values import After, At, Cancel, Dead, Reschedule, Settlement
+from aiodelay.core.values import After, Again, At, Cancel, Dead, Reschedule, Settlement
 
 from .stage import Stage, staged
 from .transfer_bench import MOST_WAIT_MS, RULE, TransferBench, ended
@@ -52,6 +52,25 @@ class SeriesTransferRules(TransferBench):
         assert (await stage.record("s")).due_ms == then
         letters = [(letter.reason, letter.record.last_error) for letter in await stage.dead()]
         assert letters == ([("late", "why")] if how == "dead" else [])
+
+    @staged
+    async def test_l5_series_that_a_process_cannot_read_waits_for_another(self, stage: Stage) -> None:
+        moves = self.moves(stage)
+        await moves.stored(moves.put("s", rule=RULE), moves.put("m"))
+        (series,) = (await moves.move()).series
+        waits = Again("s", series.revision, series.due_ms, stage.now + 5_000, 0, "no such zone")
+        for _ in range(2):  # the repetition has no effect
+            assert not (await moves.move(settlements=[waits])).series
+        record = await stage.record("s")
+        assert (record.due_ms, record.attempt, record.last_error) == (series.due_ms, 0, "no such zone")
+        assert record.envelope == series.envelope
+        assert await moves.ids() == ["m"]
+        stage.move(4_999)
+        assert not (await moves.move()).series
+        stage.move(1)
+        (again,) = (await moves.move()).series
+        assert (await moves.move(settlements=[ended(again, stage.now + 60_000)])).moved == 1
+        assert (await stage.record("s")).last_error is None
 
     @staged
     async def test_series_lists_an_occurrence_no_more_that_was_redriven_and_moved(self, stage: Stage) -> None:

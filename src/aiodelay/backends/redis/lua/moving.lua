@@ -314,6 +314,14 @@ do
     return false
   end
 
+  -- Keeps an occurrence until a later time.
+  local function wait(e, error_text, until_ms)
+    body_of(e)
+    attempts.count(e, e.attempt, error_text, '', '', true)
+    insert(e, math.max(until_ms, e.due))
+    note('again', e, sub(error_text, LETTERED.REST_FIRST))
+  end
+
   function end_occurrence(a)
     local e, what = load(ARGV[a]), ARGV[a + 3]
     if not e or e.lane ~= N or e.revision ~= tonumber(ARGV[a + 1]) or e.due ~= tonumber(ARGV[a + 2]) then return end
@@ -321,6 +329,7 @@ do
     if what == 'ddelivered' and not push_occurrence(e) then return end
     local due = tonumber(ARGV[a + 5])
     take_out(e)
+    if what == 'a' then return wait(e, ARGV[a + 4], due) end
     if byte(what) == 120 then
       local failed = copy(e)
       body_of(failed)

@@ -8,7 +8,7 @@
 -- ARGV[8] the largest number of moved messages whose traces the script returns
 -- From ARGV[9] on, 6 arguments for each due occurrence of a series that an earlier call returned: id, revision, due,
 -- what, error, then. They mean the same as for `settle`. The script pushes the occurrence only if `what` is
--- 'ddelivered'.
+-- 'ddelivered'. If `what` is 'a', the occurrence waits until `then`.
 -- Returns these values, in this order:
 --   now
 --   the number of moved messages

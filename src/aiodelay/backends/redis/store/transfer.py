@@ -25,6 +25,7 @@ from aiodelay.core.record_codec import decode_trace, encode_record
 from aiodelay.core.values import (
     MAX_CLAIM_BYTES,
     MAX_CLAIM_MESSAGES,
+    Again,
     Blocked,
     Dead,
     Demand,
@@ -294,8 +295,10 @@ def _arguments(settlement: Settlement) -> list[Arg]:
     head: list[Arg] = [member_of(settlement.id), settlement.revision, settlement.token]
     if isinstance(settlement, Done):
         return [*head, f"d{settlement.outcome}", "", then]
-    assert isinstance(settlement, Dead), "a transferred occurrence has no retries"
     error = b"" if settlement.error is None else b"e" + settlement.error.encode("utf-8", "backslashreplace")
+    if isinstance(settlement, Again):
+        assert settlement.then_due_ms is None, "a transferred occurrence has no retries"
+        return [*head, "a", error, settlement.due_ms]
     return [*head, f"x{settlement.reason}", error, then]
 
 
