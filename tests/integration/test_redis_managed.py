@@ -186,7 +186,6 @@ def test_a_store_with_a_provider_follows_a_move_to_more_shards(server: RedisServ
     asyncio.run(play())
 
 
-<<<<<<< HEAD
 def test_a_scan_logs_in_again_before_its_token_expires(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answers to commands that were sent before come first."""
     options = read_url(server.url).with_provider(login.checked_provider(Tokens(server)))
@@ -201,8 +200,6 @@ def test_a_scan_logs_in_again_before_its_token_expires(server: RedisServer, monk
         assert connection.answer() > first
 
 
-=======
->>>>>>> 8d448891 (ShardedStore takes a credential provider, so a store with a provider object follows a move)
 def test_a_provider_that_fails_is_named_and_asked_again(server: RedisServer) -> None:
     async def play() -> None:
         tokens = Tokens(server)
