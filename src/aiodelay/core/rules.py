@@ -115,7 +115,7 @@ class Rules(Generic[R]):
             self.end_retries(message_id, now, is_replaced=True)
             self._make_room(row, now)
         if conflict.window_ms is not None:
-            self._forget_later_window(record, now)
+            _forget_later_window(table, record, now)
         table.insert(record, record.due_ms)
         table.note(verdict, record, now)
         is_older_in_flight = verdict == "replaced" and self._has_superseded(message_id, now)
@@ -246,12 +246,6 @@ class Rules(Generic[R]):
         if version is not None:
             newest = max(version, answers.ended_version(record.id, now) or 0)
             answers.add_version(record.id, newest, until_ms=now + TOMBSTONE_WINDOW_MS)
-
-    def _forget_later_window(self, record: Record, now: int) -> None:
-        """Forget a window of this id that begins after the window of the record: the clock has stepped back."""
-        version, ended = record.envelope.version, self.table.answers.ended_version(record.id, now)
-        if version is not None and ended is not None and ended > version:
-            self.table.answers.add_version(record.id, version, until_ms=now + TOMBSTONE_WINDOW_MS)
 
     def bury(self, record: Record, reason: DeadReason, now: int) -> None:
         """Keep a message, or the current occurrence of a series, as a dead letter."""
@@ -399,18 +393,26 @@ class Rules(Generic[R]):
         row = table.find(record.id)
         if row is not None:
             return Stored("kept", row.record.revision, row.record.due_ms)
-        if self._has_ended_newer(record, now):
+        if _has_ended_newer(table, record, now):
             return Stored("kept", record.revision, record.due_ms)
         table.insert(record, t.retry_place(record, message.due_ms))
         table.note("again", record, now, record.last_error or "")
         return Stored("stored", record.revision, record.due_ms)
 
-    def _has_ended_newer(self, record: Record, now: int) -> bool:
-        """Return whether a newer version of a record's message has ended, as far as the table remembers."""
-        answers, version = self.table.answers, record.envelope.version
-        if (answers.last_revision(record.id, now) or 0) > record.revision:
-            return True
-        return version is not None and (answers.ended_version(record.id, now) or 0) > version
+
+def _forget_later_window(table: Table[R], record: Record, now: int) -> None:
+    """Forget a window of this id that begins after the window of the record: the clock has stepped back."""
+    version, ended = record.envelope.version, table.answers.ended_version(record.id, now)
+    if version is not None and ended is not None and ended > version:
+        table.answers.add_version(record.id, version, until_ms=now + TOMBSTONE_WINDOW_MS)
+
+
+def _has_ended_newer(table: Table[R], record: Record, now: int) -> bool:
+    """Return whether a newer version of a record's message has ended, as far as the table remembers."""
+    answers, version = table.answers, record.envelope.version
+    if (answers.last_revision(record.id, now) or 0) > record.revision:
+        return True
+    return version is not None and (answers.ended_version(record.id, now) or 0) > version
 
 
 def _return(table: Table[R], row: R, record: Record, place_ms: int, now: int, *, keeps_turn: bool = False) -> Record:
