@@ -22,7 +22,7 @@ from tests.faults.programs.worker import Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.support.processes import PATIENCE_S
 from tests.support.proxy import proxied, proxied_by_thread
-from tests.support.servers import RedisServer, redis_products, start
+from tests.support.servers import RedisServer, redis_products, start, stopped
 from tests.support.waiting import until, until_sync
 
 LANE = "work"
@@ -121,6 +121,26 @@ def test_f11_half_open_connections_are_noticed_also_by_the_one_that_listens(
                 await other.apply([put(f"hint {number}")])
                 async with asyncio.timeout(60):
                     await work.wait(until_ms=None)
+
+    asyncio.run(play())
+
+
+def test_f8_a_silent_server_holds_up_a_replicated_command_no_longer_than_another(product: RedisServer) -> None:
+    """The wait for replicas begins with the answer of the server."""
+
+    async def ends_s(store: RedisStore) -> float:
+        assert isinstance((await store.apply([put("m")]))[0], Unknown)
+        return asyncio.get_running_loop().time()
+
+    async def play() -> None:
+        url = f"{product.url}?timeout_ms=1000"
+        async with (
+            RedisStore(url, namespace="faults") as plain,
+            RedisStore(f"{url}&durability=replicated:1", namespace="faults") as replicated,
+        ):
+            with stopped(product):
+                plain_s, replicated_s = await asyncio.gather(ends_s(plain), ends_s(replicated))
+            assert replicated_s - plain_s < 1.0
 
     asyncio.run(play())
 

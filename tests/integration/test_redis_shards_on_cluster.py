@@ -190,7 +190,7 @@ def test_s2_the_layout_of_a_new_namespace_waits_for_its_level_of_durability(clus
     """Later calls to the other shards do not wait for this write: they are on other nodes."""
 
     async def opens() -> None:
-        url = f"{cluster.url}?shards={SHARDS}&durability=replicated:1&timeout_ms=200"
+        url = f"{cluster.url}?shards={SHARDS}&durability=replicated:1&timeout_ms=500"
         async with ShardedStore(url, namespace=namespace):
             pass
 
@@ -266,7 +266,7 @@ def test_a_move_whose_writes_reach_too_few_replicas_does_not_begin(cluster: Clus
         async with ShardedStore(cluster.url, namespace=namespace) as store:
             await put(store, ["m"])
             with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas"):
-                await reshard(f"{cluster.url}?durability=replicated:1&timeout_ms=50", namespace, 4, lambda *_: None)
+                await reshard(f"{cluster.url}?durability=replicated:1&timeout_ms=500", namespace, 4, lambda *_: None)
             assert await store.get("m") is not None
         for field in ("mover", "confirmed"):
             assert cluster.owner(meta(namespace, 0)).command("HEXISTS", meta(namespace, 0), field) == b":0\r\n"

@@ -361,12 +361,14 @@ class Client:
         sent = False
         wait = _wait_command(self._options) if durable else b""
         try:
-            async with asyncio.timeout(self._timeout_s * 2 + WAIT_GRACE_S if wait else self._timeout_s):
+            async with asyncio.timeout(self._timeout_s) as limit:
                 connection = await pool.take()
                 try:
                     sent = True
                     await connection.send_packed_command([*commands, wait] if wait else commands, check_health=False)
                     replies = [await reply_of(connection) for _ in commands]
+                    if wait:
+                        limit.reschedule(asyncio.get_running_loop().time() + self._timeout_s + WAIT_GRACE_S)
                     confirmed = await reply_of(connection) if wait else None
                 except BaseException:
                     # The connection still has an unread answer, which the next command would take for its own. So close
