@@ -69,9 +69,9 @@ class Tale:
             self.tell(returned, by=by)
         return self
 
-    def retry_put(self) -> Tale:
-        """Repeat the last call, which put `a` without a certain answer. It is answered now."""
-        returned = h.Returned(call=self._calls, outcome="ok", answer="stored", revision=REVISION, due_ms=EPOCH_MS + 10)
+    def answer_put(self, call: int) -> Tale:
+        """Answer a call that put `a` without a certain answer."""
+        returned = h.Returned(call=call, outcome="ok", answer="stored", revision=REVISION, due_ms=EPOCH_MS + 10)
         self.tell(returned, by="producer")
         return self
 
@@ -400,6 +400,29 @@ def two_claims(*, due: int, asked_late: bool = False) -> Tale:
     return story.run().settle().claim("b", due=due).run("b", due=due).settle("b").final()
 
 
+def stored_at_the_same_time() -> Tale:
+    """Messages a and b are due at once, and stored by overlapping commands. One claim returns b first."""
+    story = Tale().put(outcome="none").put("b").answer_put(1)
+    return ended(claimed_together(story))
+
+
+def occurrence_due_during_a_run() -> Tale:
+    """The next occurrence of a series was due while the one before ran. It comes after a message that is due later."""
+    story = Tale().put(recurs=True).put("b", due=65).wait(10).claim()
+    first = story.token
+    story.run(result="").wait(66).claim("b", due=65, by="q").run("b", due=65, by="q").settle("b", by="q")
+    story.end_run().settle(token=first, then=60)
+    return story.claim(due=60).run(due=60).settle().final()
+
+
+def given_out_by_a_lost_server() -> Tale:
+    """A server is lost that had replaced and delivered a message. Its successor delivers the version before."""
+    story = Tale().put()
+    since = story.now
+    story.put(version=1, answer="replaced").wait(10).claim(version=1).run(version=1).settle(version=1)
+    return story.loss(since, commands=True).claim().run().settle().final()
+
+
 def ended(story: Tale) -> Tale:
     """Messages a and b, which are claimed, are delivered."""
     return story.run("b").settle("b").run().settle().final()
@@ -407,7 +430,12 @@ def ended(story: Tale) -> Tale:
 
 def one_claim_of_two(*, first_answered: bool) -> Tale:
     """Messages a and b are due at once. One claim returns b first, although a was scheduled first, or perhaps was."""
-    story = Tale().put(outcome="ok" if first_answered else "info").put("b").wait(10)
+    return claimed_together(Tale().put(outcome="ok" if first_answered else "info").put("b"))
+
+
+def claimed_together(story: Tale) -> Tale:
+    """One claim returns b, then a."""
+    story.wait(10)
     call, token = story._call(), token_for(EPOCH_MS + 1_000, 0)
     story.tell(h.Claiming(call=call), by="p")
     notes = [h.ClaimNote(each, REVISION, EPOCH_MS + 10, "x", 0, token) for each in ("b", "a")]
@@ -523,6 +551,9 @@ CLEAN: dict[str, Callable[[], Tale]] = {
     ),
     "stored after a claim of a message that is due later": lambda: two_claims(due=9, asked_late=True),
     "due at once, and perhaps scheduled first": lambda: ended(one_claim_of_two(first_answered=False)),
+    "due at once, and scheduled at the same time": stored_at_the_same_time,
+    "an occurrence that was due while the one before it ran": occurrence_due_during_a_run,
+    "an earlier version after its replacement was lost with a server": given_out_by_a_lost_server,
     "two messages of one claim, whose first settlement was lost with its server": first_settlement_lost,
     "begun by a process that was stopped after it had learned of the replacement": lambda: unwanted(
         "superseded", begins_after=600, is_stopped=True
@@ -664,7 +695,7 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
     ),
     "S2 acknowledged by a repetition, and gone": (
         "S2",
-        lambda: Tale().put(outcome="info").retry_put().final(),
+        lambda: Tale().put(outcome="info").answer_put(1).final(),
         Limits(),
     ),
     "S2 acknowledged and gone": ("S2", lambda: Tale().put().final(), Limits()),
@@ -1060,7 +1091,7 @@ def test_the_evidence_of_a_lost_message_shows_what_was_stored_and_what_is_left()
 
 
 def test_the_evidence_of_a_lost_message_shows_each_answer_to_its_command() -> None:
-    assert evidence(Tale().put(outcome="info").retry_put().put("other").final(pending("other"))) == [
+    assert evidence(Tale().put(outcome="info").answer_put(1).put("other").final(pending("other"))) == [
         "producer  asks to schedule a",
         "producer  is answered: info",
         "producer  is answered: stored",
