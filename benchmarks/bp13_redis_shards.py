@@ -42,6 +42,7 @@ SHARDS = (1, 4, 16)
 PENDING = 100_000
 """The number of pending messages that `aiodelay reshard` moves."""
 NODES = (1, 4, 16)
+"""The numbers of nodes whose rates are computed. For 16 nodes, the time for a message is that of 4 nodes."""
 BUSY = 0.5
 """The part of a core that may be busy, as `aiodelay plan` counts. A busier core makes messages late."""
 LANE, HOUR_MS = "orders", 3_600_000
@@ -102,14 +103,15 @@ def _cost_rows(costs: Mapping[str, Sequence[float]], n: int, concurrency: int) -
 
 
 def _rate_rows(costs: Mapping[int, Mapping[str, Sequence[float]]]) -> list[Row]:
-    """Return the rates that nodes with as many shards carry. They are computed, not measured."""
+    """Return the rates that nodes carry. They are computed, not measured."""
     rows = []
     for nodes in NODES:
-        own = costs[DEFAULT_CONCURRENCY][_on_one(nodes)]
+        where = _on_one(1) if nodes == 1 else ON_NODES
+        own = costs[DEFAULT_CONCURRENCY][where]
         named = "1 node" if nodes == 1 else f"{nodes} nodes"
         what = f"Redis: {named} with one core each, by computation: {nodes} x {BUSY:g} s / time for a message"
         values = tuple(nodes * BUSY * 1000 / us for us in own)
-        beside = f"{quantile(own, 0.5):.1f} µs of the server for a message, {_on_one(nodes)}"
+        beside = f"{quantile(own, 0.5):.1f} µs of the servers for a message, {where}"
         rows.append(Row("BP13", what, "thousand messages/s", values, None, beside))
     return rows
 

@@ -27,12 +27,14 @@ class Place(NamedTuple):
         start: The beginning of the row's text.
         figure: A pattern whose group is the figure.
         unit: The unit of the cost.
+        date: The date of the figure; "" = the date of its family's table.
     """
 
     id: str
     start: str
     figure: str
     unit: str
+    date: str = ""
 
 
 PLACES = {
@@ -43,6 +45,13 @@ PLACES = {
         "Redis, asyncio: 20,000 messages due at once, to an empty handler of typed events, concurrency 16",
         r"([\d.]+) µs \(processor",
         "µs",
+    ),
+    "redis_nodes": Place(
+        "BP13",
+        "processor time of 4 nodes with 16 shards, of the time of one server",
+        r"\| ([\d.]+) \|",
+        "x the time of one server",
+        date="2026-11-27",
     ),
     "redis_kill": Place("BP8", "Redis: 3 processes, one killed", r"\| ([\d.]+) \[.*\| ms", "ms"),
     "sqlite_put": Place("BF2", "SQLite: 20,000 concurrent calls", r"([\d.]+) µs a message", "µs"),
@@ -90,8 +99,8 @@ def costs_of(performance: dict[str, Any], page: str) -> dict[str, dict[str, obje
         for row in family["results"]
     ]
     notes = re.findall(r"^\| (B\w\d+) \| (.*?)( \|.*)$", page, re.MULTILINE)
-    family_of = {row[0]: row[3] for row in rows}
-    rows += [(benchmark, what, rest, family_of[benchmark]) for benchmark, what, rest in notes if benchmark in family_of]
+    family_of = {row[0][:2]: row[3] for row in rows}
+    rows += [(benchmark, what, rest, family_of[benchmark[:2]]) for benchmark, what, rest in notes]
     found = {}
     for name, place in PLACES.items():
         for benchmark, what, text, family in rows:
@@ -102,7 +111,7 @@ def costs_of(performance: dict[str, Any], page: str) -> dict[str, dict[str, obje
                     "unit": place.unit,
                     "benchmark": benchmark,
                     "measured": what,
-                    "date": family["surroundings"]["date"],
+                    "date": place.date or family["surroundings"]["date"],
                 }
                 break
         else:

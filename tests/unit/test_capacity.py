@@ -56,10 +56,21 @@ def test_memory_and_cores_of_redis(store: str) -> None:
     assert amount(load, "memory") == memory
     assert amount(load, "disk") == 3 * memory
     cores = 5000 * (costs()["redis_put"].value + costs()["redis_run"].value) / 1e6
-    assert amount(load, "server cores") == pytest.approx(cores)
+    assert amount(load, "server cores") == pytest.approx(cores * costs()["redis_nodes"].value)
     assert amount(load, "shards") == -(-memory // (64 << 30))
-    assert amount(load, "lost with durability=memory") == 5000
+    assert amount(load, "lost with durability=memory") == 2 * 5000
     assert amount(load, "lost with durability=replicated") == 0
+    assert amount(load, "repeated by a failover") == 5000
+
+
+def test_a_message_costs_more_on_several_servers_than_on_one() -> None:
+    one = (costs()["redis_put"].value + costs()["redis_run"].value) / 1e6
+    most, several = BUSY / one, costs()["redis_nodes"].value
+    for per_s, pending, factor in ((most - 1, 1, 1), (most + 1, 1, several), (most - 1, BILLION, several)):
+        load = Workload(store="redis", pending=pending, per_s=per_s)
+        assert amount(load, "server cores") == pytest.approx(per_s * one * factor)
+        assert amount(load, "shards") >= amount(load, "server cores") / BUSY
+        assert ("redis_nodes" in found(load)["server cores"].costs) == (factor > 1)
 
 
 def test_shards_of_redis_by_the_cores() -> None:

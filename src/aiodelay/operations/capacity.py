@@ -37,8 +37,11 @@ KAFKA_PARTITIONS = 3
 """Partitions for each process, as in the benchmarks. When a process dies, several processes share its partitions."""
 READ_S = 600
 """A partition is small enough if a new owner reads it within this time."""
-FSYNC_S, DETECT_S = 1.0, 2.0
-"""Redis writes its file to disk each second. After an outage, a process tries again within 2 s."""
+UNWRITTEN_S, LAG_S, DETECT_S = 2.0, 1.0, 2.0
+"""A killed Redis server loses at most the commands of 2 s, because it writes its file late while an fsync is under way.
+
+A replica is a second behind at most, as a guess. After an outage, a process tries again within 2 s.
+"""
 
 
 class Workload(Struct, frozen=True, kw_only=True):
@@ -112,13 +115,19 @@ def needs(load: Workload) -> list[Need]:
 def _redis(load: Workload) -> list[Need]:
     message = _value("redis_memory") + load.payload - PAYLOAD_BYTES
     memory = load.pending * message + load.dead * (REDIS_DEAD_BYTES + load.payload) + load.journal * REDIS_JOURNAL_BYTES
-    cores = _cores(load, "redis_put", "redis_run")
-    by_cores, by_memory = math.ceil(cores / BUSY), math.ceil(memory / load.server_memory)
+    cores, by_memory = _cores(load, "redis_put", "redis_run"), math.ceil(memory / load.server_memory)
+    used: tuple[str, ...] = ("redis_put", "redis_run")
+    work = "schedules one at a time, and deliveries"
+    if cores > BUSY or by_memory > 1:
+        cores *= _value("redis_nodes")
+        used += ("redis_nodes",)
+        work += f"; {_value('redis_nodes'):g} times the cost of one server"
+    by_cores = math.ceil(cores / BUSY)
     shards = max(1, by_cores, by_memory)
     return [
         Need("memory", memory, "B", f"{message:.0f} B a pending message, of all servers together", ("redis_memory",)),
         Need("disk", memory * REDIS_FILES, "B", "at most: the append-only file, and a new one while it is written"),
-        Need("server cores", cores, "cores", "schedules one at a time, and deliveries", ("redis_put", "redis_run")),
+        Need("server cores", cores, "cores", work, used),
         Need("shards", shards, "servers", f"{by_cores} for the cores, half of each busy; {by_memory} for the memory"),
         Need("start time", None, "s", "a process starts at once; the time in which the server loads its data: unknown"),
         Need(
@@ -130,8 +139,8 @@ def _redis(load: Workload) -> list[Need]:
             ("redis_kill",),
         ),
         Need(
-            "lost with durability=memory", math.ceil(load.per_s * FSYNC_S), "commands",
-            "if the server's machine dies; at a failover, commands that the replica did not have yet",
+            "lost with durability=memory", math.ceil(load.per_s * UNWRITTEN_S), "commands",
+            "at most, if the server is killed; at a failover, commands that the replica did not have yet",
         ),
         Need("lost with durability=replicated", 0, "commands", "at a failover, if the number is that of all replicas"),
         Need(
@@ -139,7 +148,7 @@ def _redis(load: Workload) -> list[Need]:
             "if the same server starts again; at a failover, commands that the replica did not have yet",
         ),
         Need(
-            "repeated by a failover", math.ceil(load.per_s * FSYNC_S), "messages",
+            "repeated by a failover", math.ceil(load.per_s * LAG_S), "messages",
             "deliveries whose settlement the new primary does not have, for a second of replication lag",
         ),
     ]  # fmt: skip
