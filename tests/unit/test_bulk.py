@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
@@ -20,7 +20,7 @@ from aiodelay import (
 from aiodelay.core.values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES
 from aiodelay.engine.sending.schedule_many import CHUNKS_AT_ONCE
 from aiodelay.errors import StoreUnavailableError
-from aiodelay.testing.faults import FaultyStore
+from aiodelay.testing.faults import Fault, FaultyStore
 from aiodelay.testing.kit import kit_of
 
 pytestmark = pytest.mark.asyncio
@@ -205,6 +205,33 @@ async def test_a_chunk_whose_answer_was_lost_is_sent_again(scheduler: Scheduler,
             await scheduler.schedule_many(message(n, conflict=Conflict.error()) for n in range(3 * CHUNK)) == 3 * CHUNK
         )
         assert stored_in(scheduler) == ids(3 * CHUNK)
+
+
+@pytest.mark.parametrize("has_middleware", [False, True])
+@pytest.mark.parametrize("fault", ["unavailable", "reply_lost"])
+async def test_s4_a_message_whose_chunk_is_sent_again_does_not_overwrite_a_later_one_of_its_id(
+    scheduler: Scheduler, faulty_store: FaultyStore, *, fault: Fault, has_middleware: bool
+) -> None:
+    """The ids of the second and the fourth chunk are those of the first and the third chunk."""
+    if has_middleware:
+
+        @scheduler.middleware("schedule")
+        async def passing(message: Message, call_next: Callable[[Message], Awaitable[Scheduled]]) -> Scheduled:
+            return await call_next(message)
+
+    def messages() -> Iterator[Message]:
+        for n in range(4 * CHUNK):
+            number = n % CHUNK + n // (2 * CHUNK) * CHUNK
+            version = b"old" if n // CHUNK % 2 == 0 else b"new"
+            yield Message(version, to="handler:work", delay="1h", id=f"m{number}")
+
+    async with scheduler:
+        faulty_store.inject(fault, "apply", times=1)
+        faulty_store.inject(fault, "apply", times=1, after=1)
+        assert await scheduler.schedule_many(messages()) == 4 * CHUNK
+        payloads = {each.record.envelope.payload for each in kit_of(scheduler).messages()}
+        assert stored_in(scheduler) == ids(2 * CHUNK)
+    assert payloads == {b"new"}
 
 
 @pytest.mark.parametrize("source", [Source, AsyncSource])

@@ -3,12 +3,14 @@
 import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from aiodelay import CancelOutcome, Conflict, Context, Cron, Every, Late, Later, Reject, Retry, Scheduler
 from aiodelay.core.durations import from_epoch_ms
 from aiodelay.core.values import State
+from aiodelay.handlers.context import RunContext
 from aiodelay.memory import MemoryStore
 from aiodelay.testing.clock import VirtualClock
 
@@ -154,13 +156,15 @@ async def test_the_next_claim_decides_about_occurrences_that_came_due_during_a_r
     """The first run is long. Each pair is the due time of a run and its start, in seconds."""
     start, runs = clock.now(), list[tuple[float, float]]()
 
-    async def run(context: Context) -> Later | Reject | None:
+    async def run(context: RunContext[Any]) -> Later | Reject | None:
         runs.append(((context.due - start).total_seconds(), (clock.now() - start).total_seconds()))
         if len(runs) == 1:
             await asyncio.sleep(run_s)
         if end == "fails":
             raise ConnectionError("away")
-        return {"later": Later("1h"), "rejects": Reject("no")}.get(end)
+        if end == "rejects":
+            return Reject("no")
+        return Later("1h") if end == "later" else None
 
     if is_batch:
 

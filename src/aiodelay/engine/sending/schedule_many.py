@@ -1,21 +1,29 @@
 """`schedule_in_chunks`: sends many messages in chunks of 500, several chunks at once.
 
-It reads messages only as fast as the store takes them.
+It reads messages only as fast as the store takes them. If two chunks have messages with the same id, the later chunk
+waits for the end of the earlier one: the store may refuse the earlier chunk, which is then sent again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from aiodelay.core.values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, PartlyScheduledError, Rejected
 from aiodelay.errors import AiodelayError
 
 __all__ = ["schedule_in_chunks"]
 
-C = TypeVar("C")
+
+class _Identified(Protocol):
+    @property
+    def id(self) -> str | None: ...
+
+
+C = TypeVar("C", bound=_Identified)
 CHUNKS_AT_ONCE = 4
 
 
@@ -43,6 +51,7 @@ async def schedule_in_chunks(
     rejected: list[Rejected] = []
     failures: list[Exception] = []  # raised by the caller's own code: store the messages read so far, then raise
     room = asyncio.Semaphore(CHUNKS_AT_ONCE)
+    under_way = _ChunksUnderWay()
 
     def refuse(position: int, error: AiodelayError) -> None:
         if answered is None:
@@ -77,7 +86,9 @@ async def schedule_in_chunks(
             async with aclosing(_chunks(messages, compose, refuse)) as chunks:  # close the generator in this task
                 async for chunk, size in chunks:
                     await room.acquire()
-                    tasks.create_task(send_chunk(chunk, size))
+                    ids = {composed.id for _, composed in chunk} - {None}
+                    await under_way.wait_for(ids)
+                    under_way.add(tasks.create_task(send_chunk(chunk, size)), ids)
                     if failures:
                         break
         except Exception as error:  # noqa: BLE001 - the caller's iterable may raise anything
@@ -90,6 +101,23 @@ async def schedule_in_chunks(
     if partly is not None:
         raise partly
     return stored
+
+
+class _ChunksUnderWay:
+    """The chunks that the store has not answered, each with the ids of its messages."""
+
+    def __init__(self) -> None:
+        self._ids: dict[asyncio.Task[None], AbstractSet[str | None]] = {}
+
+    def add(self, task: asyncio.Task[None], ids: AbstractSet[str | None]) -> None:
+        self._ids[task] = ids
+        task.add_done_callback(self._ids.pop)
+
+    async def wait_for(self, ids: AbstractSet[str | None]) -> None:
+        """Wait for the end of each chunk that has a message with one of these ids."""
+        # Race: if the store refuses an earlier chunk, its repetition would overwrite the messages of a later chunk.
+        if earlier := [task for task, others in self._ids.items() if not ids.isdisjoint(others)]:
+            await asyncio.wait(earlier)
 
 
 def _tell(failures: list[Exception], function: Callable[..., object], *told: object) -> None:
