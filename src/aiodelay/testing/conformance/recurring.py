@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from aiodelay.core.transitions import KILLS_TO_DEATH, SUSPECT_LAPSES, delivery_id, occurrence_id
 from aiodelay.core.values import (
+    LEASE_MS,
     After,
     At,
     Cancel,
@@ -29,7 +30,7 @@ from aiodelay.core.values import (
 )
 
 from .recurring_retries import MINUTE_MS, OTHER_RULE, RULE, LiveListRules, OldRetryRules, SeriesEndRules
-from .stage import HOUR_MS, LEASE_MS, Bench, Stage, again, dead, done, ending, staged
+from .stage import HOUR_MS, Bench, Stage, again, dead, done, ending, staged
 
 __all__ = ["DeadOccurrenceRules", "OccurrenceRules", "RearmingRules", "RecurringRules"]
 
