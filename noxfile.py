@@ -46,7 +46,7 @@ FEW_FILES = 8  # up to this number, `changed` uses one process, because starting
 PURE = [
     *(f"tests/unit/test_{name}.py" for name in ("appending", "conflicts", "errors", "limits", "load_forecast")),
     *(f"tests/unit/test_{name}.py" for name in ("memory", "model", "recurrence", "retry", "spread", "timeunits")),
-    *(f"tests/unit/test_{name}.py" for name in ("transitions", "urls")),
+    *(f"tests/unit/test_{name}.py" for name in ("transitions", "unknown_zone", "urls")),
     "tests/conformance/test_memory.py",
 ]
 PYSPARK = "4.3.*"
