@@ -242,12 +242,13 @@ def next_due(rule: Rule, due_ms: int, now_ms: int) -> int | None:
     """Return the due time after the occurrence that was due at `due_ms`.
 
     The result is always later than `due_ms`, even if the clock was set back, so that no occurrence comes twice. It is
-    also later than now, except with `missed="all"`.
+    also later than `now_ms`, except with `missed="all"`.
 
     Args:
         rule: The series' rule.
         due_ms: The due time of the occurrence that ends.
-        now_ms: The store's time; epoch milliseconds, like all times here.
+        now_ms: The store's time at which the occurrence began, not at which it ended: an occurrence that came due
+            meanwhile must be claimed. Epoch milliseconds, like all times here.
 
     Returns:
         The next due time; None if the rule has no occurrence up to the end of the year 9999.
