@@ -388,16 +388,28 @@ def redriven(kind: Literal["delivered", "dead"] = "delivered") -> Tale:
     return story.claim(version=1).run(version=1, digest="a0", result=result).settle(version=1, kind=kind)
 
 
-def two_claims(*, due: int, asked_late: bool = False) -> Tale:
+def two_claims(*, due: int, asked_late: bool = False, is_of_source: bool = False) -> Tale:
     """Message b is claimed after a. It is stored first, unless it is asked late."""
     story = Tale()
     if not asked_late:
         story.put("b", due=due)
     story.put().wait(20)
-    story.claim()
+    story.claim(is_of_source=is_of_source)
     if asked_late:
         story.put("b", due=due)
-    return story.run().settle().claim("b", due=due).run("b", due=due).settle("b").final()
+    story.run().settle().claim("b", due=due, is_of_source=is_of_source)
+    return story.run("b", due=due).settle("b").final()
+
+
+def overlapping_claims() -> Tale:
+    """Process q has asked first, and is answered last: the store may have given it the first message."""
+    story = Tale().put("b", due=9).put().wait(20)
+    call = story._call()
+    story.tell(h.Claiming(call=call), by="q")
+    story.claim().run().settle()
+    note = h.ClaimNote("b", REVISION, EPOCH_MS + 9, "x", 0, token_for(EPOCH_MS + story.now + LEASE_MS, 0))
+    story.tell(h.Claimed(call=call, now_ms=EPOCH_MS + story.now, claims=[note]), by="q")
+    return story.run("b", due=9, by="q").settle("b", by="q", token=note.token).final()
 
 
 def stored_at_the_same_time() -> Tale:
@@ -551,6 +563,8 @@ CLEAN: dict[str, Callable[[], Tale]] = {
     ),
     "stored after a claim of a message that is due later": lambda: two_claims(due=9, asked_late=True),
     "due at once, and perhaps scheduled first": lambda: ended(one_claim_of_two(first_answered=False)),
+    "elements of a list, which are not in the order of due times": lambda: two_claims(due=9, is_of_source=True),
+    "out of order by two claims at the same time": overlapping_claims,
     "due at once, and scheduled at the same time": stored_at_the_same_time,
     "an occurrence that was due while the one before it ran": occurrence_due_during_a_run,
     "an earlier version after its replacement was lost with a server": given_out_by_a_lost_server,
