@@ -75,6 +75,7 @@ def test_without_a_store_it_says_what_is_not_decided(tmp_path: Path) -> None:
                 '{"event":"claimed","call":1,"now_ms":1,"claims":[],%s',
                 '{"event":"ran","delivery_id":"a/1/1","attempt":1,"result":"ok",%s',
                 '{"event":"run","id":"a","delivery_id":"a","attempt":1,"lane":"x","digest":"d",%s',
+                '{"event":"run","id":"a","delivery_id":"a/1/9223372036854775808","attempt":1,"lane":"x","digest":"d",%s',
                 '{"event":"claiming","call":1,"process":"p","at_ns":6,"wall_ms":1}\n{"event":"settled","call":1,"outcomes":[],%s',
             )
         ),

@@ -115,16 +115,19 @@ class Tale:
         token: int | None = None,
         lapses: int = 0,
         is_of_source: bool = False,
+        lease_ms: int = 0,
+        stepped_by: int = 0,
     ) -> Tale:
         """Claim `a`, or these; of several, each is due 1 ms earlier than the one before."""
         call = self._call()
-        self.tell(h.Claiming(call=call, is_of_source=is_of_source), by=by)
+        self.tell(h.Claiming(call=call, is_of_source=is_of_source, lease_ms=lease_ms), by=by)
         self.token = token_for(self.epoch_ms + self.now + LEASE_MS, 0) if token is None else token
         notes = [
             h.ClaimNote(id_, REVISION + version, EPOCH_MS + due - i, "x", attempt, self.token, lapses=lapses)
             for i, id_ in enumerate(ids or ("a",))
         ]
-        self.tell(h.Claimed(call=call, now_ms=self.epoch_ms + self.now, claims=notes), by=by)
+        now_ms = self.epoch_ms + self.now + stepped_by
+        self.tell(h.Claimed(call=call, now_ms=now_ms, claims=notes), by=by)
         return self
 
     def run(
@@ -571,6 +574,9 @@ CLEAN: dict[str, Callable[[], Tale]] = {
     "two messages of one claim, whose first settlement was lost with its server": first_settlement_lost,
     "begun by a process that was stopped after it had learned of the replacement": lambda: unwanted(
         "superseded", begins_after=600, is_stopped=True
+    ),
+    "the clock stepped back before the repetition of a claim was answered": lambda: (
+        Tale().put().wait(10).claim(lease_ms=LEASE_MS, stepped_by=-500).run().settle().final()
     ),
     "begun while the answer that it was replaced arrived": lambda: unwanted("superseded", begins_after=0),
     "begun while the answer that it was cancelled arrived": lambda: unwanted("cancelled", begins_after=0),

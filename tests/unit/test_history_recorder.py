@@ -11,7 +11,7 @@ import pytest
 
 from aiodelay import Every, Late, Later, Retry, Scheduler
 from aiodelay.core.ids import new_op
-from aiodelay.core.values import After, CancelOutcome, DeadLetter, Envelope, Put, Scheduled
+from aiodelay.core.values import After, CancelOutcome, DeadKey, DeadLetter, Envelope, Put, Scheduled
 from aiodelay.errors import ClosedError, OutcomeUnknownError
 from aiodelay.memory import MemoryStore
 from aiodelay.model import Conflict
@@ -154,6 +154,9 @@ async def test_each_command_is_recorded_with_its_answer(shop: Scheduler, path: P
         await until(lambda: len(runs(path, "dead")) == 4, "its runs after the redrive")
         await until(letters, "its other dead letter")
         assert await shop.purge(*await letters()) == 1
+        await shop.schedule(b"broken", to="handler:work", id="other dead", delay="0s")
+        await until(letters, "the dead letter of the other message")
+        assert await shop.purge(*await letters(), DeadKey("unknown", 1)) == 1
         for message_id in ("kept", "replaced"):
             await shop.fire(message_id)
 
@@ -167,6 +170,7 @@ async def test_each_command_is_recorded_with_its_answer(shop: Scheduler, path: P
     assert answers["reschedule", "moved"] == "rescheduled"
     assert answers["redrive", "dead"] == "stored"
     assert answers["purge", "dead"] == "purged"
+    assert answers["purge", "other dead"] == answers["purge", "unknown"] == ""  # one of the two was deleted
     assert runs(path, "dead") == ["failed"] * 4
 
 

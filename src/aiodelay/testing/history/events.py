@@ -112,10 +112,12 @@ class Claiming(_Event, tag="claiming"):
         call: The number of the call.
         is_of_source: Whether the process asks a source, whose tokens have the time of the request. The tokens of a
             store have the time at which the store carries the request out.
+        lease_ms: The requested length of the leases; 0 = not known.
     """
 
     call: int
     is_of_source: bool = False
+    lease_ms: int = 0
 
 
 class ClaimNote(Struct, array_like=True):

@@ -154,15 +154,16 @@ class RecordedFeed(ForwardingFeed):
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         """Claim messages. The store may have claimed the messages of a repeated request at its first call."""
-        asked = self._unanswered.get(request) or self._claiming()
+        asked = self._unanswered.get(request) or self._claiming(lease_ms)
         self._unanswered = {request: asked}
         claimed = await self._work.claim(demand, request=request, lease_ms=lease_ms)
         self._unanswered.clear()
         self._claimed(asked, claimed)
         return claimed
 
-    def _claiming(self) -> h.Claiming:
-        return self._history.stamp(h.Claiming(call=self._history.next_call(), is_of_source=self._is_source))
+    def _claiming(self, lease_ms: int) -> h.Claiming:
+        call = self._history.next_call()
+        return self._history.stamp(h.Claiming(call=call, is_of_source=self._is_source, lease_ms=lease_ms))
 
     def _claimed(self, asked: h.Claiming, claimed: Claimed) -> None:
         if claimed.claims:
@@ -203,7 +204,7 @@ class RecordedLocalFeed(RecordedFeed):
 
     def claim_nowait(self, demand: Mapping[Lane, Demand], *, lease_ms: int) -> Claimed:
         """Claim messages without a wait."""
-        asked = self._claiming()
+        asked = self._claiming(lease_ms)
         claimed = self._local.claim_nowait(demand, lease_ms=lease_ms)
         self._claimed(asked, claimed)
         return claimed

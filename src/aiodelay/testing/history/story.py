@@ -117,12 +117,23 @@ class Lease:
     answered_ns: int
     now_ms: int
     is_of_source: bool
+    lease_ms: int
     renewals: list[LeaseRenewal] = field(default_factory=list)
     settlements: list[Settlement] = field(default_factory=list)
     is_in_doubt: bool = False
     """Whether the store may have lost the claim, or its settlement, with a lost server."""
     is_put_back: bool = False
     """Whether the process has tried to put the message back into the store from a source."""
+
+    @property
+    def claimed_ms(self) -> int:
+        """The store's time at which it carried the request out, epoch ms.
+
+        The token has this time. If the request was repeated, `now_ms` is the time of its last answer. Before that
+        answer, the clock may have stepped back.
+        """
+        token_ms = token_deadline_ms(self.note.token) - self.lease_ms if self.lease_ms else 0
+        return max(self.now_ms, token_ms)
 
     @property
     def is_certain(self) -> bool:
@@ -171,7 +182,7 @@ class Attempt:
     @property
     def begun_ms(self) -> int:
         """The store's time of the claim, epoch ms; without a claim, the time of the process at the beginning."""
-        return self.start.wall_ms if self.lease is None else self.lease.now_ms
+        return self.start.wall_ms if self.lease is None else self.lease.claimed_ms
 
     @property
     def is_of_source(self) -> bool:
@@ -319,7 +330,16 @@ class Story:
         for note in event.claims:
             if (event.process, note.id, note.token) in self._by_token:
                 continue  # a claim that was repeated
-            lease = Lease(event.process, note, event.call, asked.at_ns, event.at_ns, event.now_ms, asked.is_of_source)
+            lease = Lease(
+                event.process,
+                note,
+                event.call,
+                asked.at_ns,
+                event.at_ns,
+                event.now_ms,
+                asked.is_of_source,
+                asked.lease_ms,
+            )
             self.leases.append(lease)
             self._by_token[event.process, note.id, note.token] = lease
             self._latest[event.process, base_id(note.id), note.revision] = lease
