@@ -127,10 +127,10 @@ async def test_a_cancelled_series_of_an_unknown_zone_ends(clock: VirtualClock) -
 
 
 @pytest.mark.parametrize(
-    "rule", [{"c": "six fields", "z": ZONE}, {"c": "* * * * *", "z": ZONE, "m": "never"}, {"z": ZONE}]
+    "rule", [{"c": "six fields", "z": ZONE}, {"c": "* * * * *", "z": ZONE, "m": "never"}, {"z": ZONE}, {"e": 0}]
 )
 @pytest.mark.asyncio
-async def test_a_series_of_an_unknown_zone_with_another_mistake_is_a_dead_letter(
+async def test_a_series_with_another_mistake_is_a_dead_letter(
     clock: VirtualClock, rule: Mapping[str, str | int]
 ) -> None:
     store = MemoryStore(clock=clock)
