@@ -22,6 +22,7 @@ from aiodelay.backends.sqlite.rows import Row
 from aiodelay.backends.sqlite.tables import Tables
 from aiodelay.core.dict_table.entries import Entry
 from aiodelay.core.rules import Rules
+from aiodelay.core.transitions import retry_place
 from aiodelay.core.values import (
     Again,
     Command,
@@ -152,8 +153,12 @@ class RedrivesOverPending(Rules[Entry]):
 
 
 class PutsBackAfterNewer(Rules[Entry]):
-    def _has_ended_newer(self, record: Record, now: int) -> bool:
-        return False
+    def put_back(self, message: PutBack, now: int) -> Stored:
+        record = message.record
+        if message.reason is not None or self.table.find(record.id) is not None:
+            return super().put_back(message, now)
+        self.table.insert(record, retry_place(record, message.due_ms))
+        return Stored("stored", record.revision, record.due_ms)
 
 
 class EndsSeries(Rules[Entry]):

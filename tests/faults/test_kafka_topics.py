@@ -276,8 +276,13 @@ async def test_f32_a_topic_deleted_and_made_anew_between_two_looks_is_told_apart
             await new.apply([put(f"n{i}", b"") for i in range(80)])
         await until(lambda: work.status().phase == "ended", "the owner has noticed")
         assert "deleted" in work.status().why
-        (outcome,) = await store.apply([put("n", b"")])
-        assert isinstance(outcome, Refused)
+
+        async def is_refused() -> bool:
+            (outcome,) = await store.apply([put("n0", b"")])
+            assert not isinstance(outcome, Stored)
+            return isinstance(outcome, Refused)
+
+        await until(is_refused, "each partition has noticed")
     async with opened(url_of(kafka, topic)) as store:
         assert (await store.counts())["kafka"].scheduled == 80
 

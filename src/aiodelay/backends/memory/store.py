@@ -52,10 +52,10 @@ from .journal_reader import MemoryJournalReader
 
 __all__ = ["MemoryStore", "open_store"]
 
+RENEWING_TURNS = 20
+"""The turns of the event loop in which holders may renew or settle leases that are over, before these lapse."""
 BLOCKED_MS = 1_000
-"""If `RENEWING_S` takes this long, a task has blocked the event loop meanwhile."""
-RENEWING_S = 0.1
-"""The time that the holders of leases get to renew or settle them, before leases that are over lapse."""
+"""If these turns take this long, a task has blocked the event loop meanwhile."""
 _TRAITS = StoreTraits(
     durable=False,
     conflicts=CONFLICT_MODES,
@@ -204,12 +204,13 @@ class _MemoryWork:
     async def _let_others_run(self) -> None:
         """Let other tasks run, as they would with a store behind a network.
 
-        If leases are over, a blocked event loop may be the reason. Wait until their holders could renew them.
+        If leases are over, a blocked event loop may be the reason. Let their holders renew or settle them.
         """
         await asyncio.sleep(0)
         while self._claiming.has_over(self._clock.now_ms()):
             asked_ms = self._clock.monotonic_ms()
-            await asyncio.sleep(RENEWING_S)
+            for _ in range(RENEWING_TURNS):
+                await asyncio.sleep(0)
             if self._clock.monotonic_ms() - asked_ms < BLOCKED_MS:
                 return
 

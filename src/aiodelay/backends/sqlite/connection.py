@@ -22,7 +22,7 @@ from aiodelay.backends.private_files import make_private
 from aiodelay.core.features import SQLITE_LAYOUT, newer_layout
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreTooNewError, StoreUnavailableError
 
-from .forks import Identity, check_not_inherited, note_closed, note_opened
+from .forks import check_not_inherited, note_closed, note_opened
 
 __all__ = [
     "APPLICATION_ID",
@@ -163,7 +163,7 @@ class Database:
         self._is_full_sync = True
         check_not_inherited(path)
         self.connection: sqlite3.Connection = _opened(path, may_create=not query_only)
-        self._identity: Identity | None = note_opened(path)
+        note_opened(self.connection, path)
         try:
             self.connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
             self.connection.execute("PRAGMA temp_store = MEMORY")
@@ -310,9 +310,7 @@ class Database:
     def close(self) -> None:
         """Close the connection. If it is the last connection to the file, SQLite merges the WAL into the file."""
         self.connection.close()
-        if self._identity is not None:
-            note_closed(self._identity)
-            self._identity = None
+        note_closed(self.connection)
 
 
 def decoded_anyhow(data: bytes) -> str:

@@ -1,22 +1,24 @@
-"""Refuses a file that this process had open when it was forked.
+"""Keeps a forked child away from the files that were open at the fork.
 
 SQLite keeps the locks of a file per process, and notes them in memory. A forked child has these notes, but not the
 locks. If the child opens the file again, SQLite takes no lock for it. Another process may then delete the write-ahead
-log that the child writes into. See "How To Corrupt An SQLite Database File", section 2.6.
+log that the child writes into. The child must not close the inherited connections either. See "How To Corrupt An SQLite
+Database File", section 2.6.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections import Counter
+import sqlite3
 from typing import TypeAlias
 
 from aiodelay.errors import WrongLoopError
 
-__all__ = ["Identity", "check_not_inherited", "note_closed", "note_opened"]
+__all__ = ["check_not_inherited", "note_closed", "note_opened"]
 
 Identity: TypeAlias = tuple[int, int]
-_open: Counter[Identity] = Counter()
+_open: dict[int, tuple[sqlite3.Connection, Identity | None]] = {}
 _inherited: set[Identity] = set()
 
 
@@ -26,31 +28,36 @@ def check_not_inherited(path: str) -> None:
     Raises:
         WrongLoopError: The file was open.
     """
-    try:
-        found = os.stat(path)
-    except OSError:
-        return
-    if (found.st_dev, found.st_ino) in _inherited:
+    if _identity(path) in _inherited:
         raise WrongLoopError(
             "store", f"process: {path!r} was open when this process was forked. Close it before a fork"
         )
 
 
-def note_opened(path: str) -> Identity:
-    """Note a connection to a file. Return the identity of the file for `note_closed`."""
-    found = os.stat(path)
-    identity = found.st_dev, found.st_ino
-    _open[identity] += 1
-    return identity
+def note_opened(connection: sqlite3.Connection, path: str) -> None:
+    """Note a connection to a file. The caller calls `note_closed` when it has closed the connection."""
+    _open[id(connection)] = connection, _identity(path)
 
 
-def note_closed(identity: Identity) -> None:
+def note_closed(connection: sqlite3.Connection) -> None:
     """Note that a connection is closed."""
-    _open[identity] -= 1
+    _open.pop(id(connection), None)
+
+
+def _identity(path: str) -> Identity | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _inherit() -> None:
-    _inherited.update(+_open)
+    for connection, identity in _open.values():
+        if identity is not None:
+            _inherited.add(identity)
+        # Python must never close it: a thread of the parent may have held a lock inside SQLite.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
     _open.clear()
 
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 from .connection import file_uri
+from .forks import note_closed, note_opened
 
 __all__ = ["Watcher"]
 
@@ -45,10 +46,12 @@ class Watcher:
         while not self._stop.is_set():
             try:
                 connection = sqlite3.connect(file_uri(self._path), isolation_level=None, uri=True)
+                note_opened(connection, self._path)
                 try:
                     self._watch(connection)
                 finally:
                     connection.close()
+                    note_closed(connection)
             except sqlite3.Error:  # Try to open the file again later. Until then, the safety poll finds due messages.
                 self._stop.wait(1)
 
