@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from threading import Lock, Thread
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Final, Literal, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal
 
@@ -351,7 +351,7 @@ class _Connection:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._calls: set[Future[Any]] = set()
+        self._calls: set[object] = set()
         self._opening: Future[BlockingPortal] = Future()
         self._thread = Thread(target=self._run, name="aiodelay blocking", daemon=True)
         try:
@@ -387,13 +387,15 @@ class _Connection:
 
     def start(self, function: Callable[[Scheduler], Awaitable[T]]) -> Future[T] | None:
         """Call a function on the loop; return None if the connection is closed or being closed."""
+        under_way = object()
+        self._calls.add(under_way)  # first: the call may already run when `start_task_soon` returns
         try:
             call = self._portal.start_task_soon(function, self._scheduler)
         except RuntimeError:
+            self._calls.discard(under_way)
             self._thread.join()
             return None
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+        call.add_done_callback(lambda _: self._calls.discard(under_way))
         return call
 
     @property
