@@ -225,8 +225,11 @@ class Configuration:
         self.file: Path = file
         self.again: Callable[[], Configuration] = again
 
-    def settings(self) -> Settings:
+    def settings(self, *, needs_tokens: bool = True) -> Settings:
         """Check all values and return the settings.
+
+        Args:
+            needs_tokens: Whether an address other than the loopback needs tokens.
 
         Raises:
             SettingsError: The settings have mistakes. The error names all of them.
@@ -239,7 +242,7 @@ class Configuration:
             problems += [_problem(each, self._layers) for each in errors if not _is_of_its_items(each)]
             broken = {str(each["loc"][0]) for each in errors}
             settings = Settings(**{name: value for name, value in given.items() if name not in broken})
-        for place, value, allowed in _disagreements(settings, broken):
+        for place, value, allowed in _disagreements(settings, broken, needs_tokens=needs_tokens):
             problems.append(Problem(dotted(place), value, allowed, self._layers.nearest_origin(place)))
         if problems:
             raise SettingsError(*problems)
@@ -273,12 +276,13 @@ def _leaves(value: object, at: Place = ()) -> Iterator[tuple[Place, object]]:
         yield at, value
 
 
-def _disagreements(settings: Settings, broken: Collection[str]) -> Iterator[_Disagreement]:
+def _disagreements(settings: Settings, broken: Collection[str], *, needs_tokens: bool) -> Iterator[_Disagreement]:
     """Yield the values that are valid alone, but contradict other values.
 
     Args:
         settings: Settings in which each value alone is valid.
         broken: Tables with mistakes, which `settings` leaves out. Values that depend on them are not checked.
+        needs_tokens: Whether an address other than the loopback needs tokens.
     """
     if settings.store is not None and settings.stores:
         yield ("store",), "given together with [stores]", "only one of store and [stores]"
@@ -286,7 +290,8 @@ def _disagreements(settings: Settings, broken: Collection[str]) -> Iterator[_Dis
     for i, name in enumerate(names):
         if name in names[:i]:
             yield ("api", "tokens", i, "name"), f"{name!r}, the name of another token", "a unique name"
-    if not settings.api.tokens and "api" not in broken and not _is_loopback(settings.api.host):
+    is_open = needs_tokens and not settings.api.tokens
+    if is_open and "api" not in broken and not _is_loopback(settings.api.host):
         yield (
             ("api", "host"),
             repr(settings.api.host),

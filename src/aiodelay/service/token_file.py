@@ -20,7 +20,8 @@ LOOK_S = 1.0
 async def follow_tokens(configuration: Configuration, tokens: Tokens) -> None:
     """Replace the valid tokens whenever the settings file changes, until the caller cancels this coroutine.
 
-    If the changed file has mistakes, the valid tokens stay as they are.
+    If the changed file has mistakes, the valid tokens stay as they are. A file without tokens is no mistake here, whatever
+    the address of the API: the running service then refuses every request.
 
     Args:
         configuration: The configuration with which the service started.
@@ -37,7 +38,7 @@ async def follow_tokens(configuration: Configuration, tokens: Tokens) -> None:
             log.warning("%s does not exist any more; the valid tokens stay as they are", configuration.file)
             continue
         try:
-            settings = await asyncio.to_thread(lambda: configuration.again().settings())
+            settings = await asyncio.to_thread(lambda: configuration.again().settings(needs_tokens=False))
         except SettingsError as error:
             log.warning("%s has changed; the valid tokens stay as they are: %s", configuration.file, error)
             continue
