@@ -162,6 +162,19 @@ async def test_a_repeated_idempotency_key_stores_once_also_after_the_end(url: st
         assert other.status_code == 201
 
 
+@pytest.mark.parametrize("conflict", ["keep", "error", "earlier", "append", "throttle:1h", "newer:7"])
+async def test_an_idempotency_key_without_an_id_excludes_conflict(url: str, conflict: str) -> None:
+    async with quiet(url) as (client, scheduler):
+        key = {"idempotency-key": "order 7"}
+        answer = await client.post("/v1/messages", json=work(conflict=conflict), headers=key)
+        assert problem_of(answer, 422, "IdempotencyKeyError")["field"] == "conflict"
+        lines = await client.post("/v1/messages", content=json.dumps(work(conflict=conflict)), headers=NDJSON | key)
+        assert json.loads(lines.text.splitlines()[0])["problem"]["error"] == "IdempotencyKeyError"
+        assert [each async for each in scheduler.pending()] == []
+        own = await client.post("/v1/messages", json=work(conflict=conflict, id="own"), headers=key)
+        assert own.json()["outcome"] == "stored"
+
+
 async def test_if_match_changes_only_the_revision_that_it_names(url: str) -> None:
     async with quiet(url) as (client, scheduler):
         first = await client.put("/v1/messages/m", json=work())

@@ -229,18 +229,23 @@ def with_key(request: Request, store: Opened, message: Message, key: str | None,
     """Return a message with an id: its own id, or else an id made from the idempotency key.
 
     With such an id, a repeat of the request stores nothing again. Without a key, the message is returned unchanged.
+
+    Raises:
+        ApiError: The id would be made from the key, and the message has a conflict rule of its own. With such a rule, a
+            repeat could store the message again.
     """
     if key is None or message.id is not None:
         return message
+    if message.conflict != Conflict.replace():
+        allowed = "no conflict together with Idempotency-Key, unless the message has an id"
+        raise wrong(422, "IdempotencyKeyError", "conflict", shortened(message.conflict.mode), allowed)
     digest = sha256(f"{caller_of(request).name}\n{key}".encode()).hexdigest()[:40]
     message_id = f"key-{digest}" if line is None else f"key-{digest}-{line}"
     known = store.scheduler.opened_store().traits.conflicts
     # `newer` also refuses a repeat after the message has ended, because the store remembers versions.
     # `keep` compares with pending messages only.
     once = Conflict.newer(0) if "newer" in known else Conflict.keep() if "keep" in known else message.conflict
-    return structs.replace(
-        message, id=message_id, conflict=once if message.conflict == Conflict.replace() else message.conflict
-    )
+    return structs.replace(message, id=message_id, conflict=once)
 
 
 # --- change -----------------------------------------------------------------------------------------------
