@@ -21,6 +21,7 @@ from aiodelay.service.api.schemas import scopes_of
 from aiodelay.testing.clock import VirtualClock
 from tests.support.api import ALL, SECRETS, TOKENS, bearer, problem_of, serving_api
 from tests.support.clear_errors import SECRETS as PLANTED
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -362,6 +363,41 @@ async def test_a_change_of_which_nobody_knows_whether_it_was_made_is_told_and_au
         ("schedule_many", None, "done"),
     ]
     assert lines[-1]["refused"] == 1
+
+
+async def test_a_stream_that_is_cancelled_is_audited_with_its_counts(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "aiodelay.audit")
+    parts = ["{\n", (json.dumps(WORK) + "\n") * 1_000]
+
+    async def receive() -> dict[str, Any]:
+        if not parts:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": parts.pop(0).encode(), "more_body": True}
+
+    async def send(_: object) -> None:
+        pass
+
+    async with Scheduler("memory://", dispatch=False) as scheduler:
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/messages",
+            "query_string": b"",
+            "headers": [(b"host", b"localhost"), *((k.encode(), v.encode()) for k, v in NDJSON.items())],
+            "client": ("127.0.0.1", 1),
+        }
+        running = asyncio.create_task(admin(scheduler, **ALL)(scope, receive, send))
+
+        async def stored() -> int:
+            return sum(count.scheduled for count in (await scheduler.counts()).values())
+
+        await until(stored, "messages are stored")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        (line,) = [json.loads(record.message) for record in caplog.records]
+        assert (line["action"], line["refused"], line["outcome"]) == ("schedule_many", 1, "CancelledError")
+        assert 0 < line["stored"] <= await stored()
 
 
 async def test_only_who_has_planned_may_confirm() -> None:

@@ -105,19 +105,20 @@ class _Lines:
         self.failure: ApiError | None = None
 
     async def run(self) -> None:
-        await self._store.scheduler.schedule_many(self._messages(), answered=self._answered)
-        totals: dict[str, object] = {"stored": self._stored, "refused": self._refused}
-        if self.failure is not None:
-            totals["problem"] = problem_of(self.failure)
-        self._write(totals)
-        audit(
-            self._request,
-            "schedule_many",
-            store=self._store.name,
-            stored=self._stored,
-            refused=self._refused,
-            outcome="done" if self.failure is None else type(self.failure).__name__,
-        )
+        try:
+            await self._store.scheduler.schedule_many(self._messages(), answered=self._answered)
+            totals: dict[str, object] = {"stored": self._stored, "refused": self._refused}
+            if self.failure is not None:
+                totals["problem"] = problem_of(self.failure)
+            self._write(totals)
+        except BaseException as error:  # the messages of earlier lines are stored
+            self._audit(type(error).__name__)
+            raise
+        self._audit("done" if self.failure is None else type(self.failure).__name__)
+
+    def _audit(self, outcome: str) -> None:
+        counts = {"stored": self._stored, "refused": self._refused}
+        audit(self._request, "schedule_many", store=self._store.name, **counts, outcome=outcome)
 
     async def _messages(self) -> AsyncIterator[Message]:
         number = position = 0
