@@ -494,6 +494,20 @@ async def test_bulk_actions_do_nothing_before_they_are_confirmed_and_then_what_w
         problem_of(await client.get("/v1/bulk/no-such-plan"), 404, "OperationNotFoundError")
 
 
+async def test_a_plan_is_carried_out_once_even_if_its_result_is_forgotten(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "KEPT", 0)
+    async with quiet(url) as (client, scheduler):
+        await fill(client, ["m"])
+        plan = (await client.post("/v1/bulk", json={"action": "cancel"})).json()
+        assert (await ended(client, plan["confirm"]))["outcomes"] == {"cancelled": 1}
+        await fill(client, ["m"])
+        await carried_out(client, action="fire", messages={"lane": ["none"]})
+        problem_of(await client.post(f"/v1/bulk/{plan['confirm']}"), 404, "PlanNotFoundError")
+        assert [each.record.id async for each in scheduler.pending()] == ["m"]
+
+
 async def test_a_bulk_cancel_names_recurring_series_and_leaves_them_out_unless_asked(url: str) -> None:
     async with quiet(url) as (client, scheduler):
         await fill(client, ["m0", "m1"])

@@ -176,7 +176,9 @@ def begin(request: Request, store: Opened, token: str, *, with_series: bool = Fa
     if with_series:
         found = replace(found, with_series=True)
     most = served.limits.max_examined
-    return served.operations.start(token, found, lambda each: _carry_out(each, store, caller, most=most, via=via))
+    begun = served.operations.start(token, found, lambda each: _carry_out(each, store, caller, most=most, via=via))
+    served.plans.drop(token)
+    return begun
 
 
 def _answer(found: Operation) -> Response:

@@ -94,6 +94,10 @@ class Plans:
             self._plans.popitem(last=False)
         return token
 
+    def drop(self, token: str) -> None:
+        """Drop a plan that is being carried out, so that it cannot be carried out again."""
+        del self._plans[token]
+
     def find(self, token: str, *, by: str, store: str) -> Plan:
         """Return the plan that a confirmation token names.
 
