@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from aiodelay import Scheduler, StoreUnavailableError
-from aiodelay.core.values import Command, SourcePosition, Unknown
+from aiodelay.core.values import Command, DeadKey, Outcome, SourcePosition, Unknown
 from aiodelay.memory import MemoryStore
 from aiodelay.service import ApiLimits, Token, Tokens, admin, hash_token
 from aiodelay.service.api.application import ROUTERS
@@ -363,6 +363,36 @@ async def test_a_change_of_which_nobody_knows_whether_it_was_made_is_told_and_au
         ("schedule_many", None, "done"),
     ]
     assert lines[-1]["refused"] == 1
+
+
+async def test_a_change_in_parts_that_the_store_breaks_off_has_an_unknown_outcome(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(MemoryStore):
+        async def fail(self, *_: object, **__: object) -> Any:  # noqa: ANN401 - as of what it replaces
+            raise StoreUnavailableError("memory://", "no answer")
+
+        purge = pause = resume = set_limits = fail
+
+        async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
+            await super().redrive(keys[:1])
+            return await self.fail()
+
+    caplog.set_level(logging.INFO, "aiodelay.audit")
+    letters = {"letters": [{"id": "d", "revision": 1}]}
+    async with Scheduler(Failing(), dispatch=False) as scheduler, serving_api(scheduler, **ALL) as client:
+        for path, body in (
+            ("/v1/dead/redrive", letters),
+            ("/v1/dead/purge", letters),
+            ("/v1/pause", {"what": "work"}),
+            ("/v1/resume", {"what": "work"}),
+            ("/v1/limits", {"what": "work", "limits": []}),
+        ):
+            answer = await client.post(path, json=body)
+            assert "in part; repeat" in problem_of(answer, 504, "OutcomeUnknownError")["detail"]
+            assert answer.headers["retry-after"] == "1"
+    lines = [json.loads(record.message) for record in caplog.records if record.name == "aiodelay.audit"]
+    assert [each["outcome"] for each in lines] == ["StoreUnavailableError"] * 5
 
 
 async def test_a_stream_that_is_cancelled_is_audited_with_its_counts(caplog: pytest.LogCaptureFixture) -> None:

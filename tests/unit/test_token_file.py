@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aiodelay.service import Tokens, hash_token, token_file
-from aiodelay.service.reading import read_configuration
+from aiodelay.service.reading import Configuration, read_configuration
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -24,12 +24,16 @@ def api(host: str) -> str:
     return f'store = "memory://"\n[api]\nhost = "{host}"\n'
 
 
+def configured(file: Path, host: str) -> Configuration:
+    file.write_text(api(host) + TOKEN)
+    file.chmod(0o600)
+    return read_configuration(file)
+
+
 @asynccontextmanager
 async def followed(file: Path, host: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Tokens]:
     monkeypatch.setattr(token_file, "LOOK_S", 0.01)
-    file.write_text(api(host) + TOKEN)
-    file.chmod(0o600)
-    configuration = read_configuration(file)
+    configuration = configured(file, host)
     tokens = Tokens(configuration.settings().api.tokens)
     following = asyncio.create_task(token_file.follow_tokens(configuration, tokens))
     await asyncio.sleep(0)  # it has seen the first file

@@ -20,8 +20,8 @@ LOOK_S = 1.0
 async def follow_tokens(configuration: Configuration, tokens: Tokens) -> None:
     """Replace the valid tokens whenever the settings file changes, until the caller cancels this coroutine.
 
-    If the changed file has mistakes, the valid tokens stay as they are. A file without tokens is no mistake here, whatever
-    the address of the API: the running service then refuses every request.
+    If the changed file is missing or has mistakes, the valid tokens do not change. A file without tokens is no mistake
+    here, at any address of the API: the running service then refuses every request.
 
     Args:
         configuration: The configuration with which the service started.

@@ -17,7 +17,7 @@ from .bodies import Json, read_json
 from .cursors import dead_filter_of, read_cursor, write_cursor
 from .messages import in_list
 from .models import DeadFilterIn, DeadKeysIn, DeadListOut, DeadOut, PurgedOut, RedrivenOut
-from .problems import ApiError, wrong
+from .problems import ApiError, unknown_if_unavailable, wrong
 from .schemas import documents
 from .security import audited, needs
 from .served import After, Limit, Store, served_of
@@ -114,7 +114,7 @@ async def _keys(request: Request) -> list[DeadKey]:
 async def redrive(request: Request, store: Store) -> Response:
     """Each letter has its own outcome: `stored`, `not_found`, `exists` (its id is pending), or `undecodable`."""
     keys = await _keys(request)
-    with audited(request, "redrive", store=store.name, ids=[key.id for key in keys]) as facts:
+    with unknown_if_unavailable(), audited(request, "redrive", store=store.name, ids=[key.id for key in keys]) as facts:
         outcomes = [
             each.answer if isinstance(each, Stored) else getattr(each, "reason", "unknown")
             for each in await store.scheduler.redrive(*keys)
@@ -130,6 +130,6 @@ async def redrive(request: Request, store: Store) -> Response:
 async def purge(request: Request, store: Store) -> Response:
     """The count `purged` leaves out letters that do not exist any more."""
     keys = await _keys(request)
-    with audited(request, "purge", store=store.name, ids=[key.id for key in keys]) as facts:
+    with unknown_if_unavailable(), audited(request, "purge", store=store.name, ids=[key.id for key in keys]) as facts:
         facts["purged"] = purged = await store.scheduler.purge(*keys)
     return Json({"purged": purged})

@@ -11,6 +11,7 @@ from aiodelay.operations.limit_shapes import limit_shapes, limited_key_shape
 
 from .bodies import Json, read_json
 from .models import LimitedKeysOut, LimitsIn, LimitsOut
+from .problems import unknown_if_unavailable
 from .schemas import documents
 from .security import audited, needs
 from .served import Limit, Store, served_of
@@ -42,7 +43,7 @@ async def set_limits(request: Request, store: Store) -> Response:
     """The limits hold for all instances at once, also for messages that wait already. Messages in flight go on."""
     given = await read_json(request, served_of(request).limits, LimitsIn)
     limits = [values.Limit(each.key, each.concurrency, each.rate) for each in given.limits]
-    with audited(request, "limit", store=store.name, what=given.what) as facts:
+    with unknown_if_unavailable(), audited(request, "limit", store=store.name, what=given.what) as facts:
         await store.scheduler.set_limits(given.what, *limits)
         facts["outcome"] = "set" if limits else "ended"
     return Json({"limits": limit_shapes(given.what, limits)})

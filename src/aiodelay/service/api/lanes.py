@@ -30,6 +30,7 @@ from .models import (
     StoresOut,
     WhatIn,
 )
+from .problems import unknown_if_unavailable
 from .schemas import documents
 from .security import audited, needs
 from .served import After, Limit, Store, served_of
@@ -224,7 +225,7 @@ def _place(consumer: Registered) -> tuple[str, str, str]:
 async def pause(request: Request, store: Store) -> Response:
     """The pause applies to all instances, until a resume. Attempts in flight go on."""
     what = (await read_json(request, served_of(request).limits, WhatIn)).what
-    with audited(request, "pause", store=store.name, what=what) as facts:
+    with unknown_if_unavailable(), audited(request, "pause", store=store.name, what=what) as facts:
         facts["outcome"] = outcome = "paused" if await store.scheduler.pause(what) else "was_paused"
     return Json({"id": what, "outcome": outcome})
 
@@ -233,6 +234,6 @@ async def pause(request: Request, store: Store) -> Response:
 async def resume(request: Request, store: Store) -> Response:
     """Messages that are already due are delivered at once."""
     what = (await read_json(request, served_of(request).limits, WhatIn)).what
-    with audited(request, "resume", store=store.name, what=what) as facts:
+    with unknown_if_unavailable(), audited(request, "resume", store=store.name, what=what) as facts:
         facts["outcome"] = outcome = "resumed" if await store.scheduler.resume(what) else "was_not_paused"
     return Json({"id": what, "outcome": outcome})

@@ -6,7 +6,8 @@ An error outside the table gives the answer 500 without details. The log has the
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 
 import msgspec
@@ -43,6 +44,7 @@ __all__ = [
     "install",
     "problem_of",
     "response_of",
+    "unknown_if_unavailable",
     "wrong",
 ]
 
@@ -133,6 +135,22 @@ def response_of(problem: Problem, headers: Mapping[str, str] | None = None) -> R
     if problem.status in (503, 504):
         headers.setdefault("retry-after", RETRY_AFTER_S)
     return Response(msgspec.json.encode(problem), problem.status, headers, "application/problem+json")
+
+
+@contextmanager
+def unknown_if_unavailable() -> Iterator[None]:
+    """Answer 504 if the store does not answer in the block, because the store may have made the change, also in part.
+
+    Only changes of messages need no such block: for them, `StoreUnavailableError` means that nothing was changed.
+
+    Raises:
+        ApiError: The store does not answer.
+    """
+    try:
+        yield
+    except StoreUnavailableError as error:
+        detail = f"{error}; the store may have made the change, fully or in part; repeat the request"
+        raise ApiError(504, "OutcomeUnknownError", detail) from error
 
 
 def install(app: FastAPI) -> None:
