@@ -24,6 +24,7 @@ from aiodelay.memory import MemoryStore
 from aiodelay.redis import RedisFanout, RedisLog
 from aiodelay.service import ApiLimits, admin
 from aiodelay.service.api import bulk, models, plans
+from aiodelay.service.health import PROBE
 from tests.support.api import ALL, client_of, problem_of, serving_api, serving_app
 from tests.support.stores import SHARED_STORES, empty_store
 from tests.support.waiting import until
@@ -160,6 +161,16 @@ async def test_a_repeated_idempotency_key_stores_once_also_after_the_end(url: st
         assert [each async for each in scheduler.pending()] == []
         other = await client.post("/v1/messages", json=given, headers={"idempotency-key": "order 8"})
         assert other.status_code == 201
+
+
+async def test_the_id_of_the_probe_message_is_refused(url: str) -> None:
+    async with quiet(url) as (client, scheduler):
+        given = work(id=PROBE)
+        problem_of(await client.post("/v1/messages", json=given), 422, "MessageIdError")
+        problem_of(await client.put(f"/v1/messages/{PROBE}", json=given), 422, "MessageIdError")
+        line = await client.post("/v1/messages", content=json.dumps(given), headers=NDJSON)
+        assert json.loads(line.text.splitlines()[0])["problem"]["error"] == "MessageIdError"
+        assert [each async for each in scheduler.pending()] == []
 
 
 @pytest.mark.parametrize("conflict", ["keep", "error", "earlier", "append", "throttle:1h", "newer:7"])

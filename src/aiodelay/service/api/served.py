@@ -10,9 +10,11 @@ from fastapi import Depends, Query, Request
 
 from aiodelay.core.validation import Targets
 from aiodelay.core.values import Message
+from aiodelay.errors import MessageIdError, shortened
 from aiodelay.operations.activity import ActivityMeter
 from aiodelay.operations.queries import LatenessMeter
 from aiodelay.scheduler import Scheduler
+from aiodelay.service.health import PROBE
 
 from .plans import Operations, Plans
 from .problems import wrong
@@ -48,13 +50,16 @@ class Opened:
     activity: ActivityMeter = field(default_factory=ActivityMeter)
 
     def check(self, message: Message) -> None:
-        """Refuse a destination that is not allowed.
+        """Refuse a destination that is not allowed, and the id of the probe message.
 
         The scheduler itself refuses a `to` that is not a destination.
 
         Raises:
             TargetNotAllowedError: The destination is not allowed. The error lists the allowed destinations.
+            MessageIdError: The message has the id of the probe message, which `/readyz` replaces and cancels.
         """
+        if message.id == PROBE:
+            raise MessageIdError("id", shortened(PROBE), "another id; this is the id of the probe message")
         if isinstance(message.to, str):
             self.targets.check(message.to)
 
