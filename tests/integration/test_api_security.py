@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import pytest
@@ -369,14 +369,14 @@ async def test_a_change_in_parts_that_the_store_breaks_off_has_an_unknown_outcom
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Failing(MemoryStore):
-        async def fail(self, *_: object, **__: object) -> Any:  # noqa: ANN401 - as of what it replaces
+        async def fail(self, *_: object, **__: object) -> NoReturn:
             raise StoreUnavailableError("memory://", "no answer")
 
         purge = pause = resume = set_limits = fail
 
         async def redrive(self, keys: Sequence[DeadKey]) -> Sequence[Outcome]:
             await super().redrive(keys[:1])
-            return await self.fail()
+            await self.fail()
 
     caplog.set_level(logging.INFO, "aiodelay.audit")
     letters = {"letters": [{"id": "d", "revision": 1}]}
