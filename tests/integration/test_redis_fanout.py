@@ -298,7 +298,7 @@ def test_l5_killers_are_given_up_by_the_consumer_whose_processes_they_end_only(
         assert await handle_all(feed) == ["good"]
         assert await handle_all(other) == ["bad", "good"]
         (letter,) = await scene.letters.dead_letters()
-        assert (letter.record.id, letter.reason) == ("bad@billing", "killed_worker")
+        assert (letter.record.id, letter.reason) == ("bad@redis-fanout:orders@billing", "killed_worker")
         assert await scene.leftovers() == set()
 
     play(server_url)
@@ -343,8 +343,8 @@ async def test_the_same_message_is_given_up_by_each_consumer_for_itself(scene: S
         (one,) = await claim(feed)
         await settle(feed, Dead("m", one.record.revision, one.token, "rejected", 1, "why"))
     letters = {each.record.id: each.record for each in await scene.letters.dead_letters()}
-    assert sorted(letters) == ["m@billing", "m@shipping"]
-    envelope = letters["m@billing"].envelope
+    assert sorted(letters) == ["m@redis-fanout:orders@billing", "m@redis-fanout:orders@shipping"]
+    envelope = letters["m@redis-fanout:orders@billing"].envelope
     assert (envelope.lane, envelope.address, envelope.payload) == ("redis-fanout", "orders@billing", b"payload")
     assert await scene.leftovers() == set()
 
@@ -503,6 +503,26 @@ def test_what_an_absent_consumer_missed_is_counted_and_told_to_it(
         await scene.fanout.unregister(TOPIC, "away")
         assert await claim(feed) == []
         assert await scene.direct.command("KEYS", scene.key("").replace(":orders:", ":orders@away:*")) == []
+
+    play(server_url)
+
+
+@pytest.mark.parametrize("missed", [8, 30])
+def test_a_consumer_that_is_registered_again_is_told_what_it_missed_since(server_url: str, missed: int) -> None:
+    @on_topic
+    async def play(scene: Scene) -> None:
+        feed = await scene.feed("billing")
+        await scene.publish(*MANY[:15], max_messages=5)
+        assert (await claim(feed))[0].missed == 10
+        await scene.fanout.unregister(TOPIC, "billing")
+        await scene.fanout.register(TOPIC, "billing")
+        await scene.publish(*(f"new{i}" for i in range(missed + 5)), max_messages=5)
+        claims = await claim(feed)
+        assert [each.missed for each in claims] == [missed, 0, 0, 0, 0]
+        await settle(feed, *map(done, claims))
+        assert await claim(feed) == []
+        await scene.publish("next")
+        assert [each.missed for each in await claim(await scene.feed("billing"))] == [0]
 
     play(server_url)
 

@@ -182,14 +182,17 @@ async def test_a_dead_letter_names_its_consumer_and_is_redriven_to_it_alone(scen
         return len(await letters()) == 2 and len(scene.seen["shipping"]) == 2
 
     await scene.until(are_both_dead)
-    assert await letters() == ["m@billing", "m@shipping"]
+    assert await letters() == ["m@redis-fanout:orders@billing", "m@redis-fanout:orders@shipping"]
     async for letter in billing.dead_letters():
-        if letter.record.id == "m@billing":
+        if letter.record.id == "m@redis-fanout:orders@billing":
             await billing.redrive(letter)
             break
 
     async def is_dead_again() -> bool:
-        return len(scene.seen["billing"]) == 2 and await letters() == ["m@billing", "m@shipping"]
+        return len(scene.seen["billing"]) == 2 and await letters() == [
+            "m@redis-fanout:orders@billing",
+            "m@redis-fanout:orders@shipping",
+        ]
 
     await scene.until(is_dead_again)
     assert len(scene.seen["shipping"]) == 2

@@ -16,11 +16,22 @@ import pytest
 
 from aiodelay.core.ids import new_op
 from aiodelay.core.transitions import SILENT_LEASES
+from aiodelay.core.validation import check_id
 from aiodelay.core.values import After, Dead, Delivery, Demand, Done, Envelope, NotTaken, Put, Sent, SettleOutcome
 from aiodelay.errors import ConfigurationError, InputError, StoreUnavailableError, TargetError
 from aiodelay.memory import MemoryStore
 from aiodelay.ports import Feed
-from aiodelay.redis import LogConsumer, LogEntry, LogMessage, LogTopic, RedisLog, RedisStore
+from aiodelay.redis import (
+    LogConsumer,
+    LogEntry,
+    LogMessage,
+    LogTopic,
+    RedisFanout,
+    RedisFanoutSink,
+    RedisFanoutSource,
+    RedisLog,
+    RedisStore,
+)
 from tests.integration.test_redis_fanout import (
     MANY,
     RETRY_MS,
@@ -438,12 +449,67 @@ async def test_dead_letters_bear_the_consumers_name_and_are_sent_to_it_alone(sce
     await settle(billing, Dead("m", one.record.revision, one.token, "rejected", 1, "why"))
     (letter,) = await scene.letters.dead_letters()
     envelope = letter.record.envelope
-    assert (envelope.id, envelope.lane, envelope.address) == ("m@billing", "redis-log", "orders?consumer=billing")
+    assert (envelope.lane, envelope.address) == ("redis-log", "orders?consumer=billing")
+    assert envelope.id == "m@redis-log:orders?consumer=billing"
     for way in (scene.send, scene.transfer):
-        await way("m@billing", to=envelope.address)
-        assert await handle_all(billing) == ["m@billing"]
+        await way(envelope.id, to=envelope.address)
+        assert await handle_all(billing) == [envelope.id]
     assert await handle_all(shipping) == ["m"]
     assert await scene.indexes() == [1]
+
+
+async def give_up(scene: Scene, end: RedisFanoutSource | RedisLog, topic: str, consumer: str) -> None:
+    """Take the one message of a consumer, and settle it as dead."""
+    opening = end.feed(f"{topic}?consumer={consumer}", uuid4().hex, scene.letters.put_back, scene.letters.now_ms)
+    async with opening as feed:
+        (one,) = await claim(feed) or await claim(feed)
+        await settle(feed, Dead(one.record.id, one.record.revision, one.token, "rejected", 1, "why"))
+
+
+@on_log
+async def test_s2_the_same_id_and_revision_in_several_topics_leave_a_dead_letter_each(scene: Scene) -> None:
+    async with (
+        RedisFanout(scene.url, namespace=scene.namespace) as fanout,
+        RedisFanoutSource(scene.url, namespace=scene.namespace) as source,
+        RedisFanoutSink(scene.url, namespace=scene.namespace) as sink,
+    ):
+        ends = [(scene.log, "a/b", "c"), (scene.log, "a", "b/c"), (source, "a/b", "c"), (source, "a", "b/c")]
+        for end, topic, consumer in ends:
+            if end is source:
+                await fanout.register(topic, consumer)
+                assert await sink.send([delivery("m", topic, topic.encode())]) == [Sent()]
+            else:
+                await scene.send("m", to=topic, payload=topic.encode())
+            await give_up(scene, end, topic, consumer)
+        envelopes = {letter.record.id: letter.record.envelope for letter in await scene.letters.dead_letters()}
+    assert {message_id: (each.lane, each.address, each.payload) for message_id, each in envelopes.items()} == {
+        "m@redis-log:a/b?consumer=c": ("redis-log", "a/b?consumer=c", b"a/b"),
+        "m@redis-log:a?consumer=b/c": ("redis-log", "a?consumer=b/c", b"a"),
+        "m@redis-fanout:a/b@c": ("redis-fanout", "a/b@c", b"a/b"),
+        "m@redis-fanout:a@b/c": ("redis-fanout", "a@b/c", b"a"),
+    }
+
+
+@pytest.mark.parametrize("letter", ["x", "é"])
+def test_the_id_of_a_dead_letter_is_no_longer_than_an_id_may_be(server_url: str, letter: str) -> None:
+    @on_log
+    async def play(scene: Scene) -> None:
+        consumer = letter * 100
+        await scene.log.register(TOPIC, consumer)
+        for each in ("i" * 255, "i" * 254 + "j"):
+            await scene.send(each)
+            await give_up(scene, scene.log, TOPIC, consumer)
+        envelopes = [found.record.envelope for found in await scene.letters.dead_letters()]
+        letter_ids = {each.id for each in envelopes}
+        assert len(letter_ids) == 2
+        for each in envelopes:
+            assert check_id(each.id) == each.id
+            await scene.transfer(each.id, to=each.address)
+            await give_up(scene, scene.log, TOPIC, consumer)
+        letters = await scene.letters.dead_letters()
+        assert (len(letters), {found.record.id for found in letters}) == (4, letter_ids)
+
+    play(server_url)
 
 
 @on_log
@@ -578,6 +644,38 @@ async def test_what_was_given_back_and_then_dropped_is_missed(scene: Scene) -> N
     assert await claim(feed) == []
     found = await scene.consumer("billing")
     assert (found.missed, found.cursor) == (7, 10)
+
+
+@on_log
+async def test_what_was_dropped_before_a_consumer_had_it_stays_missed_after_a_seek(scene: Scene) -> None:
+    feed = await scene.feed("billing")
+    await scene.send(*MANY[:10])
+    assert await scene.log.trim(TOPIC, max_messages=2) == 8
+    assert (await scene.consumer("billing")).missed == 8
+    assert await scene.log.seek(TOPIC, "billing", 10) == 10
+    assert (await scene.consumer("billing")).missed == 8
+    claims = await claim(feed)
+    assert [(each.record.id, each.missed) for each in claims] == [("m9", 8)]
+    await settle(feed, *map(done, claims))
+    assert await scene.log.seek(TOPIC, "billing", 1) == 9
+    claims = await claim(feed)
+    assert [(each.record.id, each.missed) for each in claims] == [("m8", 0), ("m9", 0)], "they are told already"
+    assert (await scene.consumer("billing")).missed == 8
+    await scene.log.register(TOPIC, "late", start=1)
+    assert ids(await claim(await scene.feed("late"))) == ["m8", "m9"]
+    assert (await scene.consumer("late")).missed == 0
+
+
+@on_log
+async def test_what_a_program_commits_counts_as_read(scene: Scene) -> None:
+    await scene.log.append(TOPIC, [b"p"] * 10)
+    await scene.log.register(TOPIC, "report")
+    assert await scene.indexes(consumer="report") == list(range(1, 11))
+    assert await scene.log.trim(TOPIC, max_messages=2) == 8
+    await scene.log.commit(TOPIC, "report", 4)
+    assert (await scene.consumer("report")).missed == 4
+    await scene.log.commit(TOPIC, "report", 10)
+    assert (await scene.consumer("report")).missed == 0
 
 
 @on_log

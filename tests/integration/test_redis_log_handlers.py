@@ -195,16 +195,21 @@ async def test_a_dead_letter_names_its_consumer_and_is_redriven_to_it_alone(scen
         return sorted([each.record.id async for each in billing.dead_letters()])
 
     async def are_both_dead() -> bool:
-        return await letters() == ["m@billing", "m@shipping"] and len(scene.seen["shipping"]) == 2
+        return (
+            await letters() == [f"m@{TO}?consumer={name}" for name in ("billing", "shipping")]
+            and len(scene.seen["shipping"]) == 2
+        )
 
     await scene.until(are_both_dead)
     async for letter in billing.dead_letters():
-        if letter.record.id == "m@billing":
+        if letter.record.id == "m@redis-log:orders?consumer=billing":
             await billing.redrive(letter)
             break
 
     async def is_dead_again() -> bool:
-        return len(scene.seen["billing"]) == 2 and await letters() == ["m@billing", "m@shipping"]
+        return len(scene.seen["billing"]) == 2 and await letters() == [
+            f"m@{TO}?consumer={name}" for name in ("billing", "shipping")
+        ]
 
     await scene.until(is_dead_again)
     assert len(scene.seen["shipping"]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.lists.list_consumer import ListConsumer, Store, Taken
 from aiodelay.backends.redis.records.elements import encode_record_element
 from aiodelay.core.transitions import after_failure
+from aiodelay.core.validation import MAX_ID_BYTES
 from aiodelay.core.values import Again, Claimed, Dead, Demand, Lane, PutBack
 from aiodelay.errors import StoreUnavailableError
 
@@ -24,13 +26,14 @@ __all__ = ["ConsumerFeed"]
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 AGAIN_AT_ONCE = 100
+DIGEST_LENGTH = 32
 
 
 class ConsumerFeed(ListConsumer):
     """Takes the messages of one consumer for one process.
 
-    Several consumers may give up the same message. So the id of a dead letter ends with the name of the consumer, and a
-    redrive sends the dead letter to this consumer alone.
+    Several consumers may give up the same message, and several topics may have messages with the same id. So the id of
+    a dead letter ends with the topic and the consumer, and a redrive sends the dead letter to this consumer alone.
 
     Args:
         client: The client of the topic's server.
@@ -105,11 +108,16 @@ class ConsumerFeed(ListConsumer):
         return ended, settled
 
     def _kept(self, message: PutBack) -> PutBack:
-        record, own = message.record, f"@{self._place.consumer}"
-        envelope = replace(
-            record.envelope,
-            id=record.id if record.id.endswith(own) else f"{record.id}{own}",
-            lane=self._sink,
-            address=self._own_address(),
-        )
+        record, address = message.record, self._own_address()
+        own = f"@{_within(f'{self._sink}:{address}', MAX_ID_BYTES - DIGEST_LENGTH - len('@'))}"
+        letter_id = record.id
+        if not letter_id.endswith(own):
+            letter_id = f"{_within(letter_id, MAX_ID_BYTES - len(own.encode()))}{own}"
+        envelope = replace(record.envelope, id=letter_id, lane=self._sink, address=address)
         return replace(message, record=replace(record, envelope=envelope))
+
+
+def _within(text: str, most_bytes: int) -> str:
+    """Return the text, or a digest of it if the text has more bytes."""
+    data = text.encode()
+    return text if len(data) <= most_bytes else hashlib.sha256(data).hexdigest()[:DIGEST_LENGTH]

@@ -104,6 +104,7 @@ class ListConsumer:
         self._wakeup = WakeUp()
         self._shall_listen, self._is_withheld = False, False
         self._told = self._untold = 0
+        self._since = b""
         self.listener: ListListener = ListListener(client, keys[0], self._wakeup.set)
 
     async def _run(self, script: str, *arguments: Arg) -> Any:  # noqa: ANN401 - what the script returns
@@ -126,10 +127,12 @@ class ListConsumer:
         self._lease_ms, asked_ms = lease_ms, self._now_ms()
         arguments = (self._next, wanted.messages, wanted.max_bytes, lease_ms, int(self._shall_repeat))
         self._shall_repeat, known = True, len(self._taken)
-        reply = await self._run("take", *arguments, self._told, wanted.max_lapses)
-        now, ends, held, why, missed, told, *elements = reply
+        reply = await self._run("take", *arguments, self._told, wanted.max_lapses, self._since)
+        now, ends, held, why, missed, told, since, *elements = reply
         server_ms, now_ms = int(now), self._now_ms()
         self._is_withheld = why != b""
+        if since != self._since:  # The consumer was registered again, and counts from 0.
+            self._since, self._told = since, 0
         self._note(why, int(missed) - max(int(told), self._told))
         self._told = int(missed)
         claims: list[Claim] = []

@@ -257,7 +257,7 @@ class LogTopics(TopicEnd):
 
         Returns:
             The index of the consumer's next entry. If the start is beyond the end, this is the index after the last
-            entry.
+            entry. If the log has dropped the entry at the start, this is the index of the oldest entry.
 
         Raises:
             TargetError: A name or the start is not allowed, or no consumer with that name is registered.
@@ -268,7 +268,7 @@ class LogTopics(TopicEnd):
     async def commit(self, topic: str, consumer: str, index: int) -> None:
         """Record that a consumer without a handler has processed all entries up to an index.
 
-        The cursor never moves back.
+        The cursor never moves back. Entries up to the index that the log has dropped do not count as missed.
 
         Raises:
             TargetError: A name or the index is not allowed, or no consumer with that name is registered.

@@ -170,14 +170,22 @@ do
     call('ZADD', p .. ':consumers', 'XX', text(cursor), name)
   end
 
-  -- Moves a consumer to an index, 'oldest' or 'now'. With `is_forward`, never moves it back. Returns the index of its
-  -- next entry.
+  -- Moves a consumer to an index, 'oldest' or 'now', but not to a dropped entry. Entries that were dropped before the
+  -- consumer had them count as missed. With `is_forward`, never moves the consumer back, and takes all entries before
+  -- the index as read. Returns the index of the consumer's next entry.
   function topic.place(p, name, start, is_forward)
     local first, last = topic.ends(p)
     local index = start == 'oldest' and first or start == 'now' and last + 1 or tonumber(start)
+    local state = p .. '@' .. name .. ':state'
     index = math.max(1, math.min(index, last + 1))
-    if is_forward then index = math.max(index, next_of(p, name)) end
-    call('HSET', p .. '@' .. name .. ':state', 'next', text(index))
+    if is_forward then
+      index = math.max(index, next_of(p, name))
+    else
+      local before = tonumber(call('HGET', state, 'next') or first)
+      if first > before then topic.missed(p, name, first - before) end
+      index = math.max(index, first)
+    end
+    call('HSET', state, 'next', text(index))
     call('ZADD', p .. ':consumers', text(index - 1), name)
     topic.move_cursor(p, name)
     return index

@@ -8,6 +8,7 @@
 -- ARGV[7] '1' if an earlier call had this first number. The script then returns the elements of that call again.
 -- ARGV[8] only for topics: the number of missed messages that the consumer has already reported
 -- ARGV[9] the most lapses that a message may have; default 255
+-- ARGV[10] only for topics: the registration to which ARGV[8] belongs, as an earlier call returned it
 -- Returns these values, in this order:
 --   now
 --   the next time at which there may be elements to take; '' = only when an element is pushed
@@ -15,4 +16,5 @@
 --   'w' if the elements of the list must wait, 'u' if no consumer with that name is registered, else ''
 --   the number of messages that the consumer has missed
 --   the number of missed messages that the consumer has already reported
+--   the time of the consumer's registration, from which these two numbers count; '' = none
 --   the elements; nil = an element that an earlier call took and that has ended

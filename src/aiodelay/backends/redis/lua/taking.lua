@@ -252,7 +252,9 @@ local function next_later() return call('ZRANGE', LATER, 0, 0, 'WITHSCORES')[2] 
 local function withheld()
   if not topic.is_known(p, sub(OWN, #p + #'@' + 1)) then return 'u', now + POLL end
   if math.abs(now - tonumber(call('HGET', STATE, 'seen') or 0)) >= SEEN_EVERY then call('HSET', STATE, 'seen', text(now)) end
-  if tonumber(ARGV[8]) > tonumber(call('HGET', STATE, 'told') or 0) then call('HSET', STATE, 'told', ARGV[8]) end
+  local told, since = unpack(call('HMGET', STATE, 'told', 'since'))
+  local is_current = (ARGV[10] or since) == since
+  if is_current and tonumber(ARGV[8]) > tonumber(told or 0) then call('HSET', STATE, 'told', ARGV[8]) end
   if call('HEXISTS', STATE, 'fill') == 1 and not topic.fill(p, sub(OWN, #p + #'@' + 1)) then return 'w', now end
   is_ordered = call('HGET', STATE, 'ordered') == '1'
   if is_ordered and call('ZCARD', CONSUMERS) > 0 then return 'w', now + POLL end
@@ -287,7 +289,8 @@ else
     if has_more then next_look = now end
   end
 end
-local counts = CONTENT and call('HMGET', STATE, 'missed', 'told') or {}
-local answer = { text(now), next_look == '' and '' or text(next_look), call('HLEN', TAKEN), why, counts[1] or '0', counts[2] or '0' }
-for i, element in ipairs(elements) do answer[6 + i] = element end
+local counts = CONTENT and call('HMGET', STATE, 'missed', 'told', 'since') or {}
+local answer = { text(now), next_look == '' and '' or text(next_look), call('HLEN', TAKEN), why, counts[1] or '0',
+  counts[2] or '0', counts[3] or '' }
+for i, element in ipairs(elements) do answer[7 + i] = element end
 return answer
