@@ -290,6 +290,7 @@ class Scheduler(Control, Registration):
             raise ClosedError("scheduler", "closed")
         if not running.dispatches:
             raise ConfigurationError("messages", "called on a scheduler that does not dispatch", "dispatch=True")
+        self._handlers.warn_of_places(spec, self._sinks)
         running.subscriptions.publish(spec, subscriber, Received, self._handlers.subscribe(spec))
 
     # --- open and closed ----------------------------------------------------------------------------------
@@ -331,6 +332,7 @@ class Scheduler(Control, Registration):
             for sink in sinks:
                 running.subscriptions.add_sink(sink)
             for spec in specs:
+                self._handlers.warn_of_places(spec, self._sinks)
                 running.subscriptions.add_handler(spec)
             for spec in specs if self._dispatch else ():
                 await self.until_answered(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -14,7 +15,7 @@ import pytest
 
 from aiodelay import Context, Message, Reject, Retry, Scheduler, event
 from aiodelay.core.values import Promise
-from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisFanoutSource
+from aiodelay.redis import RedisFanout, RedisFanoutSink, RedisFanoutSource, RedisLog
 from tests.support.servers import Found, redis_servers
 from tests.support.waiting import until
 
@@ -196,6 +197,40 @@ async def test_a_dead_letter_names_its_consumer_and_is_redriven_to_it_alone(scen
 
     await scene.until(is_dead_again)
     assert len(scene.seen["shipping"]) == 2
+
+
+@pytest.mark.parametrize("kind", ["fanout", "log"])
+def test_a_source_and_a_sink_in_different_namespaces_are_warned_of(
+    server_url: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source_type, sink_type = {"fanout": (RedisFanoutSource, RedisFanoutSink), "log": (RedisLog, RedisLog)}[kind]
+
+    @on_topic
+    async def play(scene: Scene) -> None:
+        async def warned(sources: list[RedisFanoutSource | RedisLog], *sinks: RedisFanoutSink | RedisLog) -> list[str]:
+            caplog.clear()
+            scheduler = Scheduler(scene.url, namespace=scene.namespace, sources=sources, sinks=sinks)
+
+            @scheduler.handler(source=f"redis-{kind}:orders?consumer=billing")
+            async def handle(event: OrderPlaced) -> None: ...
+
+            async with scheduler:
+                return [each.getMessage() for each in caplog.records if "redriven" in each.getMessage()]
+
+        shop, other = f"{scene.namespace}-shop", "redis://127.0.0.1:1"
+        assert await warned([]) == []
+        assert await warned([], sink_type(scene.url, namespace=scene.namespace)) == []
+        reads_shop = source_type(scene.url, namespace=shop)
+        assert await warned([reads_shop], sink_type(scene.url, namespace=shop)) == []
+        (warning,) = await warned([reads_shop])
+        assert f"reads redis-{kind} from" in warning
+        assert f"namespace {shop!r}" in warning
+        assert f"namespace {scene.namespace!r}: a redriven dead letter goes there" in warning
+        (warning,) = await warned([], sink_type(other, namespace=scene.namespace))
+        assert "127.0.0.1:1/0" in warning
+
+    with caplog.at_level(logging.WARNING, "aiodelay.handlers"):
+        play(server_url)
 
 
 @on_topic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -12,11 +13,13 @@ from aiodelay.core.values import Conflict, Lane, Message
 from aiodelay.errors import ConfigurationError, DuplicateHandlerError, cut, shortened
 from aiodelay.handlers.registration import Decoder, EventTypes, check_concurrency, is_event_class, type_name
 from aiodelay.handlers.spec import HandlerSpec
-from aiodelay.ports import Source
+from aiodelay.ports import Sink, Source
 
 from .sending.composer import check_rule
 
 __all__ = ["HandlerSet"]
+
+log: logging.Logger = logging.getLogger("aiodelay.handlers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +138,20 @@ class HandlerSet:
             raise ConfigurationError("source", shortened(source), allowed)
         self.sources[name].check(address)
         return name, address
+
+    def warn_of_places(self, spec: HandlerSpec, sinks: Mapping[str, Sink]) -> None:
+        """Log a warning if a redriven dead letter of the handler's source would go to another server or namespace."""
+        name, _ = spec.source or ("", "")
+        read, sent = getattr(self.sources.get(name), "place", None), getattr(sinks.get(name), "place", None)
+        if read and sent and read != sent:
+            log.warning(
+                "handler %s reads %s from %s, but the sink %s sends to %s: a redriven dead letter goes there",
+                spec.name,
+                name,
+                read,
+                name,
+                sent,
+            )
 
     def series_of(self, spec: HandlerSpec, every: Every | Cron) -> Message:
         """Return the recurring message of a handler. The event type is called without arguments.

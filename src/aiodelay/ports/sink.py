@@ -13,7 +13,8 @@ __all__ = ["Sink"]
 class Sink(Protocol):
     """Takes due messages, at least once, and never more than its `limits` allow.
 
-    A sink may have an attribute `system`: the value of `messaging.system` in the spans of deliveries to the sink.
+    A sink may have an attribute `system`: the value of `messaging.system` in the spans of deliveries to the sink. It
+    may have an attribute `place`, which `Source` describes.
     """
 
     @property

@@ -14,7 +14,11 @@ __all__ = ["Source"]
 
 
 class Source(Protocol):
-    """Gives messages from elsewhere, such as a Redis list, to handlers of this process, at least once."""
+    """Gives messages from elsewhere, such as a Redis list, to handlers of this process, at least once.
+
+    A source whose dead letters are redriven through the sink of the same name may have an attribute `place`: a `str`
+    that names the server and the namespace. The sink has the attribute too. If the two differ, the scheduler warns.
+    """
 
     @property
     def name(self) -> str:

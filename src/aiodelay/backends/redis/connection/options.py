@@ -77,6 +77,15 @@ class Options(Struct, frozen=True):
         login = credentials.provider if credentials else self.connection.get("username")
         return self.socket, named, *(self.connection.get(name) for name in ("host", "port", "db")), login
 
+    @property
+    def place(self) -> str:
+        """The socket, or the servers and the database. If two URLs have equal places, they reach the same data."""
+        if self.topology is None:
+            server = self.socket or "{host}:{port}".format(**self.connection)
+        else:
+            server = " ".join([self.topology.kind, *sorted(map(str, self.topology.seeds)), self.topology.primary])
+        return f"{server}/{self.connection['db']}"
+
     def with_provider(self, credentials: Credentials) -> Options:
         """Return the options of connections that log in with the credentials of a provider.
 

@@ -16,7 +16,10 @@ from aiodelay.backends.redis.connection.faults import Fault
 from aiodelay.backends.redis.connection.options import Options
 from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.elements import encode_element
+from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.core.values import MAX_CLAIM_BYTES, Delivery, Failed, NotTaken, SendOutcome, Sent
+
+from .topic_scripts import place_of
 
 __all__ = ["PublishingEnd"]
 
@@ -37,10 +40,17 @@ class PublishingEnd(ConnectedSink):
             message up with the reason `outcome_unknown`.
     """
 
+    keys: Keys
+
     def __init__(self, server: str | Options, *, resend_unknown: bool) -> None:
         super().__init__(server)
         self._resends_unknown = resend_unknown
         self._unknown: dict[str, float] = {}
+
+    @property
+    def place(self) -> str:
+        """The server and the namespace of the topics."""
+        return place_of(self.options, self.keys)
 
     @abstractmethod
     async def _publish(self, client: Client, address: str, elements: Sequence[Arg]) -> int | str:

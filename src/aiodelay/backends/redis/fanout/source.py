@@ -18,7 +18,7 @@ from aiodelay.ports import Feed
 
 from .sink import NAME, Start, TopicKeys, register
 from .topic_consumer import ConsumerFeed
-from .topic_scripts import Place, check_name, read_place
+from .topic_scripts import Place, check_name, place_of, read_place
 
 __all__ = ["RedisFanoutSource", "open_fanout_source"]
 
@@ -59,6 +59,11 @@ class RedisFanoutSource(Connected):
     def __init__(self, server: str | Options, *, namespace: str = DEFAULT_NAMESPACE) -> None:
         super().__init__(server)
         self.keys: Keys = keys_of(namespace)
+
+    @property
+    def place(self) -> str:
+        """The server and the namespace of the topics."""
+        return place_of(self.options, self.keys)
 
     def check(self, address: str) -> None:
         """Check that an address is `<topic>?consumer=<name>`. Raise `TargetError` for any other address."""

@@ -10,10 +10,12 @@ from urllib.parse import parse_qsl
 from aiodelay.backends.redis.connection.client import Client
 from aiodelay.backends.redis.connection.connections import Connected
 from aiodelay.backends.redis.connection.faults import Fault
+from aiodelay.backends.redis.connection.options import Options
 from aiodelay.backends.redis.connection.scripts import Arg
+from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.errors import ClosedError, StoreUnavailableError, TargetError, shortened
 
-__all__ = ["NAMES", "ConsumerKeys", "Place", "TopicEnd", "check_name", "read_place"]
+__all__ = ["NAMES", "ConsumerKeys", "Place", "TopicEnd", "check_name", "place_of", "read_place"]
 
 NAMES = re.compile(r"[\w./-]{1,100}")
 _BOOLEANS = {"true": True, "false": False}
@@ -28,6 +30,11 @@ def check_name(name: str, *, field: str) -> str:
     if not isinstance(name, str) or not NAMES.fullmatch(name):
         raise TargetError(field, shortened(name), "1 to 100 letters, digits and . _ - /")
     return name
+
+
+def place_of(options: Options, keys: Keys) -> str:
+    """Return the server and the namespace of topics, as the attribute `place` of their sinks and sources."""
+    return f"{options.place}, namespace {keys.namespace!r}"
 
 
 class ConsumerKeys:
