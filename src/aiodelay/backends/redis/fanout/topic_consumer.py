@@ -118,6 +118,6 @@ class ConsumerFeed(ListConsumer):
 
 
 def _within(text: str, most_bytes: int) -> str:
-    """Return the text, or a digest of it if the text has more bytes."""
+    """Return the text, or its digest if the text has more bytes."""
     data = text.encode()
     return text if len(data) <= most_bytes else hashlib.sha256(data).hexdigest()[:DIGEST_LENGTH]
