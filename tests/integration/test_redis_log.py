@@ -260,7 +260,7 @@ async def test_l5_what_another_program_appended_and_ends_processes_is_given_up(s
         await lapse(leases)
     assert await handle_all(await scene.feed("billing")) == []
     (letter,) = await scene.letters.dead_letters()
-    assert (letter.record.id, letter.reason) == (f"{TOPIC}/1@billing", "killed_worker")
+    assert (letter.record.id, letter.reason) == (f"{TOPIC}/1@redis-log:{TOPIC}?consumer=billing", "killed_worker")
     assert (await scene.consumer("billing")).cursor == 1
 
 
@@ -473,6 +473,7 @@ async def test_s2_the_same_id_and_revision_in_several_topics_leave_a_dead_letter
         RedisFanoutSource(scene.url, namespace=scene.namespace) as source,
         RedisFanoutSink(scene.url, namespace=scene.namespace) as sink,
     ):
+        ends: list[tuple[RedisFanoutSource | RedisLog, str, str]]
         ends = [(scene.log, "a/b", "c"), (scene.log, "a", "b/c"), (source, "a/b", "c"), (source, "a", "b/c")]
         for end, topic, consumer in ends:
             if end is source:
@@ -496,8 +497,8 @@ def test_the_id_of_a_dead_letter_is_no_longer_than_an_id_may_be(server_url: str,
     async def play(scene: Scene) -> None:
         consumer = letter * 100
         await scene.log.register(TOPIC, consumer)
-        for each in ("i" * 255, "i" * 254 + "j"):
-            await scene.send(each)
+        for long_id in ("i" * 255, "i" * 254 + "j"):
+            await scene.send(long_id)
             await give_up(scene, scene.log, TOPIC, consumer)
         envelopes = [found.record.envelope for found in await scene.letters.dead_letters()]
         letter_ids = {each.id for each in envelopes}
