@@ -653,18 +653,16 @@ async def test_what_was_dropped_before_a_consumer_had_it_stays_missed_after_a_se
     await scene.send(*MANY[:10])
     assert await scene.log.trim(TOPIC, max_messages=2) == 8
     assert (await scene.consumer("billing")).missed == 8
-    assert await scene.log.seek(TOPIC, "billing", 10) == 10
-    assert (await scene.consumer("billing")).missed == 8
+    for index in (4, 10, 9, 10):
+        assert await scene.log.seek(TOPIC, "billing", index) == index
+        assert (await scene.consumer("billing")).missed == 8
     claims = await claim(feed)
     assert [(each.record.id, each.missed) for each in claims] == [("m9", 8)]
     await settle(feed, *map(done, claims))
-    assert await scene.log.seek(TOPIC, "billing", 1) == 9
+    assert await scene.log.seek(TOPIC, "billing", 9) == 9
     claims = await claim(feed)
     assert [(each.record.id, each.missed) for each in claims] == [("m8", 0), ("m9", 0)], "they are told already"
     assert (await scene.consumer("billing")).missed == 8
-    await scene.log.register(TOPIC, "late", start=1)
-    assert ids(await claim(await scene.feed("late"))) == ["m8", "m9"]
-    assert (await scene.consumer("late")).missed == 0
 
 
 @on_log

@@ -90,7 +90,7 @@ class LogMachine(RuleBasedStateMachine):
     def index_of(self, start: Start) -> int:
         wanted = {"oldest": self.first, "now": self.last + 1}.get(str(start), start)
         assert isinstance(wanted, int)
-        return max(self.first, min(wanted, self.last + 1))
+        return min(wanted, self.last + 1)
 
     # --- who is there -------------------------------------------------------------------------------------
 
@@ -113,15 +113,16 @@ class LogMachine(RuleBasedStateMachine):
     @rule(name=names, start=starts)
     def goes_elsewhere(self, name: str, start: Start) -> None:
         if name in self.model:
-            self.model[name].missed += max(self.first - self.model[name].next, 0)
-            self.model[name].next = self.index_of(start)
+            index = self.index_of(start)
+            self.model[name].missed += max(min(index, self.first) - self.model[name].next, 0)
+            self.model[name].next = index
             assert self.run(self.log.seek(TOPIC, name, start)) == self.model[name].next
 
     @rule(name=names, index=indexes)
     def commits(self, name: str, index: int) -> None:
         if name in self.model:
             self.run(self.log.commit(TOPIC, name, index))
-            self.model[name].next = max(self.model[name].next, min(index, self.last) + 1)
+            self.model[name].next = max(self.model[name].next, self.index_of(index + 1))
 
     # --- messages -----------------------------------------------------------------------------------------
 

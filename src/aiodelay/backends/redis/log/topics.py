@@ -253,11 +253,12 @@ class LogTopics(TopicEnd):
         """Move a consumer to another entry: back to replay entries, or forward to skip entries.
 
         Messages in flight, and messages that wait for another attempt, stay as they are. So no message is lost. After a
-        move back, the consumer may get such a message twice.
+        move back, the consumer may get such a message twice. If the consumer moves back to dropped entries, these
+        entries count as missed.
 
         Returns:
             The index of the consumer's next entry. If the start is beyond the end, this is the index after the last
-            entry. If the log has dropped the entry at the start, this is the index of the oldest entry.
+            entry.
 
         Raises:
             TargetError: A name or the start is not allowed, or no consumer with that name is registered.

@@ -170,9 +170,9 @@ do
     call('ZADD', p .. ':consumers', 'XX', text(cursor), name)
   end
 
-  -- Moves a consumer to an index, 'oldest' or 'now', but not to a dropped entry. Entries that were dropped before the
-  -- consumer had them count as missed. With `is_forward`, never moves the consumer back, and takes all entries before
-  -- the index as read. Returns the index of the consumer's next entry.
+  -- Moves a consumer to an index, 'oldest' or 'now'. Entries before the index that were dropped before the consumer had
+  -- them count as missed. With `is_forward`, never moves the consumer back, and takes all entries before the index as
+  -- read. Returns the index of the consumer's next entry.
   function topic.place(p, name, start, is_forward)
     local first, last = topic.ends(p)
     local index = start == 'oldest' and first or start == 'now' and last + 1 or tonumber(start)
@@ -181,9 +181,8 @@ do
     if is_forward then
       index = math.max(index, next_of(p, name))
     else
-      local before = tonumber(call('HGET', state, 'next') or first)
-      if first > before then topic.missed(p, name, first - before) end
-      index = math.max(index, first)
+      local before, dropped_to = tonumber(call('HGET', state, 'next') or index), math.min(index, first)
+      if dropped_to > before then topic.missed(p, name, dropped_to - before) end
     end
     call('HSET', state, 'next', text(index))
     call('ZADD', p .. ':consumers', text(index - 1), name)
