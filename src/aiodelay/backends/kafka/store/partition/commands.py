@@ -74,9 +74,15 @@ class OwnerCommands:
     # --- claims -------------------------------------------------------------------------------------------
 
     async def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker) -> Claimed:
-        """Lease due messages, and end messages that are too late. Return when these ends were read back."""
+        """Lease due messages, and end messages that are too late. Return when these ends were read back.
+
+        Return no claims if the session ends before the far messages that are due have come near.
+        """
         if self._horizon.is_behind:
             await self._horizon.follow()
+            # During the wait, another owner may have taken the partition over, and delivered these messages.
+            if not self._ownership.is_ready:
+                return Claimed([], self._clock.now_ms(), None)
         index = self._progress.index
         before = len(index.log.changes)
         claimed = index.claiming.claim(demand, lease_ms, turn, worker, self._clock.now_ms())
