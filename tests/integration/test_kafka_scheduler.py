@@ -15,6 +15,7 @@ from aiodelay.core.values import Promise
 from aiodelay.kafka import KafkaSink
 from tests.support.kafka import create_topic, new_name
 from tests.support.proxy import proxied
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -103,3 +104,26 @@ async def test_what_the_store_moves_by_itself_needs_no_producer_of_its_sink(
         assert sink._writer not in started
     async with Scheduler("memory://", sinks=[sink]):
         assert sink._writer in started
+
+
+async def test_s2_a_series_that_skips_overlaps_runs_with_a_new_owner_after_a_retry_has_ended(kafka: str) -> None:
+    url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"
+    runs: list[int] = []
+
+    def opened() -> Scheduler:
+        scheduler = Scheduler(url)
+
+        @scheduler.handler(name="tick", retry=Retry(attempts=3, first="50ms"))
+        async def tick(payload: bytes, context: Context) -> None:
+            runs.append(context.attempt)
+            if len(runs) == 1:
+                raise ValueError("once")
+
+        return scheduler
+
+    async with opened() as first:
+        await first.schedule(b"x", to="handler:tick", id="s", every=Every("2s", overlap="skip"))
+        await until(lambda: len(runs) == 2, "the retry")
+    assert runs == [1, 2]
+    async with opened():
+        await until(lambda: len(runs) > 2, "the next occurrence")

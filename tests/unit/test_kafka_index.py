@@ -9,6 +9,7 @@ from itertools import count, pairwise, product
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from aiodelay.backends.kafka import records
 from aiodelay.backends.kafka.client import Outgoing
@@ -19,13 +20,15 @@ from aiodelay.backends.kafka.pending.placement import Placement
 from aiodelay.backends.kafka.pending.rate_limit import OVERDUE_MS, RateLimit
 from aiodelay.backends.kafka.watermark import Watermark
 from aiodelay.core.dict_table.table import Worker
-from aiodelay.core.transitions import NO_OP
+from aiodelay.core.transitions import NO_OP, occurrence_id
 from aiodelay.core.values import (
     Again,
     At,
     Cancel,
     Claim,
     Command,
+    Dead,
+    DeadLetter,
     Demand,
     Done,
     Envelope,
@@ -34,6 +37,7 @@ from aiodelay.core.values import (
     Put,
     Query,
     Record,
+    Refused,
     Renewal,
     RenewOutcome,
     Reschedule,
@@ -44,7 +48,9 @@ from aiodelay.kafka.records import (
     KEEP,
     Memory,
     Read,
+    Wire,
     encode_cancel,
+    encode_dead,
     encode_end,
     encode_keep,
     encode_mark,
@@ -395,6 +401,195 @@ def test_a_recurring_message_that_had_ended_and_came_back_is_listed_until_it_is_
     read_back(index, change)
     assert series_in(index) == []
     assert [letter.reason for letter in index.table.letters] == ["resurrected"]
+
+
+# --- retries of recurring messages ------------------------------------------------------------------------
+
+
+class Log:
+    """The records of a partition, and an owner that writes and reads them."""
+
+    def __init__(self, *wires: Wire) -> None:
+        self.read: list[Read] = []
+        self.owner = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
+        for wire in wires:
+            self.append(wire)
+
+    def append(self, wire: Wire) -> None:
+        self.read.append(Read(len(self.read), NOW, *wire))
+        self.owner.reader.read(self.read[-1])
+
+    def write(self) -> None:
+        """Write the changes of the owner, and read them back."""
+        while self.owner.log.changes:
+            change = self.owner.log.changes.popleft()
+            wires = list(change.wires())
+            change.offset = len(self.read) + len(wires) - 1
+            for wire in wires:
+                self.append(wire)
+            self.owner.log.written(change)
+
+    def change_owner(self) -> None:
+        """Let another owner read all records."""
+        self.owner = PendingIndex(clock=VirtualClock(), placement=Placement("t/0"), claims=count(1))
+        for read in self.read:
+            self.owner.reader.read(read)
+
+    def live(self) -> tuple[int, ...]:
+        """Return the due times of the retried occurrences that the series lists."""
+        entry = self.owner.table.find("s")
+        assert entry is not None
+        return entry.record.live
+
+    def claim(self) -> Claim:
+        (claim,) = claims_of(self.owner, Worker("worker", (), 0))
+        return claim
+
+
+RETRY_ID = occurrence_id("s", NOW)
+
+
+def failed_series() -> Log:
+    """Return the log of a series whose occurrence at `NOW` failed, and waits for its retry."""
+    log = Log(encode_record(recurring("s")))
+    claim = log.claim()
+    log.owner.decisions.settle(Again("s", claim.record.revision, claim.token, NOW, 1, "boom", NOW + HOUR_MS))
+    log.write()
+    return log
+
+
+def test_a_new_owner_lists_the_retries_that_wait() -> None:
+    log = failed_series()
+    assert log.live() == (NOW,)
+    log.change_owner()
+    assert log.live() == (NOW,)
+
+
+@pytest.mark.parametrize("end", ["done", "dead"])
+@pytest.mark.parametrize("is_new", [False, True], ids=["the same owner", "a new owner"])
+def test_a_series_does_not_list_a_retry_that_has_ended(end: str, *, is_new: bool) -> None:
+    log = failed_series()
+    claim = log.claim()
+    assert claim.record.id == RETRY_ID
+    key = (RETRY_ID, claim.record.revision, claim.token)
+    settlement = Done(*key) if end == "done" else Dead(*key, "attempts_exhausted", 2, "boom")
+    log.owner.decisions.settle(settlement)
+    log.owner.give_back()
+    log.owner.log.changes.clear()
+    assert log.live() == (NOW,), "the session ended before the write"
+    log.owner.decisions.settle(settlement)
+    log.write()
+    if is_new:
+        log.change_owner()
+    assert log.live() == ()
+
+
+def test_a_series_does_not_list_a_retry_that_a_user_has_cancelled() -> None:
+    log = failed_series()
+    log.append(encode_cancel(records.key_of(RETRY_ID)))
+    assert log.live() == ()
+
+
+def test_a_series_lists_a_cancelled_retry_while_it_runs_for_the_last_time() -> None:
+    log = failed_series()
+    claim = log.claim()
+    log.append(encode_cancel(records.key_of(RETRY_ID)))
+    assert log.live() == (NOW,)
+    log.owner.decisions.settle(Done(RETRY_ID, claim.record.revision, claim.token))
+    log.write()
+    assert log.live() == ()
+
+
+@pytest.mark.parametrize("end", ["cancelled", "ended"])
+def test_a_new_series_does_not_list_a_retry_of_an_earlier_series(end: str) -> None:
+    log = failed_series()
+    if end == "cancelled":
+        log.claim()
+        log.append(encode_cancel(b"s"))
+    else:
+        log.append(encode_end(b"s", read_to=len(log.read), outcome="delivered"))
+    series = recurring("s", due_ms=NOW + HOUR_MS)
+    log.append(encode_record(replace(series, revision=NOW + 1)))
+    assert log.live() == ()
+    assert log.owner.knows(RETRY_ID), "the retry goes on"
+    log.change_owner()
+    assert log.live() == ()
+
+
+def test_a_redriven_occurrence_is_listed_once_it_is_written_also_by_a_new_owner() -> None:
+    occurrence = Record(Envelope(RETRY_ID, "kafka", "t"), 0, NOW, NO_OP)
+    letter = DeadLetter(occurrence, "attempts_exhausted", NOW)
+    log = Log(encode_record(recurring("s", due_ms=NOW + HOUR_MS)), encode_dead(letter))
+    log.owner.decisions.redrive(letter.key)
+    log.owner.give_back()
+    log.owner.log.changes.clear()
+    assert log.live() == (), "the session ended before the write"
+    log.owner.decisions.redrive(letter.key)
+    log.write()
+    assert log.live() == (NOW,)
+    log.change_owner()
+    assert log.live() == (NOW,)
+
+
+# --- dead letters -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_overtaken", [False, True], ids=["alone", "a user's put is first"])
+def test_s2_a_redrive_deletes_the_dead_letter_only_if_its_message_counts(*, is_overtaken: bool) -> None:
+    letter = DeadLetter(Record(Envelope("m", "kafka", "t", payload=b"dead"), 0, NOW, NO_OP), "attempts_exhausted", NOW)
+    log = Log(encode_dead(letter))
+    _, change = log.owner.decisions.redrive(letter.key)
+    assert change is not None
+    if is_overtaken:
+        log.append(encode_record(Record(Envelope("m", "kafka", "t", payload=b"user's"), 0, NOW, NO_OP)))
+    log.write()
+    assert change.counted is not is_overtaken
+    log.change_owner()
+    assert log.owner.table.letters.has(letter.key) is is_overtaken
+    assert taken(log.owner) == [b"user's" if is_overtaken else b"dead"]
+
+
+def test_s2_a_session_that_ends_before_the_dead_letter_is_deleted_leaves_it_beside_the_message() -> None:
+    letter = DeadLetter(Record(Envelope("m", "kafka", "t", payload=b"dead"), 0, NOW, NO_OP), "attempts_exhausted", NOW)
+    log = Log(encode_dead(letter))
+    log.owner.decisions.redrive(letter.key)
+    change = log.owner.log.changes.popleft()
+    for wire in change.wires():
+        log.append(wire)
+    log.change_owner()
+    assert log.owner.table.letters.has(letter.key)
+    assert log.owner.decisions.redrive(letter.key) == (Refused("exists"), None)
+    assert taken(log.owner) == [b"dead"]
+
+
+# --- messages that cannot leave ---------------------------------------------------------------------------
+
+
+def test_the_next_owner_delivers_a_message_that_could_neither_leave_nor_become_a_dead_letter() -> None:
+    large, small = (Envelope(name, "kafka", "t", payload=name.encode()) for name in ("large", "small"))
+    log = Log(*(encode_record(Record(envelope, 0, NOW, NO_OP)) for envelope in (large, small)))
+    assert moving(log.owner) == [b"large", b"small"]
+    refused = log.owner.log.changes.popleft()
+    log.owner.log.release(refused)
+    log.owner.log.leave(refused)
+    log.write()
+    mark = log.owner.next_mark()
+    if mark is not None:
+        log.append(encode_mark(mark))
+    log.change_owner()
+    log.owner.repairs.quarantine()
+    assert list(log.owner.log.changes) == []
+    assert moving(log.owner) == [b"large"]
+
+
+def test_a_message_that_could_not_leave_holds_the_mark_only_while_it_is_stored() -> None:
+    log = Log(encode_record(Record(Envelope("large", "kafka", "t"), 0, NOW, NO_OP)))
+    moving(log.owner)
+    refused = log.owner.log.changes.popleft()
+    log.owner.log.release(refused)
+    log.owner.log.leave(refused)
+    log.append(encode_cancel(b"large"))
+    assert log.owner.next_mark() == Watermark(NOW, 2)
 
 
 # --- what is far ------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+from msgspec.structs import replace
+
 from aiodelay.backends.kafka import records
 from aiodelay.core.dict_table.entries import Entry
 from aiodelay.core.dict_table.table import DictAnswers, DictClaims, DictLetters, DictTable, DictTrials, journal_entry
@@ -27,7 +29,7 @@ from aiodelay.core.values import (
 )
 from aiodelay.ports.clock import Clock
 
-from .changes import ChangeLog
+from .changes import Change, ChangeLog
 
 __all__ = ["ChangeTable", "SupersededChanges"]
 
@@ -89,8 +91,9 @@ class SupersededChanges:
 
 
 class _Letters:
-    """`Letters` whose calls add dead letters to the current change, or have that change delete them.
+    """`Letters` whose calls add dead letters to the current change, or have another change delete them.
 
+    That change follows the current change: if the current change does not count, the dead letter stays.
     The table itself changes when the records of the change are read back.
     """
 
@@ -108,7 +111,7 @@ class _Letters:
 
     def remove(self, key: DeadKey) -> bool:
         assert self._log.current is not None
-        self._log.current.purged = key
+        self._log.current.following = Change(b"", self._log.state.read_to, None, purged=key)
         return self._near.has(key)
 
 
@@ -159,7 +162,9 @@ class ChangeTable:
         self._near.leased.pop(row.record.id, None)
 
     def update(self, row: Entry, record: Record) -> None:
-        self._near.update(row, record)
+        # A redrive that adds to `live` may not count. `PendingTable` adds the occurrence when its record is read back.
+        live = tuple(due_ms for due_ms in record.live if due_ms in row.record.live)
+        self._near.update(row, replace(record, live=live))
 
     def set_token(self, row: Entry, token: int) -> None:
         # While the replacement of a claimed message is written, the table has the old version, and its claim is

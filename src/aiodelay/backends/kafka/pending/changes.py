@@ -15,9 +15,9 @@ from aiodelay.backends.kafka import records
 from aiodelay.backends.kafka.client import Outgoing
 from aiodelay.backends.kafka.records import Memory, Wire
 from aiodelay.core.dict_table.entries import GONE, LEASED, PARKED, Entry
-from aiodelay.core.dict_table.table import DictTable
 from aiodelay.core.values import DeadKey, DeadLetter, JournalEntry, Record
 
+from .pending_table import PendingTable
 from .read_state import ReadState
 
 __all__ = ["MOST_NOTES", "Change", "ChangeLog"]
@@ -39,6 +39,7 @@ class Change(Struct, eq=False, gc=False):
         memory: Answers and a version that must outlive the message's record.
         targets: Records for other topics. The same transaction writes them.
         purged: A dead letter that this change deletes.
+        following: A change to write once this change was read back, if this change counts.
         asked: The key of a user's request to the owner that this change ends.
         entry: The message in the table that nobody else may claim or change until the change ends; None = no message.
         is_users: Whether the change writes a user's cancel. Such a change counts even if others have written the key
@@ -60,6 +61,7 @@ class Change(Struct, eq=False, gc=False):
     others: Sequence[tuple[Record, int]] = ()
     outcome: str = "ended"
     purged: DeadKey | None = None
+    following: Change | None = None
     asked: bytes = b""
     memory: Memory | None = None
     refusal: str = ""
@@ -153,13 +155,13 @@ class ChangeLog:
         notes: Journal entries that wait to be written.
     """
 
-    table: DictTable
+    table: PendingTable
     state: ReadState
     keeps_history: bool
     notes: deque[JournalEntry]
 
     def __init__(
-        self, table: DictTable, state: ReadState, *, name: str, keeps_history: bool, notes: deque[JournalEntry]
+        self, table: PendingTable, state: ReadState, *, name: str, keeps_history: bool, notes: deque[JournalEntry]
     ) -> None:
         self.table, self.state, self._name = table, state, name
         self.keeps_history, self.notes = keeps_history, notes
@@ -253,11 +255,13 @@ class ChangeLog:
             del self.held_back[change.key]
 
     def written(self, change: Change) -> None:
-        """End a change. Call this after the index has read the change's last record.
+        """End a change, and begin the change that follows it. Call this after the index has read its last record.
 
         If the table still has the message that the change reserved, remove it, unless the change is a user's cancel.
         """
         self.release(change)
+        if change.following is not None and change.counted:
+            self.begin(change.following)
         entry = change.entry
         # If the message is still in the table, a user had cancelled it before this change's record was written.
         if entry is not None and not change.is_users and self.is_left(entry):
@@ -295,6 +299,7 @@ class ChangeLog:
                 self.table.superseded.end(entry.record.id, entry.record.revision, entry.token)
             elif entry.state is LEASED:
                 self.table.lanes[entry.record.envelope.lane].add(entry)
+        self.table.correct_live()
         return changes
 
     def shorten(self, change: Change) -> bool:
@@ -309,7 +314,7 @@ class ChangeLog:
     def leave(self, change: Change) -> None:
         """Remove from the table a message that can neither leave nor become a dead letter.
 
-        The next owner reads the message again.
+        The next owner reads the message again, and tries to deliver it.
         """
         name, problem = records.id_of(change.key), change.refusal
         log.error("%s: message %s stays in the partition, undelivered: %s", self._name, name, problem)
@@ -317,3 +322,4 @@ class ChangeLog:
         entry = change.entry
         if entry is not None and self.is_left(entry):
             self.table.remove(entry)
+            self.state.left[change.key] = entry.place_ms

@@ -9,6 +9,7 @@ more than the offset of its record. Nothing in this package uses the network. Th
 
 - `record_reader.py` takes records in.
 - `decisions.py` decides for the owner, and `repairs.py` makes the changes that repair the partition.
+- `pending_table.py` keeps the near messages, and corrects the lists of retries of series.
 - `change_table.py` turns decisions into changes. `changes.py` keeps the changes until they are read back.
 - `due_messages.py` moves due messages to their topics.
 - `far_messages.py` makes near messages far, and finds the far messages that must come near.
@@ -42,6 +43,7 @@ from .due_messages import DueMessages
 from .far_index import FarIndex
 from .far_messages import FarMessages
 from .paced_lanes import PacedLanes
+from .pending_table import PendingTable
 from .placement import Placement
 from .rate_limit import RateLimit
 from .read_state import ReadState
@@ -97,7 +99,7 @@ class PendingIndex:
         self.placement, self.name = placement, placement.name
         self.workers = Workers() if workers is None else workers
         self.state = ReadState(FarIndex() if far is None else far)
-        self.table = table = DictTable(self.workers)
+        self.table = table = PendingTable(self.workers)
         notes = deque(maxlen=MOST_NOTES) if notes is None else notes
         self.log = ChangeLog(table, self.state, name=placement.name, keeps_history=keeps_history, notes=notes)
         changing = ChangeTable(table, self.log, clock)
@@ -143,7 +145,8 @@ class PendingIndex:
         waiting += self.table.leased.values()
         waiting += [] if (overdue := self._lanes.overdue()) is None else [overdue]
         waiting += [change.entry for change in self.log.under_way if change.entry is not None]
-        until_ms = min((entry.place_ms - 1 for entry in waiting), default=now)
+        places = [*(entry.place_ms for entry in waiting), *state.left.values()]
+        until_ms = min((place_ms - 1 for place_ms in places), default=now)
         if state.far:
             until_ms = min(until_ms, state.edge_ms - 1)
         mark = Watermark(min(until_ms, now), state.read_to)

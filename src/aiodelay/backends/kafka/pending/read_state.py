@@ -42,6 +42,8 @@ class ReadState(Struct, eq=False):
             the end.
         hidden: Keys whose standing record Kafka's cleaner would drop.
         bad: Records that cannot be decoded, each with the reason, by key.
+        left: Keys of messages that can neither leave nor become dead letters, with the planned time of their next
+            attempt. Their records stand, but the table does not have them.
         over: Keys with a standing message that the owner must end.
         asked: Requests to the owner, by key.
         kept_at: Offsets of the records of pauses, features and dead letters.
@@ -59,6 +61,7 @@ class ReadState(Struct, eq=False):
     standings: dict[bytes, Precedence] = field(default_factory=dict)
     hidden: dict[bytes, None] = field(default_factory=dict)
     bad: dict[bytes, tuple[Read, str]] = field(default_factory=dict)
+    left: dict[bytes, int] = field(default_factory=dict)
     over: dict[bytes, None] = field(default_factory=dict)
     asked: dict[bytes, Asked] = field(default_factory=dict)
     kept_at: dict[bytes, int] = field(default_factory=dict)

@@ -197,6 +197,7 @@ class RecordReader:
         if (change := self._changes.held_back.get(key)) is not None and change.offset == read.offset:
             change.counted = True
         state.bad.pop(key, None)
+        state.left.pop(key, None)
         state.over.pop(key, None)
         state.far.remove(key)
         if is_put:

@@ -203,7 +203,9 @@ class OwnerCommands:
             raise self._ownership.unavailable(LATE) from None
 
     async def redrive(self, key: DeadKey) -> Outcome:
-        """Schedule a dead letter again.
+        """Schedule a dead letter again. Return when the message was read back and the dead letter is deleted.
+
+        If the session ends between the two, the dead letter stays beside its message.
 
         Raises:
             StoreUnavailableError: The session has ended, or the message under its id cannot be read. Nothing was
@@ -217,7 +219,11 @@ class OwnerCommands:
         self._to_write.set()
         if not await self._written_in_time(change):
             return self._unknown()
-        return outcome if change.counted else Refused("exists")
+        if not change.counted:
+            return Refused("exists")
+        if change.following is not None:
+            await self._written_in_time(change.following)
+        return outcome
 
     async def purge(self, key: DeadKey) -> bool:
         """Delete a dead letter. Return False if there is no such dead letter.
