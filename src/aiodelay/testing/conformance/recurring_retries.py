@@ -67,6 +67,13 @@ class LiveListRules(Bench):
         assert (await stage.record("s")).live == live[1:]
 
     @staged
+    async def test_recurring_live_list_survives_reopening(self, stage: Stage) -> None:
+        live = await _with_retries(stage)
+        await self._end_retry(stage, occurrence_id("s", live[0]), "done")
+        await stage.reopen()
+        assert (await stage.record("s")).live == live[1:]
+
+    @staged
     async def test_recurring_series_claimed_as_its_retries_end_late_lists_none(self, stage: Stage) -> None:
         live = await _with_retries(stage, late=Late.drop("1h"))
         await stage.do(Reschedule(stage.op(), "s", At(live[0] + HOUR_MS // 2 + 1)))  # between the two retries
