@@ -170,7 +170,7 @@ def state_of(index: PendingIndex, world: World) -> dict[str, Any]:
         "hidden": index.state.hidden.keys(),
         "bad": {key: (read.offset, problem) for key, (read, problem) in index.state.bad.items()},
         "repeated": index.state.over.keys(),
-        "asked": {key: (asked.offset, asked.what) for key, asked in index.state.asked.items()},
+        "asked": {key: [(each.offset, each.what) for each in asked] for key, asked in index.state.asked.items()},
         "dead": {letter.key: letter for letter in index.table.letters},
         "holds and series": asyncio.run(_holds_and_series(index, world)),
         "mark": (index.state.mark, index.state.ended_at),

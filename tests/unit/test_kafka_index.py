@@ -49,6 +49,7 @@ from aiodelay.kafka.records import (
     Memory,
     Read,
     Wire,
+    encode_ask_to_cancel,
     encode_cancel,
     encode_dead,
     encode_end,
@@ -560,6 +561,54 @@ def test_s2_a_session_that_ends_before_the_dead_letter_is_deleted_leaves_it_besi
     assert log.owner.table.letters.has(letter.key)
     assert log.owner.decisions.redrive(letter.key) == (Refused("exists"), None)
     assert taken(log.owner) == [b"dead"]
+
+
+# --- requests to the owner --------------------------------------------------------------------------------
+
+
+def kept(payload: bytes, op: bytes) -> Wire:
+    return encode_keep(Record(Envelope("m", "kafka", "t", payload=payload), 0, NOW, op))
+
+
+def decide_requests(log: Log) -> list[str]:
+    """Decide the requests that the owner has read, and write the answers. Return the answers in their order."""
+    begin = len(log.read)
+    log.owner.repairs.make()
+    while log.owner.log.changes:
+        log.write()
+        log.owner.repairs.make()
+    answers = [records.answer_of(read.key, read.value, read.headers) for read in log.read[begin:]]
+    return [answer[1] for answer in answers if answer is not None]
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["the same owner", "a new owner"])
+def test_s2_of_two_puts_that_keep_a_stored_message_the_first_counts(*, is_new: bool) -> None:
+    log = Log(kept(b"first", b"1" * 8), kept(b"second", b"2" * 8))
+    if is_new:
+        log.owner.repairs.make()
+        change = log.owner.log.changes.popleft()
+        for wire in change.wires():
+            log.append(wire)
+        log.change_owner()
+    assert len(decide_requests(log)) == (1 if is_new else 2)
+    assert taken(log.owner) == [b"first"]
+    assert log.owner.state.asked == {}
+
+
+def test_s2_a_cancel_of_another_revision_voids_no_earlier_put() -> None:
+    log = Log(kept(b"first", b"1" * 8), encode_ask_to_cancel(Cancel(OP, "m", (NOW - 9, NOW - 9))))
+    assert decide_requests(log)[1] == "outdated"
+    assert taken(log.owner) == [b"first"]
+
+
+@pytest.mark.parametrize("revisions", [(NOW, NOW - 5), (NOW - 5, NOW)], ids=["the stored one first", "last"])
+def test_each_request_to_cancel_a_revision_gets_its_own_answer(revisions: tuple[int, int]) -> None:
+    log = Log(encode_record(Record(Envelope("m", "kafka", "t"), 0, NOW, NO_OP)))
+    for i, revision in enumerate(revisions):
+        log.append(encode_ask_to_cancel(Cancel(b"%8d" % i, "m", (revision, NOW))))
+    expected = {NOW: "cancelled", NOW - 5: "not_found" if revisions[0] == NOW else "outdated"}
+    assert decide_requests(log) == [expected[revision] for revision in revisions]
+    assert not log.owner.knows("m")
 
 
 # --- messages that cannot leave ---------------------------------------------------------------------------

@@ -41,6 +41,7 @@ class Change(Struct, eq=False, gc=False):
         purged: A dead letter that this change deletes.
         following: A change to write once this change was read back, if this change counts.
         asked: The key of a user's request to the owner that this change ends.
+        asked_at: The offset of that request.
         entry: The message in the table that nobody else may claim or change until the change ends; None = no message.
         is_users: Whether the change writes a user's cancel. Such a change counts even if others have written the key
             meanwhile.
@@ -63,6 +64,7 @@ class Change(Struct, eq=False, gc=False):
     purged: DeadKey | None = None
     following: Change | None = None
     asked: bytes = b""
+    asked_at: int = -1
     memory: Memory | None = None
     refusal: str = ""
     is_too_large: bool = False
@@ -114,7 +116,8 @@ class Change(Struct, eq=False, gc=False):
         if self.purged is not None:
             yield Wire(records.dead_key(self.purged), None, [])
         if self.asked:
-            yield records.encode_end(records.KEEP + self.asked, read_to=self.read_to, outcome=self.outcome)
+            # A later request of the same key stays, even if the owner has read it: it has a decision of its own.
+            yield records.encode_end(records.KEEP + self.asked, read_to=self.asked_at + 1, outcome=self.outcome)
         if not self.key:
             return
         if self.is_users:
@@ -288,8 +291,8 @@ class ChangeLog:
         changes = list(self.under_way)
         self.held_back.clear()
         self.under_way.clear()
-        for asked in self.state.asked.values():
-            asked.is_decided = False
+        for requests in self.state.asked.values():
+            requests[0].is_decided = False
         for change in changes:
             entry = change.entry
             if entry is None or not self.is_left(entry):

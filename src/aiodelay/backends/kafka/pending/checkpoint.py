@@ -94,7 +94,7 @@ def checkpoint_of(
     standings, answers = state.standings, table.answers
     offsets = [standing.seen.offset for standing in standings.values()]
     offsets += [at for key in state.hidden if (at := standings[key].hidden_at) is not None]
-    offsets += [asked.offset for asked in state.asked.values()]
+    offsets += [asked.offset for requests in state.asked.values() for asked in requests]
     offsets += state.kept_at.values()
     return Checkpoint(
         sorted(offsets),

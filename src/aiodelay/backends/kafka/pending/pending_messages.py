@@ -33,10 +33,10 @@ def pending_messages(index: PendingIndex, now: int) -> Iterator[Snapshot]:
     for read, problem in state.bad.values():
         record = salvaged(read, f"cannot be read: {problem}")
         yield index.inspection.snapshot(Entry(record, record.due_ms, 0), now)
-    for key, asked in state.asked.items():
-        is_there = index.table.find(records.id_of(key)) is not None
-        if not isinstance(asked.what, Cancel) and not asked.is_over and not is_there:
-            yield index.inspection.snapshot(_as_asked(asked.what), now)
+    for key, requests in state.asked.items():
+        puts = (each.what for each in requests if not each.is_over and not isinstance(each.what, Cancel))
+        if index.table.find(records.id_of(key)) is None and (put := next(puts, None)) is not None:
+            yield index.inspection.snapshot(_as_asked(put), now)
 
 
 def _as_asked(put: Put | PutBack) -> Entry:

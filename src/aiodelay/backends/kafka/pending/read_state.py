@@ -45,7 +45,8 @@ class ReadState(Struct, eq=False):
         left: Keys of messages that can neither leave nor become dead letters, with the planned time of their next
             attempt. Their records stand, but the table does not have them.
         over: Keys with a standing message that the owner must end.
-        asked: Requests to the owner, by key.
+        asked: Requests to the owner, by key, in their order. The owner decides a request once it has read the end of
+            the request before.
         kept_at: Offsets of the records of pauses, features and dead letters.
         raised: Ids of messages whose revision differs from the revision in their record.
         mark: The newest watermark of an owner.
@@ -63,7 +64,7 @@ class ReadState(Struct, eq=False):
     bad: dict[bytes, tuple[Read, str]] = field(default_factory=dict)
     left: dict[bytes, int] = field(default_factory=dict)
     over: dict[bytes, None] = field(default_factory=dict)
-    asked: dict[bytes, Asked] = field(default_factory=dict)
+    asked: dict[bytes, list[Asked]] = field(default_factory=dict)
     kept_at: dict[bytes, int] = field(default_factory=dict)
     raised: set[str] = field(default_factory=set)
     mark: Watermark = Watermark()

@@ -130,8 +130,9 @@ class RecordReader:
         """Take in a request to the owner, or the end of a request. A request with `read_to` puts a message back."""
         read_to, all_asked = glance.read_to, self._state.asked
         if read.value is None:
-            if key in all_asked and (read_to is None or all_asked[key].offset < read_to):
-                del all_asked[key]
+            left = [each for each in all_asked.pop(key, ()) if read_to is not None and each.offset >= read_to]
+            if left:
+                all_asked[key] = left
             return
         try:
             what: Put | PutBack | Cancel | None
@@ -143,7 +144,7 @@ class RecordReader:
             where = self._placement.name, read.offset
             log.warning("%s, offset %d: a request to the owner is skipped: %s", *where, error.problem)
         else:
-            all_asked[key] = Asked(read.offset, what)
+            all_asked.setdefault(key, []).append(Asked(read.offset, what))
 
     def _read_own_end(self, key: bytes, offset: int) -> bool:
         """Take in a tombstone by which this owner ends a message.
@@ -176,8 +177,9 @@ class RecordReader:
         standing = after(state.standing(key), Seen(read.offset, is_put, glance.read_to))
         counts = standing.seen.offset == read.offset
         state.standings[key] = standing
-        if glance.read_to is None and key in state.asked:
-            state.asked[key].is_over = True
+        if glance.read_to is None:
+            for asked in state.asked.get(key, ()):
+                asked.is_over = True
         state.hidden.pop(key, None)
         if standing.hidden_at is not None:
             state.hidden[key] = None

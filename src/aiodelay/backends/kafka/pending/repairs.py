@@ -10,10 +10,11 @@ import logging
 
 from aiodelay.backends.kafka import records
 from aiodelay.core.dict_table.entries import Entry
-from aiodelay.core.values import Cancel, Outcome, Put, PutBack, Refused, Stored
+from aiodelay.core.values import Cancel, Outcome, PutBack, Refused, Stored
 
 from .changes import Change, ChangeLog
 from .decisions import Decisions
+from .read_state import Asked
 from .salvage import salvaged
 
 __all__ = ["Repairs"]
@@ -40,16 +41,16 @@ class Repairs:
         for key in [*state.hidden, *state.bad, *state.over]:
             if key not in self._log.held_back and state.far.find(key) is None:
                 self._make(key)
-        for key, asked in state.asked.items():
+        for key, (asked, *_) in state.asked.items():
             if not asked.is_decided and asked.is_over:
                 asked.is_decided = True
-                change = Change(b"", state.read_to, None, asked=key)
+                change = Change(b"", state.read_to, None, asked=key, asked_at=asked.offset)
                 self._log.under_way[change] = None
                 # First in the queue: otherwise another owner may find the request without the record that voids it.
                 self._log.changes.appendleft(change)
             elif not asked.is_decided and key not in self._log.held_back and state.far.find(key) is None:
                 asked.is_decided = True
-                self._decide_asked(key, asked.what)
+                self._decide_asked(key, asked)
 
     def _make(self, key: bytes) -> None:
         state, entry = self._state, self._table.find(records.id_of(key))
@@ -67,13 +68,14 @@ class Repairs:
             self._log.reserve(entry)
         self._log.offer(change)
 
-    def _decide_asked(self, key: bytes, what: Put | PutBack | Cancel) -> None:
+    def _decide_asked(self, key: bytes, asked: Asked) -> None:
         """Carry out a user's request to the owner. The tombstone of the request contains the answer."""
+        what = asked.what
         outcome, change = self._decisions.put_back(what) if isinstance(what, PutBack) else self._decisions.command(what)
         if change is None:
             change = Change(b"", self._state.read_to, None)
             self._log.begin(change)
-        change.asked = key
+        change.asked, change.asked_at = key, asked.offset
         if isinstance(what, Cancel):
             change.outcome = outcome.answer if isinstance(outcome, Stored) else _reason(outcome)
 
