@@ -17,9 +17,9 @@ from aiodelay.errors import WrongLoopError
 
 __all__ = ["check_not_inherited", "note_closed", "note_opened"]
 
-Identity: TypeAlias = tuple[int, int]
-_open: dict[int, tuple[sqlite3.Connection, Identity | None]] = {}
-_inherited: set[Identity] = set()
+_Identity: TypeAlias = tuple[int, int]
+_open: dict[int, tuple[sqlite3.Connection, _Identity | None]] = {}
+_inherited: set[_Identity] = set()
 
 
 def check_not_inherited(path: str) -> None:
@@ -44,7 +44,7 @@ def note_closed(connection: sqlite3.Connection) -> None:
     _open.pop(id(connection), None)
 
 
-def _identity(path: str) -> Identity | None:
+def _identity(path: str) -> _Identity | None:
     try:
         found = os.stat(path)
     except OSError:

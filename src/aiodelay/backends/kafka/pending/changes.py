@@ -40,8 +40,7 @@ class Change(Struct, eq=False, gc=False):
         targets: Records for other topics. The same transaction writes them.
         purged: A dead letter that this change deletes.
         following: A change to write once this change was read back, if this change counts.
-        asked: The key of a user's request to the owner that this change ends.
-        asked_at: The offset of that request.
+        asked: The key and the offset of a user's request to the owner that this change ends.
         entry: The message in the table that nobody else may claim or change until the change ends; None = no message.
         is_users: Whether the change writes a user's cancel. Such a change counts even if others have written the key
             meanwhile.
@@ -63,8 +62,7 @@ class Change(Struct, eq=False, gc=False):
     outcome: str = "ended"
     purged: DeadKey | None = None
     following: Change | None = None
-    asked: bytes = b""
-    asked_at: int = -1
+    asked: tuple[bytes, int] | None = None
     memory: Memory | None = None
     refusal: str = ""
     is_too_large: bool = False
@@ -115,9 +113,10 @@ class Change(Struct, eq=False, gc=False):
             yield records.encode_record(record, read_to=self.read_to, place_ms=place_ms)
         if self.purged is not None:
             yield Wire(records.dead_key(self.purged), None, [])
-        if self.asked:
+        if self.asked is not None:
             # A later request of the same key stays, even if the owner has read it: it has a decision of its own.
-            yield records.encode_end(records.KEEP + self.asked, read_to=self.asked_at + 1, outcome=self.outcome)
+            key, offset = self.asked
+            yield records.encode_end(records.KEEP + key, read_to=offset + 1, outcome=self.outcome)
         if not self.key:
             return
         if self.is_users:

@@ -44,7 +44,7 @@ class Repairs:
         for key, (asked, *_) in state.asked.items():
             if not asked.is_decided and asked.is_over:
                 asked.is_decided = True
-                change = Change(b"", state.read_to, None, asked=key, asked_at=asked.offset)
+                change = Change(b"", state.read_to, None, asked=(key, asked.offset))
                 self._log.under_way[change] = None
                 # First in the queue: otherwise another owner may find the request without the record that voids it.
                 self._log.changes.appendleft(change)
@@ -75,7 +75,7 @@ class Repairs:
         if change is None:
             change = Change(b"", self._state.read_to, None)
             self._log.begin(change)
-        change.asked, change.asked_at = key, asked.offset
+        change.asked = key, asked.offset
         if isinstance(what, Cancel):
             change.outcome = outcome.answer if isinstance(outcome, Stored) else _reason(outcome)
 
