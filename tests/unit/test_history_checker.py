@@ -566,6 +566,9 @@ CLEAN: dict[str, Callable[[], Tale]] = {
     ),
     "stored after a claim of a message that is due later": lambda: two_claims(due=9, asked_late=True),
     "due at once, and perhaps scheduled first": lambda: ended(one_claim_of_two(first_answered=False)),
+    "a source whose time the process estimates": lambda: (
+        Tale().put().wait(10).claim(is_of_source=True, stepped_by=-3).run().settle().final()
+    ),
     "elements of a list, which are not in the order of due times": lambda: two_claims(due=9, is_of_source=True),
     "out of order by two claims at the same time": overlapping_claims,
     "due at once, and scheduled at the same time": stored_at_the_same_time,

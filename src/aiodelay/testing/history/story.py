@@ -181,8 +181,14 @@ class Attempt:
 
     @property
     def begun_ms(self) -> int:
-        """The store's time of the claim, epoch ms; without a claim, the time of the process at the beginning."""
-        return self.start.wall_ms if self.lease is None else self.lease.claimed_ms
+        """The store's time of the claim, epoch ms; without a claim, the time of the process at the beginning.
+
+        A message of a source has come there after its due time. A process only estimates the time of a source, so its
+        own time counts too.
+        """
+        if self.lease is None:
+            return self.start.wall_ms
+        return max(self.lease.claimed_ms, self.start.wall_ms) if self.is_of_source else self.lease.claimed_ms
 
     @property
     def is_of_source(self) -> bool:
