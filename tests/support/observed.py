@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal, NoReturn, Self, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from aiodelay.core.values import (
     Claimed,
@@ -33,6 +33,7 @@ from aiodelay.core.values import (
     Tidied,
 )
 from aiodelay.ports import Feed, Pulse, Pulsing, Source, Store, Work
+from aiodelay.ports.clock import SystemClock
 from aiodelay.testing import history as h
 from aiodelay.testing.forwarding import ForwardingFeed, ForwardingStore, ForwardingWork
 from aiodelay.testing.history.recorded import RecordedFeed, RecordedWork
@@ -166,7 +167,15 @@ class ObservedSource:
     @asynccontextmanager
     async def feed(self, *arguments: Any) -> AsyncIterator[Feed]:  # noqa: ANN401 - passed on
         async with self._source.feed(*arguments) as feed:
-            yield RecordedFeed(_FailingFeed(feed, self._points), self._history)
+            yield _RecordedSourceFeed(_FailingFeed(feed, self._points), self._history)
+
+
+class _RecordedSourceFeed(RecordedFeed):
+    """Records the time of the process with the claims. The feed of a source tells only an estimate of its time."""
+
+    def _claimed(self, asked: h.Claiming, claimed: Claimed) -> None:
+        now_ms = max(claimed.now_ms, SystemClock().now_ms())
+        super()._claimed(asked, structs.replace(claimed, now_ms=now_ms))
 
 
 class _FailingFeed(ForwardingFeed):

@@ -71,7 +71,7 @@ Finding: TypeAlias = tuple[str, *tuple[str, ...]]
 
 
 def _s1_never_early(story: Story, limits: Limits) -> Iterator[Finding]:
-    """No message is given out before the due time of its record, or that which the last certain command set.
+    """No message is given out before its due time: neither that of its record, nor that of the last certain command.
 
     The store's clock decides, at the claim. The clock of the process counts only for a run without a known claim.
     """

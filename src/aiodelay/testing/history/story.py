@@ -184,12 +184,11 @@ class Attempt:
         """The store's time of the claim, epoch ms; without a claim, the time of the process at the beginning.
 
         A message of a source has come there after its due time. A process only estimates the time of a source, so its
-        own time counts too. The lane of such a run is that of the message, and not that of the claim.
+        own time counts too.
         """
         if self.lease is None:
             return self.start.wall_ms
-        from_source = self.is_of_source or self.start.lane != self.lease.note.lane
-        return max(self.lease.claimed_ms, self.start.wall_ms) if from_source else self.lease.claimed_ms
+        return max(self.lease.claimed_ms, self.start.wall_ms) if self.is_of_source else self.lease.claimed_ms
 
     @property
     def is_of_source(self) -> bool:
