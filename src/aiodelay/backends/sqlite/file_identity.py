@@ -12,7 +12,7 @@ from contextlib import suppress
 from aiodelay.backends.private_files import make_private
 from aiodelay.ports.clock import SystemClock
 
-__all__ = ["FileIdentity", "note_of"]
+__all__ = ["FileIdentity", "identity_of", "note_of"]
 
 NOTED_MS = 60_000
 """How long the note next to the path is valid, in ms.
@@ -31,12 +31,12 @@ class FileIdentity:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._opened = _identity(path)
+        self._opened = identity_of(path)
         self._has_note = False
 
     def loss(self) -> str:
         """Describe how the file was lost, or return "" if the path still leads to the opened file."""
-        found = _identity(self._path)
+        found = identity_of(self._path)
         if found == self._opened:
             return ""
         if found is None:
@@ -80,7 +80,8 @@ def note_of(path: str) -> str:
     return f"the file {path!r} was deleted or replaced, but a process still keeps its messages in the old file"
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def identity_of(path: str) -> tuple[int, int] | None:
+    """Return the device and the inode of the file at a path; None if there is no file, or it cannot be asked."""
     try:
         found = os.stat(path)
     except OSError:

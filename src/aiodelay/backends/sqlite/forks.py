@@ -11,15 +11,15 @@ from __future__ import annotations
 import ctypes
 import os
 import sqlite3
-from typing import TypeAlias
 
 from aiodelay.errors import WrongLoopError
 
+from .file_identity import identity_of
+
 __all__ = ["check_not_inherited", "note_closed", "note_opened"]
 
-_Identity: TypeAlias = tuple[int, int]
-_open: dict[int, tuple[sqlite3.Connection, _Identity | None]] = {}
-_inherited: set[_Identity] = set()
+_open: dict[int, tuple[sqlite3.Connection, tuple[int, int] | None]] = {}
+_inherited: set[tuple[int, int]] = set()
 
 
 def check_not_inherited(path: str) -> None:
@@ -28,7 +28,7 @@ def check_not_inherited(path: str) -> None:
     Raises:
         WrongLoopError: The file was open.
     """
-    if _identity(path) in _inherited:
+    if identity_of(path) in _inherited:
         raise WrongLoopError(
             "store", f"process: {path!r} was open when this process was forked. Close it before a fork"
         )
@@ -36,20 +36,12 @@ def check_not_inherited(path: str) -> None:
 
 def note_opened(connection: sqlite3.Connection, path: str) -> None:
     """Note a connection to a file. The caller calls `note_closed` when it has closed the connection."""
-    _open[id(connection)] = connection, _identity(path)
+    _open[id(connection)] = connection, identity_of(path)
 
 
 def note_closed(connection: sqlite3.Connection) -> None:
     """Note that a connection is closed."""
     _open.pop(id(connection), None)
-
-
-def _identity(path: str) -> _Identity | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _inherit() -> None:

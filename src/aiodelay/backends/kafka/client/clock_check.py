@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from aiodelay.backends.clock_skew import MOST_SKEW_MS, warn_of_skew
+from aiodelay.backends.clock_skew import warn_of_skew
 from aiodelay.ports.clock import Clock
 
 __all__ = ["ClockCheck"]
@@ -43,7 +43,7 @@ class ClockCheck:
         """
         nearest_ms = min(max(appended_ms, asked_ms), self._clock.now_ms())
         skew_ms, now_ms = appended_ms - nearest_ms, self._clock.monotonic_ms()
-        if appended_ms < 0 or abs(skew_ms) <= MOST_SKEW_MS or now_ms < self._quiet_until_ms:
+        if appended_ms < 0 or now_ms < self._quiet_until_ms:
             return
-        self._quiet_until_ms = now_ms + PAUSE_MS
-        warn_of_skew(log, self._name, "broker", skew_ms)
+        if warn_of_skew(log, self._name, "broker", skew_ms):
+            self._quiet_until_ms = now_ms + PAUSE_MS
