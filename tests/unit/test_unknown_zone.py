@@ -44,6 +44,18 @@ def series(lane: str, *, address: str = "", rule: Mapping[str, str | int] = RULE
     return Put(new_op(), envelope, After(0), Conflict.replace(), late or Late.deliver())
 
 
+def never_run(clock: VirtualClock) -> tuple[MemoryStore, Scheduler]:
+    """Return a store, and a scheduler on it whose handler must not run."""
+    store = MemoryStore(clock=clock)
+    scheduler = Scheduler(store, clock=clock)
+
+    @scheduler.handler(name="work")
+    async def work(payload: bytes) -> None:
+        raise AssertionError("it must not run")
+
+    return store, scheduler
+
+
 class OneSink:
     name, limits = "topic", Demand(10)
 
@@ -110,13 +122,7 @@ async def test_a_series_of_an_unknown_zone_waits_until_its_zone_is_known(
 
 @pytest.mark.asyncio
 async def test_a_cancelled_series_of_an_unknown_zone_ends(clock: VirtualClock) -> None:
-    store = MemoryStore(clock=clock)
-    scheduler = Scheduler(store, clock=clock)
-
-    @scheduler.handler(name="work")
-    async def work(payload: bytes) -> None:
-        raise AssertionError("it must not run")
-
+    store, scheduler = never_run(clock)
     async with scheduler:
         await store.apply([series("work")])
         await clock.advance(seconds=1)
@@ -133,13 +139,7 @@ async def test_a_cancelled_series_of_an_unknown_zone_ends(clock: VirtualClock) -
 async def test_a_series_with_another_mistake_is_a_dead_letter(
     clock: VirtualClock, rule: Mapping[str, str | int]
 ) -> None:
-    store = MemoryStore(clock=clock)
-    scheduler = Scheduler(store, clock=clock)
-
-    @scheduler.handler(name="work")
-    async def work(payload: bytes) -> None:
-        raise AssertionError("it must not run")
-
+    store, scheduler = never_run(clock)
     async with scheduler:
         await store.apply([series("work", rule=rule)])
         await clock.advance(seconds=1)

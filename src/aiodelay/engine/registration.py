@@ -288,7 +288,7 @@ class Registration(Commands):
                 return
 
     def _present(self, spec: HandlerSpec) -> HandlerSpec | None:
-        """Return the handler with its present concurrency; None if it was removed, or added anew."""
+        """Return the handler with its present concurrency; None if it was removed, or replaced by another."""
         present = self._handlers.specs.get(spec.name)
         return present if present is not None and present.limits is spec.limits else None
 
