@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from aiodelay.core.dict_table.entries import Entry
 from aiodelay.core.dict_table.table import DictTable
-from aiodelay.core.transitions import occurrence_of
+from aiodelay.core.transitions import base_id, occurrence_of
 from aiodelay.core.values import Record
 
 __all__ = ["PendingTable"]
@@ -21,15 +21,11 @@ class PendingTable(DictTable):
 
     def place(self, record: Record, place_ms: int, sequence: int) -> None:
         super().place(record, place_ms, sequence)
-        if (series := self.recurring.get(record.id)) is not None:
-            self._list_retries(series)
-        elif self.recurring:
-            self._list_retry(record, is_stored=True)
+        self._correct_live_of(record.id)
 
     def remove(self, row: Entry) -> None:
         super().remove(row)
-        if self.recurring:
-            self._list_retry(row.record, is_stored=False)
+        self._correct_live_of(row.record.id)
 
     def correct_live(self) -> None:
         """Correct `live` of all series, after decisions about their retries were undone."""
@@ -42,15 +38,11 @@ class PendingTable(DictTable):
         live = tuple(_due_ms(each) for each in retries if each.revision >= series.record.revision)
         series.record = replace(series.record, live=live)
 
-    def _list_retry(self, record: Record, *, is_stored: bool) -> None:
-        """Add a retry to the list of its series, or remove it. Do nothing for a retry of an earlier series."""
-        occurrence = occurrence_of(record.id)
-        series = None if occurrence is None else self.recurring.get(occurrence[0])
-        if series is None or record.revision < series.record.revision:
-            return
-        due_ms = _due_ms(record)
-        live = tuple(each for each in series.record.live if each != due_ms)
-        series.record = replace(series.record, live=(*live, due_ms) if is_stored else live)
+    def _correct_live_of(self, message_id: str) -> None:
+        """Correct `live` of a series. The id is that of the series or of a retry. Do nothing for other ids."""
+        series = self.recurring.get(base_id(message_id)) if self.recurring else None
+        if series is not None:
+            self._list_retries(series)
 
 
 def _due_ms(retry: Record) -> int:
