@@ -25,7 +25,16 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from aiodelay import Conflict, InputError, Scheduler, StoreError, UnknownSinkError, event
+from aiodelay import (
+    Conflict,
+    InputError,
+    Message,
+    PartlyScheduledError,
+    Scheduler,
+    StoreError,
+    UnknownSinkError,
+    event,
+)
 
 POLL_S = 0.1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -86,20 +95,24 @@ async def move_rows(database: AsyncEngine, scheduler: Scheduler) -> int:
     oldest = select(Outbox).where(Outbox.refused.is_(None)).order_by(Outbox.number).limit(100)
     async with AsyncSession(database) as session, session.begin():
         rows = (await session.scalars(oldest.with_for_update(skip_locked=True))).all()
-        scheduled = []
-        for row in rows:
-            try:
-                await scheduler.schedule(
-                    row.payload,
-                    at=EPOCH + timedelta(milliseconds=row.due_ms),
-                    id=row.id,
-                    to=row.target,
-                    conflict=Conflict.newer(row.number),
-                )
-            except (InputError, UnknownSinkError) as error:
-                row.refused = str(error)  # the row stays, so that somebody can inspect it; later rows go on
-            else:
-                scheduled.append(row.number)
+        messages = [
+            Message(
+                row.payload,
+                at=EPOCH + timedelta(milliseconds=row.due_ms),
+                id=row.id,
+                to=row.target,
+                conflict=Conflict.newer(row.number),
+            )
+            for row in rows
+        ]
+        try:
+            await scheduler.schedule_many(messages)
+        except PartlyScheduledError as error:
+            for rejected in error.rejected:
+                if not isinstance(rejected.error, InputError | UnknownSinkError):
+                    raise rejected.error from error
+                rows[rejected.position].refused = str(rejected.error)  # the row stays, so that somebody can inspect it
+        scheduled = [row.number for row in rows if row.refused is None]
         await session.execute(delete(Outbox).where(Outbox.number.in_(scheduled)))
     return len(rows)
 

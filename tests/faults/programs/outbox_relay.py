@@ -9,28 +9,24 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
 from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from aiodelay import Scheduled, Scheduler
+from aiodelay import Message, Scheduler
 from examples.outbox import move_rows
 
 __all__ = ["STEPS"]
 
-STEPS = ("read", "scheduled one", "scheduled two", "scheduled all", "deleted", "committed")
+STEPS = ("read", "scheduled", "deleted", "committed")
 
 
 class MortalScheduler(Scheduler):
-    calls = 0
-
-    async def schedule(self, *arguments: Any, **options: Any) -> Scheduled:  # noqa: ANN401 - whatever the relay gives
+    async def schedule_many(self, messages: Iterable[Message] | AsyncIterable[Message], **options: Any) -> int:  # noqa: ANN401 - whatever the relay gives
         reach("read")
-        scheduled = await super().schedule(*arguments, **options)
-        self.calls += 1
-        reach({1: "scheduled one", 2: "scheduled two"}.get(self.calls, ""))
-        return scheduled
+        return await super().schedule_many(messages, **options)
 
 
 def reach(step: str) -> None:
@@ -44,7 +40,7 @@ async def main(database_url: str, store_url: str) -> None:
     @event.listens_for(database.sync_engine, "before_cursor_execute")
     def before(connection: Connection, cursor: object, statement: str, *_: object) -> None:
         if statement.startswith("DELETE FROM outbox"):
-            reach("scheduled all")
+            reach("scheduled")
 
     @event.listens_for(database.sync_engine, "after_cursor_execute")
     def after(connection: Connection, cursor: object, statement: str, *_: object) -> None:
