@@ -397,6 +397,19 @@ async def test_f21_broker_and_redis_end_and_come_back_while_it_runs(
         await place.dead_letters(6)
 
 
+async def test_f11_a_redis_that_has_lost_the_first_position_gets_the_requests_again(
+    kafka: str, crew: Crew, redis_server: RedisServer
+) -> None:
+    """A failover or a crash soon after the first batch loses the position with its messages. The box runs on."""
+    place = await placed(kafka, "redis", crew, redis_server, partitions=1)
+    async with place.box() as box:
+        await place.send(50, 3_600)
+        await place.each_is_stored(box)
+        redis_server.command("FLUSHALL")
+        await place.send(50, 3_600)
+        await place.each_is_stored(box)
+
+
 async def test_a_full_store_holds_up_and_loses_nothing(
     kafka: str, crew: Crew, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:

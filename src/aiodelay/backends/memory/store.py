@@ -88,7 +88,7 @@ class MemoryStore(MemoryControls):
         """Carry out commands in order. Return one outcome for each command."""
         now = self.now_ms()
         if source is not None:
-            if self._positions.get(source.source, source.first) != source.first:
+            if not source.continues(self._positions.get(source.source)):
                 return [Refused("passed")] * len(commands)
             self._positions[source.source] = source.position
         return [self._rules.apply(command, now) for command in commands]

@@ -27,8 +27,8 @@ def apply(tables: Tables, commands: Sequence[Command], source: SourcePosition | 
         tables: The tables, in a transaction. If `tables.careful` is set and `source` is None, a command with a value
             that cannot be stored is undone alone. Any other failure undoes all commands.
         commands: The commands to carry out.
-        source: The new position of an intake, or None. It is stored in the same transaction. If the stored position is
-            not the position before these commands, no command is carried out.
+        source: The new position of an intake, or None. It is stored in the same transaction. If the commands do not
+            continue the stored position, no command is carried out.
     """
     if source is not None and not _move_position(tables, source):
         return [Refused("passed")] * len(commands)
@@ -60,11 +60,15 @@ def _is_put(command: Command) -> bool:
 
 
 def _move_position(tables: Tables, source: SourcePosition) -> bool:
-    moved = tables.execute(
-        "INSERT INTO positions (ns, source, position) VALUES (?, ?, ?)"
-        " ON CONFLICT (ns, source) DO UPDATE SET position = excluded.position WHERE position = ?",
-        (tables.ns, source.source, source.position, source.first),
-    )
+    if source.is_stored:
+        query = "UPDATE positions SET position = ? WHERE ns = ? AND source = ? AND position = ?"
+        moved = tables.execute(query, (source.position, tables.ns, source.source, source.first))
+    else:
+        moved = tables.execute(
+            "INSERT INTO positions (ns, source, position) VALUES (?, ?, ?)"
+            " ON CONFLICT (ns, source) DO UPDATE SET position = excluded.position WHERE position = ?",
+            (tables.ns, source.source, source.position, source.first),
+        )
     return moved.rowcount > 0
 
 

@@ -392,10 +392,10 @@ class SourcePosition(Struct, frozen=True):
     """The position up to which an intake has read a stream.
 
     The store writes the position in the same step as the messages that were read up to it. A store carries out the
-    commands only if its stored position is `first`, or if it has no position. Otherwise it refuses all of them as
-    `passed`. So if two readers read the same records, only one of them stores the messages. If a store has lost the
-    writes of its last seconds, it refuses the reader too. The refused reader asks for the stored position and reads on
-    from there, so no gap remains.
+    commands only if its stored position is `first`, or if it has no position and `is_stored` is false. Otherwise it
+    refuses all of them as `passed`. So if two readers read the same records, only one of them stores the messages. If a
+    store has lost the writes of its last seconds, it refuses the reader too. The refused reader asks for the stored
+    position and reads on from there, so no gap remains.
 
     Attributes:
         source: The name of one ordered stream, such as a topic's partition.
@@ -403,9 +403,15 @@ class SourcePosition(Struct, frozen=True):
         position: The next position to read.
         positions: The position after each command, in ascending order, or (). A store of several parts needs them if
             some of its parts are ahead of others: a part carries out no command that it has already.
+        is_stored: Whether the reader knows that `first` is stored. A store that has no position then has lost it.
     """
 
     source: str
     first: int
     position: int
     positions: tuple[int, ...] = ()
+    is_stored: bool = False
+
+    def continues(self, stored: int | None) -> bool:
+        """Return whether the commands may follow the stored position; None = no position is stored."""
+        return not self.is_stored if stored is None else stored == self.first

@@ -434,6 +434,20 @@ class PositionRules(Bench):
         assert (await stage.store.position("t"), sorted(await stage.ids())) == (7, ["a", "b", "c"])
 
     @staged
+    async def test_s2_a_reader_whose_position_is_gone_is_refused(self, stage: Stage) -> None:
+        """A store that has lost its last writes may have lost the first position of a source, too."""
+        stage.needs_positions()
+        lost = SourcePosition("topic", 5, 9, is_stored=True)
+        (outcome,) = await stage.store.apply([stage.put("a")], source=lost)
+        assert isinstance(outcome, Refused)
+        assert (outcome.reason, await stage.store.position("topic"), await stage.ids()) == ("passed", None, [])
+        for first, position in [(0, 5), (5, 9)]:
+            step = SourcePosition("topic", first, position, is_stored=first > 0)
+            (outcome,) = await stage.store.apply([stage.put(f"m{first}")], source=step)
+            assert isinstance(outcome, Stored)
+        assert (await stage.store.position("topic"), sorted(await stage.ids())) == (9, ["m0", "m5"])
+
+    @staged
     async def test_a_refused_command_does_not_stop_its_batch(self, stage: Stage) -> None:
         stage.needs_positions(verdict=True)
         stage.needs_conflict("error")

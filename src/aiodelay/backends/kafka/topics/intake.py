@@ -133,6 +133,7 @@ class Intake:
         self._written: set[int] = set()
         self._refused: list[tuple[ConsumerRecord, str]] = []  # by the store, and not yet in the dead topic
         self._failures, self._cut_off_at, self._check_at = 0, 0.0, 0.0
+        self._is_stored = False  # whether the store has the position that this reader expects
 
     async def run(self) -> None:
         """Take records in until cancelled. After an error, wait and go on from the stored position."""
@@ -191,6 +192,7 @@ class Intake:
         """
         place = self._place
         position = await self._store.position(source)  # first: after this call, no other reader can move the position
+        self._is_stored = position is not None
         first = (await consumer.beginning_offsets([place]))[place]
         end = (await consumer.end_offsets([place]))[place]
         if position is None and (position := await self._committed()) is not None:
@@ -206,7 +208,7 @@ class Intake:
             log.error("%s: records %d to %d were deleted before they were read", self._name, position, first - 1)
         if position > end:
             self._check_cut_off(position, end)
-            await self._apply([], SourcePosition(source, position, end))
+            await self._apply([], SourcePosition(source, position, end, is_stored=self._is_stored))
             position = end
         self._cut_off_at = 0.0
         consumer.seek(place, max(position, first))
@@ -255,7 +257,8 @@ class Intake:
         for batch in self._batches(records):
             await self._bury(batch.refused)
             positions = tuple(record.offset + 1 for record, _ in batch.puts)
-            await self._apply(batch.puts, SourcePosition(source, position, batch.position, positions))
+            move = SourcePosition(source, position, batch.position, positions, self._is_stored)
+            await self._apply(batch.puts, move)
             position, self._failures = batch.position, 0
             self._written.clear()
         return position
@@ -294,6 +297,7 @@ class Intake:
             failure = Refused("passed")
         if failure is not None:
             raise _not_stored(self._store.name, failure)
+        self._is_stored = True
         self._refused += [
             (record, f"the store refuses it: {outcome.reason} {outcome.detail}")
             for (record, _), outcome in zip(puts, outcomes, strict=True)

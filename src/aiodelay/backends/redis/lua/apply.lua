@@ -1,7 +1,8 @@
 -- apply: carries out commands in order. It returns one answer for each command.
 --@ base record moves
 -- ARGV[4] to ARGV[6] the name of an intake, its position before these commands, and its position after them. If the
---   stored position is not the position before the commands, no command is carried out, and every answer is 'P'. There
+--   stored position is not the position before the commands, no command is carried out, and every answer is 'P'. If no
+--   position is stored, this is so only if '=' stands before the position before the commands. There
 --   is one answer 'P' if there are no commands. If the store takes no new lane and a command needs one, no command is
 --   carried out, and every answer is 'L'. A position is text: `aiodelay.backends.redis.records.positions`.
 --   Without an intake: '', then a name for this call and the calls that the caller sends together with it, in order, or
@@ -274,7 +275,8 @@ local function read_block(from, to)
 end
 
 local function has_passed()
-  local position = call('HGET', SRC, ARGV[4])
+  local position, known = call('HGET', SRC, ARGV[4]), string.match(ARGV[5], '^=(.*)$')
+  if known then return position ~= known end
   return position and position ~= ARGV[5]
 end
 

@@ -40,6 +40,7 @@ class _Part(Struct):
         later: Its position after the step, as text.
         outcomes: The outcome of each command.
         failure: Why the shard has carried out no command.
+        is_stored: Whether the shard has the position `former`. If not, it has none.
     """
 
     at: list[int]
@@ -47,6 +48,7 @@ class _Part(Struct):
     later: str
     outcomes: Sequence[Outcome] = ()
     failure: Refused | Unknown | None = None
+    is_stored: bool = False
 
 
 class ShardedIntakes:
@@ -163,7 +165,7 @@ async def _carry_out(
     async def one(shard: int, part: _Part) -> None:
         own = [commands[i] for i in part.at]
         part.outcomes, part.failure = await shards[shard].apply_part(
-            own, source=source.source, former=part.former, later=part.later
+            own, source=source.source, former=part.former, later=part.later, is_stored=part.is_stored
         )
 
     await all_of([one(shard, part) for shard, part in parts.items()])
@@ -179,7 +181,8 @@ def _parts(commands: Sequence[Command], source: SourcePosition, texts: _Texts) -
             later = place.back_at(source.position) if is_back else place.at(source.position)
             if len(places) == 1:
                 later = replace(later, cuts=0, since=0)  # one step moves all shards
-            parts[shard] = _Part([], texts[shard] or place.text, later.text)
+            text = texts[shard]
+            parts[shard] = _Part([], text or place.text, later.text, is_stored=text is not None)
     for i, command in enumerate(commands):
         shard = shard_of(command.id, len(places))
         if shard not in parts:
@@ -216,7 +219,7 @@ def _least(texts: _Texts) -> int | None:
 
 
 def _may_begin(texts: _Texts, source: SourcePosition) -> bool:
-    return _least(texts) in (None, source.first)
+    return source.continues(_least(texts))
 
 
 async def carry_positions(client: MoveClient, namespace: str, former: int, shards: int) -> None:

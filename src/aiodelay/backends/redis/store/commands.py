@@ -39,6 +39,7 @@ __all__ = [
     "Batch",
     "answer_of",
     "arguments_of",
+    "former_of",
     "outcome_of",
 ]
 
@@ -170,6 +171,11 @@ def _outdated(answer: bytes, command: Command | None) -> Refused:
     conflict = command.conflict if isinstance(command, Put) else None
     revision, due_ms, known_version = (int.from_bytes(answer[part], "big") for part in (_REVISION, _DUE_MS, _VERSION))
     return outdated(conflict, revision, due_ms, known_version)
+
+
+def former_of(position: str, *, is_stored: bool) -> str:
+    """Return the argument of `apply.lua` for the position before the commands of an intake."""
+    return f"={position}" if is_stored else position
 
 
 def outcome_of(fault: Fault) -> Refused | Unknown:

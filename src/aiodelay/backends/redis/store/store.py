@@ -26,7 +26,7 @@ from aiodelay.errors import StoreUnavailableError
 from aiodelay.ports import StoreTraits, Work
 from aiodelay.ports.clock import Clock
 
-from .commands import Batch
+from .commands import Batch, former_of
 from .journal_reader import RedisJournalReader, open_journal
 from .pulse import RedisPulse
 from .table_scan import Part, Scanner
@@ -101,26 +101,30 @@ class RedisStore(Transfers):
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         """Carry out commands in order. Return one outcome for each command."""
-        batch = Batch(commands, None if source is None else (source.source, source.first, source.position))
+        move = None
+        if source is not None:
+            move = (source.source, former_of(f"{source.first}", is_stored=source.is_stored), source.position)
+        batch = Batch(commands, move)
         await self._send(batch, commands)
         return batch.outcomes
 
     async def apply_part(
-        self, commands: Sequence[Command], *, source: str, former: str, later: str
+        self, commands: Sequence[Command], *, source: str, former: str, later: str, is_stored: bool
     ) -> tuple[Sequence[Outcome], Refused | Unknown | None]:
         """Carry out this shard's part of the commands of an intake, and move the shard's position, in one step.
 
         Args:
             commands: The commands of this shard, in order.
             source: The name of the source.
-            former: The position that the shard must have, or nothing, as text.
+            former: The position that the shard must have, as text.
             later: The position after the commands, as text.
+            is_stored: Whether the shard must have a position. If not, it may also have none.
 
         Returns:
             One outcome for each command, in order. Then the reason if no command was carried out and the position did
             not move; `Unknown` if that may have happened; or None.
         """
-        batch = Batch(commands, (source, former, later))
+        batch = Batch(commands, (source, former_of(former, is_stored=is_stored), later))
         await self._send(batch, commands)
         return batch.outcomes, batch.failure
 
