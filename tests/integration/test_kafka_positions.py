@@ -11,11 +11,19 @@ from aiokafka import AIOKafkaProducer
 from aiodelay.backends.kafka import KafkaStore, records
 from aiodelay.core.ids import new_op
 from aiodelay.core.values import After, Envelope, Put, Refused, SourcePosition, Stored
-from tests.support.kafka import new_name
+from tests.support.kafka import create_topic, new_name
+from tests.support.topics import CLEANED
 
 pytestmark = pytest.mark.asyncio
 
 SOURCE = "kafka:orders/1/0"
+LEAST = {
+    **CLEANED,
+    "min_compaction_lag_ms": 86_400_000,
+    "delete_retention_ms": 604_800_000,
+    "max_message_bytes": 327_680,
+}
+"""The settings of a schedules topic that takes the smallest records which a check of the topic calls good."""
 
 
 async def take_in(store: KafkaStore, first: int, position: int) -> str:
@@ -69,3 +77,29 @@ async def test_s3_who_takes_a_source_over_ends_what_the_one_before_left_open(kaf
             assert await store.position(SOURCE) is None
             assert await take_in(store, 0, 5) == "stored"
             assert await store.position(SOURCE) == 5
+
+
+async def test_s2_a_batch_that_is_larger_than_the_topic_takes_is_stored(kafka: str) -> None:
+    """A refused batch would come again and again, so its partition of the source would stand still."""
+    topic = await create_topic(kafka, new_name("schedules"), **LEAST)
+    puts = [Put(new_op(), Envelope(f"m{n}", "lane", payload=b"x" * 2_500), After(0)) for n in range(200)]
+    async with KafkaStore(f"kafka://{kafka}/{topic}") as store:
+        outcomes = await store.apply(puts, source=SourcePosition(SOURCE, 0, 200))
+        assert {type(each) for each in outcomes} == {Stored}, outcomes[0]
+        assert await store.position(SOURCE) == 200
+
+
+async def test_s2_a_message_that_the_topic_never_takes_is_refused_alone(kafka: str) -> None:
+    topic = await create_topic(kafka, new_name("schedules"), **LEAST)
+    sizes = [2_500] * 150 + [400_000] + [2_500] * 50
+    puts = [Put(new_op(), Envelope(f"m{n}", "lane", payload=b"x" * size), After(0)) for n, size in enumerate(sizes)]
+    async with KafkaStore(f"kafka://{kafka}/{topic}") as store:
+        outcomes = await store.apply(puts, source=SourcePosition(SOURCE, 0, 201))
+        assert [n for n, each in enumerate(outcomes) if not isinstance(each, Stored)] == [150], outcomes[0]
+        refused = outcomes[150]
+        assert isinstance(refused, Refused)
+        assert refused.reason == "too_large"
+        assert await store.position(SOURCE) == 201
+        (outcome,) = await store.apply([puts[150]], source=SourcePosition(SOURCE, 201, 202))
+        assert isinstance(outcome, Refused)
+        assert (outcome.reason, await store.position(SOURCE)) == ("too_large", 202)

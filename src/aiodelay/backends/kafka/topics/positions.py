@@ -19,6 +19,8 @@ from msgspec import Struct
 
 from aiodelay.backends.kafka import records
 from aiodelay.backends.kafka.client import (
+    BATCH_BYTES,
+    TOO_LARGE,
     AbortedError,
     Consumer,
     FencedError,
@@ -80,6 +82,7 @@ class Positions:
         self._reading = asyncio.Lock()
         self._found: dict[str, int] = {}
         self._read_to = 0
+        self._batch_bytes = BATCH_BYTES
 
     async def begin(self, source: str) -> IntakeSession:
         """Begin to take a source in, and fence off the earlier reader. The caller must not be cancelled.
@@ -125,7 +128,7 @@ class Positions:
         """
         async with self._locks[source.source]:
             session = await self._session(source.source)
-            if await self.position(source.source, session) not in (None, source.first):
+            if not source.continues(await self.position(source.source, session)):
                 raise PassedError
             wire = records.encode_position(source.source, source.position)
             position = Outgoing(self._place.topic, *wire, self._place.partition)
@@ -138,10 +141,22 @@ class Positions:
             session.position = source.position
             return offsets[:-1]
 
+    def learn_from(self, error: AbortedError) -> set[int] | None:
+        """Make later batches smaller if the topic has refused a batch of several records as too large.
+
+        Return the indexes of the records that were refused as too large, each alone in its batch. None: the transaction
+        failed for another reason.
+        """
+        refused = [each.indices for each in error.written if isinstance(each.error, TOO_LARGE)]
+        if any(len(indices) > 1 for indices in refused):
+            self._batch_bytes //= 2
+        return {indices[0] for indices in refused if len(indices) == 1} if refused else None
+
     async def _session(self, source: str) -> IntakeSession:
         session = self._sessions.get(source)
         if session is None:
-            transactions, read_to = Transactions(self._cluster, f"aiodelay.{self._place.topic}.{source}"), self._read_to
+            name, read_to = f"aiodelay.{self._place.topic}.{source}", self._read_to
+            transactions = Transactions(self._cluster, name, batch_bytes=lambda _: self._batch_bytes)
             try:
                 await transactions.start()
                 barrier = await self._write_barrier(transactions)

@@ -32,6 +32,7 @@ log: logging.Logger = logging.getLogger("aiodelay.kafka")
 
 READ_S = 2.0
 _UNWRITTEN: tuple[type[Exception], ...] = (AbortedError, *UNAVAILABLE)
+_TOO_LARGE = Refused("too_large", "the topic takes no record of this size (max.message.bytes)")
 _UNBEGUN: tuple[type[Exception], ...] = (FencedError, InDoubtError, *_UNWRITTEN)
 
 
@@ -98,7 +99,7 @@ class Intakes:
                 return [Refused("full", refusal) for _ in answers]
             if refusal := await self._writes.refusal():
                 return [Refused("unavailable", refusal) for _ in answers]
-            offsets = await self._positions.store(outgoing, source)
+            return await self._written(outgoing, answers, source)
         except (PassedError, FencedError):
             outcome = Refused("passed")
         except InDoubtError as error:
@@ -108,10 +109,26 @@ class Intakes:
         except Exception as error:  # noqa: BLE001 - as in `SessionRunner.run`
             log_failure(log, f"{self._name}: a batch of an intake fails", reason_of(error), error, ())
             outcome = Unknown(reason_of(error))
-        else:
-            await self._until_read(outgoing, offsets)
-            return answers
         return [outcome for _ in answers]
+
+    async def _written(
+        self, outgoing: Sequence[Outgoing], answers: Sequence[Stored], source: SourcePosition
+    ) -> Sequence[Outcome]:
+        """Write records and a position. Leave out the records that the topic never takes, and refuse their commands."""
+        left = list(range(len(outgoing)))
+        while True:
+            written = [outgoing[i] for i in left]
+            try:
+                offsets = await self._positions.store(written, source)
+            except AbortedError as error:
+                alone = self._positions.learn_from(error)
+                if alone is None or len(written) in alone:  # the last record is the position
+                    raise
+                left = [i for n, i in enumerate(left) if n not in alone]
+            else:
+                await self._until_read(written, offsets)
+                stored = {*left}
+                return [each if i in stored else _TOO_LARGE for i, each in enumerate(answers)]
 
     async def _until_read(self, outgoing: Sequence[Outgoing], offsets: Sequence[int]) -> None:
         """Wait until this process has read the new records of its own partitions, at most `READ_S`."""
