@@ -156,6 +156,18 @@ def test_an_import_that_was_cut_off_goes_on(stores: Stores) -> None:
     assert new("get", "m0").code == 3
 
 
+def test_the_rest_of_a_line_that_was_cut_off_is_read_by_the_next_import(stores: Stores) -> None:
+    old, new = stores.new("sqlite"), stores.new("redis")
+    fill(old)
+    written = old("export").out.encode()
+    cut = written[: written.index(b'"id":"late"')]
+    assert new("import", stdin=cut).code == 1
+    stored = cut.count(b"\n") - 1
+    ran = new("import", "--json", stdin=written)
+    assert (ran.code, ran.object["stored"], ran.object["skipped"]) == (0, 8 - stored, stored)
+    assert contents(new) == contents(old)
+
+
 def test_lines_that_cannot_be_read_are_named_and_the_rest_is_stored(stores: Stores) -> None:
     old, new = stores.new("sqlite"), stores.new("redis")
     fill(old)
@@ -169,6 +181,13 @@ def test_lines_that_cannot_be_read_are_named_and_the_rest_is_stored(stores: Stor
         first.replace(b'"revision":1', b'"revision":-1'),
         first.replace(b'"encoding":""', b'"encoding":"xml"'),
         first.replace(b'"to":"', b'"to":":'),
+        first.replace(b'"late":"deliver"', b'"late":"5m"'),
+        first.replace(b'"trace":{', b'"trace":[7],"x":{'),
+        first.replace(b'"retrying":[]', b'"retrying":7'),
+        first.replace(b'"earlier_errors":[]', b'"earlier_errors":7'),
+        first.replace(b'"revision":1', b'"revision":9999999999'),
+        first.replace(b'"lapses":0', b'"lapses":256'),
+        first.replace(b'"due":"2', b'"due":"1'),
     ]
     ran = new("import", "--json", stdin=b"\n".join([head, *bad, hold, first, *rest]))
     assert (ran.code, ran.object["stored"], ran.object["refused"]) == (1, 8, len(bad))
@@ -176,6 +195,7 @@ def test_lines_that_cannot_be_read_are_named_and_the_rest_is_stored(stores: Stor
     assert [each["line"] for each in told] == list(range(2, 2 + len(bad)))
     assert [each["field"] for each in told] == [
         "line", "kind", "lane, address", "due", "reason", "revision", "encoding", "to",
+        "late", "trace", "retrying", "earlier_errors", "revision", "lapses", "due",
     ]  # fmt: skip
     assert contents(new) == contents(old)
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, BinaryIO, Literal, get_args
 import msgspec
 from cyclopts import App, Parameter
 
-from aiodelay import InputError, Scheduler
+from aiodelay import ConfigurationError, InputError, Scheduler
 from aiodelay.core.appending import with_appended
 from aiodelay.core.durations import to_epoch_ms
 from aiodelay.core.values import DeadReason, PutBack, SourcePosition
@@ -61,8 +61,9 @@ async def from_file(
 async def etf1(url: str, /, *, place: Place = Place()) -> int:
     """Store the pending schedules of a topic of etf1/kafka-message-scheduler, for the sink `kafka`.
 
-    Stop the schedulers of the topic first. The import only reads the topic, and may be repeated. aiodelay can also use
-    the topic itself as its store: see docs/migration.md.
+    Stop the schedulers of the topic first. The import only reads the topic, and may be repeated: it stores no message
+    again that is pending, or that has ended within 24 h. aiodelay can also use the topic itself as its store: see
+    docs/migration.md.
 
     Args:
         url: The URL of the topic: kafka://host:9092/schedules.
@@ -78,7 +79,7 @@ async def fred84(url: str, /, *, prefix: str = "de_", place: Place = Place()) ->
     """Store the events that fred84/delayedQueue keeps in Redis, each for the handler of its type.
 
     Stop the dispatchers of delayedQueue first. The import removes nothing from the data of delayedQueue, and may be
-    repeated.
+    repeated: it stores no message again that is pending, or that has ended within 24 h.
 
     Args:
         url: The URL of the Redis server of delayedQueue.
@@ -146,7 +147,7 @@ class _Import:
     def __init__(self, scheduler: Scheduler, *, json: bool) -> None:
         self._store, self._json = scheduler.store, json
         self._counts = dict.fromkeys(("stored", "known", "skipped", "refused"), 0)
-        self._is_whole = False
+        self._is_whole = self._is_cut = False
 
     async def run(self, lines: Iterable[bytes], *, again: bool) -> None:
         """Read the file to its end.
@@ -164,8 +165,9 @@ class _Import:
             self._skip(batch[: len(batch) - len(fresh)])
             await self._store_lines(fresh)
             if fresh and keeps_position:
-                await self._move(SourcePosition(source, position or 0, fresh[-1][0]))
-                position = fresh[-1][0]
+                end = fresh[-1][0] - self._is_cut
+                await self._move(SourcePosition(source, position or 0, end, is_stored=position is not None))
+                position = end
 
     def _skip(self, lines: Sequence[tuple[int, bytes]]) -> None:
         is_end = bool(lines) and lines[-1][1].startswith(END)
@@ -188,7 +190,8 @@ class _Import:
                     self._note(is_new=await self._store.pause(*found))
                 else:
                     self._is_whole = True
-            except InputError as error:
+            except (InputError, ConfigurationError) as error:
+                self._is_cut = not text.endswith(b"\n")  # the next import reads the whole line
                 self._counts["refused"] += 1
                 print_refused_line(number, error, json=self._json)
         for answer in await self._store.put_back(messages) if messages else ():

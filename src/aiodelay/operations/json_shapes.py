@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -80,6 +80,7 @@ __all__ = [
     "time_shape",
 ]
 
+C = TypeVar("C", list[Any], dict[str, Any])
 _KINDS = {type(None): "null", bool: "true or false", str: "a string", list: "an array", dict: "an object"}
 _JSON_WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _CRON_KEYS = {"cron", "tz", "missed", "overlap", "spread"}
@@ -374,25 +375,25 @@ def read_record(given: Mapping[str, Any]) -> Record:
         b"" if encoding == "null" else _payload(payload, given.get("payload_base64", UNSET)) or b"",
         _bytes(given.get("key"), given.get("key_base64"), "key", HeaderError),
         _headers(given.get("headers")),
-        {str(name): str(value) for name, value in (given.get("trace") or {}).items()} or NO_TRACE,
+        {str(name): str(value) for name, value in _part(given, "trace", {}).items()} or NO_TRACE,
         None if given.get("version") is None else _count(given, "version"),
         None if every is None else encode_rule(placed(read_rule(every), base_id(message_id))),
     )
     late = _late(given.get("late"))
     return Record(
         envelope,
-        _count(given, "revision"),
+        _count(given, "revision", 48),
         due_ms,
         NO_OP,
         due_ms + late.after_ms if late.action is not LateAction.DELIVER else 0,
         late.action,
         attempt=_count(given, "attempt"),
-        lapses=_count(given, "lapses"),
-        kills=_count(given, "kills"),
-        live=tuple(_ms({"retrying": each}, "retrying") for each in given.get("retrying") or ()),
+        lapses=_count(given, "lapses", 8),
+        kills=_count(given, "kills", 8),
+        live=tuple(_ms({"retrying": each}, "retrying") for each in _part(given, "retrying", [])),
         first_error=_error_text(given, "first_error"),
         last_error=_error_text(given, "last_error"),
-        earlier_errors=tuple(map(str, given.get("earlier_errors") or ())),
+        earlier_errors=tuple(map(str, _part(given, "earlier_errors", []))),
         traceback=_error_text(given, "traceback"),
         put_due_ms=put_due_of(str(given.get("delivery_id") or ""), due_ms),
         debounced_ms=None if given.get("debounced_since") is None else _ms(given, "debounced_since"),
@@ -405,13 +406,26 @@ def _ms(given: Mapping[str, Any], field: str) -> int:
     at = read_time(given.get(field), field)
     if at is None:
         raise ScheduleTimeError(field, "missing", _INSTANTS)
-    return to_epoch_ms(at, field=field)
+    ms = to_epoch_ms(at, field=field)
+    if ms < 0:
+        raise ScheduleTimeError(field, _shown(given[field]), "an instant from 1970 on")
+    return ms
 
 
-def _count(given: Mapping[str, Any], field: str) -> int:
+def _count(given: Mapping[str, Any], field: str, bits: int = 63) -> int:
     value = given.get(field, 0)
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise InputError(field, _shown(value), "an integer from 0 to 2**63-1")
+    if type(value) is not int or not 0 <= value < 1 << bits:
+        raise InputError(field, _shown(value), f"an integer from 0 to 2**{bits}-1")
+    return value
+
+
+def _part(given: Mapping[str, Any], field: str, empty: C) -> C:
+    """Return an object or an array of a shape, or `empty` if it is missing."""
+    value = given.get(field)
+    if value is None:
+        return empty
+    if not isinstance(value, type(empty)):
+        raise InputError(field, _kind(value), _KINDS[type(empty)])
     return value
 
 
