@@ -61,6 +61,10 @@ def test_a_topic_of_etf1(kafka: str, cli: Cli) -> None:
     write("a", due_s, b"new", 0)
     write("ended", due_s, b"x", 0)
     write("ended", due_s, None, 0)
+    ahead_ms = int(time.time() * 1000) + 60_000  # the clock of a client
+    write("ended ahead", due_s, b"x", 0, at_ms=ahead_ms)
+    write("ended ahead", due_s, None, 0)
+    write("late", due_s, b"replaced", 1, at_ms=ahead_ms)
     write("astray", due_s, b"x", 0, at_ms=1_700_000_000_000)
     producer.produce(topic, None, "astray", 1, timestamp=1_700_000_000_001)
     for partition, other in [(0, 1), (1, 0)]:
@@ -79,7 +83,7 @@ def test_a_topic_of_etf1(kafka: str, cli: Cli) -> None:
         "kafka:videos", "new", "vid", {"customer": "x"},
     )  # fmt: skip
     assert shape["due"] == time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(due_s))
-    assert found["late"]["state"] == "overdue"
+    assert (found["late"]["state"], found["late"]["payload"]) == ("overdue", "x")
     assert cli("cancel", "a", "--yes").code == 0
     ran = cli("import", "etf1", f"kafka://{kafka}/{topic}")
     assert (ran.out, ran.err.partition(":")[0]) == ("0 stored, 4 known, 1 skipped\n", "bad")

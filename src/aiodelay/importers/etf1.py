@@ -28,7 +28,7 @@ MOST_RECORDS = 2_000
 
 
 class _Newest(NamedTuple):
-    """The newest record of a key. If `value` is None, the schedule has ended."""
+    """The newest record of a key in a partition. If `value` is None, the schedule has ended."""
 
     written_ms: int
     value: bytes | None
@@ -38,9 +38,10 @@ class _Newest(NamedTuple):
 async def import_etf1(url: str, store: Store) -> Imported:
     """Store each pending schedule of a topic as a message for the sink `kafka`. The key of the schedule becomes the id.
 
-    Stop the schedulers of the topic first. The import only reads the topic, and may be repeated. If several partitions
-    have records of one key, the newest record counts: the record that ends a schedule may be in another partition than
-    the schedule (docs/migration.md). The import holds all pending schedules in memory.
+    Stop the schedulers of the topic first. The import only reads the topic, and may be repeated: it stores no message
+    again that is pending, or that has ended within 24 h. In a partition, the last record of a key counts. If several
+    partitions have records of one key, the record with the latest time counts: the record that ends a schedule may be
+    in another partition than the schedule (docs/migration.md). The import holds all pending schedules in memory.
 
     Args:
         url: `kafka://host:9092/topic`, with several topics separated by commas, and the options of a cluster.
@@ -70,17 +71,21 @@ async def _newest(cluster: Cluster, topic: str) -> dict[bytes, _Newest]:
     consumer = consumer_of(cluster, topic, auto_offset_reset="earliest", group_id=None)
     try:
         await consumer.start()
-        newest: dict[bytes, _Newest] = {}
+        last: dict[tuple[bytes, int], _Newest] = {}
         left = {place: end for place, end in (await consumer.end_offsets(consumer.assignment())).items() if end}
         while left:
             found = await consumer.getmany(*left, timeout_ms=WAIT_MS, max_records=MOST_RECORDS)
             for record in (each for records in found.values() for each in records):
-                _note(newest, record)
+                if record.key is not None and not record.key.startswith(RESERVED):
+                    last[record.key, record.partition] = _Newest(record.timestamp, record.value, record.headers)
             left = {place: end for place, end in left.items() if await consumer.position(place) < end}
     except (KafkaError, TimeoutError, OSError) as error:
         raise StoreUnavailableError(cluster.name, reason_of(error)) from error
     finally:
         await stop(consumer)
+    newest: dict[bytes, _Newest] = {}
+    for (key, _), each in last.items():
+        newest[key] = max(newest.get(key, each), each, key=lambda record: record.written_ms)
     return {key: each for key, each in newest.items() if each.value is not None}
 
 
@@ -96,14 +101,6 @@ async def _check_there(cluster: Cluster, topic: str) -> None:
         await admin.close()
     if described["error_code"]:
         raise StoreMismatchError(f"topic {topic}", "missing", "a topic that exists")
-
-
-def _note(newest: dict[bytes, _Newest], record: Any) -> None:  # noqa: ANN401 - aiokafka's
-    if record.key is None or record.key.startswith(RESERVED):
-        return
-    known = newest.get(record.key)
-    if known is None or record.timestamp >= known.written_ms:
-        newest[record.key] = _Newest(record.timestamp, record.value, record.headers)
 
 
 def _puts(newest: dict[bytes, _Newest], skipped: dict[str, str]) -> Iterator[Put]:

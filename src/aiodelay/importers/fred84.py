@@ -53,8 +53,9 @@ async def import_fred84(
     """Store each event as a message for the handler of its type, due at its next attempt.
 
     An event that is only in a list is due now. Stop the dispatchers of delayedQueue first. The import removes nothing
-    from the data of delayedQueue, and may be repeated. The message id is `<class>###<id>`, the payload is the JSON of
-    the event, and `logContext` becomes headers.
+    from the data of delayedQueue, and may be repeated: it stores no message again that is pending, or that has ended
+    within 24 h. The message id is `<class>###<id>`, the payload is the JSON of the event, and `logContext` becomes
+    headers.
 
     Args:
         url: The URL of the Redis server of delayedQueue.
