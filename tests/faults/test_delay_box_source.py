@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]  # which names them all
 
 from aiodelay.backends.kafka.topics import group, intake
 from aiodelay.delay_box import DelayBox

@@ -81,7 +81,7 @@ async def test_s3_who_takes_a_source_over_ends_what_the_one_before_left_open(kaf
 
 async def test_s2_a_batch_that_is_larger_than_the_topic_takes_is_stored(kafka: str) -> None:
     """A refused batch would come again and again, so its partition of the source would stand still."""
-    topic = await create_topic(kafka, new_name("schedules"), **LEAST)
+    topic = await create_topic(kafka, new_name("schedules"), 1, **LEAST)
     puts = [Put(new_op(), Envelope(f"m{n}", "lane", payload=b"x" * 2_500), After(0)) for n in range(200)]
     async with KafkaStore(f"kafka://{kafka}/{topic}") as store:
         outcomes = await store.apply(puts, source=SourcePosition(SOURCE, 0, 200))
@@ -90,7 +90,7 @@ async def test_s2_a_batch_that_is_larger_than_the_topic_takes_is_stored(kafka: s
 
 
 async def test_s2_a_message_that_the_topic_never_takes_is_refused_alone(kafka: str) -> None:
-    topic = await create_topic(kafka, new_name("schedules"), **LEAST)
+    topic = await create_topic(kafka, new_name("schedules"), 1, **LEAST)
     sizes = [2_500] * 150 + [400_000] + [2_500] * 50
     puts = [Put(new_op(), Envelope(f"m{n}", "lane", payload=b"x" * size), After(0)) for n, size in enumerate(sizes)]
     async with KafkaStore(f"kafka://{kafka}/{topic}") as store:

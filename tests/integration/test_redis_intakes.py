@@ -84,7 +84,7 @@ class Reader:
             _replace(each, self._failing(shard, each.apply_part))
 
     def _failing(self, shard: int, apply_part: Callable[..., Any]) -> Callable[..., Any]:
-        async def failing(commands: Sequence[Command], **move: str) -> Any:  # noqa: ANN401 - passed on
+        async def failing(commands: Sequence[Command], **move: Any) -> Any:  # noqa: ANN401 - passed on
             fails = self.fails(shard)
             if fails == "refused":
                 return [], Refused("unavailable", "down")
@@ -211,7 +211,7 @@ def test_s6_an_outdated_reader_is_refused_by_each_shard(url: str, namespace: str
             await outdated.take(10)
             goes_on, apply_part = asyncio.Event(), one.shards[3].apply_part
 
-            async def stands_still(commands: Sequence[Command], **move: str) -> Any:  # noqa: ANN401 - passed on
+            async def stands_still(commands: Sequence[Command], **move: Any) -> Any:  # noqa: ANN401 - passed on
                 await goes_on.wait()
                 return await apply_part(commands, **move)
 
