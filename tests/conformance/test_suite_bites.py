@@ -438,6 +438,11 @@ class LooksAtTheEndAlone(MemoryStore):
         return await super().apply(commands, source=source)
 
 
+class GoesOnWithoutItsPosition(MemoryStore):
+    async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        return await super().apply(commands, source=source and replace(source, is_stored=False))
+
+
 class AppliesPassed(MemoryStore):
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         outcomes = await super().apply(commands, source=source)
@@ -515,6 +520,7 @@ BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
     (TakesAtOnce, "test_l1_a_holder_sets_its_lease_right_after_the_clock_stepped_back", ()),
     (WaitsForTheClock, "test_l1_a_lease_that_nobody_sets_right_after_the_clock_stepped_back_is_returned", ()),
     (AppliesPassed, "test_s3_what_another_has_read_is_refused_whole", (4,)),
+    (GoesOnWithoutItsPosition, "test_s2_a_reader_whose_position_is_gone_is_refused", ()),
     (LooksAtTheEndAlone, "test_s3_what_another_has_read_is_refused_whole", (4,)),
     (LooksAtTheEndAlone, "test_s3_what_another_has_read_is_refused_whole", (6,)),
     (BusyWhenHeld, "test_other_addresses_flow_past_a_held_one", ()),

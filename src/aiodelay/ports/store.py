@@ -150,12 +150,12 @@ class Store(Inspectable, Recurring, Instances, DeadLetters, Pauses, Journal, Fol
         Args:
             commands: The commands, each with an op.
             source: The position of an intake, which the store writes in the same step. With a position, the store
-                carries out all commands or none. If another reader has moved the position, it carries out none
-                (`passed`). If it carries out none, each outcome is `Unknown`, or refused as `passed`, `unavailable` or
-                `full`. A command that is refused for another reason counts as carried out: the position has moved. A
-                store of several parts, such as the shards of a Redis namespace, does so in each part. If only some
-                parts have carried their commands out, all outcomes are `Unknown`. The reader then asks for the
-                position and reads on from there.
+                carries out all commands or none. If the commands do not continue the stored position, because another
+                reader has moved it or the store has lost it, it carries out none (`passed`). If it carries out none,
+                each outcome is `Unknown`, or refused as `passed`, `unavailable` or `full`. A command that is refused
+                for another reason counts as carried out: the position has moved. A store of several parts, such as the
+                shards of a Redis namespace, does so in each part. If only some parts have carried their commands out,
+                all outcomes are `Unknown`. The reader then asks for the position and reads on from there.
 
         Returns:
             One outcome for each command, in order.
