@@ -19,7 +19,19 @@ from fastapi import FastAPI
 
 from aiodelay import Reject, Retry, Scheduler
 from aiodelay.core.ids import new_op
-from aiodelay.core.values import At, Cancel, Command, Demand, Envelope, Outcome, Put, Refused, SourcePosition, Stored
+from aiodelay.core.values import (
+    At,
+    Cancel,
+    Command,
+    Dead,
+    Demand,
+    Envelope,
+    Outcome,
+    Put,
+    Refused,
+    SourcePosition,
+    Stored,
+)
 from aiodelay.memory import MemoryStore
 from aiodelay.redis import RedisFanout, RedisLog
 from aiodelay.service import ApiLimits, admin
@@ -215,6 +227,28 @@ async def test_if_match_takes_one_revision(url: str, tag: str) -> None:
             problem_of(answer, 422, "IfMatchError")
 
 
+async def test_a_precondition_that_a_route_does_not_read_is_refused(url: str) -> None:
+    async with quiet(url) as (client, scheduler):
+        first = await client.put("/v1/messages/m", json=work())
+        none, match = {"if-none-match": "*"}, {"if-match": '"7"'}
+        for method, path, headers, body in (
+            ("PUT", "/m", none, work(payload="2")),
+            ("DELETE", "/m", none, None),
+            ("POST", "", none, work(id="m", payload="2")),
+            ("POST", "", match, work(id="m", payload="2")),
+            ("POST", "/m/reschedule", match, {"delay": "9h"}),
+            ("POST", "/m/fire", match, None),
+        ):
+            answer = await client.request(method, f"/v1/messages{path}", headers=headers, json=body)
+            problem = problem_of(answer, 422, "PreconditionError")
+            assert problem["field"] in headers
+            assert headers[problem["field"]] in problem["value"]
+        found = await scheduler.get("m")
+        assert found is not None
+        assert found.record.revision == first.json()["revision"]
+        assert (await client.get("/v1/messages/m")).json()["due"] == first.json()["due"]
+
+
 async def test_if_match_and_conflict_exclude_each_other(url: str) -> None:
     async with quiet(url) as (client, _):
         answer = await client.put("/v1/messages/m", json=work(conflict="keep"), headers={"if-match": '"7"'})
@@ -326,6 +360,24 @@ async def test_pages_follow_each_other_without_gap_or_repetition(url: str) -> No
         assert scheduler is not None
 
 
+async def all_pages(client: httpx.AsyncClient, path: str, **params: str) -> list[list[str]]:
+    """Return the ids of each page of a list."""
+    pages, after = list[list[str]](), None
+    while not pages or after is not None:
+        found = (await client.get(path, params=params | ({"after": after} if after else {}))).json()
+        pages.append([each["id"] for each in found.get("messages", found.get("letters"))])
+        after = found["after"]
+    return pages
+
+
+async def test_the_message_of_an_exact_id_comes_first_and_hides_no_other(url: str) -> None:
+    async with quiet(url) as (client, _):
+        await fill(client, ["x1", "x2", "other"])
+        await fill(client, ["x"], delay="2h")
+        assert await all_pages(client, "/v1/messages", text="x", limit="1") == [["x"], ["x1"], ["x2"], []]
+        assert await all_pages(client, "/v1/messages", text="x", limit="2") == [["x", "x1"], ["x2"]]
+
+
 async def test_messages_are_listed_by_lane_time_state_and_id(url: str) -> None:
     async with quiet(url) as (client, scheduler):
         await fill(client, ["w1", "w2"])
@@ -349,6 +401,10 @@ async def test_messages_are_listed_by_lane_time_state_and_id(url: str) -> None:
         assert await listed(state="held") == ["o1"]
         assert await listed(id="w2") == ["w2"]
         assert await listed(id="none") == []
+        assert await listed(id="w2", lane="work", state="scheduled", due_to=soon, text="w") == ["w2"]
+        for others in ({"lane": "other"}, {"state": "overdue"}, {"due_from": soon}, {"text": "x"}, {"type": "other"}):
+            assert await listed(id="w2", **others) == [], "all filters count"
+        problem_of(await client.get("/v1/messages", params={"id": "w2", "state": "lost"}), 422, "InputError")
         assert await listed(text="w") == ["w1", "w2"]
         assert await listed(type="other") == ["o1"]
 
@@ -382,6 +438,15 @@ async def test_counts_load_and_the_oldest_overdue(url: str) -> None:
         load = (await client.get("/v1/load", params={"bucket": "15m", "buckets": 4})).json()
         assert load["bucket"] == "15m"
         assert [(each["lane"], each["messages"]) for each in load["buckets"]] == [("work", 2)]
+
+
+async def test_held_messages_do_not_hide_the_oldest_overdue(url: str) -> None:
+    async with quiet(url) as (client, scheduler):
+        await scheduler.pause("held")
+        await fill(client, [f"held-{n}" for n in range(250)], to="handler:held", delay="0s")
+        assert (await client.get("/v1/counts")).json()["oldest_overdue"] is None
+        late = (await client.post("/v1/messages", json=work(delay="0s"))).json()
+        assert (await client.get("/v1/counts")).json()["oldest_overdue"] == late["due"]
 
 
 async def test_what_is_paused_is_held_until_it_is_resumed(url: str) -> None:
@@ -432,6 +497,21 @@ async def test_dead_letters_are_listed_shown_redriven_and_purged(url: str) -> No
         problem_of(await client.get(f"/v1/dead/{one['revision']}/{one['id']}"), 404, "DeadLetterNotFoundError")
         for bad in ([], [keys[0]] * 1_001):
             problem_of(await client.post("/v1/dead/purge", json={"letters": bad}), 422, "LettersError")
+
+
+async def test_all_dead_letters_of_one_id_are_listed_and_purged(url: str) -> None:
+    async with with_dead_letters(url, 0) as (client, scheduler):
+        late = work(delay="0s", late={"dead_letter": "1ms"})
+        for message_id in (*["x"] * 5, "x1", "x2"):
+            await client.post("/v1/messages", json=late | {"id": message_id})
+            await until(lambda: is_ended(scheduler), "the message has become a dead letter")
+        for size, pages in ((2, [["x", "x"], ["x", "x"], ["x", "x1"], ["x2"]]), (5, [["x"] * 5, ["x1", "x2"]])):
+            assert await all_pages(client, "/v1/dead", text="x", limit=str(size)) == pages
+        assert await all_pages(client, "/v1/dead", text="x", reason="rejected") == [[]]
+
+
+async def is_ended(scheduler: Scheduler) -> bool:
+    return not [each async for each in scheduler.pending()]
 
 
 async def test_a_dead_letter_is_shown_with_its_errors_and_its_traceback(url: str) -> None:
@@ -604,6 +684,61 @@ async def test_a_bulk_operation_ends_when_the_store_is_gone(monkeypatch: pytest.
         done = await carried_out(client, action="cancel")
         assert (done["state"], done["found"], done["changed"]) == ("failed", 50, 10)
         assert "the disk is gone" in done["error"]
+
+
+async def test_an_operation_that_fails_by_a_bug_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(_: object, *__: object) -> int:
+        raise KeyError("a bug")
+
+    async with Scheduler("memory://", dispatch=False) as scheduler, serving_api(scheduler, **ALL) as client:
+        await fill(client, ["m"])
+        monkeypatch.setattr(Scheduler, "cancel", fail)
+        done = await carried_out(client, action="cancel")
+    assert (done["state"], done["error"]) == ("failed", "the service failed; its log has the reason")
+    assert "a bug" in caplog.text
+
+
+async def test_a_purge_finds_all_letters_of_an_id() -> None:
+    store = MemoryStore()
+    async with Scheduler(store, dispatch=False) as scheduler, serving_api(scheduler, **ALL) as client:
+        async with store.work("w", ["work"]) as running:
+            for n in range(450):
+                await store.apply([Put(new_op(), Envelope("x" if n else "x1", "work", payload=b"x"), At(0))])
+                (claim,) = (await running.claim({"work": Demand(1)}, request=new_op().hex(), lease_ms=9_000)).claims
+                record = claim.record
+                await running.settle([Dead(record.id, record.revision, claim.token, "rejected", 1)])
+        done = await carried_out(client, action="purge", dead={"text": "x"})
+        assert (done["found"], done["outcomes"]) == (450, {"purged": 450})
+
+
+async def test_bulk_actions_leave_out_retries_of_occurrences(url: str) -> None:
+    scheduler = scheduler_of(url)
+
+    @scheduler.handler(name="work", retry=Retry(first="1h"))
+    async def fail(event: bytes) -> None:
+        raise ValueError
+
+    async with scheduler, serving_api(scheduler, **ALL) as client:
+        await client.post("/v1/messages", json=work(id="series", delay=None, every="1s"))
+
+        await until(lambda: has_retries(client), "an occurrence waits for its retry")
+        await scheduler.pause("work")
+        (retry, *_) = (await client.get("/v1/messages", params={"text": "~"})).json()["messages"]
+        page = (await client.get(f"/messages/{retry['id']}")).text
+        assert "changes only together with its series" in page
+        assert 'name="action"' not in page
+        assert f'aria-label="{retry["id"]}"' not in (await client.get("/messages")).text
+        plan = (await client.post("/v1/bulk", json={"action": "cancel"})).json()
+        assert (plan["count"], plan["series"]["first"]) == (0, ["series"])
+        done = await carried_out(client, action="fire")
+        assert (done["found"], done["outcomes"]) == (1, {"fired": 1})
+        await client.delete("/v1/messages/series")
+
+
+async def has_retries(client: httpx.AsyncClient) -> bool:
+    return bool((await client.get("/v1/messages", params={"text": "~"})).json()["messages"])
 
 
 async def test_bulk_reschedule_and_fire(url: str) -> None:
@@ -808,6 +943,9 @@ async def test_the_app_can_be_mounted_in_another(url: str) -> None:
             assert (await client.get("/delayed/v1/messages/m")).json()["id"] == "m"
             problem_of(await client.get("/delayed/v1/messages/n"), 404, "MessageNotFoundError")
             assert (await client.get("/delayed/docs")).status_code == 200
+            document = (await client.get("/delayed/openapi.json")).json()
+            assert document["servers"] == [{"url": "/delayed"}]
+            assert (await client.get(f"{document['servers'][0]['url']}/v1/counts")).status_code == 200
 
 
 async def test_answers_are_what_the_document_says(url: str) -> None:

@@ -212,7 +212,11 @@ async def test_bodies_and_streams_have_a_largest_size() -> None:
 
         headers = {"content-type": "application/json"}
         answer = await client.post("/v1/messages", content=unsized(), headers=headers)
-        assert problem_of(answer, 413, "BodyTooLargeError")["allowed"] == "2000 bytes"
+        problem = problem_of(answer, 413, "BodyTooLargeError")
+        assert (problem["field"], problem["allowed"]) == ("body", "2000 bytes")
+        answer = await client.post("/v1/messages", content="x" * 2_001, headers=NDJSON)
+        problem = json.loads(answer.text.splitlines()[-1])["problem"]
+        assert (problem["error"], problem["field"], problem["allowed"]) == ("LineTooLargeError", "line", "2000 bytes")
 
         async def stream() -> AsyncIterator[bytes]:
             for _ in range(100):
@@ -243,6 +247,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(type_: str, status: b
             answer = await reader.read()  # to its end: the connection is closed
         assert answer.startswith(b"HTTP/1.1 " + status)
         assert b"BodyTimeoutError" in answer
+        assert b'"field":"body","allowed":"0.3 s"' in answer
         writer.close()
         await writer.wait_closed()
 

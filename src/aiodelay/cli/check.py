@@ -225,7 +225,7 @@ async def _of_pending(
                 yield finding
         if each.dead:
             yield Finding("note", lane, f"{each.dead} dead letters", f"aiodelay dead list --of {lane}")
-    since_ms = await oldest_overdue_ms(scheduler)
+    since_ms = await oldest_overdue_ms(scheduler, counts)
     age_ms = 0 if since_ms is None else scheduler.store.now_ms() - since_ms
     if age_ms > LATE_MS:
         text = f"the oldest message has been overdue for {format_duration(age_ms // 1000 * 1000)}"

@@ -156,11 +156,12 @@ class _Viewer:
             lateness = await self._meter.measure(self._scheduler)
         except UnsupportedByStoreError:
             lateness = None
+        counts = await self._scheduler.counts()
         return View(
             store.name,
             store.now_ms(),
-            dict(await self._scheduler.counts()),
-            await oldest_overdue_ms(self._scheduler),
+            dict(counts),
+            await oldest_overdue_ms(self._scheduler, counts),
             lateness,
             list(await self._scheduler.blocked()),
             list(await self._scheduler.paused()),

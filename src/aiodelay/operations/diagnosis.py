@@ -23,7 +23,7 @@ from aiodelay.errors import UnsupportedByStoreError, cut, shortened
 from aiodelay.ports import Limits
 from aiodelay.scheduler import Scheduler
 
-__all__ = ["Around", "Cause", "Story", "cause_of", "story_of"]
+__all__ = ["Around", "Cause", "Story", "cause_of", "limited_key", "story_of"]
 
 Cause: TypeAlias = Literal[
     "in_flight",
@@ -116,13 +116,13 @@ async def story_of(scheduler: Scheduler, message_id: str) -> Story:
         await scheduler.blocked(),
         await scheduler.counts() if snapshot else {},
         from_ms,
-        await _limited(scheduler, snapshot) if snapshot else None,
+        await limited_key(scheduler, snapshot) if snapshot else None,
     )
     cause, text, advice = cause_of(message_id, snapshot, letters, entries, around)
     return Story(message_id, cause, text, advice, snapshot, letters, entries)
 
 
-async def _limited(scheduler: Scheduler, snapshot: Snapshot) -> LimitedKey | None:
+async def limited_key(scheduler: Scheduler, snapshot: Snapshot) -> LimitedKey | None:
     """Return the key of a message, if its lane has limits, and the key has messages in flight or waiting."""
     envelope, store = snapshot.record.envelope, scheduler.opened_store()
     if not isinstance(store, Limits) or (limits := (await store.limits()).get(envelope.lane)) is None:

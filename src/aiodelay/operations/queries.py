@@ -16,7 +16,17 @@ from msgspec import Struct
 
 from aiodelay.core.dispatch_rate import DispatchRate, RateMeter
 from aiodelay.core.validation import check_letters_id
-from aiodelay.core.values import DeadKey, DeadLetter, DeadReason, JournalEntry, Lane, Query, Snapshot, State
+from aiodelay.core.values import (
+    DeadKey,
+    DeadLetter,
+    DeadReason,
+    JournalEntry,
+    Lane,
+    LaneCounts,
+    Query,
+    Snapshot,
+    State,
+)
 from aiodelay.errors import InputError, UnsupportedByStoreError
 from aiodelay.ports import JournalReader, Store
 from aiodelay.scheduler import Scheduler
@@ -40,13 +50,19 @@ __all__ = [
     "lateness_of",
     "oldest_overdue_ms",
     "page",
+    "page_of_id",
     "series_page",
 ]
 
 Place: TypeAlias = tuple[int, str]
 """The end of a page of messages: the (next attempt, id) of its last message."""
 DeadPlace: TypeAlias = tuple[int, str, int]
-"""The end of a page of dead letters: the (at_ms, id, revision) of its last letter."""
+"""The end of a page of dead letters: the (at_ms, id, revision) of its last letter.
+
+Letters whose id is exactly the text of the filter come first. After such a letter, the place has `-1 - at_ms`.
+"""
+BEFORE_ALL: Place = (0, "")
+"""The place before all messages."""
 
 DEAD_REASONS: tuple[str, ...] = get_args(DeadReason)
 """The reasons for which messages are given up."""
@@ -57,7 +73,8 @@ _CLASS = re.compile(r"[A-Z]\w*(?=:|$)", re.MULTILINE)
 
 AT_ONCE = 200
 """The most messages to request from a store at once."""
-OVERDUE_LOOKED_AT = 200
+OVERDUE_EXAMINED = 2_000
+MOST_LANES = 100
 
 
 class Filter(Struct, frozen=True):
@@ -145,7 +162,14 @@ async def page(scheduler: Scheduler, wanted: Filter, *, after: Place | None, lim
                 if len(messages) == limit:
                     is_last = is_last and number == len(found)
                     break
-    return Page(messages, None if is_last else after, examined, await _count(scheduler, wanted))
+    return Page(messages, None if is_last else after or BEFORE_ALL, examined, await _count(scheduler, wanted))
+
+
+async def page_of_id(scheduler: Scheduler, wanted: Filter, message_id: str) -> Page:
+    """Return a page with the message that has this id; an empty page if it does not match the whole filter."""
+    found = await scheduler.get(message_id)
+    messages = [] if found is None or not _fits(found, wanted, (wanted.from_ms, wanted.to_ms)) else [found]
+    return Page(messages, None, len(messages), None)
 
 
 async def series_page(scheduler: Scheduler, *, after: Place | None, limit: int) -> Page:
@@ -169,10 +193,13 @@ async def _of_exact_id(store: Store, wanted: Filter, bounds: tuple[int | None, i
         found = await store.get(check_letters_id(wanted.text))
     except (InputError, UnsupportedByStoreError):  # the text is no message id, or another process owns the message
         return []
-    if found is None or not wanted.matches(found):
-        return []
+    return [] if found is None or not _fits(found, wanted, bounds) else [found]
+
+
+def _fits(found: Snapshot, wanted: Filter, bounds: tuple[int | None, int | None]) -> bool:
+    """Return whether a message matches the whole filter, with these bounds of its next attempt."""
     is_of_lane = not wanted.lanes or found.record.envelope.lane in wanted.lanes
-    return [found] if is_of_lane and _is_within(found.next_attempt_ms, *bounds) else []
+    return is_of_lane and wanted.matches(found) and _is_within(found.next_attempt_ms, *bounds)
 
 
 def _is_within(at_ms: int, from_ms: int | None, to_ms: int | None) -> bool:
@@ -197,15 +224,30 @@ async def _count(scheduler: Scheduler, wanted: Filter) -> int | None:
     return sum(each.scheduled + each.overdue + each.in_flight + each.held for each in lanes)
 
 
-async def oldest_overdue_ms(scheduler: Scheduler) -> int | None:
+async def oldest_overdue_ms(scheduler: Scheduler, counts: Mapping[Lane, LaneCounts]) -> int | None:
     """Return the time since which the oldest overdue message waits, epoch ms; None = no message is overdue.
 
-    The function examines only the first messages by time. Many held or in-flight messages can hide overdue messages.
+    The function examines the first 2,000 messages of the lanes that have overdue messages. So thousands of messages in
+    flight, or held for a paused address, can hide overdue messages of the same lanes.
+
+    Args:
+        scheduler: An open scheduler.
+        counts: The counts of its messages.
     """
-    wanted = Filter(state=State.OVERDUE)
-    store = scheduler.opened_store()
-    found = await store.search(Query((), None, store.now_ms() + 1, None, OVERDUE_LOOKED_AT))
-    return next((each.next_attempt_ms for each in found if wanted.matches(each)), None)
+    lanes = tuple(lane for lane, each in counts.items() if each.overdue)
+    if not lanes:
+        return None
+    wanted = Filter(lanes if len(lanes) <= MOST_LANES else (), state=State.OVERDUE)
+    store, after = scheduler.opened_store(), None
+    now_ms = store.now_ms()
+    for _ in range(OVERDUE_EXAMINED // AT_ONCE):
+        found = await store.search(Query(wanted.lanes, None, now_ms + 1, after, AT_ONCE))
+        if overdue := next((each for each in found if wanted.matches(each)), None):
+            return overdue.next_attempt_ms
+        if len(found) < AT_ONCE:
+            break
+        after = found[-1].next_attempt_ms, found[-1].record.id
+    return None
 
 
 # --- dead letters -----------------------------------------------------------------------------------------
@@ -262,10 +304,13 @@ async def dead_page(
 ) -> DeadPage:
     """Return one page of dead letters. The arguments mean the same as in `page`."""
     store = scheduler.opened_store()
-    letters = await _letters_of_exact_id(store, wanted) if after is None else []
-    if after is None and wanted.from_ms is not None:
-        after = (wanted.from_ms, "", -1)
+    letters: list[DeadLetter] = []
     examined, is_last = 0, False
+    if after is None or after[0] < 0:
+        letters, examined, after = await _letters_of_exact_id(store, wanted, after, min(limit, AT_ONCE))
+        if after is not None:
+            return DeadPage(letters, after, examined, await _dead_count(scheduler))
+        after = wanted.from_ms or 0, "", -1
     while len(letters) < limit and examined < most and not is_last:
         size = min(AT_ONCE, most - examined)
         found = await store.dead_letters(after=after, limit=size)
@@ -280,19 +325,33 @@ async def dead_page(
                 if len(letters) == limit:
                     is_last = is_last and number == len(found)
                     break
-    counts = await scheduler.counts()
-    return DeadPage(letters, None if is_last else after, examined, sum(each.dead for each in counts.values()))
+    return DeadPage(letters, None if is_last else after, examined, await _dead_count(scheduler))
 
 
-async def _letters_of_exact_id(store: Store, wanted: DeadFilter) -> list[DeadLetter]:
-    """Return the letters whose id equals the text of the filter, if these letters match the whole filter."""
+async def _dead_count(scheduler: Scheduler) -> int:
+    return sum(each.dead for each in (await scheduler.counts()).values())
+
+
+async def _letters_of_exact_id(
+    store: Store, wanted: DeadFilter, after: DeadPlace | None, limit: int
+) -> tuple[list[DeadLetter], int, DeadPlace | None]:
+    """Find the letters whose id equals the text of the filter, after a place of such a letter.
+
+    Returns:
+        The letters that match the whole filter; the number of letters examined, and the place of the last one, if
+        there may be more: otherwise 0 and None.
+    """
     if wanted.text is None:
-        return []
+        return [], 0, None
+    begin = None if after is None else (-1 - after[0], *after[1:])
     try:
-        found = await store.dead_letters(message_id=check_letters_id(wanted.text), limit=AT_ONCE)
+        found = await store.dead_letters(message_id=check_letters_id(wanted.text), after=begin, limit=limit)
     except (InputError, UnsupportedByStoreError):  # the text is no message id, or another process owns the letters
-        return []
-    return [each for each in found if wanted.matches(each) and _is_within(each.at_ms, wanted.from_ms, wanted.to_ms)]
+        return [], 0, None
+    fit = [each for each in found if wanted.matches(each) and _is_within(each.at_ms, wanted.from_ms, wanted.to_ms)]
+    if len(found) < limit:
+        return fit, 0, None
+    return fit, len(found), (-1 - found[-1].at_ms, *found[-1].key)
 
 
 async def dead_letter(scheduler: Scheduler, key: DeadKey) -> DeadLetter | None:

@@ -89,8 +89,10 @@ def admin(
     app.router.routes.extend(route for router in ROUTERS for route in router.routes)
 
     @app.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Response:
-        return Json(openapi_of(app, ROUTERS))
+    async def openapi(request: Request) -> Response:
+        prefix = request.scope.get("root_path", "")
+        servers = {"servers": [{"url": prefix}]} if prefix else {}  # the paths of the document have no prefix
+        return Json(openapi_of(app, ROUTERS) | servers)
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> Response:

@@ -142,18 +142,18 @@ async def lines_of(request: Request, limits: ApiLimits) -> AsyncIterator[bytes]:
             yield line
         if len(rest) > limits.max_body:
             detail = f"a line has more than the allowed {limits.max_body} bytes"
-            raise ApiError(413, "LineTooLargeError", detail, CLOSE)
+            raise ApiError(413, "LineTooLargeError", detail, CLOSE, field="line", allowed=f"{limits.max_body} bytes")
     if rest:
         yield rest
 
 
 def _too_large(most: int) -> ApiError:
     detail = f"the body has more than the allowed {most} bytes"
-    return ApiError(413, "BodyTooLargeError", detail, CLOSE, allowed=f"{most} bytes")
+    return ApiError(413, "BodyTooLargeError", detail, CLOSE, field="body", allowed=f"{most} bytes")
 
 
 def _too_slow(limits: ApiLimits) -> ApiError:
     detail = (
         f"the body arrives too slowly; the limit for a body, or for a pause in a stream, is {limits.body_timeout_s:g} s"
     )
-    return ApiError(408, "BodyTimeoutError", detail, CLOSE)
+    return ApiError(408, "BodyTimeoutError", detail, CLOSE, field="body", allowed=f"{limits.body_timeout_s:g} s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Request, Response
 
+from aiodelay.core.transitions import occurrence_of
 from aiodelay.core.validation import due_of
 from aiodelay.core.values import DeadKey, Limit, Stored
 from aiodelay.errors import AiodelayError, StoreError
@@ -22,7 +24,7 @@ from .bodies import Json, read_json
 from .cursors import dead_filter_of, filter_of
 from .models import BulkIn, BulkListOut, BulkOut, BulkPlanOut, DeadFilterIn, FilterIn, SeriesOut
 from .plans import PLAN_MS, Operation, Plan, Rest, Target
-from .problems import problem_of, wrong
+from .problems import INTERNAL, problem_of, wrong
 from .schemas import documents
 from .security import Caller, audit, audited_by, caller_of, needs
 from .served import Opened, Store, served_of
@@ -41,6 +43,7 @@ __all__ = [
     "stop",
 ]
 
+log: logging.Logger = logging.getLogger("aiodelay.service")
 reading: APIRouter = APIRouter(prefix="/v1/bulk", tags=["bulk"], route_class=needs("read"))
 changing: APIRouter = APIRouter(prefix="/v1/bulk", tags=["bulk"], route_class=needs("operate"))
 
@@ -127,7 +130,8 @@ async def _find(store: Opened, action: str, search: Rest, *, limit: int, most: i
         rest = None if letters.after is None else Rest(search.wanted, letters.after)
         return _Found([each.key for each in letters.letters], [], rest, letters.examined, letters.of)
     messages = await page(store.scheduler, search.wanted, after=search.after, limit=limit, most=most)  # type: ignore[arg-type]
-    records = [each.record for each in messages.messages]
+    # A retry of an occurrence of a series has no id that a command may name.
+    records = [each.record for each in messages.messages if occurrence_of(each.record.id) is None]
     series = [each.id for each in records if action == "cancel" and each.envelope.rule is not None]
     targets: list[Target] = [each.id for each in records if action != "cancel" or each.envelope.rule is None]
     rest = None if messages.after is None else Rest(search.wanted, messages.after)
@@ -243,6 +247,9 @@ async def _carry_out(operation: Operation, store: Opened, caller: Caller, *, mos
             await _change(operation, store, caller, targets[first : first + STEP], via)
     except AiodelayError as error:
         operation.error = problem_of(error).detail
+    except Exception:
+        log.exception("the operation %s failed", operation.token)
+        operation.error = INTERNAL.detail
 
 
 async def _all_targets(operation: Operation, store: Opened, most: int) -> list[Target]:

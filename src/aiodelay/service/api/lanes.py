@@ -88,11 +88,11 @@ def _abilities(store: ports.Store) -> list[str]:
 @reading.get("/counts", summary="Count messages by lane and state", **documents(CountsOut))
 async def counts(store: Store) -> Response:
     """`oldest_overdue` is the time since which the oldest overdue message waits for its delivery."""
-    lanes = counts_shape(await store.scheduler.counts())
-    oldest = await oldest_overdue_ms(store.scheduler)
+    found = await store.scheduler.counts()
+    oldest = await oldest_overdue_ms(store.scheduler, found)
     return Json(
         {
-            "lanes": lanes,
+            "lanes": counts_shape(found),
             "oldest_overdue": None if oldest is None else time_shape(oldest),
             "now": time_shape(store.scheduler.opened_store().now_ms()),
         }
@@ -163,7 +163,11 @@ async def journal(
     id: Annotated[str | None, Query(description="Only this message.")] = None,  # noqa: A002 - its name in the URL
     after: Annotated[int, Query(ge=0, le=1 << 62, description="Only entries with a higher number.")] = 0,
 ) -> Response:
-    """The store must keep a journal: add `?journal=10000` to its URL; for Kafka, `?history=<topic>`."""
+    """The store must keep a journal: add `?journal=10000` to its URL; for Kafka, `?history=<topic>`.
+
+    In a Redis namespace of several shards, later entries may have lower numbers than earlier entries. A client that reads
+    on with `after` then misses these entries, unless it asks for the entries of one message.
+    """
     entries = await store.scheduler.journal(id, after=after, limit=limit)
     last = entries[-1].number if entries else after
     return Json({"entries": [journal_shape(each) for each in entries], "after": last})

@@ -22,7 +22,7 @@ from aiodelay.core.values import (
 )
 from aiodelay.errors import OutcomeUnknownError, cut, shortened
 from aiodelay.operations.json_shapes import message_shape, read_message, read_time
-from aiodelay.operations.queries import page
+from aiodelay.operations.queries import page, page_of_id
 
 from .bodies import NDJSON, PLAIN, Json, body_of, check_type, read_json
 from .cursors import filter_of, read_cursor, write_cursor
@@ -67,6 +67,19 @@ def not_found(message_id: str) -> ApiError:
     return ApiError(404, "MessageNotFoundError", f"no message {shortened(message_id)} is pending or in flight")
 
 
+def _refuse_preconditions(request: Request, *known: str) -> None:
+    """Refuse a precondition that the route would ignore: the client relies on it.
+
+    Args:
+        request: The request.
+        known: The preconditions that the route reads.
+    """
+    for name in ("if-match", "if-none-match"):
+        if name not in known and name in request.headers:
+            allowed = "If-Match with PUT and DELETE; for a new message, the conflict rule error"
+            raise wrong(422, "PreconditionError", name, repr(cut(request.headers[name])), allowed)
+
+
 _NOT_IN_LISTS = frozenset({"payload", "payload_base64", "appended", "appended_base64", "traceback"})
 
 # --- read -------------------------------------------------------------------------------------------------
@@ -99,13 +112,12 @@ async def list_messages(
     limited number. The answer gives this number as `examined`, and the number of messages to compare in all as `of`. To
     go on, send the `after` of the answer as `after`.
     """
-    if id is not None:
-        found = await store.scheduler.get(id)
-        shapes = [in_list(message_shape(found))] if found is not None else []
-        return Json({"messages": shapes, "after": None, "examined": len(shapes), "of": None})
     wanted = filter_of(FilterIn(lane, state, due_from, due_to, address, type, text))
-    most = served_of(request).limits.max_examined
-    found_page = await page(store.scheduler, wanted, after=read_cursor(after, tuple[int, str]), limit=limit, most=most)
+    most, place = served_of(request).limits.max_examined, read_cursor(after, tuple[int, str])
+    if id is not None:
+        found_page = await page_of_id(store.scheduler, wanted, id)
+    else:
+        found_page = await page(store.scheduler, wanted, after=place, limit=limit, most=most)
     return Json(
         {
             "messages": [in_list(message_shape(each)) for each in found_page.messages],
@@ -140,6 +152,7 @@ async def schedule(request: Request, store: Store) -> Response:
     holds until 24 hours after the message has ended. The answer to a repeat describes the stored message. The service
     makes the id of the message from the key, the name of the token and, in a stream, the number of the line.
     """
+    _refuse_preconditions(request)
     key = _idempotency_key(request)
     if check_type(request, PLAIN, NDJSON) == NDJSON:
         return await schedule_lines(request, store, lambda message, line: with_key(request, store, message, key, line))
@@ -202,6 +215,7 @@ def _etag(revision: int) -> dict[str, str]:
 
 def _meant_revision(request: Request) -> int | None:
     """Return the revision that `If-Match` demands; None if the request has no such header."""
+    _refuse_preconditions(request, "if-match")
     given = request.headers.get("if-match")
     if given is None:
         return None
@@ -265,6 +279,7 @@ async def cancel(id: str, request: Request, store: Store) -> Response:  # noqa: 
 @changing.post("/{id:path}/reschedule", summary="Move a message to another time", **documents(OutcomeOut, WhenIn))
 async def reschedule(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
     """Changes only the due time. The answer is 409 if the message is already being delivered at its old due time."""
+    _refuse_preconditions(request)
     when = await read_json(request, served_of(request).limits, WhenIn)
     moving = store.scheduler.reschedule(id, at=read_time(when.at, "at"), delay=when.delay)
     return await _outcome_answer(request, store, "reschedule", id, moving)
@@ -273,6 +288,7 @@ async def reschedule(id: str, request: Request, store: Store) -> Response:  # no
 @changing.post("/{id:path}/fire", summary="Make a message due now", **documents(OutcomeOut))
 async def fire(id: str, request: Request, store: Store) -> Response:  # noqa: A002 - its name in the URL
     """The outcome `in_flight` means that the message is being delivered already."""
+    _refuse_preconditions(request)
     return await _outcome_answer(request, store, "fire", id, store.scheduler.fire(id))
 
 

@@ -617,7 +617,7 @@ class JournalEntryOut(Struct, frozen=True):
 
 
 class JournalOut(Struct, frozen=True):
-    """Entries of the journal, in order. A request with this `after` gets the entries that follow."""
+    """Entries of the journal, in the order of their numbers. A request with this `after` gets higher numbers."""
 
     entries: list[JournalEntryOut]
     after: int

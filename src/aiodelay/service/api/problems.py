@@ -14,6 +14,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from aiodelay.errors import (
     AiodelayError,
@@ -153,6 +154,12 @@ def unknown_if_unavailable() -> Iterator[None]:
         raise ApiError(504, "OutcomeUnknownError", detail) from error
 
 
+def _methods(app: FastAPI, request: Request) -> str:
+    """Return the methods of all routes for the path of a request. A route's own error names only its own methods."""
+    found = [route for route in app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in found for method in getattr(route, "methods", None) or ()}))
+
+
 def install(app: FastAPI) -> None:
     """Make an app answer all its errors as problems."""
 
@@ -169,11 +176,13 @@ def install(app: FastAPI) -> None:
         given = shortened(first.get("input"))
         return response_of(wrong(422, "ParameterError", str(first["loc"][-1]), given, str(first["msg"])).problem)
 
-    async def http(_: Request, error: Exception) -> Response:
+    async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         phrase = HTTPStatus(error.status_code).phrase
         name = phrase.title().replace(" ", "") + "Error"
-        return response_of(_problem(error.status_code, {"error": name, "detail": phrase.lower()}), error.headers)
+        problem = _problem(error.status_code, {"error": name, "detail": phrase.lower()})
+        is_method = error.status_code == HTTPStatus.METHOD_NOT_ALLOWED
+        return response_of(problem, {"allow": _methods(app, request)} if is_method else error.headers)
 
     app.add_exception_handler(AiodelayError, known)
     app.add_exception_handler(RequestValidationError, invalid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,8 @@ from starlette.responses import Response
 from aiodelay.core.recurrence import Rule, decode_rule, describe, upcoming
 from aiodelay.core.values import DeadLetter, JournalEntry, Record, State
 from aiodelay.errors import InputError, RecordFormatError, UnsupportedByStoreError
-from aiodelay.operations.diagnosis import Around, cause_of
-from aiodelay.operations.queries import Page, page, series_page
+from aiodelay.operations.diagnosis import Around, cause_of, limited_key
+from aiodelay.operations.queries import Page, page, page_of_id, series_page
 from aiodelay.scheduler import Scheduler
 from aiodelay.service.api.cursors import filter_of, read_cursor, write_cursor
 from aiodelay.service.api.messages import not_found
@@ -90,13 +91,13 @@ async def _page_of(request: Request, store: Opened, given: dict[str, str | None]
     Raises:
         InputError: A filter in the URL is wrong.
     """
+    matching = filter_of(filter_in(given))
     if exact is not None:
-        snapshot = await store.scheduler.get(exact)
-        return Page([] if snapshot is None else [snapshot], None, 1, None)
+        return await page_of_id(store.scheduler, matching, exact)
     limits = served_of(request).limits
     where = read_cursor(wanted(request, "after"), tuple[int, str])
     size = min(PER_PAGE, limits.max_page)
-    return await page(store.scheduler, filter_of(filter_in(given)), after=where, limit=size, most=limits.max_examined)
+    return await page(store.scheduler, matching, after=where, limit=size, most=limits.max_examined)
 
 
 @screen("read")
@@ -157,7 +158,14 @@ async def message(request: Request) -> Response:
     if snapshot is None and not letters and not entries:
         raise not_found(message_id)
     paused = await scheduler.opened_store().paused()
-    around = Around(facts.now_ms, paused, await scheduler.blocked(), facts.lanes, entries[0].at_ms if entries else None)
+    around = Around(
+        facts.now_ms,
+        paused,
+        await scheduler.blocked(),
+        facts.lanes,
+        entries[0].at_ms if entries else None,
+        await limited_key(scheduler, snapshot) if snapshot else None,
+    )
     cause, text, advice = cause_of(message_id, snapshot, letters, entries, around)
     record = snapshot.record if snapshot else letters[-1].record if letters else None
     return shown(
@@ -196,7 +204,11 @@ async def _entries(scheduler: Scheduler, message_id: str) -> list[JournalEntry] 
 
 
 async def _letters(scheduler: Scheduler, message_id: str) -> list[DeadLetter]:
-    return [each async for each in scheduler.dead_letters(message_id=message_id)]
+    """Return the latest dead letters of a message, oldest first."""
+    latest = deque[DeadLetter](maxlen=ENTRIES_SHOWN)
+    async for each in scheduler.dead_letters(message_id=message_id):
+        latest.append(each)
+    return list(latest)
 
 
 def _attempts(entries: Sequence[JournalEntry], letters: Sequence[DeadLetter]) -> Sequence[Attempt]:

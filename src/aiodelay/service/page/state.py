@@ -127,10 +127,11 @@ async def _facts(store: Opened) -> Facts:
         lateness = await store.lateness.measure(store.scheduler)
     except UnsupportedByStoreError as error:
         journal = error.allowed
+    counts = await store.scheduler.counts()
     return Facts(
         store.scheduler.opened_store().now_ms(),
-        await store.scheduler.counts(),
-        await oldest_overdue_ms(store.scheduler),
+        counts,
+        await oldest_overdue_ms(store.scheduler, counts),
         lateness,
         journal,
     )
