@@ -249,6 +249,36 @@ async def test_a_bulk_operation_shows_its_progress_and_is_stopped(
     assert (await store.counts())["RenewContract"].scheduled == 250
 
 
+async def test_a_running_operation_is_stopped_by_keyboard_and_its_end_is_announced(
+    watch: Watch, store: SceneStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, apply = asyncio.Event(), store.apply
+
+    async def wait_and_apply(commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
+        await gate.wait()
+        return await apply(commands, source=source)
+
+    monkeypatch.setattr(bulk, "STEP", 150)
+    monkeypatch.setattr(store, "apply", wait_and_apply)
+    async with watch(store) as viewer:
+        page = await viewer.open("/messages?lane=RenewContract")
+        await page.get_by_role("checkbox", name="all that match").check()
+        await press(page, "Cancel")
+        await page.locator("#typed").fill("400")
+        await press(page, "Cancel 400 messages")
+        stop = page.get_by_role("button", name="Stop")
+        await stop.focus()
+        for _ in range(2):
+            async with page.expect_event("requestfinished", lambda each: "/operations/" in each.url):
+                pass
+        await expect(stop).to_be_focused()
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_text("The operation stops after this step.")).to_be_visible()
+        gate.set()
+        await expect(page.get_by_text("Stopped: of 400 found, 250 were not changed.")).to_be_visible()
+        await expect(page.locator("#announce")).to_have_text("Cancel: stopped")
+
+
 # --- many -------------------------------------------------------------------------------------------------
 
 
@@ -264,6 +294,16 @@ async def test_those_that_are_ticked(script: bool, watch: Watch, store: SceneSto
         await page.get_by_role("link", name="Back").click()
         await expect(page).to_have_url(re.compile("lane=RefundDue"))
     assert [await store.get(f"refund-{n}") is not None for n in range(4)] == [True, False, True, False]
+
+
+@NO_SCRIPT_AT_NIGHT
+async def test_enter_in_the_field_of_a_new_time_reschedules(script: bool, watch: Watch, store: SceneStore) -> None:
+    async with watch(store, looks=looks(script)) as viewer:
+        page = await viewer.open("/messages?lane=RefundDue")
+        await page.get_by_role("checkbox", name="refund-1").check()
+        await page.locator("#delay").fill("1h")
+        await page.locator("#delay").press("Enter")
+        await expect(page.get_by_role("heading", name="Reschedule 1 message?")).to_be_visible()
 
 
 @NO_SCRIPT_AT_NIGHT

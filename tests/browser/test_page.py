@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,7 +17,21 @@ from starlette.routing import Mount
 
 from aiodelay import Scheduler, StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.core.ids import new_op
-from aiodelay.core.values import After, Again, At, Cancel, Dead, Demand, Done, Envelope, Lane, LaneCounts, Put
+from aiodelay.core.values import (
+    After,
+    Again,
+    At,
+    Cancel,
+    Dead,
+    Demand,
+    Done,
+    Envelope,
+    Lane,
+    LaneCounts,
+    Put,
+    Query,
+    Snapshot,
+)
 from aiodelay.kafka import KafkaStore
 from aiodelay.memory import MemoryStore
 from aiodelay.service import ApiLimits, Token, Tokens, admin, hash_token
@@ -170,6 +184,27 @@ HIDE = """() => {
 SHOW = HIDE.replace("true}", "false}").replace("=> true", "=> false")
 
 
+CHANGES_OF_THE_ALERT = """() => new Promise((resolve) => {
+    let changes = 0, events = 0;
+    const observer = new MutationObserver((found) => (changes += found.length));
+    observer.observe(document.getElementById("trouble"), {childList: true, characterData: true, subtree: true});
+    document.addEventListener("htmx:sse:after:message", () => ++events === 3 && resolve(changes));
+})"""
+
+
+async def test_a_page_whose_session_has_ended_asks_for_the_token(watch: Watch, store: SceneStore) -> None:
+    tokens = Tokens([READER])
+    async with watch(store, {"tokens": tokens}) as viewer:
+        page = await viewer.open("/dead?lane=webhook")
+        await page.get_by_label("Token").fill("of-the-reader")
+        await page.get_by_role("button", name="Sign in").click()
+        await page.locator("#strip.is-live").wait_for()
+        tokens.load([OTHER])
+        await expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+        await expect(page).to_have_url(re.compile("back=%2Fdead%3Flane%3Dwebhook"))
+        viewer.errors.clear()  # the console has the refusal of the stream
+
+
 async def test_a_store_that_fails_is_told(watch: Watch, store: SceneStore, monkeypatch: pytest.MonkeyPatch) -> None:
     async with watch(store) as viewer:
         page = await viewer.open("/")
@@ -180,6 +215,7 @@ async def test_a_store_that_fails_is_told(watch: Watch, store: SceneStore, monke
 
         monkeypatch.setattr(store, "counts", fails)
         await expect(page.get_by_role("alert")).to_contain_text("connection refused")
+        assert await page.evaluate(CHANGES_OF_THE_ALERT) == 0, "a screen reader reads the alert once"
         monkeypatch.undo()
         await expect(page.locator("#trouble")).to_have_text("")
 
@@ -208,6 +244,16 @@ async def test_the_last_hour_is_counted_and_the_end_of_a_backlog_estimated(
     clock.move(1_000)
     scheduler = Scheduler(closed(), lanes=())
     async with scheduler, serving_app(admin(scheduler)) as base, client_of(base) as client:
+        text = re.sub(r"<[^>]*>", "", (await client.get("/")).text)
+        assert "No live instance serves work" in text
+        assert "messages will be delivered in" not in text
+    scheduler = Scheduler(closed(), lanes=())
+    async with (
+        scheduler,
+        scheduler.opened_store().work("worker", ["work"]),
+        serving_app(admin(scheduler)) as base,
+        client_of(base) as client,
+    ):
         text = re.sub(r"<[^>]*>", "", (await client.get("/")).text)
         assert "180 delivered, 10 retried, 10 given up" in text
         assert "of the 80 first attempts in the last 5 minutes" in text
@@ -241,6 +287,33 @@ async def test_filters_stand_in_the_url_and_are_found_again(watch: Watch, store:
         await page.reload()
         await expect(page.get_by_label("Id contains")).to_have_value("refund")
         await expect(page.get_by_role("row", name="refund-")).to_have_count(4)
+
+
+async def test_the_results_are_of_the_latest_text_however_slow_the_store(
+    watch: Watch, store: SceneStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, search = asyncio.Event(), store.search
+    gate.set()
+
+    async def wait_and_search(query: Query) -> Sequence[Snapshot]:
+        await gate.wait()
+        return await search(query)
+
+    monkeypatch.setattr(store, "search", wait_and_search)
+    async with watch(store) as viewer:
+        page = await viewer.open("/messages")
+        await page.locator("#strip.is-live").wait_for()
+        gate.clear()
+        text = page.get_by_label("Id contains")
+        async with page.expect_request(re.compile("text=r$")):
+            await text.press_sequentially("r")
+        await text.press_sequentially("e")
+        await asyncio.sleep(1)  # the page waits 400 ms for further keys before it asks
+        await text.press_sequentially("fund-1")
+        await asyncio.sleep(1)  # see above
+        gate.set()
+        await expect(page.get_by_role("row", name="refund-")).to_have_count(1)
+        await expect(page).to_have_url(viewer.base + "/messages?text=refund-1")
 
 
 async def test_pages_go_on_where_the_last_ended(watch: Watch, store: SceneStore) -> None:

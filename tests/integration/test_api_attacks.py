@@ -7,6 +7,7 @@ import base64
 import json
 import logging
 import re
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,15 +16,22 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from aiodelay import Scheduler
-from aiodelay.service import Token, Tokens, hash_token
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import Again, At, Demand, Envelope, Put
+from aiodelay.memory import MemoryStore
+from aiodelay.service import Token, Tokens, admin, hash_token
 from aiodelay.service.api.application import ROUTERS
 from aiodelay.service.api.schemas import scopes_of
 from aiodelay.service.api.streams import MOST_REFUSED
 from aiodelay.service.page import live
 from aiodelay.service.page.application import ROUTES
-from tests.support.api import ALL, SECRETS, TOKENS, bearer, problem_of, serving_api
+from tests.support.api import ALL, SECRETS, TOKENS, bearer, client_of, problem_of, serving_api
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -162,6 +170,43 @@ async def test_a_stream_of_nothing_but_mistakes_ends() -> None:
         assert (last["stored"], last["refused"]) == (1, MOST_REFUSED)
         assert last["problem"]["error"] == "TooManyRefusedError"
         assert str(MOST_REFUSED + 2) in last["problem"]["detail"], "it says from where on nothing was read"
+
+
+async def test_a_server_can_end_while_a_page_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MOST_S", 0.5)
+    async with Scheduler("memory://", dispatch=False) as scheduler:
+        app = Starlette(routes=[Mount("/delayed", admin(scheduler))])
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))  # waits without limit
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            serving = asyncio.create_task(server.serve([listening]))
+            base = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            await until(lambda: server.started, "uvicorn has started")
+            async with client_of(base) as client, client.stream("GET", "/delayed/live") as answer:
+                lines = answer.aiter_lines()
+                assert (await anext(lines)).startswith("data: ")
+                server.should_exit = True
+                async with asyncio.timeout(20):
+                    await serving
+
+
+async def test_the_head_of_the_live_stream_ends() -> None:
+    async with service() as client:
+        answer = await client.head("/live")
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        assert (await client.get("/v1/counts")).status_code == 200, "on the same connection"
+
+
+async def test_thousands_of_lanes_do_not_make_the_page_long() -> None:
+    async with service() as client:
+        lines = [json.dumps(WORK | {"to": f"handler:lane-{n:04}"}) for n in range(1_000)]
+        headers = {"content-type": "application/x-ndjson"}
+        assert (await client.post("/v1/messages", content="\n".join(lines), headers=headers)).status_code == 200
+        for path in ("/", "/sinks", "/messages"):
+            text = (await client.get(path)).text
+            assert len(text) < 200_000
+            assert "lane-0199" in text
+            assert "lane-0200" not in text
+            assert path == "/messages" or "The API lists 800 more" in text
 
 
 async def test_no_more_pages_follow_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,6 +357,32 @@ async def test_no_answer_can_be_framed_sniffed_or_read_by_another_site() -> None
             assert answer.headers["cross-origin-resource-policy"] == "same-origin"
             assert answer.headers["cross-origin-opener-policy"] == "same-origin"
             assert not [name for name in answer.headers if name.startswith("access-control")], path
+
+
+async def test_a_method_that_a_path_does_not_have_is_told_all_that_it_has() -> None:
+    async with service() as client:
+        for method, path, allowed in (
+            ("PATCH", "/v1/messages", "GET, POST"),
+            ("OPTIONS", "/v1/messages/m", "DELETE, GET, PUT"),
+            ("GET", "/v1/pause", "POST"),
+            ("DELETE", "/login", "GET, HEAD, POST"),
+        ):
+            answer = await client.request(method, path)
+            problem_of(answer, 405, "MethodNotAllowedError")
+            assert answer.headers["allow"] == allowed
+
+
+async def test_text_that_is_not_valid_in_utf_8_is_shown_with_escapes() -> None:
+    store = MemoryStore(journal=100)
+    async with Scheduler(store, dispatch=False) as scheduler, serving_api(scheduler, **ALL) as client:
+        await store.apply([Put(new_op(), Envelope("m", "work", payload=b"x"), At(0))])
+        async with store.work("w", ["work"]) as running:
+            (claim,) = (await running.claim({"work": Demand(1)}, request=new_op().hex(), lease_ms=9_000)).claims
+            await running.settle([Again("m", claim.record.revision, claim.token, 0, 1, "OSError: caf\udce9.txt")])
+        for path in ("/messages", "/messages/m"):
+            answer = await client.get(path)
+            assert answer.status_code == 200
+            assert "OSError: caf\\udce9.txt" in answer.text
 
 
 MARKUP = "<script>alert(1)</script>\"'&{{7*7}}"

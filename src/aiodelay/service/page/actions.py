@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from fastapi import Request
 from starlette.responses import Response
 
-from aiodelay.core.validation import due_of
+from aiodelay.core.validation import check_id, due_of
 from aiodelay.core.values import DeadKey
 from aiodelay.engine.control import lanes_and_address
 from aiodelay.errors import AiodelayError, UnsupportedByStoreError
@@ -110,6 +110,9 @@ async def _planned(request: Request, store: Opened, action: str, form: Form) -> 
     if action in OF_PLACES:
         for each in ids:
             lanes_and_address(each)
+    if action in OF_MESSAGES:
+        for each in ids:
+            check_id(each)
     series = await _series_among(store.scheduler, ids) if action == "cancel" else []
     if len(ids) == 1:  # the user chose this one message, so a series is ended without asking again
         return Plan(action, by, store.name, [] if series else ids, series, with_series=True, options=options)

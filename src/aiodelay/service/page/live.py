@@ -14,13 +14,16 @@ from aiodelay.service.api.served import Opened
 from aiodelay.service.api.sessions import COOKIE
 
 from .overview import given_of_overview, given_of_strip
-from .rendering import links_of, rendered
+from .rendering import encoded, links_of, rendered
 from .requests import screen, store_of, wanted
 from .state import SPANS, PageState, state_of
 
 __all__ = ["live"]
 
 EVERY_S = 2.0
+MOST_S = 10.0
+"""Seconds after which a stream ends. The browser then connects again. A server that waits for open answers before it
+ends, such as uvicorn, could otherwise not end while somebody looks at the page."""
 MOST_VIEWERS = 200
 STRIP = "strip"
 """The view of all pages except the overview. The strip is the row of counts at the top of each page."""
@@ -28,12 +31,14 @@ STRIP = "strip"
 
 @screen("read")
 async def live(request: Request) -> Response:
-    """Send the state of the store every two seconds, until the viewer leaves or the service ends."""
+    """Send the state of the store every two seconds, for `MOST_S`."""
     state, store = state_of(request), store_of(request)
     if state.viewers >= MOST_VIEWERS:
         detail = f"{MOST_VIEWERS} open pages get live updates, and no more are allowed"
-        raise ApiError(503, "TooManyViewersError", detail, {"retry-after": "30"})
+        raise ApiError(503, "TooManyViewersError", detail)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    if request.method == "HEAD":
+        return Response(headers=headers, media_type="text/event-stream")
     return StreamingResponse(_events(request, state, store), headers=headers, media_type="text/event-stream")
 
 
@@ -43,8 +48,10 @@ async def _events(request: Request, state: PageState, store: Opened) -> AsyncIte
     if state.viewers >= MOST_VIEWERS:  # other viewers may have come since `live` checked the number
         return
     state.viewers += 1
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + MOST_S
     try:
-        while not state.closing.is_set() and _may_look(request, state):
+        while loop.time() < ends_s and not state.closing.is_set() and _may_look(request, state):
             yield await state.shared.get(("event", store.name, view, root), lambda: _event(request, state, store, view))
             await _until_next(state)
     finally:
@@ -78,4 +85,4 @@ async def _event(request: Request, state: PageState, store: Opened, view: str) -
         text = rendered("live.html", view=view, links=links_of(request, store), problem="", **given)
     except AiodelayError as error:
         text = rendered("live.html", view=STRIP, facts=None, problem=str(error))
-    return b"".join(b"data: %b\n" % line for line in text.encode().splitlines() if line) + b"\n"
+    return b"".join(b"data: %b\n" % line for line in encoded(text).splitlines() if line) + b"\n"

@@ -21,6 +21,7 @@ from .requests import screen, store_of, wanted
 from .state import SPANS, Facts, Shared, Span, state_of
 
 __all__ = [
+    "MOST_LANES",
     "Drain",
     "LaneRow",
     "LateLanes",
@@ -34,6 +35,8 @@ __all__ = [
 ]
 
 COMING_MINUTES = 10
+MOST_LANES = 200
+"""The most lanes that a screen lists. With thousands, the service would spend most of its time on the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ async def given_of_overview(shared: Shared, store: Opened, span: Span) -> dict[s
     except UnsupportedByStoreError as error:
         return {"facts": None, "cannot": str(error), "span": span}
     load = await shared.load(store, span)
+    lanes = await lanes_of(store, facts.lanes)
     activity = await shared.activity(store)
     return {
         "facts": facts,
@@ -80,7 +84,9 @@ async def given_of_overview(shared: Shared, store: Opened, span: Span) -> dict[s
         "past": None if activity is None else past_stacks(activity),
         "activity": activity,
         "drain": None if activity is None else drain_of(facts, activity, await shared.load(store, SPANS["hour"])),
-        "lanes": await lanes_of(store, facts.lanes),
+        "lanes": lanes[:MOST_LANES],
+        "more_lanes": len(lanes[MOST_LANES:]),
+        "blocked": [blocked for each in lanes for blocked in each.blocked],
         "instances": await instances_of(store),
     }
 
@@ -126,12 +132,16 @@ class Drain:
 
 
 def drain_of(facts: Facts, activity: Activity, load: Sequence[LoadBucket]) -> Drain | None:
-    """Return the estimate; None if no message is overdue, or if the delivery rate is not known."""
-    overdue, delivered = facts.total("overdue"), activity.delivered_per_minute()
+    """Return the estimate; None if no message is overdue, or if the delivery rate is not known.
+
+    The estimate leaves out lanes that no live process serves: their messages are not delivered.
+    """
+    served = {lane for lane, each in facts.lanes.items() if not each.read_by_nobody}
+    overdue, delivered = sum(facts.lanes[each].overdue for each in served), activity.delivered_per_minute()
     if not overdue or delivered is None:
         return None
     ends_ms = facts.now_ms + COMING_MINUTES * MINUTE_MS
-    coming = sum(each.messages for each in load if each.from_ms < ends_ms) / COMING_MINUTES
+    coming = sum(each.messages for each in load if each.lane in served and each.from_ms < ends_ms) / COMING_MINUTES
     return Drain(delivered, coming, drain_ms(overdue, delivered, coming))
 
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from aiodelay import ports
 from aiodelay.errors import UnsupportedByStoreError
 
-from .overview import instances_of, lanes_of
+from .overview import MOST_LANES, instances_of, lanes_of
 from .rendering import shown
 from .requests import screen, store_of
 from .state import state_of
@@ -25,12 +25,14 @@ async def sinks(request: Request) -> Response:
     store = store_of(request)
     scheduler = store.scheduler
     facts = await state_of(request).shared.facts(store)
+    lanes = await lanes_of(store, facts.lanes)
     return shown(
         request,
         "sinks.html",
         store,
         facts=facts,
-        lanes=await lanes_of(store, facts.lanes),
+        lanes=lanes[:MOST_LANES],
+        more_lanes=len(lanes[MOST_LANES:]),
         sinks=[(name, scheduler.reaches(name)) for name in sorted(scheduler.sinks)],
         blocked=await scheduler.blocked(),
         paused=await scheduler.paused(),

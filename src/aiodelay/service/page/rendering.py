@@ -21,7 +21,7 @@ from aiodelay.service.api.sessions import COOKIE
 from . import values
 from .state import state_of
 
-__all__ = ["PAGE_HEADERS", "here_of", "links_of", "local", "path_of", "rendered", "shown", "url_of"]
+__all__ = ["PAGE_HEADERS", "encoded", "here_of", "links_of", "local", "path_of", "rendered", "shown", "url_of"]
 
 PAGE_HEADERS = {
     "content-security-policy": (
@@ -129,7 +129,12 @@ def shown(
         given: Values that only this template uses.
     """
     content = rendered(template, **_common(request, store), **given)
-    return HTMLResponse(content, status, headers=PAGE_HEADERS)
+    return HTMLResponse(encoded(content), status, headers=PAGE_HEADERS)
+
+
+def encoded(text: str) -> bytes:
+    """Return HTML as UTF-8. Characters that are not valid in UTF-8, for example from a file name, are escaped."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _common(request: Request, store: Opened | None) -> Mapping[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from markupsafe import Markup
 
+from aiodelay.core.transitions import occurrence_of
 from aiodelay.core.validation import to_of
 from aiodelay.core.values import Envelope
 from aiodelay.operations.json_shapes import time_shape
@@ -21,10 +23,14 @@ __all__ = [
     "key_text",
     "message_path",
     "moment",
+    "named",
     "number",
+    "series_of_retry",
     "size",
     "words",
 ]
+
+MOST_NAMES = 20
 
 
 def instant(ms: int) -> Markup:
@@ -101,9 +107,21 @@ def key_text(key: bytes | None) -> str:
     return "all messages" if key is None else key.decode("utf-8", "backslashreplace") or "(none)"
 
 
+def named(names: Sequence[str]) -> str:
+    """Return names for a sentence, at most `MOST_NAMES` of them."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
+
+
 def words(text: str) -> str:
     """Return a name of the API as words, such as "in flight" for `in_flight`."""
     return text.replace("_", " ")
+
+
+def series_of_retry(message_id: str) -> str:
+    """Return the series if the id is that of a retry of one of its occurrences; "" for any other id."""
+    found = occurrence_of(message_id)
+    return "" if found is None else found[0]
 
 
 def message_path(message_id: str) -> str:

@@ -96,7 +96,7 @@
   // --- announcements for screen readers --------------------------------------------------------------------
   function announce(text) {
     const place = document.getElementById("announce");
-    if (place && text) place.textContent = text;
+    if (place && text && place.textContent !== text) place.textContent = text;
   }
 
   // --- the age of the data: the service sends data every 2 s, or reports that the store fails -----------------
@@ -127,7 +127,8 @@
     if (!document.getElementById("trouble")?.textContent) fresh = heard;
     live();
   });
-  document.addEventListener("htmx:sse:error", () => {
+  document.addEventListener("htmx:sse:error", (event) => {
+    if (event.detail.status === 401) location.reload(); // the session has ended: the service asks for the token
     isGone = true;
     live();
   });
@@ -142,7 +143,7 @@
     refresh();
     const target = event.target;
     if (target instanceof Element && !target.closest("#follow")) {
-      announce(document.querySelector("#results [data-announce]")?.textContent);
+      announce(document.querySelector("[data-announce]")?.textContent);
     }
   });
 
