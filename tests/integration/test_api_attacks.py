@@ -173,7 +173,7 @@ async def test_a_stream_of_nothing_but_mistakes_ends() -> None:
 
 
 async def test_a_server_can_end_while_a_page_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "MOST_S", 0.5)
+    monkeypatch.setattr(live, "EVERY_S", 0.1)
     async with Scheduler("memory://", dispatch=False) as scheduler:
         app = Starlette(routes=[Mount("/delayed", admin(scheduler))])
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))  # waits without limit

@@ -165,8 +165,8 @@ async def journal(
 ) -> Response:
     """The store must keep a journal: add `?journal=10000` to its URL; for Kafka, `?history=<topic>`.
 
-    In a Redis namespace of several shards, later entries may have lower numbers than earlier entries. A client that reads
-    on with `after` then misses these entries, unless it asks for the entries of one message.
+    In a Redis namespace of several shards, later entries may have lower numbers than earlier entries. A client that
+    reads on with `after` then misses these entries, unless it asks for the entries of one message.
     """
     entries = await store.scheduler.journal(id, after=after, limit=limit)
     last = entries[-1].number if entries else after

@@ -21,9 +21,9 @@ from .state import SPANS, PageState, state_of
 __all__ = ["live"]
 
 EVERY_S = 2.0
-MOST_S = 10.0
-"""Seconds after which a stream ends. The browser then connects again. A server that waits for open answers before it
-ends, such as uvicorn, could otherwise not end while somebody looks at the page."""
+MOST_EVENTS = 5
+"""Events after which a stream ends. The browser then connects again. Otherwise a server that waits for open answers before
+it ends, such as uvicorn, could not end while somebody looks at the page."""
 MOST_VIEWERS = 200
 STRIP = "strip"
 """The view of all pages except the overview. The strip is the row of counts at the top of each page."""
@@ -31,7 +31,7 @@ STRIP = "strip"
 
 @screen("read")
 async def live(request: Request) -> Response:
-    """Send the state of the store every two seconds, for `MOST_S`."""
+    """Send the state of the store every two seconds, `MOST_EVENTS` times."""
     state, store = state_of(request), store_of(request)
     if state.viewers >= MOST_VIEWERS:
         detail = f"{MOST_VIEWERS} open pages get live updates, and no more are allowed"
@@ -48,10 +48,10 @@ async def _events(request: Request, state: PageState, store: Opened) -> AsyncIte
     if state.viewers >= MOST_VIEWERS:  # other viewers may have come since `live` checked the number
         return
     state.viewers += 1
-    loop = asyncio.get_running_loop()
-    ends_s = loop.time() + MOST_S
     try:
-        while loop.time() < ends_s and not state.closing.is_set() and _may_look(request, state):
+        for _ in range(MOST_EVENTS):
+            if state.closing.is_set() or not _may_look(request, state):
+                return
             yield await state.shared.get(("event", store.name, view, root), lambda: _event(request, state, store, view))
             await _until_next(state)
     finally:
