@@ -22,8 +22,10 @@ __all__ = ["live"]
 
 EVERY_S = 2.0
 MOST_EVENTS = 5
-"""Events after which a stream ends. The browser then connects again. Otherwise a server that waits for open answers before
-it ends, such as uvicorn, could not end while somebody looks at the page."""
+"""Events after which a stream ends. The browser then connects again.
+
+Otherwise a server that waits for open answers before it ends, such as uvicorn, could not end while a page is open.
+"""
 MOST_VIEWERS = 200
 STRIP = "strip"
 """The view of all pages except the overview. The strip is the row of counts at the top of each page."""
