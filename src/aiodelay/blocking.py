@@ -42,7 +42,7 @@ from .core.values import (
     Snapshot,
 )
 from .engine.control import PAGE
-from .errors import BlockingCallError, ConfigurationError, InputError, kind_of
+from .errors import BlockingCallError, ClosedError, ConfigurationError, InputError, kind_of
 from .ports import Sink
 from .scheduler import Scheduler
 
@@ -301,13 +301,17 @@ class BlockingScheduler(_Control):
         before: datetime | None = None,
         limit: int | None = None,
     ) -> Iterator[Snapshot]:
-        """Yield messages that are pending or in flight, as `Scheduler.pending`."""
+        """Yield messages that are pending or in flight, as `Scheduler.pending`.
+
+        Raises:
+            ClosedError: The connection was closed meanwhile, by `close()` or by a fork. Some messages are missing.
+        """
         return self._each(lambda scheduler: scheduler.pending(of, since=since, before=before, limit=limit))
 
     def dead_letters(
         self, of: type | str | None = None, *, message_id: str | None = None, limit: int | None = None
     ) -> Iterator[DeadLetter]:
-        """Yield dead letters, oldest first, as `Scheduler.dead_letters`."""
+        """Yield dead letters, oldest first, as `Scheduler.dead_letters`. It raises the same errors as `pending`."""
         return self._each(lambda scheduler: scheduler.dead_letters(of, message_id=message_id, limit=limit))
 
     def redrive(self, *letters: DeadLetter | DeadKey) -> Sequence[Outcome]:
@@ -323,14 +327,20 @@ class BlockingScheduler(_Control):
         return self.call(lambda scheduler: scheduler.journal(message_id, after=after, limit=limit))
 
     def _each(self, start: Callable[[Scheduler], AsyncIterator[T]]) -> Iterator[T]:
-        """Yield the items of a scheduler's asynchronous generator, page by page."""
-        found: AsyncIterator[T] | None = None
+        """Yield the items of a scheduler's asynchronous generator, page by page.
+
+        Raises:
+            ClosedError: The connection was closed between two pages, also by a fork. The generator ended with it.
+        """
+        begun: tuple[Scheduler, AsyncIterator[T]] | None = None
 
         async def page(scheduler: Scheduler) -> list[T]:
-            nonlocal found
-            found = start(scheduler) if found is None else found
+            nonlocal begun
+            begun = (scheduler, start(scheduler)) if begun is None else begun
+            if begun[0] is not scheduler:
+                raise ClosedError("the connection of this iteration", "closed", "begin the iteration again")
             read: list[T] = []
-            async for each in found:
+            async for each in begun[1]:
                 read.append(each)
                 if len(read) == PAGE:
                     break

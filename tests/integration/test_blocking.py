@@ -19,6 +19,7 @@ import pytest
 from aiodelay import (
     BlockingCallError,
     CancelOutcome,
+    ClosedError,
     ConfigurationError,
     FireOutcome,
     InputError,
@@ -414,6 +415,52 @@ scheduler.schedule(Remind(7), delay='1h', id='parent')
     assert len(said) == 1
     assert "was open when this process was forked. Close it before a fork" in said[0]
     assert pending(url) == ["parent"]
+
+
+FORKING_AMID = """
+from aiodelay import ClosedError, Message
+
+def read_on():
+    try:
+        print(sum(1 for _ in found))
+    except ClosedError as error:
+        print(error)
+
+scheduler.schedule_many(Message(Remind(n), delay='1h') for n in range(1_100))
+found = scheduler.pending()
+next(found)
+in_child(read_on)
+read_on()
+"""
+
+
+def test_an_iteration_says_that_a_fork_has_ended_it(url: str, tmp_path: Path) -> None:
+    said = run(FORKING_AMID, url, tmp_path)
+    assert said == ["the connection of this iteration is closed; begin the iteration again"] * 2
+
+
+@pytest.mark.parametrize("found", redis_servers(), ids=lambda found: found.name)
+def test_an_iteration_on_redis_goes_on_in_the_parent_alone(found: Found, tmp_path: Path) -> None:
+    with serving(found) as url:
+        said = run(FORKING_AMID, url, tmp_path)
+    assert said == ["the connection of this iteration is closed; begin the iteration again", "1099"]
+
+
+def test_an_iteration_says_that_the_connection_was_closed(url: str) -> None:
+    scheduler = BlockingScheduler(url)
+    scheduler.schedule_many(Message(Remind(n), delay="1h") for n in range(1_100))
+    read = 0
+
+    def close_amid() -> None:
+        nonlocal read
+        for _ in scheduler.pending():
+            read += 1
+            scheduler.close()
+
+    with pytest.raises(ClosedError, match="begin the iteration again"):
+        close_amid()
+    scheduler.close()
+    assert read == 500
 
 
 @pytest.mark.parametrize("found", redis_servers(), ids=lambda found: found.name)
