@@ -19,13 +19,14 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
 from aiodelay import ConfigurationError, Every, InputError, Message, Received, Reject, Retry, Scheduler, Telemetry
-from aiodelay.core.values import CONTINUED, Failed, LaneCounts, RenewOutcome
+from aiodelay.core.values import CONTINUED, Alarm, Failed, LaneCounts, LaneState, RenewOutcome, Tidied
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.memory import MemoryStore
 from aiodelay.operations.queries import DEAD_REASONS
 from aiodelay.ports import Work
 from aiodelay.telemetry.instruments import MOST_DESTINATIONS, Cap
 from aiodelay.telemetry.names import DURATION_BUCKETS, METRICS, OTHER
+from aiodelay.telemetry.observer import observer_of
 from aiodelay.testing import RecordingSink, VirtualClock, VirtualLoop
 from tests.support.telemetry import Emitted, id_of, linked
 
@@ -454,7 +455,7 @@ def test_metrics_of_a_run(emitted: Emitted) -> None:
         "aiodelay.namespace": "shop",
         "messaging.destination.name": "Check",
     }
-    assert (lateness[0], lateness[2][:2], lateness[2][-1]) == (3, (0.001, 0.0025), 3600)
+    assert (lateness[0], lateness[2][:2], lateness[2][-1]) == (2, (0.001, 0.0025), 3600), "a retry is not late"
     assert [count for _, (count, _, _) in points["aiodelay.schedule.delay"]] == [4]
     assert sum(value for _, value in points["messaging.client.sent.messages"]) == 4
     assert sum(value for _, value in points["messaging.client.consumed.messages"]) == 3
@@ -508,6 +509,31 @@ async def test_messages_are_told_once_they_are_counted(emitted: Emitted, clock: 
         store.is_countable = True
         await asyncio.sleep(12)
         assert {n for _, n in emitted.points()["aiodelay.messages"]} == {0}
+
+
+@pytest.mark.asyncio
+async def test_counting_that_was_cut_off_leaves_the_next_steps_of_housekeeping_alone(
+    emitted: Emitted, clock: VirtualClock
+) -> None:
+    store, alarms = HangingStore(clock=clock), list[Alarm]()
+    scheduler = Scheduler(
+        store, clock=clock, telemetry=emitted.telemetry(), overdue_alarm="20s", on_alarm=alarms.append
+    )
+    async with scheduler:
+        await asyncio.sleep(200)
+    assert store.asked == 1
+    assert [(alarm.kind, alarm.is_over) for alarm in alarms] == [("store", False), ("store", True)]
+
+
+class HangingStore(MemoryStore):
+    """A memory store that never answers how much is in it."""
+
+    asked = 0
+
+    async def counts(self) -> Mapping[str, LaneCounts]:
+        self.asked += 1
+        await asyncio.sleep(3600)
+        return {}
 
 
 class UncountableStore(MemoryStore):
@@ -578,6 +604,38 @@ async def test_destinations_beyond_the_cap_have_one_name_in_spans_and_metrics(em
             await scheduler.schedule(b"x", to=f"line:{i}", delay="1h")
     assert len(emitted.named(f"schedule {OTHER}")) == 5
     assert emitted.total("messaging.client.sent.messages", messaging_destination_name=OTHER) == 5
+
+
+@pytest.mark.parametrize("step", [1, -1])
+@pytest.mark.asyncio
+async def test_destinations_of_one_name_report_the_worst_of_them(emitted: Emitted, step: int) -> None:
+    places = [f"place{i}" for i in range(MOST_DESTINATIONS)]
+    observer = observer_of(emitted.telemetry(), MemoryStore(), "", places)
+    assert observer is not None
+    observer.watch(tuple)
+    lanes = [LaneState("overdue", 1_000, False), LaneState("fine", None, True)]
+    await observer.look(Tidied(61_000, 0, 0, lanes[::step]))
+    points = emitted.points()
+    worst = [points[name] for name in ("aiodelay.overdue.age", "aiodelay.destination.served")]
+    assert [[(labels["messaging.destination.name"], value) for labels, value in each] for each in worst] == [
+        [(OTHER, 60)],
+        [(OTHER, 0)],
+    ]
+
+
+@pytest.mark.asyncio
+async def test_a_retry_of_a_sink_is_not_late(emitted: Emitted, clock: VirtualClock) -> None:
+    line = RecordingSink("line")
+    line.inject(Failed("no"))
+    scheduler = Scheduler(
+        MemoryStore(clock=clock), sinks=[line], clock=clock, telemetry=emitted.telemetry(), retry=Retry(first="30s")
+    )
+    async with scheduler:
+        await scheduler.schedule(b"x", to="line:a", delay="0s")
+        await scheduler.run_until_idle()
+    assert len(line.deliveries) == 2
+    ((_, (count, total, _)),) = emitted.points()["aiodelay.delivery.lateness"]
+    assert (count, total < 1) == (1, True)
 
 
 # --- off --------------------------------------------------------------------------------------------------

@@ -83,18 +83,19 @@ class HandlerMeasures:
         self._durations = instruments.values(names.PROCESS_DURATION, labels)
         self._now_s = loop_clock()
 
-    def begin(self, context: Context, span: Span | None, lateness_ms: int) -> Attempt:
+    def begin(self, context: Context, span: Span | None, lateness_ms: int | None) -> Attempt:
         """Begin to measure a run.
 
         Args:
             context: The context of the span.
             span: The span, which ends with the run; None if no span is recorded.
-            lateness_ms: The start of the run minus the due time.
+            lateness_ms: The start of the run minus the due time; None for a retry, which is late by its wait.
         """
         if span is None and not self._instruments.is_on:
             return Attempt(context)
         self._count.add(1)
-        self._lateness.add(lateness_ms / 1000, None if span is None else context)
+        if lateness_ms is not None:
+            self._lateness.add(lateness_ms / 1000, None if span is None else context)
         return Run(context, self, span, self._now_s())
 
     def end(self, run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -160,12 +161,13 @@ class Measurements:
         """Begin the span and the measurements of a handler's run."""
         lane = held.claim.record.envelope.lane
         measures = self._handlers.get(lane) or self._measures(lane)
+        first_ms = None if held.claim.record.attempt else lateness_ms
         decided = self.tracing.decide(held.claim.record)
         if isinstance(decided, Context):
-            held.attempt = measures.begin(decided, None, lateness_ms)
+            held.attempt = measures.begin(decided, None, first_ms)
         else:
             context, span = self._begin_span(held.claim, decided, measures.destination, lateness_ms)
-            held.attempt = measures.begin(context, span, lateness_ms)
+            held.attempt = measures.begin(context, span, first_ms)
 
     def _begin_span(
         self, claim: Claim, tracer: Tracer, destination: str, lateness_ms: int
@@ -202,9 +204,10 @@ class Measurements:
             each.attempt = Attempt(context)
         sampled = sampled_in(span, context)
         for delivery in deliveries:
-            self.instruments.record(
-                names.DELIVERY_LATENESS, delivery.lateness_ms / 1000, self.of_ours(destination), sampled
-            )
+            if delivery.attempt == 1:
+                self.instruments.record(
+                    names.DELIVERY_LATENESS, delivery.lateness_ms / 1000, self.of_ours(destination), sampled
+                )
         carried = self.tracing.carried(span)
         if carried:
             deliveries = [
@@ -353,8 +356,9 @@ class Measurements:
                 self._lengths = await self._store.lengths(self.instruments.destinations.known)
         except AiodelayError as error:
             log.debug("messages cannot be counted: %s", error)
-        ended_s = now_s()
-        self._look_again_s = ended_s + (ended_s - started_s) / COUNTING_PART
+        finally:  # also after a cancellation: housekeeping has a time limit, and its next step needs its time
+            ended_s = now_s()
+            self._look_again_s = ended_s + (ended_s - started_s) / COUNTING_PART
 
     def observe(self, metric: str) -> Iterable[tuple[float, Attributes]]:
         """Return the present values of a metric."""
@@ -366,15 +370,15 @@ class Measurements:
         ages_ms = {lane: 0 for lane, _, _ in self._loads()}
         for each in self._tidied.lanes:
             ages_ms[each.lane] = 0 if each.oldest_due_ms is None else max(self._tidied.now_ms - each.oldest_due_ms, 0)
-        for lane, age_ms in ages_ms.items():
-            yield age_ms / 1000, self.of_ours(self.named(lane))
+        for name, of_name in _by_name(ages_ms, self.named).items():
+            yield max(of_name) / 1000, self.of_ours(name)
 
     def _served(self) -> Iterable[tuple[float, Attributes]]:
         served = {lane: True for lane, _, _ in self._loads()}
         if self._tidied is not None:
             served.update((each.lane, each.served) for each in self._tidied.lanes)
-        for lane, is_served in served.items():
-            yield float(is_served), self.of_ours(self.named(lane))
+        for name, of_name in _by_name(served, self.named).items():
+            yield float(all(of_name)), self.of_ours(name)
 
     def _messages(self) -> Iterable[tuple[float, Attributes]]:
         if self._counts is None:  # a 0 before the first count would make all dead letters look new
@@ -387,6 +391,14 @@ class Measurements:
     def _partitions(self) -> Iterable[tuple[float, Attributes]]:
         if isinstance(self._store, Loads):
             yield self._store.status().of, self.base
+
+
+def _by_name(values: Mapping[Lane, int], named: Callable[[Lane], str]) -> Mapping[str, Sequence[int]]:
+    """Return the values of lanes by their names in labels. Of several values, the SDK would keep only the last one."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for lane, value in values.items():
+        found[named(lane)].append(value)
+    return found
 
 
 def _of_one(record: Record, lateness_ms: int) -> Attributes:

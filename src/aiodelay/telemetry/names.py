@@ -98,7 +98,7 @@ PROCESS_DURATION = Metric(
     "messaging.process.duration", "histogram", "s", "Duration of a handler's run.", DURATION_BUCKETS
 )
 DELIVERY_LATENESS = Metric(
-    "aiodelay.delivery.lateness", "histogram", "s", "Start of delivery minus due time.", _LATENESS_BUCKETS
+    "aiodelay.delivery.lateness", "histogram", "s", "Start of the first attempt minus due time.", _LATENESS_BUCKETS
 )
 SCHEDULE_DELAY = Metric(
     "aiodelay.schedule.delay", "histogram", "s", "Time from scheduling a message to its due time.", _DELAY_BUCKETS
