@@ -58,9 +58,23 @@ def test_load_is_drawn_and_counted(cli: Cli) -> None:
     assert cli("load", "--of", "nothing", "--buckets", "1").lines[-1] == "0 messages"
 
 
+def test_load_of_a_span_beyond_the_calendar_ends_with_it(cli: Cli) -> None:
+    add(cli, "1h")
+    lines = cli("load", "--bucket", "3650d", "--buckets", "1000").lines
+    assert lines[999].split() == ["9999-12-31", "23:59:59.999Z", "0"]
+
+
 def test_load_refuses_what_is_no_span(cli: Cli) -> None:
     assert cli("load", "--bucket", "0s", "--json").error["error"] == "ConfigurationError"
     assert cli("load", "--buckets", "0").code == 2
+
+
+def test_top_finds_an_overdue_message_behind_many_paused_ones(cli: Cli) -> None:
+    cli("pause", "sms")
+    line = b'{"to": "handler:sms", "payload": "x", "delay": "0s"}\n'
+    assert cli("schedule", "--lines", stdin=250 * line).code == 0
+    add(cli, "0s")
+    assert cli("top").lines[1].startswith("oldest overdue for ")
 
 
 def test_top_off_a_terminal_is_a_table(cli: Cli) -> None:
