@@ -207,6 +207,7 @@ class TestRefusals:
             ({"factor": 0.9}, "retry.factor is 0.9; allowed: a finite number >= 1"),
             ({"factor": math.nan}, "retry.factor is nan"),
             ({"factor": math.inf}, "retry.factor is inf"),
+            ({"factor": 10**400}, "retry.factor is 10000"),
             ({"factor": "2"}, "retry.factor is '2'"),
             ({"factor": True}, "retry.factor is True"),
             ({"jitter": -0.1}, "retry.jitter is -0.1; allowed: a number from 0 to 1"),

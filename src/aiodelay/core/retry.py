@@ -6,7 +6,7 @@ the number of attempts are arguments.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
@@ -103,7 +103,7 @@ class Retry:
         if not _is_number(attempts, int) or not 1 <= attempts <= MAX_ATTEMPTS:
             allowed = f"a whole number from 1 to {MAX_ATTEMPTS}; it counts all runs, the first included"
             raise ConfigurationError("retry.attempts", shortened(attempts), allowed)
-        if not _is_number(factor, int | float) or not 1 <= factor < math.inf:
+        if not _is_number(factor, int | float) or not 1 <= factor <= sys.float_info.max:
             raise ConfigurationError("retry.factor", shortened(factor), "a finite number >= 1")
         if cap_ms < first_ms:
             allowed = f"at least retry.first, which is {format_duration(first_ms)}"
