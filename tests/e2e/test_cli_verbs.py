@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import Cli
+from tests.support.waiting import until_sync
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -113,6 +114,60 @@ def test_a_reader_that_has_enough_ends_it_quietly(cli: Cli) -> None:
     first, code = run.stdout.splitlines()
     assert json.loads(first)["state"] == "scheduled"
     assert (code, run.stderr) == ("0", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "first"),
+    [(["schedule", "--lines"], b"\n"), (["import"], b'{"kind": "export", "export": "x", "format": 1}\n')],
+)
+def test_ctrl_c_ends_a_command_that_waits_for_a_slow_writer(cli: Cli, command: list[str], first: bytes) -> None:
+    reads, writes = os.pipe()
+    with subprocess.Popen([*COMMAND, *command], stdin=reads, stderr=subprocess.PIPE, env=environment(cli)) as process:
+        for line in (first, b"\n"):  # after the second line, it has nothing to do but to read on
+            os.write(writes, line)
+            until_sync(lambda: not select.select([reads], [], [], 0)[0], "it has read the line")
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
+            os.close(reads)
+            os.close(writes)
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def _waits_in_a_thread(pid: int) -> bool:
+    """Return whether a process has more than one thread, and all of them sleep."""
+    states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return len(states) > 1 and set(states) == {"S"}
+
+
+def test_ctrl_c_ends_a_question(cli: Cli) -> None:
+    cli("schedule", "handler:mail", "x", "--delay", "1h", "--id", "a")
+    with terminal(cli, ["cancel", "a"]) as shown:
+        shown.wait_for(b"cancel a? [y/N] ")
+        until_sync(lambda: _waits_in_a_thread(shown.process.pid), "it waits for the answer")
+        shown.process.send_signal(signal.SIGINT)
+        assert shown.ended() == 130
+    assert len(cli("list", "--json").objects) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("schedule handler:m x --delay 1h --id a >&-", 0),
+        ("--help >&-", 0),
+        ("schedule --lines <&-", 0),
+        ("cancel a <&-", 2),
+    ],
+)
+def test_a_standard_stream_may_be_closed(cli: Cli, command: str, code: int) -> None:
+    script = f"{' '.join(COMMAND)} {command}"
+    run = subprocess.run(
+        ["bash", "-c", script], env=environment(cli), capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (run.returncode, "Traceback" in run.stderr) == (code, False), run.stderr
 
 
 def test_ctrl_c_ends_it_with_130(cli: Cli) -> None:

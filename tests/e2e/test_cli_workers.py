@@ -257,6 +257,13 @@ def test_each_worker_has_a_port_for_prometheus(tmp_path: Path) -> None:
             )
 
 
+def test_a_port_for_prometheus_without_a_port_for_each_worker_is_refused(tmp_path: Path) -> None:
+    write_app(tmp_path)
+    with aiodelay("run", "app:scheduler", "--workers", "2", "--metrics-port", "65535", cwd=tmp_path) as program:
+        assert program.exit_code() == 2
+        assert "leaves no port for the last of 2 workers" in "\n".join(program.err.seen)
+
+
 def test_a_port_for_prometheus_beside_a_provider_of_the_program_is_refused(tmp_path: Path) -> None:
     write_app(tmp_path)
     app = (tmp_path / "app.py").read_text()

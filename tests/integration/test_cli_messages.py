@@ -10,8 +10,11 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from msgspec.structs import replace
 
 from aiodelay import Reject, Retry, Scheduler
+from aiodelay.core.durations import LAST_MS
+from aiodelay.core.values import PutBack
 from tests.support.bad_inputs import BAD_MESSAGES, changed
 from tests.support.clear_errors import HEADER, KEY, PAYLOAD, SECRETS
 from tests.support.cli import Cli, Ran
@@ -106,6 +109,22 @@ def test_the_same_id_again(cli: Cli) -> None:
     assert "throttle:1h:last" in ran.error["detail"]
     ran = cli("schedule", "handler:m", "x", "--delay", "1h", "--id", "a", "--conflict", "error", "--json")
     assert (ran.code, ran.out, ran.error["error"]) == (4, "", "DuplicateIdError")
+
+
+def test_a_message_due_after_the_year_9999_is_shown(cli: Cli) -> None:
+    """Other programs may store such a message."""
+    add(cli, "a")
+
+    async def move() -> None:
+        async with Scheduler(cli.url, namespace=cli.namespace, dispatch=False) as scheduler:
+            found = await scheduler.get("a")
+            assert found is not None
+            far = replace(found.record, due_ms=LAST_MS + 1, envelope=replace(found.record.envelope, id="far"))
+            await scheduler.store.put_back([PutBack(far, LAST_MS + 1)])
+
+    asyncio.run(move())
+    assert "9999-12-31 23:59:59.999Z" in cli("list").out
+    assert "it is due on 9999-12-31 at 23:59:59.999Z" in cli("why", "far").out
 
 
 def test_lines_that_are_refused_are_named_and_the_rest_is_stored(cli: Cli) -> None:
@@ -365,6 +384,8 @@ def test_bad_input_is_refused_by_the_errors_of_the_python_api(
         (["schedule", "handler:m", "x", "--payload-file", "y"], "both given"),
         (["schedule", "handler:m", "--lines"], "--lines takes no destination"),
         (["schedule", "handler:m", "x", "--delay", "1s", "--conflict", "newest"], "newest"),
+        (["schedule", "handler:m", "x", "--delay", "1s", "--conflict", "keep", "--newer", "1"], "both given"),
+        (["schedule", "handler:m", "x", "--delay", "1s", "--tz", "UTC"], "--tz needs --every"),
         (["fire"], "no id"),
         (["list", "--limit", "0"], "--limit"),
         (["lst"], "list"),

@@ -27,6 +27,7 @@ app: App = App(
     version=__version__,
     help_format="plaintext",
     result_action="return_value",
+    suppress_keyboard_interrupt=False,
 )
 
 for _place, _group, _line in COMMANDS:

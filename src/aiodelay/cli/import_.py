@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, get_args
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar, get_args
 
 import msgspec
+from anyio import to_thread
 from cyclopts import App, Parameter
 
 from aiodelay import ConfigurationError, InputError, Scheduler
@@ -30,6 +31,7 @@ __all__ = ["import_"]
 import_: App = App(name="import", help="Store messages from a file of `aiodelay export`, or from another system.")
 
 BATCH = 500
+T = TypeVar("T")
 
 
 @import_.default
@@ -157,10 +159,12 @@ class _Import:
             StoreUnavailableError: The store does not answer. A repeated import goes on at the recorded position.
         """
         numbered = enumerate(lines, 1)
-        source = _source_of(next(numbered, (1, b""))[1])
+        _, first = await _next_of(numbered) or (1, b"")
+        source = _source_of(first)
         keeps_position = self._store.traits.positions != "none" and not again
         position = await self._store.position(source) if keeps_position else None
-        for batch in _batches(numbered):
+        batches = _batches(numbered)
+        while (batch := await _next_of(batches)) is not None:
             fresh = [each for each in batch if each[0] > (position or 0)]
             self._skip(batch[: len(batch) - len(fresh)])
             await self._store_lines(fresh)
@@ -209,6 +213,11 @@ class _Import:
         if not self._is_whole:
             print("the file has no end line: the export that wrote it was interrupted", file=sys.stderr)
         return FAILED if self._counts["refused"] or not self._is_whole else 0
+
+
+async def _next_of(items: Iterator[T]) -> T | None:
+    """Return the next item, or None at the end. It waits in a thread, so Ctrl-C ends the wait for a slow writer."""
+    return await to_thread.run_sync(next, items, None, abandon_on_cancel=True)
 
 
 def _source_of(text: bytes) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from anyio import to_thread
 
-from aiodelay.core.durations import format_duration, from_epoch_ms
+from aiodelay.core.durations import LAST_MS, format_duration, from_epoch_ms
 from aiodelay.errors import AiodelayError, cut
 from aiodelay.operations.json_shapes import error_shape
 
@@ -54,8 +54,8 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def moment(ms: int) -> str:
-    """Return a time as readable text, in UTC."""
-    return from_epoch_ms(ms).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+    """Return a time as readable text, in UTC. A time after the year 9999 becomes the end of that year."""
+    return from_epoch_ms(min(ms, LAST_MS)).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
 
 
 def ago(ms: int, now_ms: int) -> str:

@@ -31,6 +31,7 @@ log: logging.Logger = logging.getLogger("aiodelay.cli")
 
 LEAVE_S = 2.0
 MOST_WORKERS = 1000
+LAST_PORT = 65_535
 
 
 def run(
@@ -41,7 +42,7 @@ def run(
     verbose: Annotated[bool, Parameter(name=["--verbose", "-v"], negative="")] = False,
     workers: Annotated[int, Parameter(validator=Number(gte=1, lte=MOST_WORKERS))] = 1,
     reload: Annotated[bool, Parameter(negative="")] = False,
-    metrics_port: Annotated[int | None, Parameter(validator=Number(gte=0, lte=65_535))] = None,
+    metrics_port: Annotated[int | None, Parameter(validator=Number(gte=0, lte=LAST_PORT))] = None,
     metrics_host: str = "127.0.0.1",
     lifeline: Annotated[int | None, Parameter(show=False)] = None,
 ) -> None:
@@ -62,6 +63,11 @@ def run(
         metrics_host: The address of the metrics port. The port needs no token.
         lifeline: For a worker: drain when the other end of this pipe is closed.
     """
+    if metrics_port is not None and metrics_port + workers - 1 > LAST_PORT:
+        text = (
+            f"--metrics-port {metrics_port} leaves no port for the last of {workers} workers: ports end at {LAST_PORT}"
+        )
+        raise CommandError(text, exit_code=NOT_UNDERSTOOD)
     scheduler = None if reload else find_scheduler(target)
     # Set up logging after the import: if the application sets up its own logging, that setup must stay.
     log_as_text(logging.WARNING if quiet else logging.INFO)

@@ -53,7 +53,7 @@ async def schedule(
     key: str | None = None,
     header: Annotated[list[str] | None, Parameter(negative="")] = None,
     payload_file: Path | None = None,
-    conflict: str = "replace",
+    conflict: str | None = None,
     newer: int | None = None,
     drop_after: str | None = None,
     dead_letter_after: str | None = None,
@@ -78,12 +78,13 @@ async def schedule(
         key: The key of the message, for sinks that use keys.
         header: A header to deliver with the message, as NAME=VALUE. May be repeated.
         payload_file: A file that holds the payload, instead of PAYLOAD.
-        conflict: The rule if a pending message has the id already: replace it, keep it, or fail (error). earlier,
-            later: replace it only if that moves its due time so. debounce:5s, debounce:5s:1m: the quiet time and the
-            longest wait. throttle:1h, throttle:1h:last: the window, and whether its last message is delivered too.
-            append, append:50: join it as one more line. With a number, the message is due when it has this many lines.
-        newer: The version of the message. The message replaces only an older version. It is refused if the same or a
-            newer version is pending, or has ended within the last 24 h.
+        conflict: The rule if a pending message has the id already: replace it (the default), keep it, or fail (error).
+            earlier, later: replace it only if that moves its due time so. debounce:5s, debounce:5s:1m: the quiet time
+            and the longest wait. throttle:1h, throttle:1h:last: the window, and whether its last message is delivered
+            too. append, append:50: join it as one more line. With a number, the message is due when it has this many
+            lines.
+        newer: The version of the message, instead of a conflict rule. The message replaces only an older version. It is
+            refused if the same or a newer version is pending, or has ended within the last 24 h.
         drop_after: Drop the message if its lateness would exceed this duration.
         dead_letter_after: Make the message a dead letter if its lateness would exceed this duration.
         spread: A span after the due time, such as 5m: the id gives the message's place in the span. With --every, the
@@ -103,12 +104,12 @@ async def schedule(
         _payload(payload, payload_file),
         at=read_time(at, "at"),
         delay=delay,
-        every=None if every is None else _rule(every, tz, spread),
+        every=_rule(every, tz, spread),
         id=id_,
         to=to,
         key=None if key is None else os.fsencode(key),
         headers=_headers(header or []),
-        conflict=_conflict(conflict) if newer is None else Conflict.newer(newer),
+        conflict=_conflict(conflict, newer),
         late=_late(drop_after, dead_letter_after),
         spread=None if every is not None else spread,
     )
@@ -144,7 +145,11 @@ def _payload(text: str | None, path: Path | None) -> bytes:
         raise CommandError(f"--payload-file {path}: {error.strerror}") from None
 
 
-def _rule(every: str, tz: str | None, spread: str | None) -> Every | Cron:
+def _rule(every: str | None, tz: str | None, spread: str | None) -> Every | Cron | None:
+    if every is None:
+        if tz is not None:
+            raise CommandError("--tz needs --every: an instant in --at has its own offset", exit_code=NOT_UNDERSTOOD)
+        return None
     return read_rule(every) if tz is None and spread is None else Cron(every, tz=tz or "UTC", spread=spread)
 
 
@@ -160,9 +165,13 @@ def _headers(given: list[str]) -> dict[str, bytes]:
     return headers
 
 
-def _conflict(text: str) -> Conflict:
+def _conflict(text: str | None, newer: int | None) -> Conflict:
+    if text is not None and newer is not None:
+        raise CommandError("--conflict and --newer are both given; give one of them", exit_code=NOT_UNDERSTOOD)
+    if newer is not None:
+        return Conflict.newer(newer)
     try:
-        return read_conflict(text)
+        return read_conflict("replace" if text is None else text)
     except ConfigurationError as error:
         raise CommandError(f"--conflict: {error}", exit_code=NOT_UNDERSTOOD) from None
 

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from aiodelay.core.durations import format_duration, from_epoch_ms
+from aiodelay.core.durations import LAST_MS, format_duration, from_epoch_ms
 from aiodelay.core.values import (
     Blocked,
     DeadLetter,
@@ -264,7 +264,7 @@ def _of_unknown(message_id: str, entries: Sequence[JournalEntry] | None, around:
 
 
 def _at(ms: int) -> str:
-    return from_epoch_ms(ms).strftime("on %Y-%m-%d at %H:%M:%S.%f")[:-3] + "Z"
+    return from_epoch_ms(min(ms, LAST_MS)).strftime("on %Y-%m-%d at %H:%M:%S.%f")[:-3] + "Z"
 
 
 def _when(ms: int, now_ms: int) -> str:
