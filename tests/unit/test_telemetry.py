@@ -19,7 +19,19 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
 from aiodelay import ConfigurationError, Every, InputError, Message, Received, Reject, Retry, Scheduler, Telemetry
-from aiodelay.core.values import CONTINUED, Alarm, Failed, LaneCounts, LaneState, RenewOutcome, Tidied
+from aiodelay.core.ids import new_op
+from aiodelay.core.values import (
+    CONTINUED,
+    After,
+    Alarm,
+    Envelope,
+    Failed,
+    LaneCounts,
+    LaneState,
+    Put,
+    RenewOutcome,
+    Tidied,
+)
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.memory import MemoryStore
 from aiodelay.operations.queries import DEAD_REASONS
@@ -621,6 +633,20 @@ async def test_destinations_of_one_name_report_the_worst_of_them(emitted: Emitte
         [(OTHER, 60)],
         [(OTHER, 0)],
     ]
+
+
+@pytest.mark.asyncio
+async def test_messages_that_an_intake_schedules_are_counted(emitted: Emitted) -> None:
+    observer = observer_of(emitted.telemetry(), MemoryStore(), "", [])
+    assert observer is not None
+    puts = [Put(new_op(), Envelope(f"{n}", "line", address=f"{n % 2}"), After(1_000)) for n in range(3)]
+    with observer.taken_in("requests", 0, puts):
+        pass
+    with pytest.raises(StoreUnavailableError), observer.taken_in("requests", 0, puts):
+        raise StoreUnavailableError("the store", "gone")
+    counted = {"messaging_operation_name": "schedule"}
+    assert emitted.total("messaging.client.sent.messages", messaging_destination_name="line:0", **counted) == 2
+    assert emitted.total("messaging.client.sent.messages", **counted) == 3
 
 
 @pytest.mark.asyncio

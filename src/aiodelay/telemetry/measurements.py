@@ -149,6 +149,9 @@ class Measurements:
             with current_in(set_span_in_context(span, NOTHING)):
                 yield [self.carrying(put, span) for put in puts]
             self.note_delays(puts)
+            for put in puts:
+                labels = self.labels(names.SCHEDULE, self.named(destination_of(put.envelope)))
+                self.instruments.add(names.SENT, 1, labels)
         except BaseException as error:
             fail(span, error)
             raise
