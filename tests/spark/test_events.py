@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from aiodelay import Scheduler
+from aiodelay.backends.redis.sharded.reshard import reshard
 from aiodelay.core.values import JournalEntry
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.spark.events import EventReader, _batch, stream_reader_of
@@ -26,6 +27,7 @@ from aiodelay.spark.following import EventsLostError
 from aiodelay.spark.schemas import EVENTS
 from tests.support.journals import note
 from tests.support.kafka import create_topic, new_name
+from tests.support.servers import RedisServer
 from tests.support.stores import SHARED_STORES, empty_store
 
 ALL = ReadAllAvailable()
@@ -132,6 +134,34 @@ def test_a_journal_that_is_shorter_than_what_was_read_was_made_anew(url: str, ca
     assert lax.latestOffset({"0": 20, "1": 7}, ALL) == {"0": 6}
     assert numbers_of(lax, {"0": 20}, {"0": 6}) == [*range(1, 6)]
     assert "created again" in caplog.text
+
+
+def test_after_a_move_to_more_or_to_fewer_shards_the_stream_goes_on(
+    redis_server: RedisServer, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"{redis_server.url}?journal=1000"
+    strict = reader_of(url, namespace=namespace)
+    lax = reader_of(url, namespace=namespace, failOnDataLoss="false")
+
+    def move(shards: int) -> None:
+        asyncio.run(reshard(redis_server.url, namespace, shards, lambda _examined, _of: None))
+
+    asyncio.run(note(url, 1, 20, namespace=namespace))
+    before = strict.latestOffset({"0": 1}, ALL)
+    assert before == {"0": 21}
+    move(4)
+    asyncio.run(note(url, 21, 40, namespace=namespace))
+    later = strict.latestOffset(before, ALL)
+    assert later.keys() == {"0", "1", "2", "3"}
+    rows = rows_of(strict, before, later)
+    assert {row["id"] for row in rows} == {f"m{n}" for n in range(21, 61)}
+    move(2)  # a batch that was planned before must not end the stream for ever
+    with pytest.raises(EventsLostError, match=rf"events 1 to {later['2'] - 1} of part 2 .* were trimmed"):
+        rows_of(strict, before, later)
+    left = [row for row in rows if row["partition"] < 2]
+    assert rows_of(lax, before, later) == left
+    assert f"events 1 to {later['3'] - 1} of part 3" in caplog.text
+    assert lax.latestOffset(later, ALL) == {part: later[part] for part in ("0", "1")}
 
 
 def test_spark_reads_every_number_once_in_runs_and_tells_clearly_what_is_lost(

@@ -23,6 +23,8 @@ __all__ = ["SqliteJournalReader", "open_journal"]
 
 T = TypeVar("T")
 PART = 0
+FIRST = 1
+"""The number of the first entry of a journal."""
 AT_ONCE = 5_000
 
 
@@ -65,7 +67,7 @@ class SqliteJournalReader:
     ) -> AsyncIterator[Sequence[JournalEntry]]:
         """Yield the entries of a span in order, in batches. Report the numbers of missing entries to `trimmed`."""
         del part
-        following = span.start
+        following = max(span.start, FIRST)
         while following < span.stop:
             after, limit = following - 1, min(AT_ONCE, span.stop - following)
             found = await self._read(partial(Reader.journal, message_id=None, after=after, limit=limit))

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from msgspec.structs import replace
 
 from aiodelay.backends.redis.connection.options import Options
-from aiodelay.backends.redis.store.journal_reader import PART, RedisJournalReader, open_journal
+from aiodelay.backends.redis.store.journal_reader import FIRST, PART, RedisJournalReader, open_journal
 from aiodelay.core.values import JournalEntry
 
 from .calls import all_of
@@ -38,11 +38,19 @@ class ShardedJournalReader:
         found = await all_of([each.spans() for each in self._readers])
         return {shard: spans[PART] for shard, spans in enumerate(found)}
 
-    def entries(
+    async def entries(
         self, part: int, span: range, trimmed: Callable[[range], object]
     ) -> AsyncIterator[Sequence[JournalEntry]]:
-        """Yield the entries of a shard's span in order, in batches."""
-        return self._readers[part].entries(PART, span, trimmed)
+        """Yield the entries of a shard's span in order, in batches.
+
+        A move to fewer shards deletes the journals of the shards that end: then all entries of the span are missing.
+        """
+        if part >= len(self._readers):
+            if missing := range(max(span.start, FIRST), span.stop):
+                trimmed(missing)
+            return
+        async for found in self._readers[part].entries(PART, span, trimmed):
+            yield found
 
 
 @asynccontextmanager

@@ -18,6 +18,8 @@ from aiodelay.errors import StoreUnavailableError
 __all__ = ["RedisJournalReader", "open_journal"]
 
 PART = 0
+FIRST = 1
+"""The number of the first entry of a journal."""
 AT_ONCE = 2_000
 
 
@@ -46,7 +48,7 @@ class RedisJournalReader:
     ) -> AsyncIterator[Sequence[JournalEntry]]:
         """Yield the entries of a span in order, in batches. Report the numbers of missing entries to `trimmed`."""
         del part
-        following = span.start
+        following = max(span.start, FIRST)
         journal, last = self._keys.key("journal"), f"{span.stop - 1}-0"
         while following < span.stop:
             found = await self._command("XRANGE", journal, f"{following}-0", last, "COUNT", AT_ONCE)
