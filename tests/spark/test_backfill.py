@@ -63,17 +63,21 @@ BAD: list[tuple[str, str, Any]] = [
     ("to", "no_destination", "orders"),
     ("to", "no_destination", "Redis:orders"),
     ("to", "no_destination", "handler:a b"),
+    ("to", "no_destination", "handler:a\u2003b"),
     ("to", "no_destination", "handler:"),
     ("to", "empty", "redis-list:"),
     ("to", "too_long", "redis-list:" + "é" * 128),
     ("to", "control_characters", "redis-list:a\tb"),
     ("type", "no_type_name", "a b"),
+    ("type", "no_type_name", "a\xa0b"),
     ("type", "no_type_name", ""),
     ("encoding", "unknown", "xml"),
+    ("encoding", "null", "null"),
     ("key", "too_long", b"k" * 16_385),
     ("headers", "too_many", {f"h{i}": b"" for i in range(65)}),
     ("headers", "bad_name", {"a b": b""}),
     ("headers", "reserved", {"Aiodelay-x": b""}),
+    ("headers", "reserved", {"scheduler-key": b""}),
     ("headers", "missing", {"a": None}),
     ("headers", "too_large", {"a": b"x" * 16_384}),
 ]
@@ -146,6 +150,8 @@ def test_of_rows_with_one_id_the_same_are_one_and_others_none(spark: SparkSessio
         {"id": "two dues", "due": later},
         {"id": "two headers", "headers": {"a": b"1"}},
         {"id": "two headers", "headers": {"a": b"2"}},
+        {"id": "two fields", "type": "json"},
+        {"id": "two fields", "encoding": "json"},
         {"id": "versions", "version": 1},
         {"id": "versions", "version": 3, "due": later},
         {"id": "versions", "version": 3, "due": later},
@@ -165,6 +171,7 @@ def test_of_rows_with_one_id_the_same_are_one_and_others_none(spark: SparkSessio
         ("same", "None", 1),
         ("same", "repeated", 1),
         ("two dues", "duplicate", 2),
+        ("two fields", "duplicate", 2),
         ("two headers", "duplicate", 2),
     ]
     newer = [
@@ -182,10 +189,12 @@ def test_of_rows_with_one_id_the_same_are_one_and_others_none(spark: SparkSessio
 
 
 def test_past_rows_may_be_stored_to_be_delivered_now(spark: SparkSession) -> None:
-    frame = given(rows_of(spark, {"due": NOW_MS - 1}), MAP)
+    frame = given(rows_of(spark, {"due": NOW_MS - 1}, {"id": "b", "due": -1}), MAP)
     rules = Rules(now_ms=NOW_MS, past_due="now", min_lead_ms=60_000)
-    (row,) = accepted(judged(frame, rules), rules).collect()
+    found = judged(frame, rules)
+    (row,) = accepted(found, rules).collect()
     assert row["due_at"].timestamp() * 1000 == NOW_MS - 1
+    assert [row["reason"] for row in rejected(found).collect()] == ["before_1970"]
 
 
 def test_columns_are_converted(spark: SparkSession) -> None:
@@ -231,6 +240,33 @@ def test_a_time_that_clocks_show_twice_is_the_later_one_whatever_the_sessions_zo
                 assert row["us"] == (want - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1), row
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def test_a_text_with_a_zone_that_is_no_offset_is_never_a_local_time(spark: SparkSession) -> None:
+    """PostgreSQL writes offsets as `-05`. As a local time of the option, such a time would be early by hours."""
+    given = {
+        "2027-01-01 09:00:00-05": None,
+        "2027-01-01T09:00+01": None,
+        "2027-01-01 09:00:00 UTC": None,
+        "2027-01-01 09:00:00 EST": None,
+        "09:00:00": None,
+        "2027-01-01T09:00:00+01:00": "2027-01-01 08:00:00",
+        "2027-01-01 09:00:00.5 ": "2027-01-01 14:00:00.5",
+        "2027-01-01": "2027-01-01 05:00:00",
+    }
+    frame = spark.createDataFrame([(text,) for text in given], "id STRING")
+    read = mapped(frame, {"id": "id", "due_at": "id"}, timezone="America/New_York")
+    assert {row["id"]: row["due"] for row in read.selectExpr("id", "cast(due_at AS STRING) due").collect()} == given
+
+
+def test_a_time_of_a_database_without_a_zone_needs_the_option(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"jdbc:derby:{tmp_path / 'derby'};create=true"
+    spark.sql("SELECT 'a' AS id, TIMESTAMP_NTZ '2027-01-01 09:00:00' AS due_at").write.jdbc(url, "ORDERS")
+    found = read_source(spark, f"{url};dbtable=ORDERS")
+    with pytest.raises(ConfigurationError, match="column 'due_at' is TIMESTAMP_NTZ, which is no instant"):
+        mapped(found)
+    (row,) = mapped(found, timezone="Asia/Tokyo").selectExpr("unix_seconds(due_at) AS due").collect()
+    assert row["due"] == datetime(2027, 1, 1, tzinfo=UTC).timestamp()
 
 
 def test_due_times_may_be_spread_by_an_expression(spark: SparkSession) -> None:

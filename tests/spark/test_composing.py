@@ -31,6 +31,7 @@ TYPES = {
     "expires_at": pa.timestamp("us", "UTC"),
     "late": pa.string(),
     "rule": pa.string(),
+    "trace": pa.map_(pa.string(), pa.string()),
 }
 
 
@@ -84,6 +85,7 @@ def batch_of(*rows: dict[str, Any], types: dict[str, pa.DataType] = TYPES) -> pa
         ({"expires_at": 5_000_000}, "late of message 'b' is missing or 'deliver', but expires_at is given"),
         ({"rule": "10m"}, "rule of message 'b' is '10m'"),
         ({"rule": '{"interval": "soon"}'}, "of message 'b' is 'soon'"),
+        ({"trace": {"traceparent": None}}, "trace of message 'b' is a map with a null value"),
     ],
 )
 def test_a_row_that_is_no_message_is_named(bad: dict[str, Any], told: str) -> None:

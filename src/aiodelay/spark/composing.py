@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import pyarrow as pa
@@ -86,7 +86,7 @@ class _Rows:
             self._payloads(encodings, keys),
             keys,
             self._read("headers", _headers, NO_HEADERS),
-            self._read("trace", dict, NO_TRACE),
+            self._read("trace", _trace, NO_TRACE),
             versions,
             self._rules(),
         )
@@ -228,6 +228,13 @@ def _type(name: str) -> str:
 
 def _headers(given: Sequence[tuple[str, bytes | str]]) -> Mapping[str, bytes]:
     return check_headers({name: value if value is None else _bytes(value) for name, value in given})
+
+
+def _trace(given: Sequence[tuple[str, str | None]]) -> Mapping[str, str]:
+    trace = dict(given)
+    if None in trace.values():
+        raise InputError("trace", "a map with a null value", "text for each name")
+    return cast("Mapping[str, str]", trace)
 
 
 def _bytes(value: bytes | str) -> bytes:

@@ -10,7 +10,14 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
 from aiodelay.core.durations import MAX_HORIZON_MS
-from aiodelay.core.validation import MAX_ADDRESS_BYTES, MAX_HEADER_BYTES, MAX_HEADERS, MAX_ID_BYTES, MAX_KEY_BYTES
+from aiodelay.core.validation import (
+    MAX_ADDRESS_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    MAX_ID_BYTES,
+    MAX_KEY_BYTES,
+    RESERVED_HEADERS,
+)
 from aiodelay.spark.cold import WAS_DUE_AT
 
 from .mapping import conversions, converted
@@ -23,7 +30,8 @@ DROPPED: Final = ("repeated", "superseded")
 _CONTROL = r"[\x00-\x1f\x7f-\x9f\u2028\u2029]"
 _OCCURRENCE = r"~[0-9]{10,}\z"
 _SINK = r"\A[a-z][a-z0-9.+-]{0,63}:"
-_TYPE = r"\A[^\s\x00-\x1f\x7f-\x9f:{}]{1,128}\z"
+_TYPE = r"(?U)\A[^\s\x00-\x1f\x7f-\x9f:{}]{1,128}\z"
+"""A pattern for a type name. With the flag U, its class of spaces has the spaces of Unicode too, as in Python."""
 _HEADER = r"\A[A-Za-z0-9._-]{1,128}\z"
 _RESERVED_HEADER = r"\A(?i)aiodelay-"
 _ENCODINGS = ("", "json", "msgpack", "null")
@@ -62,11 +70,17 @@ def judged(found: DataFrame, rules: Rules) -> DataFrame:
         ConfigurationError: A column has a type that cannot be converted.
     """
     message = conversions(found, timezone=rules.timezone)
-    verdicts = [
-        F.when(condition, F.struct(F.lit(reason).alias("reason"), F.lit(field).alias("field")))
+    checks = [
+        (field, *check)
         for field in _CHECKS
         if field in message
-        for reason, condition in _CHECKS[field](message[field], F.col(field), rules)
+        for check in _CHECKS[field](message[field], F.col(field), rules)
+    ]
+    if "encoding" in message:
+        checks.append(("encoding", "null", _has_wrong_null(message)))
+    verdicts = [
+        F.when(condition, F.struct(F.lit(reason).alias("reason"), F.lit(field).alias("field")))
+        for field, reason, condition in checks
     ]
     checked = found.withColumn("_verdict", F.coalesce(*verdicts))
     return _without_duplicates(checked, message, rules)
@@ -86,7 +100,8 @@ def _without_duplicates(checked: DataFrame, message: Mapping[str, Column], rules
     is_good = F.col("_verdict").isNull()
     own = F.concat(F.lit("\0"), F.monotonically_increasing_id().cast("string"))  # no accepted id begins with NUL
     version = F.coalesce(message["version"], F.lit(0)) if _counts_versions(message, rules) else F.lit(0).cast("bigint")
-    contents = [F.map_entries(column) if name == "headers" else column for name, column in message.items()]
+    values = [F.map_entries(column) if name == "headers" else column for name, column in message.items()]
+    contents = [column for value in values for column in (value, value.isNull())]  # a hash leaves out each null
     same_id = Window.partitionBy("_id")
     rows = checked.withColumns(
         {"_id": F.when(is_good, message["id"]).otherwise(own), "_version": version, "_hash": F.xxhash64(*contents)}
@@ -135,6 +150,8 @@ def _due(column: Column, raw: Column, rules: Rules) -> Iterator[_Check]:
     if rules.past_due == "reject":
         yield "past_due", column < _instant(rules.now_ms)
         yield "too_soon", column < _instant(rules.now_ms + rules.min_lead_ms)
+    else:
+        yield "before_1970", column < _instant(0)
     yield "too_far", column > _instant(rules.now_ms + MAX_HORIZON_MS)
 
 
@@ -159,7 +176,13 @@ def _to(column: Column, raw: Column, _: Rules) -> Iterator[_Check]:
 
 
 def _type(column: Column, _: Column, __: Rules) -> Iterator[_Check]:
-    yield "no_type_name", ~column.rlike(_TYPE)
+    yield "no_type_name", ~column.rlike(_TYPE) | ~F.is_valid_utf8(column)
+
+
+def _has_wrong_null(message: Mapping[str, Column]) -> Column:
+    """Return whether the encoding is `null`, which means no payload and needs a key, for another message."""
+    has_no_key = message["key"].isNull() if "key" in message else F.expr("true")
+    return (message["encoding"] == "null") & ((F.octet_length(message["payload"]) > 0) | has_no_key)
 
 
 def _encoding(column: Column, _: Column, __: Rules) -> Iterator[_Check]:
@@ -174,7 +197,10 @@ def _headers(column: Column, _: Column, __: Rules) -> Iterator[_Check]:
     entries = F.map_entries(column)
     yield "too_many", F.size(entries) > MAX_HEADERS
     yield "bad_name", F.exists(F.map_keys(column), lambda name: ~name.rlike(_HEADER))
-    yield "reserved", F.exists(F.map_keys(column), lambda name: name.rlike(_RESERVED_HEADER))
+    yield (
+        "reserved",
+        F.exists(F.map_keys(column), lambda name: name.rlike(_RESERVED_HEADER) | name.isin(*RESERVED_HEADERS)),
+    )
     yield "missing", F.exists(F.map_values(column), lambda value: value.isNull())
     sizes = F.transform(entries, lambda each: F.octet_length(each["key"]) + F.octet_length(each["value"]))
     yield "too_large", F.aggregate(sizes, F.lit(0), lambda total, size: total + size) > MAX_HEADER_BYTES

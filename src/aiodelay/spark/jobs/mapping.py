@@ -36,6 +36,8 @@ MAPPED: Final = ("id", "due_at", "payload", "to", "type", "encoding", "key", "he
 REQUIRED: Final = ("id", "due_at")
 OFFSET: Final = r"(Z|[+-]\d{2}:?\d{2})\s*$"
 """A pattern for the offset at the end of a time as text. Without an offset, the text does not name an instant."""
+_LOCAL: Final = r"\A\s*[\d-]+([T ][\d:.]*)?\s*\z"
+"""A pattern for a time as text without any zone. Spark would read `09:00:00-05` or `09:00 EST` as a local time too."""
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _NESTED = (StructType, MapType, ArrayType)
@@ -210,7 +212,8 @@ def _due(name: str, kind: DataType, zone: str | None) -> Column:
     instant = F.when(F.col(name).rlike(OFFSET), F.try_to_timestamp(name))
     if zone is None:
         return instant
-    return instant.otherwise(_in_zone(F.col(name).try_cast("timestamp_ntz"), zone))
+    local = F.when(F.col(name).rlike(_LOCAL), F.col(name).try_cast("timestamp_ntz"))
+    return instant.otherwise(_in_zone(local, zone))
 
 
 def _in_zone(local: Column, zone: str) -> Column:

@@ -19,7 +19,11 @@ __all__ = ["read_source", "stored"]
 
 FILES: Final = ("parquet", "csv", "json", "orc")
 _TABLE = re.compile(r"(?<=[?&;])dbtable=([^&;]*)[&;]?")
-_SETTINGS: Final = {"csv": {"header": "true", "enforceSchema": "false"}}
+_SETTINGS: Final = {
+    "csv": {"header": "true", "enforceSchema": "false"},
+    # Otherwise Spark takes a time without a time zone as a time in the zone of the driver's machine.
+    "jdbc": {"preferTimestampNTZ": "true"},
+}
 
 
 def read_source(
