@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone who uses Spark calls it
 
-from aiodelay import Scheduler
+from aiodelay import Every, Scheduler
 from aiodelay.backends.registry import open_store
 from aiodelay.core.ids import new_op
 from aiodelay.core.values import Again, At, Conflict, Dead, Delivery, Demand, Envelope, Late, Put, Snapshot
@@ -126,6 +126,26 @@ def test_a_condition_a_shift_and_another_destination_apply_and_ids_may_stay(
     events = spark.sql("select explode(array('nobody', 'o1~1800000000')) as id")  # the second is of a series
     some = replay.run(frame, name="y", events=events, dry_run=True, **shop)
     assert (some.rows, some.counts["without_message"]) == (1, 1)
+    letter = frame.where("id = 'dead'").withColumn("id", F.lit("o1~1800000000"))  # of the occurrence itself
+    some = replay.run(letter, name="y", events=events, dry_run=True, **shop)
+    assert (some.rows, some.counts["accepted"], some.counts["without_message"]) == (1, 1, 1)
+
+
+def test_a_series_is_never_replaced_by_its_replayed_message(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'delay.db'}"
+    kept = f"{tmp_path / 'kept'}"
+
+    async def schedule_both() -> None:
+        async with Scheduler(url, sinks=[RecordingSink("paper")], dispatch=False) as scheduler:
+            await scheduler.schedule(b"", to="paper:in", id="daily", every=Every("1d"))
+            await scheduler.schedule(b"", to="paper:in", id="once", delay="1h")
+
+    asyncio.run(schedule_both())
+    snapshot.run(spark, store=url, to=kept)
+    done = replay.run(spark.read.parquet(kept), store=url, same_ids=True, shift="+1h")
+    assert (done.rows, done.counts["replaced"], done.counts["recurring"]) == (1, 1, 1)
+    found = asyncio.run(pending(url))
+    assert found["daily"].record.envelope.rule is not None
 
 
 def test_a_shift_is_exact_so_that_nothing_is_early(spark: SparkSession) -> None:

@@ -45,7 +45,8 @@ def run(frame: DataFrame, options: _Options) -> Summary:
             events of an archive. Then the job replays only messages that have such an event.
 
     Returns:
-        The summary of `backfill`, with the count `without_message`: ids that have events but no message in the frame.
+        The summary of `backfill`, with more counts. `without_message`: ids that have events but no message in the
+        frame. `recurring`: with `same_ids`, the series that were left out.
 
     Raises:
         ConfigurationError: An option is wrong, or a column has a wrong name or type. Nothing was stored.
@@ -55,12 +56,19 @@ def run(frame: DataFrame, options: _Options) -> Summary:
     shift_ms = _shift_ms(options.shift)
     if options.events is None and options.events_where is not None:
         raise ConfigurationError("events_where", "given without events", "events, or no events_where")
-    messages = mapped(_filtered(frame, options.where, "where"), options.mapping)
-    messages = messages if options.to is None else messages.withColumn("to", F.lit(checked_destination(options.to)))
     counts: dict[str, int] = {}
+    frame = _filtered(frame, options.where, "where")
+    if options.same_ids and options.mapping is None and "rule" in frame.columns:
+        counts["recurring"] = frame.where("rule IS NOT NULL").count()
+        frame = frame.where("rule IS NULL")
+    messages = mapped(frame, options.mapping)
+    messages = messages if options.to is None else messages.withColumn("to", F.lit(checked_destination(options.to)))
     if options.events is not None:
         wanted = happened_to(_filtered(options.events, options.events_where, "events_where"))
-        counts["without_message"] = wanted.join(messages, "id", "left_anti").count()
+        ids = messages.select("id")
+        left = wanted.join(ids, "id", "left_anti").join(ids.withColumnRenamed("id", "series"), "series", "left_anti")
+        counts["without_message"] = left.select("series").distinct().count()
+        wanted = wanted.select(F.explode(F.array("id", "series")).alias("id"))
         messages = messages.join(wanted, "id", "left_semi")
     summary = backfill.run(
         replayed(messages, name=options.name, now_ms=SystemClock().now_ms(), shift_ms=shift_ms),
@@ -97,8 +105,12 @@ def replayed(messages: DataFrame, *, name: str | None, now_ms: int, shift_ms: in
 
 
 def happened_to(events: DataFrame) -> DataFrame:
-    """Return the ids of the messages that have events, each once. For an occurrence, return the id of its series."""
-    return events.select(F.regexp_replace("id", _OCCURRENCE, "").alias("id")).distinct()
+    """Return the ids that have events, each once, as `id`. For an occurrence, `series` is the id of its series.
+
+    A snapshot of messages has the series, and a snapshot of dead letters has the occurrences. For another message,
+    `series` is the id too.
+    """
+    return events.select("id", F.regexp_replace("id", _OCCURRENCE, "").alias("series")).distinct()
 
 
 def _check_name(name: str | None, *, same_ids: bool) -> None:
