@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -314,6 +315,17 @@ async def test_nobody_is_sent_elsewhere_after_signing_in(back: str) -> None:
         answer = await client.post("/login", data={"csrf": csrf, "token": SECRETS["read"], "back": back})
         assert answer.headers["location"] == "/"
         assert "x" not in answer.headers
+
+
+async def test_no_link_of_a_message_leads_to_another_message() -> None:
+    async with service() as client:
+        for message_id in ("a/../b", "a/./b", "b?x=y", "b#c"):
+            assert (await client.post("/v1/messages", json=WORK | {"id": message_id})).status_code == 201
+            path = f"/messages/{quote(message_id, safe='')}"
+            assert f'href="{path}"' in (await client.get("/messages")).text
+            text = (await client.get(path)).text
+            assert f'<a href="{path}">Load again</a>' in text
+            assert f'name="back" value="{path}"' in text
 
 
 async def test_each_form_of_the_page_needs_the_scope_of_what_it_does() -> None:

@@ -181,13 +181,19 @@ def _common(request: Request, store: Opened | None) -> Mapping[str, Any]:
 
 
 def here_of(request: Request) -> str:
-    """Return the path and the query of a GET request; for another method, the path of the front page."""
+    """Return the path and the query of a GET request; for another method, the path of the front page.
+
+    The path keeps the encoding of the request: from the id `a/../b` without encoding, a browser would make the path of
+    the message `b`.
+    """
     if request.method != "GET":
         return path_of(request)
     query = request.url.query
     if "draft" in request.query_params:
         query = urlencode([each for each in request.query_params.multi_items() if each[0] != "draft"])
-    return quote(request.scope["path"]) + (f"?{query}" if query else "")
+    raw = request.scope.get("raw_path")
+    path = quote(request.scope["path"]) if raw is None else raw.decode("latin-1")
+    return path + (f"?{query}" if query else "")
 
 
 def local(request: Request, path: str) -> str:
