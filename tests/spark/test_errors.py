@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from aiodelay.errors import AiodelayError, ConfigurationError, MessageIdError, StoreFullError, StoreUnavailableError
 from aiodelay.spark.errors import SparkFailedError, clear_error
+from aiodelay.spark.jobs.sources import read_source
 
 REFUSED = StoreUnavailableError("redis://:***@h", "connection refused")
 
@@ -75,6 +77,12 @@ def test_an_error_of_a_stream_is_found(spark: SparkSession, tmp_path: Path) -> N
     error = error_of(query.trigger(availableNow=True).start().awaitTermination)
     assert isinstance(error, StoreUnavailableError)
     assert str(error) == str(REFUSED)
+
+
+def test_an_error_of_java_is_told_by_its_own_line(spark: SparkSession) -> None:
+    with pytest.raises(Py4JError) as caught:
+        read_source(spark, "jdbc:nope://host/db?dbtable=orders")
+    assert str(clear_error(caught.value)) == "Spark: java.sql.SQLException: No suitable driver"
 
 
 def test_an_error_of_sparks_own_is_told_by_the_line_that_says_what_happened(spark: SparkSession) -> None:

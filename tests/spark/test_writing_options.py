@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,13 @@ from pyspark.sql.types import (
 )
 
 from aiodelay.errors import ConfigurationError, TargetError
+from aiodelay.operations.spark_options import (
+    ColdCancelOptions,
+    ColdPutOptions,
+    EngineOptions,
+    MigrateOptions,
+    StoreOptions,
+)
 from aiodelay.spark.options import store_url
 from aiodelay.spark.write_settings import WriteSettings, read_settings
 
@@ -72,6 +80,18 @@ def test_options_have_defaults_and_their_names_know_no_case() -> None:
     assert (found.task_rate, found.batch_rows, found.patience_ms) == (20, 7, 2_000)
     assert settings(checkpointLocation="/tmp/c", queryName="Spark's own") == settings()
     assert "secret" not in repr(found)
+
+
+def test_the_text_of_a_jobs_options_has_no_url() -> None:
+    url = "redis://:secret@host"
+    options: list[object] = [
+        StoreOptions(store=url),
+        EngineOptions(source=url, checkpoint="c", to=url),
+        MigrateOptions(source=url, target=url, cutover=datetime(2027, 1, 1, tzinfo=UTC), work="w"),
+        ColdPutOptions(tier="t", store=url),
+        ColdCancelOptions(tier="t", store=url),
+    ]
+    assert [each for each in map(repr, options) if "secret" in each] == []
 
 
 @pytest.mark.parametrize(

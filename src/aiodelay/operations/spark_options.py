@@ -270,7 +270,7 @@ class EngineOptions:
 
     source: Annotated[str, Flag("in")] = field(repr=False)
     checkpoint: str
-    to: Annotated[str | None, Flag("out")] = None
+    to: Annotated[str | None, Flag("out")] = field(default=None, repr=False)
     dead: str | None = None
     slot: Duration = "1s"
     trigger: Duration = "500ms"

@@ -16,6 +16,8 @@ _OURS = re.compile(r"^[\s|]*aiodelay(?:\.\w+)*\.(?P<name>\w+): (?P<text>.*)$", r
 _RAISED = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception|Warning|Interrupt|Exit)(?:: .*)?$", re.MULTILINE)
 _STATE = re.compile(r"\s*SQLSTATE: \w{5}.*$")
 _IN_PYTHON = "Traceback (most recent call last)"
+_CALLING = "An error occurred while calling "
+"""The beginning of py4j's line above the error of Java."""
 
 
 class SparkFailedError(AiodelayError):
@@ -49,8 +51,9 @@ def clear_error(error: BaseException) -> AiodelayError:
         if isinstance(kind, type) and issubclass(kind, AiodelayError):
             return _with_text(kind, _STATE.sub("", found["text"]))
     raised = list(_RAISED.finditer(text)) if _IN_PYTHON in text else []
-    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    return SparkFailedError(_STATE.sub("", raised[-1][0] if raised else first.strip()))
+    lines = (line for line in text.splitlines() if line.strip() and not line.startswith(_CALLING))
+    first = next(lines, type(error).__name__).strip().removeprefix(": ")
+    return SparkFailedError(_STATE.sub("", raised[-1][0] if raised else first))
 
 
 def _with_text(kind: type[AiodelayError], text: str) -> AiodelayError:
