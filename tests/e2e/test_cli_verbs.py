@@ -170,6 +170,13 @@ def test_a_standard_stream_may_be_closed(cli: Cli, command: str, code: int) -> N
     assert (run.returncode, "Traceback" in run.stderr) == (code, False), run.stderr
 
 
+def test_an_export_is_utf_8_in_every_locale(cli: Cli) -> None:
+    assert cli("schedule", "handler:mail", "größe 漢字", "--delay", "1h").code == 0
+    latin = {**environment(cli), "PYTHONIOENCODING": "latin-1"}
+    run = subprocess.run([*COMMAND, "export"], env=latin, capture_output=True, check=False, timeout=60)
+    assert (run.returncode, json.loads(run.stdout.splitlines()[1])["payload"]) == (0, "größe 漢字"), run.stderr
+
+
 def test_ctrl_c_ends_it_with_130(cli: Cli) -> None:
     with terminal(cli, ["schedule", "--lines"]) as shown:
         shown.wait_for(b"0 stored")

@@ -307,7 +307,12 @@ async def test_what_is_too_large_for_the_dead_topic_leaves_its_reason_there(kafk
 
 async def test_l5_a_request_that_the_schedules_topic_never_takes_holds_up_no_other(kafka: str) -> None:
     """Each of the others fits, and all of them together do not."""
-    settings = CLEANED | {"min_compaction_lag_ms": 600_000, "delete_retention_ms": 600_000, "max_message_bytes": 50_000}
+    settings = {
+        **CLEANED,
+        "min_compaction_lag_ms": 600_000,
+        "delete_retention_ms": 600_000,
+        "max_message_bytes": 50_000,
+    }
     schedules = await create_topic(kafka, new_name("schedules"), 1, **settings)
     place = await placed(kafka, f"kafka://{kafka}/{schedules}", partitions=1)
     values = [request(place.target, "x" * size, 0) for size in [5_000] * 20 + [100_000] + [5_000] * 20]

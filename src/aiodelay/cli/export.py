@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -61,6 +62,8 @@ async def export(
 @contextmanager
 def _opened(output: Path | None) -> Iterator[TextIO]:
     if output is None:
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # `aiodelay import` reads UTF-8 in every locale
         yield sys.stdout
         sys.stdout.flush()  # if the write fails, it must fail before the line that reports success
         return
