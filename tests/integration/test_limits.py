@@ -93,6 +93,7 @@ async def test_the_page_and_why_say_which_limit_makes_a_message_wait() -> None:
         await until(lambda: waiting_of(client, 2), "two messages wait")
         page = (await client.get("/sinks")).text
         assert "as many in flight as allowed" in page
+        assert "For a handler, it is only a name for operators" in page
         page = re.sub(r"<[^>]*>", "", (await client.get("/messages/a3")).text)
         assert "its key &#39;a&#39; has as many messages in flight as its limit allows" in page
         story = await story_of(scheduler, "a3")
