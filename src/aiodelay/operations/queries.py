@@ -227,8 +227,8 @@ async def _count(scheduler: Scheduler, wanted: Filter) -> int | None:
 async def oldest_overdue_ms(scheduler: Scheduler, counts: Mapping[Lane, LaneCounts]) -> int | None:
     """Return the time since which the oldest overdue message waits, epoch ms; None = no message is overdue.
 
-    The function examines the first 2,000 messages of the lanes that have overdue messages. So thousands of messages in
-    flight, or held for a paused address, can hide overdue messages of the same lanes.
+    The function examines the first 2,000 messages of the lanes that have overdue messages; of all lanes, if more than
+    100 lanes have any. So thousands of messages in flight, or held for a paused address, can hide overdue messages.
 
     Args:
         scheduler: An open scheduler.
