@@ -326,6 +326,7 @@ async def test_pages_go_on_where_the_last_ended(watch: Watch, store: SceneStore)
             if not await following.count():
                 break
             await following.click()
+            await page.wait_for_load_state()  # a page under way may lack its last rows
         assert len(seen) == len(set(seen)) == 400
 
 
