@@ -171,7 +171,8 @@ async def test_what_is_missing_is_told_once_and_costs_nothing_but_time(
             return [each.levelname for each in kafkas if "AuthorizationFailed" in each.message or told in each.message]
 
         async with Scheduler(rights.url("owner"), store_timeout="2s") as owner:
-            assert (owner.status().phase, told in owner.status().why) == ("loading", True)
+            await until(lambda: told in owner.status().why, "the status says which right is missing")
+            assert owner.status().phase == "loading"
             refused = ""
             try:
                 await owner.schedule(b"n", to=f"kafka:{rights.name('target')}", delay="1h")

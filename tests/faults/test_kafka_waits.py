@@ -7,7 +7,7 @@ import gc
 import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -36,6 +36,7 @@ from aiodelay.kafka import KafkaStore
 from aiodelay.kafka.records import Read
 from tests.support.kafka import create_topic, ids_in, new_name
 from tests.support.proxy import proxied
+from tests.support.slow_stores import opened_patiently
 
 pytestmark = pytest.mark.asyncio
 
@@ -46,6 +47,10 @@ METADATA = 3
 def url_of(kafka: str, schedules: str, partitions: int = 1, timeout_ms: int = 2000) -> str:
     options = f"partitions={partitions}&members=1&timeout_ms={timeout_ms}"
     return f"kafka://{kafka}/{schedules}?create_topic=true&{options}"
+
+
+def opened(kafka: str, schedules: str, partitions: int = 1) -> AbstractAsyncContextManager[KafkaStore]:
+    return opened_patiently(lambda: KafkaStore(url_of(kafka, schedules, partitions)))
 
 
 def put(name: str, target: str, due: At | After = After(0), lane: str = "kafka") -> Put:  # noqa: B008 - immutable
@@ -66,7 +71,7 @@ async def foreign(kafka: str, schedules: str) -> AsyncIterator[None]:
 async def test_f27_l5_a_partition_that_stalls_under_way_holds_up_no_other(kafka: str) -> None:
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     (stalled,), (other,) = ids_in(0, 2), ids_in(1, 2)
-    async with KafkaStore(url_of(kafka, schedules, 2)) as store, store.work("w", []):
+    async with opened(kafka, schedules, 2) as store, store.work("w", []):
         assert len(await store.apply([put(stalled, target), put(other, target, After(4000))])) == 2
         async with foreign(kafka, schedules), asyncio.timeout(15):
             with store.transferring(store.sinks[0]) as moves:
@@ -81,7 +86,7 @@ async def test_f27_l1_a_settlement_that_cannot_be_read_back_is_not_waited_for_lo
     kafka: str,
 ) -> None:
     schedules = new_name("schedules")
-    async with KafkaStore(url_of(kafka, schedules)) as store, store.work("w", ["h"]) as work:
+    async with opened(kafka, schedules) as store, store.work("w", ["h"]) as work:
         await store.apply([put("m", "", lane="h")])
         (claim,) = (await work.claim({"h": ALL}, request="1", lease_ms=15_000)).claims
         done = Done(claim.record.id, claim.record.revision, claim.token)
@@ -95,7 +100,7 @@ async def test_f27_l1_a_settlement_that_cannot_be_read_back_is_not_waited_for_lo
 
 async def test_f27_dead_letters_answer_in_time(kafka: str) -> None:
     schedules = new_name("schedules")
-    async with KafkaStore(url_of(kafka, schedules)) as store, store.work("w", ["h"]) as work:
+    async with opened(kafka, schedules) as store, store.work("w", ["h"]) as work:
         await store.apply([put("bad", "", lane="h"), put("worse", "", lane="h")])
         claims = (await work.claim({"h": ALL}, request="1", lease_ms=15_000)).claims
         ended = [Dead(each.record.id, each.record.revision, each.token, "rejected", 1) for each in claims]
@@ -115,7 +120,7 @@ async def test_commands_under_way_while_partitions_are_given_away_have_an_answer
     kafka: str, commands: list[Command]
 ) -> None:
     schedules = new_name("schedules")
-    async with KafkaStore(url_of(kafka, schedules)) as store, store.work("w", []):
+    async with opened(kafka, schedules) as store, store.work("w", []):
         applying = asyncio.create_task(store.apply(commands))
         await asyncio.sleep(0)
         store.assignment.assign(schedules, [])
@@ -126,10 +131,10 @@ async def test_commands_under_way_while_partitions_are_given_away_have_an_answer
 
 async def test_looking_waits_for_what_is_being_read(kafka: str) -> None:
     schedules = new_name("schedules")
-    async with KafkaStore(url_of(kafka, schedules)) as store, store.work("w", []):
+    async with opened(kafka, schedules) as store, store.work("w", []):
         (stored,) = await store.apply([put("m", "t", After(3_600_000))])
         assert isinstance(stored, Stored)
-    async with KafkaStore(url_of(kafka, schedules)) as store:
+    async with opened(kafka, schedules) as store:
         store.assignment.own("test")
         assert await store.get("m") is not None
 
@@ -137,7 +142,7 @@ async def test_looking_waits_for_what_is_being_read(kafka: str) -> None:
 async def test_looking_says_so_where_a_later_topic_is_anothers(kafka: str) -> None:
     first, second = new_name("first"), new_name("second")
     for name, partitions in ((first, 1), (second, 2)):
-        async with KafkaStore(url_of(kafka, name, partitions)):
+        async with opened(kafka, name, partitions):
             pass
     async with KafkaStore(f"kafka://{kafka}/{first},{second}?member=0&members=2") as store, store.work("w", []):
         assert await store.get(ids_in(0, 2)[0]) is None
@@ -150,7 +155,7 @@ async def test_f3_what_was_decided_before_a_process_stood_still_is_not_written_a
 ) -> None:
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     async with (
-        KafkaStore(url_of(kafka, schedules)) as store,
+        opened(kafka, schedules) as store,
         store.work("w", []),
         AIOKafkaProducer(bootstrap_servers=kafka) as plain,
     ):
@@ -176,7 +181,7 @@ async def test_r1_closing_that_is_cancelled_leaves_nothing_open(kafka: str) -> N
     before = asyncio.all_tasks()
 
     async def use() -> None:
-        async with KafkaStore(url_of(kafka, new_name("schedules"))) as store, store.work("w", []):
+        async with opened(kafka, new_name("schedules")) as store, store.work("w", []):
             await store.pause("kafka")
             await store._parts.targets.inspect([new_name()])
             is_used.set()
