@@ -12,18 +12,11 @@ from aiodelay.backends.kafka import KafkaStore, records
 from aiodelay.core.ids import new_op
 from aiodelay.core.values import After, Envelope, Put, Refused, SourcePosition, Stored
 from tests.support.kafka import create_topic, new_name
-from tests.support.topics import CLEANED
+from tests.support.topics import LEAST
 
 pytestmark = pytest.mark.asyncio
 
 SOURCE = "kafka:orders/1/0"
-LEAST = {
-    **CLEANED,
-    "min_compaction_lag_ms": 86_400_000,
-    "delete_retention_ms": 604_800_000,
-    "max_message_bytes": 327_680,
-}
-"""The settings of a schedules topic that takes the smallest records which a check of the topic calls good."""
 
 
 async def take_in(store: KafkaStore, first: int, position: int) -> str:

@@ -8,13 +8,25 @@ from dataclasses import dataclass
 import pytest
 from aiokafka import AIOKafkaConsumer
 
-from aiodelay import CancelOutcome, Conflict, Context, DuplicateIdError, Every, Retry, Scheduler
+from aiodelay import (
+    CancelOutcome,
+    Conflict,
+    Context,
+    DuplicateIdError,
+    Every,
+    Message,
+    PayloadTooLargeError,
+    Retry,
+    Scheduled,
+    Scheduler,
+)
 from aiodelay.backends.kafka.client import Producer
 from aiodelay.backends.kafka.topics.writer import Writer
 from aiodelay.core.values import Promise
 from aiodelay.kafka import KafkaSink
 from tests.support.kafka import create_topic, new_name
 from tests.support.proxy import proxied
+from tests.support.topics import LEAST
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -44,6 +56,23 @@ async def test_r1_the_store_and_a_sink_are_entered_again_after_the_sink_did_not_
             assert {(await consumer.getone()).value for _ in range(2)} == {b"kafka", b"far"}
         await scheduler.__aexit__(None, None, None)
     assert asyncio.all_tasks() <= before
+
+
+@pytest.mark.parametrize("dispatch", [True, False], ids=["owner", "producer"])
+async def test_s2_a_message_that_is_larger_than_the_topic_takes_is_refused_alone(kafka: str, dispatch: bool) -> None:
+    topic = await create_topic(kafka, new_name("schedules"), 1, **LEAST)
+    most = int(LEAST["max_message_bytes"]) - 65_536
+    sizes = [10, most, most + 1, 10]
+    answers: dict[int, object] = {}
+    async with Scheduler(f"kafka://{kafka}/{topic}", dispatch=dispatch, max_payload=1 << 20) as scheduler:
+        messages = [Message(b"x" * size, to="kafka:t", delay="1h") for size in sizes]
+        assert await scheduler.schedule_many(messages, answered=answers.__setitem__) == 3
+        assert [number for number, each in answers.items() if not isinstance(each, Scheduled)] == [2]
+        with pytest.raises(
+            PayloadTooLargeError,
+            match=rf"at most {most} bytes with key and headers .max.message.bytes of topic {topic}",
+        ):
+            await scheduler.schedule(b"x" * 500_000, to="kafka:t", delay="1h")
 
 
 async def test_a_scheduler_delivers_retries_recurs_and_cancels(kafka: str) -> None:

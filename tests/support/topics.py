@@ -26,6 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
 
 __all__ = [
     "CLEANED",
+    "LEAST",
     "Group",
     "committed",
     "delete_topic",
@@ -55,6 +56,13 @@ CLEANED: Mapping[str, str | float] = {
     "message_timestamp_type": "LogAppendTime",
 }
 """The settings of a topic whose cleaner runs all the time, as close behind its owners as they can bear here."""
+LEAST: Mapping[str, str | float] = {
+    **CLEANED,
+    "min_compaction_lag_ms": 86_400_000,
+    "delete_retention_ms": 604_800_000,
+    "max_message_bytes": 327_680,
+}
+"""The settings of a schedules topic that takes the smallest records which a check of the topic calls good."""
 Headers = Sequence[tuple[str, bytes | None]]
 
 

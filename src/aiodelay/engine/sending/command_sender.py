@@ -137,7 +137,7 @@ class CommandSender:
             if outcome.reason == "duplicate":
                 return DuplicateIdError(command.id, outcome.detail)
             if outcome.reason == "too_large":
-                return _too_large(command)
+                return _too_large(command, outcome.detail)
             if outcome.reason == "unavailable":
                 return StoreUnavailableError(self._store, outcome.detail or "no answer", command.id, action)
             if outcome.reason == "full":
@@ -192,7 +192,9 @@ def _is_open(outcome: Outcome) -> bool:
     return isinstance(outcome, Unknown) or (isinstance(outcome, Refused) and outcome.reason == "unavailable")
 
 
-def _too_large(command: Command) -> PayloadTooLargeError:
+def _too_large(command: Command, allowed: str) -> PayloadTooLargeError:
+    if allowed:
+        return PayloadTooLargeError("payload", "too large for the store", allowed, command.id)
     conflict = command.conflict if isinstance(command, Put) else Conflict.append()
     return PayloadTooLargeError(
         "payload",

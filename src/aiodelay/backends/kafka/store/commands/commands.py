@@ -31,6 +31,17 @@ class Commands:
 
     async def apply(self, commands: Sequence[Command]) -> Sequence[Outcome]:
         """Carry out commands. Commands for the same message are carried out in their order."""
+        topic = next(iter(self._assignment.counts))
+        most = self._assignment.factory.most_bytes(topic)
+        if most is None or not any(_is_larger(each, most) for each in commands):
+            return await self._carried_out(commands)
+        refused = Refused(
+            "too_large", f"at most {most} bytes with key and headers (max.message.bytes of topic {topic})"
+        )
+        outcomes = iter(await self._carried_out([each for each in commands if not _is_larger(each, most)]))
+        return [refused if _is_larger(each, most) else next(outcomes) for each in commands]
+
+    async def _carried_out(self, commands: Sequence[Command]) -> Sequence[Outcome]:
         if self._assignment.is_whole:
             return await self._as_owner(commands)
         return await self._leave_to_owners(commands)
@@ -77,6 +88,10 @@ class Commands:
         if full and isinstance(command, Put) and not partition.index.knows(command.id, command.op):
             return Refused("full", full)
         return await partition.commands.command(command)
+
+
+def _is_larger(command: Command, most_bytes: int) -> bool:
+    return isinstance(command, Put) and command.envelope.size > most_bytes
 
 
 def _has_verdict(command: Command) -> bool:
