@@ -94,7 +94,8 @@ async def test_a_scheduler_says_that_the_data_are_newer_and_goes_on_once_they_ar
         store.recorded.clear()
         await asyncio.sleep(20)
         assert handled == [b"m"]
-        assert [(each.kind, each.is_over) for each in alarms] == [("ended", False), ("ended", True)]
+        ended = [each.is_over for each in alarms if each.kind == "ended"]  # the late message may cause another alarm
+        assert ended == [False, True]
         assert scheduler.status().phase == "ready"
     assert len(said(logging.ERROR)) == 3
 

@@ -188,7 +188,9 @@ def here_of(request: Request) -> str:
     """
     if request.method != "GET":
         return path_of(request)
-    query = request.url.query
+    query = request.scope["query_string"].decode(
+        "latin-1"
+    )  # `request.url` decodes the path with old versions of Starlette
     if "draft" in request.query_params:
         query = urlencode([each for each in request.query_params.multi_items() if each[0] != "draft"])
     raw = request.scope.get("raw_path")
