@@ -57,7 +57,7 @@ _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 LEAST_LAG_MS = 600_000
 _LEAST_RETENTION_MS = 3 * _DAY_MS
 RECORD_BYTES = 65_536
-"""Room in a record for everything but payload, key and headers: id, address, trace, rule, and errors of attempts."""
+"""The most bytes that a record needs beside payload, key and headers."""
 _LEAST_MESSAGE = 262_144 + RECORD_BYTES
 _FOREVER = 9_223_372_036_854_775_807
 _MISSING, _EXISTS, _FORBIDDEN = 3, 36, 29

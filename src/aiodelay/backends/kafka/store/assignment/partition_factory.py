@@ -16,7 +16,7 @@ from aiodelay.backends.kafka.store.partition.disk import Disk
 from aiodelay.backends.kafka.store.partition.horizon import Fetch
 from aiodelay.backends.kafka.store.store_options import StoreOptions
 from aiodelay.backends.kafka.topics.targets import Targets
-from aiodelay.backends.kafka.topics.topic import LEAST_LAG_MS, RECORD_BYTES, Topic
+from aiodelay.backends.kafka.topics.topic import LEAST_LAG_MS, Topic
 from aiodelay.core.dict_table.table import Workers
 from aiodelay.errors import ConfigurationError
 from aiodelay.ports.clock import Clock
@@ -96,9 +96,9 @@ class PartitionFactory:
         )
 
     def most_bytes(self, topic: str) -> int | None:
-        """Return the most bytes of payload, key and headers of a message that a topic takes; None = not known."""
+        """Return the setting `max.message.bytes` of a topic; None = not known."""
         most = self._topics[topic].settings.get("max.message.bytes")
-        return None if most is None else int(most) - RECORD_BYTES
+        return None if most is None else int(most)
 
     def _patience_s(self, topic: str) -> float:
         """Return half of the time for which a topic keeps tombstones, in seconds."""

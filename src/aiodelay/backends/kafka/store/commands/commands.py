@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from aiodelay.backends.kafka.store.assignment import Assignment, Lookup
+from aiodelay.backends.kafka.topics.topic import RECORD_BYTES
 from aiodelay.core.values import Cancel, Command, Outcome, Put, Refused
 from aiodelay.errors import UnsupportedByStoreError
 
@@ -33,13 +34,18 @@ class Commands:
         """Carry out commands. Commands for the same message are carried out in their order."""
         topic = next(iter(self._assignment.counts))
         most = self._assignment.factory.most_bytes(topic)
-        if most is None or not any(_is_larger(each, most) for each in commands):
+        large = set() if most is None else {i for i, each in enumerate(commands) if self._is_larger(each, most)}
+        if not large:
             return await self._carried_out(commands)
-        refused = Refused(
-            "too_large", f"at most {most} bytes with key and headers (max.message.bytes of topic {topic})"
-        )
-        outcomes = iter(await self._carried_out([each for each in commands if not _is_larger(each, most)]))
-        return [refused if _is_larger(each, most) else next(outcomes) for each in commands]
+        refused = Refused("too_large", f"a record of at most {most} bytes (max.message.bytes of topic {topic})")
+        outcomes = iter(await self._carried_out([each for i, each in enumerate(commands) if i not in large]))
+        return [refused if i in large else next(outcomes) for i in range(len(commands))]
+
+    def _is_larger(self, command: Command, most_bytes: int) -> bool:
+        """Return whether the topic never takes the record of a command."""
+        if not isinstance(command, Put) or command.envelope.size + RECORD_BYTES <= most_bytes:
+            return False
+        return self._writes.batch_size(command) > most_bytes
 
     async def _carried_out(self, commands: Sequence[Command]) -> Sequence[Outcome]:
         if self._assignment.is_whole:
@@ -88,10 +94,6 @@ class Commands:
         if full and isinstance(command, Put) and not partition.index.knows(command.id, command.op):
             return Refused("full", full)
         return await partition.commands.command(command)
-
-
-def _is_larger(command: Command, most_bytes: int) -> bool:
-    return isinstance(command, Put) and command.envelope.size > most_bytes
 
 
 def _has_verdict(command: Command) -> bool:

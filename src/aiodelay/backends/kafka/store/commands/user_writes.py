@@ -50,6 +50,12 @@ class UserWrites:
             answers.append(answer)
         return outgoing, answers
 
+    def batch_size(self, put: Put) -> int:
+        """Return the bytes of a batch with the record of a put alone. The topic's `max.message.bytes` limits them."""
+        now = self._clock.now_ms()
+        wire = records.encode_record(record_of(put, due_of(put.due, now), now))
+        return self._to_own_place(put.id, wire).batch_size
+
     def _to_own_place(self, message_id: str, wire: records.Wire) -> Outgoing:
         topic, n = self._first_topic()
         return Outgoing(topic, *wire, records.partition_of(records.key_of(message_id), n))
