@@ -390,11 +390,11 @@ async def test_text_that_is_not_valid_in_utf_8_is_shown_with_escapes() -> None:
         await store.apply([Put(new_op(), Envelope("m", "work", payload=b"x"), At(0))])
         async with store.work("w", ["work"]) as running:
             (claim,) = (await running.claim({"work": Demand(1)}, request=new_op().hex(), lease_ms=9_000)).claims
-            await running.settle([Again("m", claim.record.revision, claim.token, 0, 1, "OSError: caf\udce9.txt")])
+            await running.settle([Again("m", claim.record.revision, claim.token, 0, 1, "OSError: menu\udce9.txt")])
         for path in ("/messages", "/messages/m"):
             answer = await client.get(path)
             assert answer.status_code == 200
-            assert "OSError: caf\\udce9.txt" in answer.text
+            assert "OSError: menu\\udce9.txt" in answer.text
 
 
 MARKUP = "<script>alert(1)</script>\"'&{{7*7}}"
