@@ -220,10 +220,8 @@ async def test_a_recurring_series_that_is_chosen_by_itself_is_named(watch: Watch
         await confirm_cancel(page)
 
 
-@NO_SCRIPT_AT_NIGHT
-async def test_a_bulk_operation_shows_its_progress_and_is_stopped(
-    script: bool, watch: Watch, store: SceneStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def held_up(store: SceneStore, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Let bulk operations change 150 messages at a time, and nothing before the returned event is set."""
     gate, apply = asyncio.Event(), store.apply
 
     async def wait_and_apply(commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
@@ -232,12 +230,26 @@ async def test_a_bulk_operation_shows_its_progress_and_is_stopped(
 
     monkeypatch.setattr(bulk, "STEP", 150)
     monkeypatch.setattr(store, "apply", wait_and_apply)
+    return gate
+
+
+async def cancelled_in_bulk(viewer: Viewer) -> Page:
+    """Cancel the 400 messages of a lane. Return the page of the operation."""
+    page = await viewer.open("/messages?lane=RenewContract")
+    await page.get_by_role("checkbox", name="all that match").check()
+    await press(page, "Cancel")
+    await page.locator("#typed").fill("400")
+    await press(page, "Cancel 400 messages")
+    return page
+
+
+@NO_SCRIPT_AT_NIGHT
+async def test_a_bulk_operation_shows_its_progress_and_is_stopped(
+    script: bool, watch: Watch, store: SceneStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = held_up(store, monkeypatch)
     async with watch(store, looks=looks(script)) as viewer:
-        page = await viewer.open("/messages?lane=RenewContract")
-        await page.get_by_role("checkbox", name="all that match").check()
-        await press(page, "Cancel")
-        await page.locator("#typed").fill("400")
-        await press(page, "Cancel 400 messages")
+        page = await cancelled_in_bulk(viewer)
         await expect(page.get_by_text("0 of 400.")).to_be_visible()
         await press(page, "Stop")
         await expect(page.get_by_text("The operation stops after this step.")).to_be_visible()
@@ -252,20 +264,9 @@ async def test_a_bulk_operation_shows_its_progress_and_is_stopped(
 async def test_a_running_operation_is_stopped_by_keyboard_and_its_end_is_announced(
     watch: Watch, store: SceneStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, apply = asyncio.Event(), store.apply
-
-    async def wait_and_apply(commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
-        await gate.wait()
-        return await apply(commands, source=source)
-
-    monkeypatch.setattr(bulk, "STEP", 150)
-    monkeypatch.setattr(store, "apply", wait_and_apply)
+    gate = held_up(store, monkeypatch)
     async with watch(store) as viewer:
-        page = await viewer.open("/messages?lane=RenewContract")
-        await page.get_by_role("checkbox", name="all that match").check()
-        await press(page, "Cancel")
-        await page.locator("#typed").fill("400")
-        await press(page, "Cancel 400 messages")
+        page = await cancelled_in_bulk(viewer)
         stop = page.get_by_role("button", name="Stop")
         await stop.focus()
         for _ in range(2):

@@ -37,7 +37,7 @@ from tests.support.cli import Cli
 from tests.support.command import Program
 from tests.support.kafka import create_topic, new_name
 from tests.support.proxy import proxied
-from tests.support.topics import CLEANED, lasting_producer
+from tests.support.topics import LEAST, lasting_producer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -307,12 +307,7 @@ async def test_what_is_too_large_for_the_dead_topic_leaves_its_reason_there(kafk
 
 async def test_l5_a_request_that_the_schedules_topic_never_takes_holds_up_no_other(kafka: str) -> None:
     """Each of the others fits, and all of them together do not."""
-    settings = {
-        **CLEANED,
-        "min_compaction_lag_ms": 600_000,
-        "delete_retention_ms": 600_000,
-        "max_message_bytes": 50_000,
-    }
+    settings = {**LEAST, "max_message_bytes": 50_000}
     schedules = await create_topic(kafka, new_name("schedules"), 1, **settings)
     place = await placed(kafka, f"kafka://{kafka}/{schedules}", partitions=1)
     values = [request(place.target, "x" * size, 0) for size in [5_000] * 20 + [100_000] + [5_000] * 20]

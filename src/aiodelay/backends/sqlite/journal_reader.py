@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
-from aiodelay.core.values import JournalEntry
+from aiodelay.core.values import FIRST_ENTRY, JournalEntry
 from aiodelay.errors import StoreUnavailableError
 
 from .connection import Database, failure_of
@@ -23,8 +23,6 @@ __all__ = ["SqliteJournalReader", "open_journal"]
 
 T = TypeVar("T")
 PART = 0
-FIRST = 1
-"""The number of the first entry of a journal."""
 AT_ONCE = 5_000
 
 
@@ -67,7 +65,7 @@ class SqliteJournalReader:
     ) -> AsyncIterator[Sequence[JournalEntry]]:
         """Yield the entries of a span in order, in batches. Report the numbers of missing entries to `trimmed`."""
         del part
-        following = max(span.start, FIRST)
+        following = max(span.start, FIRST_ENTRY)
         while following < span.stop:
             after, limit = following - 1, min(AT_ONCE, span.stop - following)
             found = await self._read(partial(Reader.journal, message_id=None, after=after, limit=limit))

@@ -45,6 +45,7 @@ from .commands import (
 )
 from .deliveries import Blocked, Delivery, Failed, NotTaken, Promise, Reach, SendOutcome, Sent, Transferred
 from .inspection import (
+    FIRST_ENTRY,
     DeadKey,
     DeadLetter,
     Instance,
@@ -91,6 +92,7 @@ __all__ = [
     "DELIVER",
     "EARLIER_ERRORS",
     "FIELDS",
+    "FIRST_ENTRY",
     "FORMAT_VERSION",
     "LEASE_MS",
     "MAX_CLAIM_BYTES",

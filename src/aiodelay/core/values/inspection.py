@@ -11,6 +11,7 @@ from .claims import DeadReason
 from .record import AWAY_AFTER_MS, Lane, Record
 
 __all__ = [
+    "FIRST_ENTRY",
     "DeadKey",
     "DeadLetter",
     "Instance",
@@ -164,6 +165,10 @@ class DeadLetter(Struct, frozen=True):
     def traceback(self) -> str | None:
         """The traceback of the last attempt, at most 8 KiB; None if that attempt raised no exception."""
         return self.record.traceback
+
+
+FIRST_ENTRY = 1
+"""The number of the first journal entry of a store, except of a Kafka store."""
 
 
 class JournalEntry(Struct, frozen=True, gc=False):

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from msgspec.structs import replace
 
 from aiodelay.backends.redis.connection.options import Options
-from aiodelay.backends.redis.store.journal_reader import FIRST, PART, RedisJournalReader, open_journal
-from aiodelay.core.values import JournalEntry
+from aiodelay.backends.redis.store.journal_reader import PART, RedisJournalReader, open_journal
+from aiodelay.core.values import FIRST_ENTRY, JournalEntry
 
 from .calls import all_of
 from .opening import found_layout
@@ -46,7 +46,7 @@ class ShardedJournalReader:
         A move to fewer shards deletes the journals of the shards that end: then all entries of the span are missing.
         """
         if part >= len(self._readers):
-            if missing := range(max(span.start, FIRST), span.stop):
+            if missing := range(max(span.start, FIRST_ENTRY), span.stop):
                 trimmed(missing)
             return
         async for found in self._readers[part].entries(PART, span, trimmed):

@@ -12,14 +12,12 @@ from aiodelay.backends.redis.connection.options import Options
 from aiodelay.backends.redis.connection.scripts import Arg
 from aiodelay.backends.redis.records.keys import Keys
 from aiodelay.backends.redis.records.reading import journal_entry, lanes_in
-from aiodelay.core.values import JournalEntry
+from aiodelay.core.values import FIRST_ENTRY, JournalEntry
 from aiodelay.errors import StoreUnavailableError
 
 __all__ = ["RedisJournalReader", "open_journal"]
 
 PART = 0
-FIRST = 1
-"""The number of the first entry of a journal."""
 AT_ONCE = 2_000
 
 
@@ -48,7 +46,7 @@ class RedisJournalReader:
     ) -> AsyncIterator[Sequence[JournalEntry]]:
         """Yield the entries of a span in order, in batches. Report the numbers of missing entries to `trimmed`."""
         del part
-        following = max(span.start, FIRST)
+        following = max(span.start, FIRST_ENTRY)
         journal, last = self._keys.key("journal"), f"{span.stop - 1}-0"
         while following < span.stop:
             found = await self._command("XRANGE", journal, f"{following}-0", last, "COUNT", AT_ONCE)
