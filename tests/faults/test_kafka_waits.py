@@ -11,8 +11,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.errors import NodeNotReadyError
+from aiokafka.protocol.metadata import MetadataRequest
 
-from aiodelay.backends.kafka.client import consumer_of, stop
+from aiodelay.backends.kafka.client import client_of, consumer_of, plain_consumer_of, stop
 from aiodelay.backends.kafka.client.options import Cluster
 from aiodelay.backends.kafka.topics.group import SESSION_MS
 from aiodelay.core.ids import new_op
@@ -34,7 +36,7 @@ from aiodelay.core.values import (
 from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.kafka import KafkaStore
 from aiodelay.kafka.records import Read
-from tests.support.kafka import create_topic, ids_in, new_name
+from tests.support.kafka import Broker, create_topic, ids_in, new_name
 from tests.support.proxy import proxied
 from tests.support.slow_stores import opened_patiently
 
@@ -216,6 +218,29 @@ async def test_k20_a_start_that_is_cancelled_leaves_no_connection_open(kafka: st
             await starting
         await stop(consumer)
     gc.collect()  # which complains of a connection that is open
+
+
+async def test_k31_a_connection_that_is_made_while_its_client_closes_is_closed(kafka: str) -> None:
+    client = client_of(Cluster("closing", {"bootstrap_servers": [kafka]}, 10_000))
+    await client.bootstrap()
+    request = asyncio.create_task(client.send(client.get_random_node(), MetadataRequest([])))
+    await asyncio.sleep(0)  # the request begins to connect
+    await client.close()
+    with pytest.raises(NodeNotReadyError):
+        await request
+    gc.collect()  # which complains of a connection that is open
+
+
+async def test_k31_a_consumer_that_cannot_tell_its_group_leaves_no_task(own_broker: Broker) -> None:
+    topic = await create_topic(own_broker.bootstrap, new_name(), 2)
+    cluster = Cluster("leaving", {"bootstrap_servers": [own_broker.bootstrap]}, 60_000)
+    consumer = plain_consumer_of(cluster, topic, group_id=new_name("group"), heartbeat_interval_ms=100)
+    await consumer.start()
+    own_broker.kill()
+    host, _, port = own_broker.bootstrap.rpartition(":")
+    with socket.create_server((host, int(port))):
+        await stop(consumer)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_k25_a_host_that_is_silent_leaves_time_for_the_next_one(

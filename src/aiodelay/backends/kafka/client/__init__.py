@@ -1,7 +1,7 @@
 """The only code that makes Kafka clients. It subclasses aiokafka's classes and uses their private parts.
 
 Begin with `client`, which all clients share. `_overrides` has the subclasses. docs/decisions/0007-kafka-client.md
-describes the faults of aiokafka, K1 to K30.
+describes the faults of aiokafka, K1 to K31.
 """
 
 from .versions import check_version

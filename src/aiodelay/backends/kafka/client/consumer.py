@@ -70,6 +70,8 @@ class Consumer(GroupMember, Protocol):
 
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
+    async def end(self) -> None:
+        """Close the connections for good, and end the tasks that a cancelled `stop` has left."""
 
     def assign(self, partitions: Collection[TopicPartition]) -> None: ...
     def assignment(self) -> Collection[TopicPartition]: ...
@@ -138,9 +140,10 @@ async def _stop(consumer: Consumer) -> None:
     async with asyncio.TaskGroup() as tasks:
         leaving = tasks.create_task(_leave(consumer), name="aiodelay kafka consumer leaves")
         await asyncio.wait([leaving], timeout=CLOSE_S)
-        await consumer.client.close()
+        consumer.client.break_connections()
         await asyncio.wait([leaving], timeout=CLOSE_S)
         leaving.cancel()
+    await consumer.end()
 
 
 async def _leave(consumer: Consumer) -> None:

@@ -1,7 +1,7 @@
 """`Producer`: writes batches until its first error, because aiokafka's state after an error cannot be trusted.
 
 After an error the producer is *spent*: it takes no more records, and the caller must close it.
-docs/decisions/0007-kafka-client.md describes the faults of aiokafka, K1 to K30.
+docs/decisions/0007-kafka-client.md describes the faults of aiokafka, K1 to K31.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`OwnClient`: the client with the brokers, topics and connections of a cluster, inside all other Kafka clients.
 
 If the last answer named no leader for a partition, the client pauses before it asks again (K26). A producer's client
-asks only for the topics that the producer writes to (K27).
+asks only for the topics that the producer writes to (K27). A closed client makes no new connection (K31).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
-from aiokafka.client import AIOKafkaClient
+from aiokafka.client import AIOKafkaClient, ConnectionGroup
+from aiokafka.conn import CloseReason
 from aiokafka.errors import KafkaConnectionError
 
 from aiodelay.backends.kafka.client.versions import check_version
@@ -53,8 +54,35 @@ class OwnClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
         """How many requests for metadata in a row got no answer, or an answer without a leader for some partition."""
         self._unnamed: Collection[str] | None = None
         """The topics in a request for metadata, as long as no topic was added to this client. None = all topics."""
+        self._is_closed = False
 
-    _get_conn = rebound(AIOKafkaClient._get_conn, create_conn=connect)
+    _found_or_made = rebound(AIOKafkaClient._get_conn, create_conn=connect)
+
+    async def _get_conn(self, node_id: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:  # noqa: ANN401 - aiokafka's
+        if self._is_closed:
+            return None
+        connection = await self._found_or_made(node_id, group=group)
+        if connection is not None and self._is_closed:  # `close` ran during the wait, and did not see this connection
+            connection.close(reason=CloseReason.SHUTDOWN)
+            return None
+        return connection
+
+    def break_connections(self) -> None:
+        """Close all connections. Requests that wait for an answer fail. The next request makes a new connection."""
+        for connection in list(self._conns.values()):
+            connection.close(reason=CloseReason.SHUTDOWN)
+
+    async def close(self) -> None:
+        """Close all connections, and make no connection afterwards: tasks of aiokafka may still ask for one (K31)."""
+        self._is_closed = True
+        ends: list[asyncio.Future[Any]] = [
+            connection.close(reason=CloseReason.SHUTDOWN) for connection in self._conns.values()
+        ]
+        if self._sync_task is not None:
+            self._sync_task.cancel()
+            ends.append(self._sync_task)
+        if ends:
+            await asyncio.wait(ends)
 
     async def bootstrap(self) -> None:
         """Connect to the first host that answers.

@@ -19,6 +19,9 @@ from .record_batches import Records
 
 __all__ = ["OwnConsumer"]
 
+_COORDINATOR_TASKS = ("_coordination_task", "_heartbeat_task", "_commit_refresh_task", "_reset_committed_task")
+"""The attributes of aiokafka's coordinators that hold a task. A consumer without a group has only the last one."""
+
 
 class _ForgottenError(KafkaError):  # type: ignore[misc]  # aiokafka has no types
     """The broker has forgotten this member of the group."""
@@ -90,6 +93,16 @@ class OwnConsumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka has no ty
 
     def tell_heartbeats(self, told: Callable[[float], None]) -> None:
         self._coordinator.on_heartbeat = told
+
+    async def end(self) -> None:
+        await self._client.close()
+        tasks = {getattr(self._coordinator, name, None) for name in _COORDINATOR_TASKS}
+        if self._fetcher is not None:
+            tasks |= {self._fetcher._fetch_task, *self._fetcher._pending_tasks}
+        if left := {task for task in tasks if task is not None and not task.done()}:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left)
 
     async def committed_offsets(self, places: Iterable[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
         found: Mapping[TopicPartition, OffsetAndMetadata]
