@@ -81,6 +81,12 @@ async def test_a_partition_that_is_added_while_the_box_runs_is_read_from_its_beg
         await out.until(1)
         admin = AdminClient({"bootstrap.servers": kafka})
         await asyncio.to_thread(admin.create_partitions([NewPartitions(place.source, 2)])[place.source].result, 30)
+
+        async def is_known() -> bool:  # the broker learns of the partition a little later than the controller
+            found = await asyncio.to_thread(admin.list_topics, place.source, 30)
+            return len(found.topics[place.source].partitions) == 2
+
+        await until(is_known, "the broker names both partitions")
         await place.send("1", partition=1)
         await place.send("2")
         await out.until(3)
