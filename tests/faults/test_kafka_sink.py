@@ -15,6 +15,7 @@ from confluent_kafka import Producer as OtherProducer
 
 from aiodelay import Scheduler, SinkUnavailableError
 from aiodelay.backends.kafka.client import REQUEST_BYTES, Outgoing, Producer
+from aiodelay.backends.kafka.client._overrides.client import OwnClient
 from aiodelay.backends.kafka.client.options import Cluster
 from aiodelay.core.values import Delivery, Envelope, Failed, SendOutcome, Sent
 from aiodelay.kafka import KafkaSink
@@ -190,10 +191,10 @@ async def test_k6_a_broker_that_does_not_answer_ends_a_send_and_closing_in_time(
 
 
 async def test_k6_a_client_that_hangs_in_its_end_leaves_nothing(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic, close = await create_topic(kafka, new_name()), AIOKafkaClient.close
-    hung = list[AIOKafkaClient]()
+    topic, close = await create_topic(kafka, new_name()), OwnClient.close
+    hung = list[OwnClient]()
 
-    async def hangs_once(self: AIOKafkaClient) -> None:
+    async def hangs_once(self: OwnClient) -> None:
         if not hung:
             hung.append(self)
             await asyncio.Event().wait()
@@ -201,7 +202,7 @@ async def test_k6_a_client_that_hangs_in_its_end_leaves_nothing(kafka: str, monk
 
     async with opened(kafka) as sink:
         assert all_sent(await sink.send([delivery(topic)]))
-        monkeypatch.setattr(AIOKafkaClient, "close", hangs_once)
+        monkeypatch.setattr(OwnClient, "close", hangs_once)
     assert hung
 
 
