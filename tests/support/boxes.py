@@ -41,10 +41,9 @@ def send(
 
     if producer is None:
         producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5})
+    given = dict(headers or {})
     for value in values:
-        producer.produce(
-            topic, value, key, headers=dict(headers or {}), timestamp=timestamp_ms, partition=partition, on_delivery=note
-        )
+        producer.produce(topic, value, key, partition, note, timestamp=timestamp_ms, headers=given)
     assert producer.flush(PATIENCE_S) == 0
     assert errors == []
 

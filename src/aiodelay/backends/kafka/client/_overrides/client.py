@@ -54,15 +54,15 @@ class OwnClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
         """How many requests for metadata in a row got no answer, or an answer without a leader for some partition."""
         self._unnamed: Collection[str] | None = None
         """The topics in a request for metadata, as long as no topic was added to this client. None = all topics."""
-        self._is_closed = False
+        self._is_closed = asyncio.Event()
 
     _found_or_made = rebound(AIOKafkaClient._get_conn, create_conn=connect)
 
     async def _get_conn(self, node_id: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:  # noqa: ANN401 - aiokafka's
-        if self._is_closed:
+        if self._is_closed.is_set():
             return None
         connection = await self._found_or_made(node_id, group=group)
-        if connection is not None and self._is_closed:  # `close` ran during the wait, and did not see this connection
+        if connection is not None and self._is_closed.is_set():  # `close` ran meanwhile and did not see it
             connection.close(reason=CloseReason.SHUTDOWN)
             return None
         return connection
@@ -74,7 +74,7 @@ class OwnClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
 
     async def close(self) -> None:
         """Close all connections, and make no connection afterwards: tasks of aiokafka may still ask for one (K31)."""
-        self._is_closed = True
+        self._is_closed.set()
         ends: list[asyncio.Future[Any]] = [
             connection.close(reason=CloseReason.SHUTDOWN) for connection in self._conns.values()
         ]
