@@ -756,10 +756,14 @@ def test_names_are_golden() -> None:
 
 
 class _Watched:
-    """A store's dispatching side that notes whether clients' instrumentation would see each call."""
+    """A store's dispatching side that notes whether clients' instrumentation would see each call.
 
-    def __init__(self, work: Work, seen: dict[str, list[bool]], renewed: RenewOutcome | None) -> None:
-        self._work, self._seen, self._renewed = work, seen, renewed
+    Args:
+        loses: Whether the first answer to a settlement is lost, after the settlement was written.
+    """
+
+    def __init__(self, work: Work, seen: dict[str, list[bool]], renewed: RenewOutcome | None, *, loses: bool) -> None:
+        self._work, self._seen, self._renewed, self._loses = work, seen, renewed, loses
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever it is
         found = getattr(self._work, name)
@@ -769,22 +773,25 @@ class _Watched:
         async def noted(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - as above
             self._seen[name].append(is_instrumentation_enabled())
             answer = await found(*given, **named)
+            if name == "settle" and self._loses:
+                self._loses = False
+                raise StoreUnavailableError("memory", "the answer is lost")
             return [self._renewed] * len(answer) if name == "renew" and self._renewed else answer
 
         return noted
 
 
 class WatchedStore(MemoryStore):
-    def __init__(self, clock: VirtualClock, renewed: RenewOutcome | None = None) -> None:
+    def __init__(self, clock: VirtualClock, renewed: RenewOutcome | None = None, *, loses: bool = False) -> None:
         super().__init__(clock=clock)
         self.seen: dict[str, list[bool]] = defaultdict(list)
-        self._renewed = renewed
+        self._renewed, self._loses = renewed, loses
 
     @asynccontextmanager
     async def work(self, worker: str, lanes: Collection[str]) -> AsyncIterator[Work]:
         self.seen["open"].append(is_instrumentation_enabled())
         async with super().work(worker, lanes) as work:
-            yield cast("Work", _Watched(work, self.seen, self._renewed))
+            yield cast("Work", _Watched(work, self.seen, self._renewed, loses=self._loses))
 
 
 def play(store: WatchedStore, clock: VirtualClock, emitted: Emitted, runs_s: float) -> None:
@@ -821,6 +828,14 @@ def test_waits_renewals_and_housekeeping_are_kept_out_of_instrumentation(emitted
     assert len(seen["claim"]) > 3
     reasons = {labels["aiodelay.reason"] for labels, _ in emitted.points()["aiodelay.dispatcher.wakeups"]}
     assert reasons == {"due", "demand", "earlier_head", "safety"}
+    assert emitted.total("aiodelay.leases.lost") == 0
+
+
+def test_a_settlement_that_is_repeated_after_a_lost_answer_is_no_lost_lease(emitted: Emitted) -> None:
+    clock = VirtualClock.of_next_loop()
+    store = WatchedStore(clock, loses=True)
+    play(store, clock, emitted, runs_s=1)
+    assert len(store.seen["settle"]) == 2
     assert emitted.total("aiodelay.leases.lost") == 0
 
 

@@ -106,6 +106,8 @@ class ObservedFeed(_ObservedPolling):
     def __init__(self, feed: Feed, observer: Measurements, store: Store, lane: Lane = "") -> None:
         super().__init__(feed, observer, store, lane)
         self._feed = feed
+        self._in_doubt: set[tuple[str, int]] = set()
+        """The ids and revisions of settlements whose call has failed. The store may have written these settlements."""
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         """Claim messages, and measure the call."""
@@ -127,9 +129,10 @@ class ObservedFeed(_ObservedPolling):
             outcomes = await self._feed.settle(settlements)
         except AiodelayError as error:
             self._took(names.SETTLE, started_s, error=error)
+            self._in_doubt.update((each.id, each.revision) for each in settlements)
             raise
         self._took(names.SETTLE, started_s)
-        self._note_lost(sum(each is SettleOutcome.GONE for each in outcomes))
+        self._note_settled(settlements, outcomes)
         return outcomes
 
     async def renew(self, renewals: Sequence[Renewal]) -> Sequence[RenewOutcome]:
@@ -142,6 +145,17 @@ class ObservedFeed(_ObservedPolling):
     def beat(self, ids: Collection[str]) -> None:
         """Pass on the worker's sign of life. This call is not observed."""
         self._feed.beat(ids)
+
+    def _note_settled(self, settlements: Sequence[Settlement], outcomes: Sequence[SettleOutcome]) -> None:
+        """Count lost leases. A claim that is gone counts only if no earlier call may have settled it."""
+        gone = {
+            (each.id, each.revision)
+            for each, outcome in zip(settlements, outcomes, strict=True)
+            if outcome is SettleOutcome.GONE
+        }
+        self._note_lost(len(gone - self._in_doubt))
+        if self._in_doubt:
+            self._in_doubt.difference_update((each.id, each.revision) for each in settlements)
 
     def _note_lost(self, n: int) -> None:
         if n:
@@ -169,7 +183,7 @@ class ObservedLocalFeed(ObservedFeed):
         outcomes = self._local.settle_nowait(settlements)
         if outcomes is not None:
             self._took(names.SETTLE, started_s)
-            self._note_lost(sum(each is SettleOutcome.GONE for each in outcomes))
+            self._note_settled(settlements, outcomes)
         return outcomes
 
 
