@@ -133,8 +133,8 @@ async def nothing(world: World) -> None:
 class Sweep:
     """Plays an operation in one world after another, and notes what loops complain about."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, strike: Strike) -> None:
+        self._folder, self._timing = folder, strike
         self._complaints: list[dict[str, Any]] = []
 
     def play(self, kind: str, operation: Operation, *, opened: bool, before: Hook = nothing) -> int:
@@ -150,16 +150,15 @@ class Sweep:
             How often it suspends when nothing strikes.
         """
         most = 0
-        for strike in STRIKES:
-            for at in count(1):
-                assert at < MOST
-                striker = Striker(at, strike)
-                path = None if kind == "memory" else self._folder / f"{strike}-{at}.db"
-                with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-                    runner.run(self._play(path, operation, striker, before if opened else None))
-                if not striker.has_struck:
-                    break
-                most = max(most, at)
+        for at in count(1):
+            assert at < MOST
+            striker = Striker(at, self._timing)
+            path = None if kind == "memory" else self._folder / f"{at}.db"
+            with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+                runner.run(self._play(path, operation, striker, before if opened else None))
+            if not striker.has_struck:
+                break
+            most = at
         gc.collect()
         assert not self._complaints
         return most
@@ -203,10 +202,10 @@ class Sweep:
             assert not thread.is_alive(), f"{thread.name} goes on"
 
 
-@pytest.fixture
-def sweep() -> Iterator[Sweep]:
+@pytest.fixture(params=STRIKES)
+def sweep(request: pytest.FixtureRequest) -> Iterator[Sweep]:
     with TemporaryDirectory(prefix="aiodelay-", dir=IN_MEMORY) as folder:
-        yield Sweep(Path(folder))
+        yield Sweep(Path(folder), request.param)
 
 
 KINDS = pytest.mark.parametrize("kind", ["memory", "sqlite"])
