@@ -56,7 +56,7 @@ def test_its_own_tests_pass(installed: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="aiodelay-", dir=IN_MEMORY) as folder:
         pytest_run = [*PYTEST, "-q", "-p", "no:randomly", f"--basetemp={folder}/tests", "tests"]
         said = run(installed, *pytest_run, cwd=installed / "source")
-    found = re.search(r"^(\d+) passed", said[-1])
+    found = re.search(r"(\d+) passed", said[-1])
     assert found is not None, said
     assert int(found[1]) > 300, "the conformance suite ran"
 
