@@ -54,30 +54,29 @@ class OwnClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
         """How many requests for metadata in a row got no answer, or an answer without a leader for some partition."""
         self._unnamed: Collection[str] | None = None
         """The topics in a request for metadata, as long as no topic was added to this client. None = all topics."""
-        self._is_closed = asyncio.Event()
+        self._is_closed = False
 
     _found_or_made = rebound(AIOKafkaClient._get_conn, create_conn=connect)
 
     async def _get_conn(self, node_id: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:  # noqa: ANN401 - aiokafka's
-        if self._is_closed.is_set():
-            return None
-        connection = await self._found_or_made(node_id, group=group)
-        if connection is not None and self._is_closed.is_set():  # `close` ran meanwhile and did not see it
+        connection = None if self._is_closed else await self._found_or_made(node_id, group=group)
+        if connection is not None and self._is_closed:  # `close` ran meanwhile, and did not see this connection
             connection.close(reason=CloseReason.SHUTDOWN)
             return None
         return connection
 
-    def break_connections(self) -> None:
-        """Close all connections. Requests that wait for an answer fail. The next request makes a new connection."""
-        for connection in list(self._conns.values()):
-            connection.close(reason=CloseReason.SHUTDOWN)
+    def break_connections(self) -> list[asyncio.Future[Any]]:
+        """Close all connections. Requests that wait for an answer fail. The next request makes a new connection.
+
+        Returns:
+            A future for each connection. It is done once the connection is closed.
+        """
+        return [connection.close(reason=CloseReason.SHUTDOWN) for connection in self._conns.values()]
 
     async def close(self) -> None:
         """Close all connections, and make no connection afterwards: tasks of aiokafka may still ask for one (K31)."""
-        self._is_closed.set()
-        ends: list[asyncio.Future[Any]] = [
-            connection.close(reason=CloseReason.SHUTDOWN) for connection in self._conns.values()
-        ]
+        self._is_closed = True
+        ends = self.break_connections()
         if self._sync_task is not None:
             self._sync_task.cancel()
             ends.append(self._sync_task)
