@@ -570,6 +570,18 @@ CLEAN: dict[str, Callable[[], Tale]] = {
         Tale().put().wait(10).claim(is_of_source=True, stepped_by=-3).run().settle().final()
     ),
     "elements of a list, which are not in the order of due times": lambda: two_claims(due=9, is_of_source=True),
+    "records of a topic, which are not in the order of their times": lambda: (
+        Tale()
+        .put()
+        .put("b", due=9)
+        .wait(10)
+        .claim("a", "b", is_of_source=True)
+        .run()
+        .settle()
+        .run("b", due=9)
+        .settle("b")
+        .final()
+    ),
     "out of order by two claims at the same time": overlapping_claims,
     "due at once, and scheduled at the same time": stored_at_the_same_time,
     "an occurrence that was due while the one before it ran": occurrence_due_during_a_run,

@@ -476,7 +476,8 @@ def _is_same(attempt: Attempt, scheduled: Operation) -> bool:
 def _s9_in_order(story: Story, limits: Limits) -> Iterator[Finding]:
     """Claims return the messages of a lane by due time, then by scheduling order.
 
-    This excludes messages that were claimed before. The order between claims counts only in the lanes of `in_order`.
+    This excludes messages that were claimed before, and messages of a source, which has its own order. The order between
+    claims counts only in the lanes of `in_order`.
     """
     last: dict[tuple[str, int, str], Lease] = {}
     known: set[tuple[str, int, int]] = set()
@@ -485,7 +486,7 @@ def _s9_in_order(story: Story, limits: Limits) -> Iterator[Finding]:
         note = lease.note
         is_again = note.attempt or note.lapses or (note.id, note.revision, note.due_ms) in known
         known.add((note.id, note.revision, note.due_ms))
-        if is_again:
+        if is_again or lease.is_of_source:
             continue
         key = (lease.process, lease.call, note.lane)
         before, calls = last.get(key), latest[note.lane]
