@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import getpass
 import importlib
 import inspect
@@ -291,6 +292,42 @@ def test_the_house_stays_small() -> None:
     assert sum(map(len, arrows.values())) <= MOST_ARROWS
 
 
+MOST_METHODS, MOST_ATTRIBUTES = 25, 20
+
+
+def test_no_class_is_large() -> None:
+    """A class with more methods or attributes holds two ideas."""
+    sizes = {
+        f"{source}.{node.name}": (len(methods(node)), len(attributes(node)))
+        for source in sources().values()
+        for node in source.nodes
+        if isinstance(node, ast.ClassDef)
+    }
+    assert len(sizes) > 500
+    assert {name: size for name, size in sizes.items() if size[0] > MOST_METHODS or size[1] > MOST_ATTRIBUTES} == {}
+
+
+def methods(node: ast.ClassDef) -> set[str]:
+    """Names of the functions in a class body: a property with a setter, or a function with overloads, counts once."""
+    return {each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """Names that a class body annotates, and names that its methods set on `self`."""
+    annotated = {
+        each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    assigned = {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+        and each.value.id == "self"
+    }
+    return annotated | assigned
+
+
 def test_no_module_imports_a_private_name_of_another() -> None:
     """Ruff's SLF001 says the same of attributes."""
     report(offence for source in sources().values() for offence in private_imports(source))
@@ -419,6 +456,49 @@ def loose_tasks(source: Source) -> Iterator[str]:
     made = names_in(source, re.compile(r"(^|\.)(create_task|ensure_future)$"))
     loose = [name for name in made if not re.search(r"(^|\.)_?tasks\.\w+$", name)]
     yield from unlike(source, LOOSE_TASKS, loose, "starts a task outside a group")
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+
+def test_every_error_is_used() -> None:
+    defined = {node.name for node in sources()["errors"].nodes if isinstance(node, ast.ClassDef)}
+    used = {
+        node.id
+        for source in that_raise()
+        for node in source.nodes
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    assert defined - used == set()
+
+
+BUILTIN_ERRORS = {
+    ("", "AttributeError"),  # of a name that the package does not have
+    ("backends.kafka.client._overrides.rebound", "ImportError"),  # a version of aiokafka that was not tested
+    ("backends.redis.connection.login", "TypeError"),  # of a credential provider; the caller maps it
+    ("core.event_codecs", "TypeError"),  # what msgspec expects of a hook
+    ("core.record_codec", "ValueError"),  # the caller maps it to RecordFormatError
+    ("core.recurrence", "TypeError"),  # the caller maps it to RecordFormatError
+    ("core.recurrence", "ValueError"),  # the caller maps it to ScheduleTimeError
+    ("engine.delivery.message_stream", "TypeError"),  # of a subscriber that is None (rule D6)
+    ("engine.delivery.subscription", "RuntimeError"),  # a handler's failure, with the text that a coroutine's has
+}
+"""Modules that raise an error of Python, and the error."""
+
+
+def test_no_builtin_error_is_raised_for_callers() -> None:
+    raised = {
+        (source.name, node.exc.func.id)
+        for source in that_raise()
+        for node in source.nodes
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name)
+    }
+    assert {(name, error) for name, error in raised if hasattr(builtins, error)} == BUILTIN_ERRORS
+
+
+def that_raise() -> list[Source]:
+    """All modules but those of the errors themselves and of the test kit."""
+    return [source for source in sources().values() if source.layer not in ("errors", "testing")]
 
 
 # --- what an import brings --------------------------------------------------------------------------------

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
 import copy
 import inspect
 import pickle
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +14,6 @@ from aiodelay import AiodelayError, PartlyScheduledError, Rejected, StoreError, 
 from aiodelay.errors import cut, kind_of, shortened
 from tests.support.clear_errors import PAYLOAD
 
-SOURCE = Path(aiodelay.__file__).parent
 INPUT = ("delay", "'soon'", "a duration")
 INPUT_TEXT = "delay is 'soon'; allowed: a duration"
 
@@ -121,13 +116,6 @@ def defined_in_errors() -> list[type[AiodelayError]]:
     return [value for value in vars(errors).values() if is_error(value)]
 
 
-@cache
-def parsed() -> list[tuple[str, ast.AST]]:
-    """Each node of the package's source, with its file's name; not of the errors themselves, nor of the test kit."""
-    paths = [path for path in SOURCE.rglob("*.py") if path.name != "errors.py" and "testing" not in path.parts]
-    return [(path.name, node) for path in paths for node in ast.walk(ast.parse(path.read_text()))]
-
-
 def test_every_error_is_rendered_here() -> None:
     public = {value for name in aiodelay.__all__ if is_error(value := getattr(aiodelay, name))}
     assert public == set(RENDERED)
@@ -146,33 +134,6 @@ def test_docstring_says_when(error: type[AiodelayError]) -> None:
     assert "__doc__" in vars(error)
     assert summary.endswith(".")
     assert len(summary) > 20
-
-
-def test_every_error_is_raised_somewhere() -> None:
-    """None is defined and never used; the root of the store's errors is for catching."""
-    used = {node.id for _, node in parsed() if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    assert {error.__name__ for error in defined_in_errors()} - used - {"StoreError"} == set()
-
-
-def test_no_builtin_error_is_raised_for_callers() -> None:
-    internal = {
-        ("__init__.py", "AttributeError"),  # of a name that the package does not have
-        ("event_codecs.py", "TypeError"),  # what msgspec wants of a hook
-        ("record_codec.py", "ValueError"),  # mapped to RecordFormatError by the caller
-        ("control.py", "NotImplementedError"),  # a method that the subclass gives
-        ("login.py", "TypeError"),  # of a program's credential provider; mapped to AuthenticationError by the caller
-        ("rebound.py", "ImportError"),  # at import, where aiokafka has another inside than a tested version
-        ("message_stream.py", "TypeError"),  # of a subscriber that is None, as the specification has it (D6)
-        ("recurrence.py", "TypeError"),  # mapped to RecordFormatError by the caller
-        ("recurrence.py", "ValueError"),  # mapped to ScheduleTimeError by the caller
-        ("subscription.py", "RuntimeError"),  # a handler's failure, in the words of a coroutine's
-    }
-    raised = {
-        (name, node.exc.func.id)
-        for name, node in parsed()
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name)
-    }
-    assert {(name, error) for name, error in raised if hasattr(builtins, error)} <= internal
 
 
 @pytest.mark.parametrize(("error", "arguments", "text"), [(kind, *case) for kind, case in RENDERED.items()], ids=NAMES)
